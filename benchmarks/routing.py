@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from benchmarks import committed
 from benchmarks.assumptions import table
 from servanda.contract.model import Contract
-from servanda.gateway.routing.evidence_price import leaving
+from servanda.gateway.routing.evidence_price import evidence_above
 from servanda.gateway.routing.model import AWAY
-from servanda.gateway.routing.state import Facts, RoutingState, Rules, Score, Watched
-from servanda.gateway.routing.state_machine import absorb, begin, look, rules_of
+from servanda.gateway.routing.state import RoutingState, Rules, Score, TrafficFacts, WatchedCell
+from servanda.gateway.routing.state_machine import absorb, begin
+from servanda.gateway.routing.transition import advance
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
@@ -65,7 +66,7 @@ def contract() -> Contract:
 
 def rules() -> Rules:
     cut = Cut("slice", (Term("labels.slice", "exists", True),))
-    return rules_of(contract(), [Watched("tv", cut, LIMIT, diverts="slice")])
+    return Rules(contract(), (WatchedCell("tv", cut, LIMIT, diverts="slice"),))
 
 
 RULES = rules()
@@ -122,15 +123,15 @@ def asked(state: RoutingState, x: float, key: str) -> RoutingState:
     return absorb(RULES, state, Score(0.0, key, 1.0, {("tv", "slice"): one}))
 
 
-def facts(now: float) -> Facts:
-    return Facts(now, {"slice": 0.1}, {"slice": 1.0}, 1.0)
+def facts(now: float) -> TrafficFacts:
+    return TrafficFacts(now, {"slice": 0.1}, {"slice": 1.0}, 1.0)
 
 
 def machine(x_N: Array, user_N: Array, *, until_away: bool = False) -> Course:
     """What serves: a look after every request."""
     state, away_N, moves = begin(RULES, now=0.0), np.zeros(len(x_N), dtype=bool), 0
     for i, (x, user) in enumerate(zip(x_N.tolist(), user_N.tolist(), strict=True)):
-        state, changes = look(RULES, asked(state, x, f"user {user}"), facts(float(i)))
+        state, changes = advance(RULES, asked(state, x, f"user {user}"), facts(float(i)))
         away_N[i] = state.slices["slice"].status in AWAY
         moves += sum((c.before, c.after) in MOVES for c in changes)
         if until_away and away_N[i]:
@@ -287,7 +288,7 @@ def _after(x_N: Array, user_N: Array) -> tuple[float, float]:
     cell = RULES.watched[0]
     for i, (x, user) in enumerate(zip(x_N.tolist(), user_N.tolist(), strict=True)):
         state = asked(state, x, f"user {user}")
-        if i >= PAST and leaving(RULES, cell, state.slices["slice"].tracks["tv"]).paid:
+        if i >= PAST and evidence_above(RULES, cell, state.slices["slice"].tracks["tv"]).paid:
             seen = i - PAST + 1
             break
     log_n, plain = np.log1p(POS[:, None] * x_N[None, PAST:]), math.inf

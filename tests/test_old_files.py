@@ -14,8 +14,8 @@ import servanda as sv
 from servanda.cli.main import main
 from servanda.engines.pack_file import read_pack
 from servanda.rl import Monitor
-from tests.gateway.controller import leads
-from tests.rl.monitor.test_memory import observe
+from tests.gateway.controller import controllers
+from tests.rl.monitor.test_state_file import observe
 
 OLD = Path(__file__).parent / "data" / "of_0_1"
 DUMP = Path(__file__).parents[1] / "examples" / "tiny-dump"
@@ -100,10 +100,12 @@ def test_a_promotion_stands_where_it_stood():
 
 
 def test_a_controller_goes_on_from_its_store(old):
-    leader = leads.leader(old / "leader" / "toy.kernelcontract.yaml", leads.Clock(1400.0))
+    leader = controllers.controller(
+        old / "leader" / "toy.kernelcontract.yaml", controllers.Clock(1400.0)
+    )
     try:
         leader.step()
-        assert leads.status(leader, "first=a").status == "quarantined"
+        assert controllers.status(leader, "first=a").status == "quarantined"
     finally:
         leader.close()
 

@@ -31,9 +31,8 @@ from benchmarks.gateway.run import DOCS
 from benchmarks.gateway.running import machine
 from benchmarks.gateway.stub import DOMAINS
 from benchmarks.gateway.traffic import ask, request
-from servanda.gateway.routing.evidence_price import added, leaving
-from servanda.gateway.routing.state import Rules, Track, Watched
-from servanda.gateway.routing.state_machine import rules_of
+from servanda.gateway.routing.evidence_price import add_request, evidence_above
+from servanda.gateway.routing.state import Rules, Track, WatchedCell
 from servanda.judgement.slices.rules import Cut
 from servanda.runner.run import load
 from servanda.theory.stats.group_ratio import GroupRatio
@@ -64,17 +63,19 @@ def growth(faulty: list[GroupRatio], limit: float) -> float:
     return float(np.mean([one.above_growth(limit) for one in faulty], axis=0).max())
 
 
-def alone(rules: Rules, cell: Watched, faulty: list[GroupRatio], fair: list[GroupRatio]) -> float:
+def alone(
+    rules: Rules, cell: WatchedCell, faulty: list[GroupRatio], fair: list[GroupRatio]
+) -> float:
     """Median requests that the process needs after a good past, on simulated streams."""
     rng = np.random.default_rng(0)
     found = []
     for _ in range(SIMULATED):
         track = Track()
         for at in rng.integers(len(fair), size=PAST):
-            track = added(track, fair[at], cell.limit, 1.0)
+            track = add_request(track, fair[at], cell.limit, 1.0)
         for n in count(1):
-            track = added(track, faulty[rng.integers(len(faulty))], cell.limit, 1.0)
-            if leaving(rules, cell, track).paid:
+            track = add_request(track, faulty[rng.integers(len(faulty))], cell.limit, 1.0)
+            if evidence_above(rules, cell, track).paid:
                 found.append(n)
                 break
     return statistics.median(found)
@@ -211,9 +212,9 @@ def delays(runs: int) -> tuple[Rows, Rows]:
             ):
                 contract = load(d.contract)
                 found += [asyncio.run(broken(d, domain)) for domain in DOMAINS]
-        cells = [Watched("tv", Cut(f"domain={x}"), limit, diverts="slice") for x in DOMAINS]
+        cells = [WatchedCell("tv", Cut(f"domain={x}"), limit, diverts="slice") for x in DOMAINS]
         assert contract is not None
-        rules = rules_of(contract, cells)
+        rules = Rules(contract, tuple(cells))
         price = math.log(rules.policy.enter_evidence * rules.cells)
         needs = alone(rules, cells[0], bad, fair)
         samples = [one.samples for one in found]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-from servanda.gateway.http.listener import Listening, bound
-from servanda.gateway.proxy.app import app
+from servanda.gateway.http.listener import Listener, bind
+from servanda.gateway.proxy.app import App
 from servanda.gateway.proxy.config import Config, Upstream
+from servanda.gateway.proxy.gateway import Gateway
 
 
 def main() -> None:
@@ -27,12 +28,12 @@ def main() -> None:
     config = Config(
         infer=Upstream(options.infer, defaults={}, **waits),
         stable=Upstream(options.stable, **waits),
-        leader=Upstream(options.leader, key=options.leader_key),
+        controller=Upstream(options.leader, key=options.leader_key),
         name="proxy",
         shows=options.show,
     )
-    with bound("127.0.0.1", options.port, "--port") as taken:
-        Listening(app(config), taken, grace_s=5).run()
+    with bind("127.0.0.1", options.port, "--port") as taken:
+        Listener(App(Gateway(config)), taken, grace_s=5).run()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,6 @@ def pools():
 @pytest.fixture
 def running(pools):
     """Infer serves everything, and every request is sampled."""
-    with Running(config(*pools, leader=NOBODY)) as running:
+    with Running(config(*pools, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         yield running

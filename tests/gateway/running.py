@@ -237,7 +237,7 @@ class Users:
     """Several who ask, each in a thread, until the block ends; pause_s: after each answer."""
 
     def __init__(self, url, teams="abd", at_a_time=4, pause_s=0.0):
-        self.met, self._stop = [], threading.Event()
+        self.probe, self._stop = [], threading.Event()
         self._url, self._teams, self._pause_s = url, teams, pause_s
         self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(at_a_time)]
         self._at_a_time = at_a_time
@@ -256,10 +256,10 @@ class Users:
         with httpx2.Client(base_url=self._url, timeout=WAIT_S) as client:
             while not self._stop.wait(self._pause_s):
                 number += self._at_a_time
-                self.met.append(ask(client, self._teams[number % len(self._teams)], number))
+                self.probe.append(ask(client, self._teams[number % len(self._teams)], number))
 
     def pools(self, team, since=0):
-        return {pool for t, status, pool in self.met[since:] if t == team}
+        return {pool for t, status, pool in self.probe[since:] if t == team}
 
 
 def ask(client, team, number=0, **more):

@@ -13,8 +13,8 @@ from typing import ClassVar
 import httpx2
 import uvicorn
 
-from servanda.gateway.http.listener import Bounded
-from servanda.gateway.http.timeouts import Patience
+from servanda.gateway.http.listener import BoundedProtocol
+from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy import app as gateway_app
 from servanda.gateway.proxy.app import App
 from servanda.gateway.proxy.config import Config, Limits, Upstream
@@ -53,7 +53,7 @@ class Loop:
         self.loop.close()
 
 
-class Waiting(Patience):
+class Waiting(Timeouts):
     """The timeouts of a request, and those of all that are being answered."""
 
     of_all: ClassVar[set] = set()
@@ -68,7 +68,7 @@ class Waiting(Patience):
 
 
 def waits_for(what):
-    """A condition of `Running.skip`: a request waits for this, as `Patience` names it."""
+    """A condition of `Running.skip`: a request waits for this, as `Timeouts` names it."""
     return lambda: any(each._wait == what for each in Waiting.of_all)
 
 
@@ -233,7 +233,7 @@ class Running:
 
     def __enter__(self):
         if self.clock is not None:
-            gateway_app.Patience = Waiting
+            gateway_app.Timeouts = Waiting
         self.gateway = Gateway(self._config)
         self.app = App(self.gateway)
         ready = threading.Event()
@@ -244,7 +244,12 @@ class Running:
                 ready.set()
 
         options = {"timeout_graceful_shutdown": 1, "log_level": "critical", **self._options}
-        options |= {"http": Bounded, "ws": "none", "access_log": False, "server_header": False}
+        options |= {
+            "http": BoundedProtocol,
+            "ws": "none",
+            "access_log": False,
+            "server_header": False,
+        }
         config = uvicorn.Config(self.app, **options)
         self._taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._taken.bind(("127.0.0.1", 0))
@@ -265,7 +270,7 @@ class Running:
 
     def idle(self):
         """The gateway, once nothing is under way: rows and counts come after the last byte."""
-        eventually(lambda: not self.app.in_flight and not self.gateway.busy)
+        eventually(lambda: not self.app.in_flight and not self.gateway._tasks)
         return self.gateway
 
     def __exit__(self, *_):
@@ -274,7 +279,7 @@ class Running:
         self._thread.join()
         self._taken.close()
         if self.clock is not None:
-            gateway_app.Patience = Patience
+            gateway_app.Timeouts = Timeouts
 
 
 def config(infer, stable=None, **more):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from servanda.gateway.http.listener import Listening, bound
+from servanda.gateway.http.listener import Listener, bind
 from servanda.gateway.proxy.app import App
 from servanda.gateway.proxy.config import Limits
 from servanda.gateway.proxy.gateway import Gateway
@@ -75,17 +75,17 @@ class Standalone:
 
 def main():
     told = json.loads(sys.argv[1])
-    own = config(*told["pools"], limits=Limits(**told["limits"]), leader=NOBODY)
+    own = config(*told["pools"], limits=Limits(**told["limits"]), controller=NOBODY)
     gateway = Gateway(own)
     gateway.take(snapshot(whole=everything(sample=told["sample"])))
-    with bound("127.0.0.1", 0, "--port") as taken:
+    with bind("127.0.0.1", 0, "--port") as taken:
         port = taken.getsockname()[1]
         app = App(gateway)
-        listening = Listening(app, taken, grace_s=1, ready=lambda: print(port, flush=True))
+        listening = Listener(app, taken, grace_s=1, ready=lambda: print(port, flush=True))
 
         def obey():
             for _ in sys.stdin:
-                while app.in_flight or gateway.busy:
+                while app.in_flight or gateway._tasks:
                     threading.Event().wait(0.001)
                 rows = [json.loads(row) for row in gateway.launches.waiting()]
                 print(json.dumps([row.get("lost") for row in rows]), flush=True)

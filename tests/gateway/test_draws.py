@@ -5,8 +5,8 @@ import json
 import pytest
 
 from servanda.gateway.proxy.config import Upstream
-from servanda.gateway.proxy.logprob_request import REASONS, NoEvidence, wish_of
-from servanda.gateway.proxy.request import Asked
+from servanda.gateway.proxy.logprob_request import REASONS, NoEvidence, logprob_request_of
+from servanda.gateway.proxy.request import CompletionRequest
 
 ALL = ("vllm", "sglang", "llamacpp", "plain")
 STREAMED = {"stream": True}
@@ -19,8 +19,8 @@ def test_a_reason_is_short_enough_for_the_page_and_has_a_series():
 
 def wish(dialect, chat, more, mirrored=False, **pool):
     words = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
-    one = Asked(json.dumps({**words, "max_tokens": 4, **more}).encode(), chat=chat)
-    return wish_of(
+    one = CompletionRequest(json.dumps({**words, "max_tokens": 4, **more}).encode(), chat=chat)
+    return logprob_request_of(
         one, Upstream("http://x", dialect=dialect, defaults={}, **pool), 8, mirrored=mirrored
     )
 
@@ -155,7 +155,7 @@ def test_a_default_that_no_client_can_undo_is_the_servers():
     pool = Upstream("http://x", dialect="llamacpp", defaults={"repeat_penalty": 1.1})
 
     with pytest.raises(NoEvidence, match=r"^sampling left to the server$"):
-        wish_of(Asked(body, chat=False), pool, 8)
+        logprob_request_of(CompletionRequest(body, chat=False), pool, 8)
 
 
 def test_an_answer_that_comes_without_token_ids_is_no_evidence():

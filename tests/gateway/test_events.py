@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.proxy.logprob_capture import Capture
-from servanda.gateway.proxy.logprob_request import Wish
+from servanda.gateway.proxy.logprob_capture import LogprobCapture
+from servanda.gateway.proxy.logprob_request import LogprobRequest
 from servanda.gateway.proxy.server_kinds import KINDS
-from servanda.gateway.proxy.sse import Splitter, data_of, with_data
+from servanda.gateway.proxy.sse import EventSplitter, data_of, with_data
 
 VLLM, SGLANG, LLAMA = (KINDS[name] for name in ("vllm", "sglang", "llamacpp"))
 KIND = {True: VLLM, False: KINDS["plain"]}  # whether it writes null for ids that nobody asked for
@@ -43,7 +43,7 @@ def events_of(text):
 @given(st.lists(st.tuples(st.lists(LINES, max_size=3), ENDS), max_size=5), CUTS)
 def test_what_comes_out_is_what_came_in(events, cuts):
     stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in events)
-    split = Splitter()
+    split = EventSplitter()
 
     found = [event for part in parts_of(stream, cuts) for event in split.feed(part)]
     rest = split.rest()
@@ -51,14 +51,14 @@ def test_what_comes_out_is_what_came_in(events, cuts):
     assert b"".join(found) + rest == stream
     assert [one for event in (*found, rest) for one in events_of(event)] == events_of(stream)
     assert all(len(events_of(event)) <= 1 for event in found)
-    capture = Capture(Wish(b"", {"max_new_tokens": 4}), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 4}), 10_000)
     told = b"".join(map(capture.feed, parts_of(stream, cuts))) + capture.rest()
     assert told == stream
 
 
 def test_an_event_without_an_end_is_not_kept():
     event, long = b'data: {"choices":[]}\n\n', b"data: " + b"x" * 200
-    capture = Capture(Wish(b"", {"max_new_tokens": 4}), line_bytes=100)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 4}), line_bytes=100)
 
     assert [capture.feed(part) for part in (event + long[:50], long[50:], b"x" * 999)] == [
         event,
@@ -137,7 +137,9 @@ def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_i
             events.append(lines + end)
     for events in (full, plain):
         events.append(b"data: [DONE]" + end + end)
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, chat=chat, kind=KIND[nulls]), 10_000)
+    capture = LogprobCapture(
+        LogprobRequest(b"", {"max_new_tokens": 8}, best=2, chat=chat, kind=KIND[nulls]), 10_000
+    )
 
     stream = b"".join(full)
     told = b"".join(capture.feed(part) for part in parts_of(stream, cuts)) + capture.rest()
@@ -163,19 +165,21 @@ def test_an_event_that_is_there_for_its_ids_alone_is_not_sent_on():
     last = b"data: " + json.dumps({"choices": [{**choice, "finish_reason": "stop"}]}).encode()
 
     for nulls, told in ((True, b""), (False, b'data: {"id":')):
-        wish = Wish(b"", {"max_new_tokens": 8}, chat=True, kind=KIND[nulls])
-        capture = Capture(wish, 10_000)
+        wish = LogprobRequest(b"", {"max_new_tokens": 8}, chat=True, kind=KIND[nulls])
+        capture = LogprobCapture(wish, 10_000)
         assert capture.feed(held).startswith(told) and bool(capture.feed(held)) == bool(told)
         assert b'"finish_reason": "stop"' in capture.feed(last + b"\n\n").replace(b'":"', b'": "')
         assert capture._ids == [5, 5, 5]
 
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, ids=True, chat=True, kind=VLLM), 10_000)
+    capture = LogprobCapture(
+        LogprobRequest(b"", {"max_new_tokens": 8}, ids=True, chat=True, kind=VLLM), 10_000
+    )
     assert capture.feed(held) == held
 
 
 @given(st.binary(max_size=200), CUTS)
 def test_bytes_that_are_no_stream_of_ours_pass_as_they_are(stream, cuts):
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 8}), 10_000)
 
     told = b"".join(capture.feed(part) for part in parts_of(stream, cuts)) + capture.rest()
 
@@ -187,7 +191,7 @@ def test_bytes_that_are_no_stream_of_ours_pass_as_they_are(stream, cuts):
 def test_a_logprob_that_is_no_number_is_odd_and_unknown(nan):
     body = '{"choices":[{"index":0,"text":"a","finish_reason":"length","token_ids":[3],'
     body += f'"prompt_token_ids":[1],"logprobs":{{"token_logprobs":[{nan}]}}}}]}}'
-    capture = Capture(Wish(b"", {"max_new_tokens": 1}), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 1}), 10_000)
 
     told = json.loads(capture.reply(body.encode()))
 
@@ -200,7 +204,7 @@ def test_a_logprob_that_is_no_number_is_odd_and_unknown(nan):
 
 def test_nothing_at_all_that_ended_by_its_length_is_odd():
     body = {"choices": [{"index": 0, "text": "", "finish_reason": "length", "token_ids": []}]}
-    capture = Capture(Wish(b"", {"max_new_tokens": 1}), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 1}), 10_000)
     capture.reply(json.dumps(body).encode())
 
     assert capture.odd == "empty answer"
@@ -231,21 +235,21 @@ def test_an_answer_that_a_row_could_not_hold_is_lost(change, why):
         "prompt_token_ids": [1],
         "logprobs": {"token_logprobs": [-0.1]},
     }
-    capture = Capture(Wish(b"", {"max_new_tokens": 1}), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 1}), 10_000)
     capture.reply(json.dumps({"choices": [{**choice, **change}]}).encode())
 
     assert capture.answer() == {"lost": why}
 
 
 def test_a_stream_that_was_cut_is_lost():
-    capture = Capture(Wish(b"", {"max_new_tokens": 4}), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 4}), 10_000)
     capture.feed(b"data: " + json.dumps(chunk("a", [3], finish="stop")).encode() + b"\n\n")
 
     assert capture.answer() == {"lost": "cut"}
 
 
 def test_an_error_in_a_stream_is_lost_and_passed_on():
-    capture = Capture(Wish(b"", {"max_new_tokens": 4}), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 4}), 10_000)
     event = b'data: {"error": {"message": "x"}}\n\n'
 
     assert capture.feed(event) == event
@@ -269,7 +273,7 @@ def of_llama(tokens, drawn=None, prompt=5):
 
 def test_llama_server_names_tokens_beside_their_logprobs():
     full, plain = of_llama([7, 3])
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, best=2, kind=LLAMA), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 8}, best=2, kind=LLAMA), 10_000)
 
     assert json.loads(capture.reply(json.dumps(full).encode())) == plain
     assert capture.answer() == {
@@ -285,7 +289,7 @@ def test_llama_server_names_tokens_beside_their_logprobs():
 def test_an_answer_of_llama_server_that_lacks_tokens_is_lost():
     """It lists none whose text ends in the middle of a character."""
     full, _ = of_llama([7, 3], drawn=3)
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, kind=LLAMA), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 8}, kind=LLAMA), 10_000)
     capture.reply(json.dumps(full).encode())
 
     assert capture.answer() == {"lost": "without ids and logprobs"}
@@ -295,7 +299,9 @@ def test_a_chat_of_llama_server_that_asked_for_no_logprobs_has_none():
     full, _ = of_llama([7])
     choice = full["choices"][0]
     choice["message"] = {"role": "assistant", "content": choice.pop("text")}
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, chat=True, kind=LLAMA), 10_000)
+    capture = LogprobCapture(
+        LogprobRequest(b"", {"max_new_tokens": 8}, chat=True, kind=LLAMA), 10_000
+    )
 
     told = json.loads(capture.reply(json.dumps(full).encode()))
 
@@ -321,7 +327,9 @@ def test_a_streamed_chat_of_sglang_has_its_ids_in_an_event_of_their_own():
     ids = {"id": "c", "choices": [], "usage": None}
     ids["sglext"] = {"input_ids": [1, 2, 3], "output_ids": [[7, 2], [9]]}
     usage = {"id": "c", "choices": [], "usage": {"prompt_tokens": 3}}
-    capture = Capture(Wish(b"", {"max_new_tokens": 8}, chat=True, kind=SGLANG), 10_000)
+    capture = LogprobCapture(
+        LogprobRequest(b"", {"max_new_tokens": 8}, chat=True, kind=SGLANG), 10_000
+    )
 
     found = told(capture, first, word, held, last, ids, usage)
 
@@ -345,8 +353,8 @@ def test_a_streamed_chat_of_sglang_has_its_ids_in_an_event_of_their_own():
 def test_what_ended_an_answer_is_what_the_server_says(more, finish):
     choice = {"index": 0, "text": "a", "finish_reason": "stop", "token_ids": [3]}
     choice |= {"prompt_token_ids": [1], "logprobs": {"token_logprobs": [-0.1]}, **more}
-    wish = Wish(b"", {"max_new_tokens": 1}, kind=VLLM, stop_ids=frozenset((3,)))
-    capture = Capture(wish, 10_000)
+    wish = LogprobRequest(b"", {"max_new_tokens": 1}, kind=VLLM, stop_ids=frozenset((3,)))
+    capture = LogprobCapture(wish, 10_000)
     capture.reply(json.dumps({"choices": [choice]}).encode())
 
     assert capture.answer()["finish"] == finish
@@ -360,7 +368,7 @@ def test_of_several_choices_the_first_is_the_answer_in_whatever_order_they_come(
         found = {"index": index, "text": "a", "finish_reason": "length", "token_ids": [token]}
         return {**found, "logprobs": {"token_logprobs": [-float(token)]}, "prompt_token_ids": [1]}
 
-    capture = Capture(Wish(b"", {"max_new_tokens": 2}, kind=VLLM), 10_000)
+    capture = LogprobCapture(LogprobRequest(b"", {"max_new_tokens": 2}, kind=VLLM), 10_000)
     bare = {"token_ids": None, "logprobs": None, "prompt_token_ids": None}
     choices = [choice(1, 9), choice(0, 7), choice(2, 8)]
     if streams:

@@ -13,8 +13,8 @@ from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
 from servanda.gateway.proxy import gateway
 from servanda.gateway.proxy.config import Limits, Upstream
-from servanda.gateway.proxy.logprob_request import REASONS, NoEvidence, wish_of
-from servanda.gateway.proxy.request import Asked
+from servanda.gateway.proxy.logprob_request import REASONS, NoEvidence, logprob_request_of
+from servanda.gateway.proxy.request import CompletionRequest
 from servanda.runner.load import load
 from servanda.traces.request_log import read_served
 from tests import kit
@@ -52,7 +52,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def running(server):
-    with Running(config(server, without="infer", waits={"best": 4}, leader=NOBODY)) as running:
+    with Running(config(server, without="infer", waits={"best": 4}, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         yield running
 
@@ -160,7 +160,7 @@ def test_of_several_choices_the_one_with_index_0_is_the_row(server, running, pat
 
 def test_a_chat_without_max_tokens_may_have_what_the_context_has_room_for(server):
     waits = {"context": 63, "best": 4}
-    with Running(config(server, without="infer", waits=waits, leader=NOBODY)) as running:
+    with Running(config(server, without="infer", waits=waits, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         body = asked(CHAT)
         del body["max_tokens"]
@@ -199,7 +199,7 @@ def test_a_run_and_a_leg_are_those_of_the_route(running):
 
 def test_a_pool_that_gives_fewer_likeliest_is_asked_for_as_many_as_it_gives(server):
     """The table has five tokens, and eight are asked for first."""
-    with Running(config(server, without="infer", leader=NOBODY)) as running:
+    with Running(config(server, without="infer", controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         for _ in range(2):
             running.client.post(COMPLETION, json=asked(COMPLETION)).raise_for_status()
@@ -295,7 +295,7 @@ def test_what_cannot_be_read_is_the_upstreams_to_refuse(field):
 
 
 def test_a_label_that_cannot_be_read_is_none():
-    one = Asked(b'{"prompt":"a","metadata":{"t":"\xff"}}', chat=False)
+    one = CompletionRequest(b'{"prompt":"a","metadata":{"t":"\xff"}}', chat=False)
 
     assert one.labels({"t": "request.metadata.t"}, "", COMPLETION) == {}
 
@@ -317,9 +317,13 @@ def test_a_label_that_cannot_be_read_is_none():
 )
 def test_what_changes_no_draw_can_be_evidence(field):
     pool = Upstream("http://x", defaults={})
-    one = Asked(json.dumps(asked(CHAT, **field)).encode(), chat=True)
+    one = CompletionRequest(json.dumps(asked(CHAT, **field)).encode(), chat=True)
 
-    assert wish_of(one, pool, 8).sampling == {"max_new_tokens": 6, "temperature": 1.0, "seed": 11}
+    assert logprob_request_of(one, pool, 8).sampling == {
+        "max_new_tokens": 6,
+        "temperature": 1.0,
+        "seed": 11,
+    }
 
 
 @pytest.mark.parametrize(
@@ -327,10 +331,10 @@ def test_what_changes_no_draw_can_be_evidence(field):
 )
 def test_an_adapter_that_is_asked_for_by_name_is_another_kernel(served, evidence):
     pool = Upstream("http://x", served=served, defaults={})
-    one = Asked(json.dumps(asked(COMPLETION)).encode(), chat=False)
+    one = CompletionRequest(json.dumps(asked(COMPLETION)).encode(), chat=False)
 
     with contextlib.nullcontext() if evidence else pytest.raises(NoEvidence, match=r"^another"):
-        assert wish_of(one, pool, 8).best == 8
+        assert logprob_request_of(one, pool, 8).best == 8
 
 
 NEUTRAL = {
@@ -361,14 +365,14 @@ NEUTRAL = {
 def test_what_a_request_leaves_unsaid_is_the_servers_where_that_is_known(defaults, said, sampled):
     """Clients that send no temperature are most of them; a folder may make theirs 0.4."""
     body = {"prompt": "a", "max_tokens": 4, **said}
-    one = Asked(json.dumps(body).encode(), chat=False)
+    one = CompletionRequest(json.dumps(body).encode(), chat=False)
     pool = Upstream("http://x", defaults=defaults)
 
     if isinstance(sampled, str):
         with pytest.raises(NoEvidence, match=f"^{sampled}$"):
-            wish_of(one, pool, 8)
+            logprob_request_of(one, pool, 8)
     else:
-        wish = wish_of(one, pool, 8)
+        wish = logprob_request_of(one, pool, 8)
         assert {k: wish.sampling[k] for k in sampled} == sampled
         sent = json.loads(wish.body)
         assert {k: sent[k] for k in body} == body and not sent.keys() & (NEUTRAL.keys() - said)
@@ -377,7 +381,7 @@ def test_what_a_request_leaves_unsaid_is_the_servers_where_that_is_known(default
 def test_infer_is_asked_what_it_is_until_it_says_so(server, monkeypatch):
     """A server that loads its model does not answer; what it is was then never asked again."""
     monkeypatch.setattr(gateway, "_MEET_S", 0.01)
-    plain = config(server, without="infer", leader=NOBODY)
+    plain = config(server, without="infer", controller=NOBODY)
     answers = iter([MeasurementError("busy"), MeasurementError("busy"), plain.infer])
     asked_again = threading.Event()
 
@@ -388,7 +392,7 @@ def test_infer_is_asked_what_it_is_until_it_says_so(server, monkeypatch):
             raise found
         return found
 
-    unmet = dataclasses.replace(plain, infer=dataclasses.replace(plain.infer, met=met))
+    unmet = dataclasses.replace(plain, infer=dataclasses.replace(plain.infer, probe=met))
     with Running(unmet) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         running.client.post(COMPLETION, json=asked(COMPLETION)).raise_for_status()
@@ -396,13 +400,13 @@ def test_infer_is_asked_what_it_is_until_it_says_so(server, monkeypatch):
         assert counts.unsampled == {"infer has not said what it is": 1} and not counts.sampled
 
         asked_again.set()
-        eventually(lambda: running.gateway.servers["infer"].about.met is None)
+        eventually(lambda: running.gateway.servers["infer"].about.probe is None)
         running.client.post(COMPLETION, json=asked(COMPLETION)).raise_for_status()
         assert counts.sampled == 1
 
 
 def test_why_requests_are_no_evidence_is_counted(server):
-    with Running(config(server, without="infer", leader=NOBODY)) as running:
+    with Running(config(server, without="infer", controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         for more in ({"echo": True}, {"min_tokens": 2}, {"min_tokens": 3}, {"some_day": 1}, {}):
             running.client.post(COMPLETION, json=asked(COMPLETION, **more))
@@ -418,9 +422,9 @@ def test_why_requests_are_no_evidence_is_counted(server):
 def test_what_is_asked_for_beside_is_ids_and_logprobs_of_the_answer_alone(path, logprobs):
     words = '"prompt":"a\\u0062"' if path == COMPLETION else '"messages":[ {"role":"user"} ]'
     body = f'{{"max_tokens": 4,  {words}, "temperature":0.70}}'.encode()
-    one = Asked(body, chat=path == CHAT)
+    one = CompletionRequest(body, chat=path == CHAT)
 
-    wish = wish_of(one, Upstream("http://x", defaults={}), 8)
+    wish = logprob_request_of(one, Upstream("http://x", defaults={}), 8)
 
     more = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": logprobs}
     more |= {"top_logprobs": 8} if path == CHAT else {}
@@ -464,7 +468,7 @@ def test_an_event_that_is_longer_than_is_kept_passes_as_it_is():
     limits = Limits(line_bytes=1000)
     with (
         Fake(stream(long, next_)) as infer,
-        Running(config(infer, without="infer", limits=limits, leader=NOBODY)) as running,
+        Running(config(infer, without="infer", limits=limits, controller=NOBODY)) as running,
     ):
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
 
@@ -532,5 +536,5 @@ def test_what_infer_says_of_itself_is_what_its_requests_are_judged_by(server, tm
 
     assert (known.dialect, known.served, known.limit) == ("vllm", "toy", None)
     assert known.context == httpx2.get(f"{server}/v1/models").json()["data"][0]["max_model_len"] - 1
-    assert not known.mute and not known.masks and known.met is None
-    assert unknown.met is not None and any("does not answer yet" in line for line in said)
+    assert not known.mute and not known.masks and known.probe is None
+    assert unknown.probe is not None and any("does not answer yet" in line for line in said)

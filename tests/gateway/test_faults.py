@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.proxy.breaker import Breaker
 from servanda.gateway.proxy.config import Limits
-from servanda.gateway.proxy.logprob_capture import Capture
+from servanda.gateway.proxy.logprob_capture import LogprobCapture
 from servanda.gateway.proxy.sessions import Sessions
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
@@ -526,7 +526,7 @@ def test_a_breaker_opens_rests_tries_once_and_closes():
     breaker = Breaker(clock, failures=3, rest_s=5.0)
     for _ in range(2):
         breaker.failed("a")
-    breaker.well("a")
+    breaker.succeeded("a")
     for _ in range(3):
         assert breaker.enter("a")
         breaker.failed("a")
@@ -534,14 +534,14 @@ def test_a_breaker_opens_rests_tries_once_and_closes():
     clock.now = 5.0
     assert breaker.state == "half-open"
     assert [breaker.enter("a"), breaker.enter("a")] == [True, False]
-    breaker.left()
+    breaker.abandoned()
     assert breaker.enter("a")
     breaker.failed("a")
     clock.now = 14.0
     assert breaker.state == "open"  # twice as long
     clock.now = 15.0
     assert breaker.enter("a")
-    breaker.well("a")
+    breaker.succeeded("a")
     assert breaker.state == "closed" and breaker.enter("a") and breaker.enter("a")
 
 
@@ -572,7 +572,7 @@ def test_connections_that_cannot_be_made_are_nobodys_fault():
     clock = Clock()
     breaker = Breaker(clock, failures=3)
     for client in "abc":
-        breaker.well(client)
+        breaker.succeeded(client)
         breaker.unreachable()
     assert breaker.state == "closed"  # not in a row
     breaker.unreachable()
@@ -584,7 +584,7 @@ def test_most_clients_have_to_fail_lately():
     clock = Clock()
     breaker = Breaker(clock, failures=3, window_s=30.0)
     for client in "abcd":
-        breaker.well(client)
+        breaker.succeeded(client)
     for _ in range(50):
         breaker.failed("a")
         breaker.failed("b")
@@ -607,7 +607,7 @@ def test_a_client_whose_trials_fail_keeps_no_other_from_trying():
     breaker.failed("a")
     assert breaker.state == "half-open" and not breaker.enter("a")
     assert breaker.enter("b")
-    breaker.well("b")
+    breaker.succeeded("b")
     assert breaker.state == "closed"
 
 
@@ -631,7 +631,7 @@ def test_whatever_one_client_sends_two_others_are_never_kept_out(pauses):
         clock.now += seconds
         for good in ("good 1", "good 2"):
             assert breaker.enter(good)
-            breaker.well(good)
+            breaker.succeeded(good)
         assert breaker.enter("bad")
         breaker.failed("bad")
 
@@ -648,7 +648,7 @@ def test_sessions_are_few_and_do_not_last_for_ever():
     assert [sessions.pool(s) for s in "abc"] == ["infer", None, "infer"]
     clock.now = 15.0
     assert [sessions.pool(s) for s in "ac"] == [None, None]
-    assert len(sessions) == 0
+    assert len(sessions._known) == 0
 
 
 def test_a_session_stays_on_its_pool_and_another_key_has_none_of_it(running):
@@ -742,7 +742,7 @@ def test_a_sampled_stream_without_pauses_lets_others_have_their_turn(pools, monk
     """Many events come at once; in the loop's turns between their parts others are answered."""
     event = b'data: {"choices":[{"index":0,"text":"a","token_ids":[1],"logprobs":null}]}\n\n'
     turns, sizes, seen = [0], [], []
-    feed = Capture.feed
+    feed = LogprobCapture.feed
 
     def tick():
         turns[0] += 1
@@ -755,7 +755,7 @@ def test_a_sampled_stream_without_pauses_lets_others_have_their_turn(pools, monk
         seen.append(turns[0])
         return feed(capture, part)
 
-    monkeypatch.setattr(Capture, "feed", spied)
+    monkeypatch.setattr(LogprobCapture, "feed", spied)
     infer, _ = pools
     infer.script = stream(event * 4000, b"data: [DONE]\n\n")
     with Running(config(*pools)) as running:

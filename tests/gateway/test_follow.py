@@ -9,9 +9,12 @@ import pytest
 
 from servanda.gateway.proxy import controller_sync
 from servanda.gateway.proxy.config import Limits, LogFiles, Upstream
-from servanda.gateway.proxy.counters import OVERHEAD_S, Counts, Presence
-from servanda.gateway.proxy.launch_log import NOBODY_KNOWS, Launches
-from servanda.gateway.routing.model import Decision, Known, snapshot_of
+from servanda.gateway.proxy.counters import OVERHEAD_S, Counts, InFlightMeans
+from servanda.gateway.proxy.launch_log import LaunchLog
+from servanda.gateway.proxy.logprob_request import LogprobRequest
+from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
+from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT
+from servanda.gateway.routing.model import Decision, RequestFacts, snapshot_of
 from servanda.traces.request_log import read_served
 from servanda.traces.serialization import to_plain
 from tests.gateway.serving import (
@@ -84,7 +87,7 @@ def leader():
 
 def following(infer, leader, stable=None, **more):
     upstream = Upstream(leader.url, key="a key")
-    return Running(config(infer, stable, without="infer", leader=upstream, name="g1", **more))
+    return Running(config(infer, stable, without="infer", controller=upstream, name="g1", **more))
 
 
 def _follows(gateway, told):
@@ -119,7 +122,7 @@ def test_a_route_lasts_as_long_as_its_leader_says_whatever_the_clocks_say(infer,
 
         leader.snapshot = snapshot(version=3, whole=acting, valid_until=NOW - 1)
         eventually(lambda: gateway.snapshot.version == 3)
-        assert gateway.router.decide(Known("", ""), now=gateway.now()).reason == "expired"
+        assert gateway.router.decide(RequestFacts("", ""), now=gateway.now()).reason == "expired"
 
 
 def test_an_older_snapshot_is_refused_and_counted(infer, leader):
@@ -336,7 +339,14 @@ class Clock:
         return self.now
 
 
-DECISION = Decision("infer", "infer", False, True, 0.5, ("a", "all"), "share", 1)
+ROUTED = RoutedRequest(
+    request=CompletionRequest(b"{}", chat=False),
+    path="/v1/completions",
+    facts=RequestFacts("r-1", "k", {"team": "x"}),
+    decision=Decision("infer", "infer", False, True, 0.5, ("a", "all"), "share", 1),
+    user_hash="k",
+    client="c",
+)
 
 
 @pytest.fixture
@@ -346,12 +356,12 @@ def clock():
 
 def launches(clock, **limits):
     counts = Counts()
-    return Launches("g", Limits(**limits), counts, None, clock=clock, now=lambda: 5.0), counts
+    return LaunchLog("g", Limits(**limits), counts, None, clock=clock, now=lambda: 5.0), counts
 
 
 def launched(rows, sampling=None):
-    sampling = sampling or {"max_new_tokens": 4}
-    return rows.launch(DECISION, snapshot(), sampling, {"team": "x"}, "k")
+    logprob_request = LogprobRequest(b"{}", sampling or {"max_new_tokens": 4})
+    return rows.launch(ROUTED, snapshot(), logprob_request)
 
 
 ANSWER = {"token_ids": [3], "logprobs": [-0.5], "finish": "stop"}
@@ -364,7 +374,7 @@ def waiting(rows):
 def test_unsampled_requests_are_counted_and_have_no_row(clock):
     rows, counts = launches(clock)
     for _ in range(9):
-        assert rows.launch(DECISION, snapshot(), None, {}, "") is None
+        assert rows.launch(ROUTED, snapshot(), None) is None
     rows.resolve(launched(rows), ANSWER, [1])
 
     (row,) = waiting(rows)
@@ -402,7 +412,7 @@ def test_a_row_without_an_answer_holds_up_the_others_only_so_long(clock):
     rows.resolve(first, ANSWER, [1])  # too late
 
     assert [row.get("lost") for row in waiting(rows)] == ["timeout", None]
-    assert waiting(rows)[0]["prompt_token_ids"] == NOBODY_KNOWS["prompt_token_ids"]
+    assert waiting(rows)[0]["prompt_token_ids"] == UNKNOWN_PROMPT["prompt_token_ids"]
 
 
 def test_memory_is_bounded_and_what_is_given_up_is_counted(clock):
@@ -468,7 +478,7 @@ def test_an_hour_without_a_leader_at_a_thousand_requests_a_second(clock):
             if rows.room:
                 rows.resolve(launched(rows), ANSWER, [70_000] * 1000)
             else:
-                rows.launch(DECISION, snapshot(), None, {}, "")
+                rows.launch(ROUTED, snapshot(), None)
                 counts.dropped += 1
         clock.now = float(n)
         rows.sweep()
@@ -489,7 +499,7 @@ def test_a_message_has_so_many_rows_at_most(clock):
 
 
 def test_requests_at_a_time_are_a_mean_over_time(clock):
-    presence = Presence(clock)
+    presence = InFlightMeans(clock)
     presence.move(("a", "all"), 1)
     clock.now += 2.0
     presence.move(("all",), 1)
@@ -533,7 +543,7 @@ def test_the_prompt_of_a_lost_row_is_asked_for():
     with (
         Fake(reply({}, status=500)) as infer,
         Fake(tokens) as stable,
-        Running(config(infer, stable, leader=NOBODY)) as running,
+        Running(config(infer, stable, controller=NOBODY)) as running,
     ):
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         row = lost_row(infer, stable, {**ASK, "prompt": "words"}, running)
@@ -569,7 +579,7 @@ def test_an_answer_for_another_prompt_than_was_asked_is_missing(path, ask, told,
     with (
         Fake(answered(chat=path == CHAT)) as infer,
         Fake(tokens) as stable,
-        Running(config(infer, stable, leader=NOBODY)) as running,
+        Running(config(infer, stable, controller=NOBODY)) as running,
     ):
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         body = {"model": "m", "max_tokens": 4, **ask}
@@ -593,7 +603,7 @@ def test_a_prompt_is_compared_with_what_another_pool_says_or_not_at_all():
         told = {"count": 1, "tokens": [7]} if request.target == "/tokenize" else {}
         await (reply(told) if told else answered())(request, writer)
 
-    with Fake(answer) as infer, Running(config(infer, leader=NOBODY)) as running:
+    with Fake(answer) as infer, Running(config(infer, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         running.client.post(PATH, json={**ASK, "prompt": "words"}).raise_for_status()
         (row,) = (json.loads(row) for row in running.idle().launches.waiting())
@@ -605,7 +615,7 @@ def test_a_lost_row_whose_prompt_nobody_knows_says_so():
     with (
         Fake(reply({}, status=500)) as infer,
         Fake(reply({}, status=404)) as stable,
-        Running(config(infer, stable, leader=NOBODY)) as running,
+        Running(config(infer, stable, controller=NOBODY)) as running,
     ):
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         row = lost_row(infer, stable, {**ASK, "prompt": "words"}, running)

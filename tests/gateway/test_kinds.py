@@ -11,8 +11,8 @@ import time
 import pytest
 
 from servanda.gateway.proxy.config import Limits, Upstream
-from servanda.gateway.proxy.prompt_tokens import Tokens
-from servanda.gateway.proxy.request import Asked
+from servanda.gateway.proxy.prompt_tokens import PromptTokens
+from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.upstreams import Server
 from tests.clock import WAIT_S
 from tests.gateway.serving import (
@@ -41,7 +41,7 @@ def rows(running):
 
 def before(infer, stable=None, dialect="llamacpp"):
     """A gateway before a server of another kind, and a stable of vLLM's."""
-    made = config(infer, stable, leader=NOBODY, without="infer")
+    made = config(infer, stable, controller=NOBODY, without="infer")
     other = dataclasses.replace(made.infer, dialect=dialect, best=2)
     return Running(dataclasses.replace(made, infer=other))
 
@@ -151,9 +151,10 @@ def test_llama_server_counts_tokens_of_texts_and_chats_and_of_nothing_else():
     async def counted(url):
         server = Server("infer", Upstream(url, dialect="llamacpp"), time.monotonic)
         await server.open()
-        tokens = Tokens(Limits(count_s=WAIT_S), lambda: server)
+        tokens = PromptTokens(Limits(count_s=WAIT_S), lambda: server)
         made = [
-            Asked(json.dumps(asked(path, **more)).encode(), path == CHAT) for path, more in asks
+            CompletionRequest(json.dumps(asked(path, **more)).encode(), path == CHAT)
+            for path, more in asks
         ]
         found = [await tokens.count(one) for one in made]
         await server.close()

@@ -10,7 +10,7 @@ import pytest
 from servanda.engines.server import sockets
 from servanda.errors import MeasurementError
 from servanda.gateway.http import listener
-from servanda.gateway.http.listener import HEAD_BYTES, Listening, bound
+from servanda.gateway.http.listener import HEAD_BYTES, Listener, bind
 
 WAIT_S = 30  # for what comes at once, unless the test is red
 
@@ -36,8 +36,8 @@ async def sizes(scope, receive, send):
 def listens():
     """A connection to a listener in a thread."""
     ready = threading.Event()
-    with bound("127.0.0.1", 0, "--port") as taken:
-        server = Listening(sizes, taken, grace_s=1, ready=ready.set)
+    with bind("127.0.0.1", 0, "--port") as taken:
+        server = Listener(sizes, taken, grace_s=1, ready=ready.set)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -141,16 +141,16 @@ def test_who_connects_and_says_nothing_is_cut(monkeypatch):
 def test_two_do_not_listen_at_one_address():
     taken = r"nothing can be served at 127\.0\.0\.1:"
     with (
-        bound("127.0.0.1", 0, "--port") as first,
+        bind("127.0.0.1", 0, "--port") as first,
         pytest.raises(MeasurementError, match=taken) as refused,
     ):
-        bound(*first.getsockname(), "--admin")
+        bind(*first.getsockname(), "--admin")
     assert "--admin takes another address" in str(refused.value)
 
 
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(MeasurementError, match=r"nothing can be served at 192\.0\.2\.1:0"):
-        bound("192.0.2.1", 0, "--port")
+        bind("192.0.2.1", 0, "--port")
 
 
 LINE = b"POST / HTTP/1.1\r\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.proxy.config import LogFiles
-from servanda.gateway.proxy.request_log import Log
+from servanda.gateway.proxy.request_log import RequestLog
 from servanda.promotion.run.request_log_files import files_of
 from servanda.traces.request_log import read_served
 
@@ -22,7 +22,7 @@ def test_half_a_line_of_a_crash_stays_where_it_is(tmp_path):
     whole = {"run": "r", "leg": "l", "index": 6, "served": 70}
     file.write_text(f'{json.dumps(whole)}\n{{"run": "r", "le')
 
-    log = Log(LogFiles(tmp_path))
+    log = RequestLog(LogFiles(tmp_path))
     log.close()
 
     assert log.path.name == "served-0005.jsonl"
@@ -64,7 +64,7 @@ def indices(folder):
 
 
 def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room(tmp_path):
-    log = Log(LogFiles(tmp_path))
+    log = RequestLog(LogFiles(tmp_path))
     disk = Disk(log, room=100)
     for i in range(6):
         assert put(log, i)
@@ -80,13 +80,13 @@ def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room(tmp_path):
 
     assert not log.problem
     assert log.path.read_bytes().split(b"\n") == [*map(numbered, range(7)), b""]
-    again = Log(LogFiles(tmp_path))
+    again = RequestLog(LogFiles(tmp_path))
     again.close()
     assert again.logged == {("r", "l"): 7}
 
 
 def test_what_waits_for_a_disk_too_long_is_given_up_row_by_row_and_leaves_no_gap(tmp_path):
-    log = Log(LogFiles(tmp_path), waiting=60_000)
+    log = RequestLog(LogFiles(tmp_path), waiting=60_000)
     disk = Disk(log, room=0)
     kept = [put(log, i, token_ids=[7] * 400) for i in range(150)]
     disk.room = 10**9
@@ -100,7 +100,7 @@ def test_what_waits_for_a_disk_too_long_is_given_up_row_by_row_and_leaves_no_gap
 
 
 def test_a_log_that_had_to_drop_rows_ends_and_says_so(tmp_path):
-    log = Log(LogFiles(tmp_path), waiting=2_000)
+    log = RequestLog(LogFiles(tmp_path), waiting=2_000)
     disk = Disk(log, room=0)
     while put(log, 0) or "lost" not in log.problem:
         pass
@@ -114,7 +114,7 @@ def test_a_log_that_had_to_drop_rows_ends_and_says_so(tmp_path):
 
 def test_the_log_is_its_owners_alone(tmp_path):
     """Token ids of prompts and answers are their text, to whoever has the tokenizer."""
-    log = Log(LogFiles(tmp_path))
+    log = RequestLog(LogFiles(tmp_path))
     put(log, 0)
     log.close()
     for file in (log.path, tmp_path / "counts.json"):
@@ -125,7 +125,7 @@ def test_another_file_in_the_folder_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_text("{}\n{}\n")
 
     with pytest.raises(EvidenceError, match=r"x\.jsonl:1 is no row of a log of requests"):
-        Log(LogFiles(tmp_path))
+        RequestLog(LogFiles(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl/served"])
@@ -133,7 +133,7 @@ def test_a_log_that_cannot_be_kept_is_told_with_the_next_move(tmp_path, name):
     (tmp_path / "x.jsonl").touch()
 
     with pytest.raises(MeasurementError) as found:
-        Log(LogFiles(tmp_path / name))
+        RequestLog(LogFiles(tmp_path / name))
 
     assert re.fullmatch(
         rf"no log can be kept in .*{name}: [\w ]+\n"
@@ -144,7 +144,7 @@ def test_a_log_that_cannot_be_kept_is_told_with_the_next_move(tmp_path, name):
 
 def test_a_file_that_is_full_or_old_is_followed_by_another_one(tmp_path):
     now = 0.0
-    log = Log(LogFiles(tmp_path, file_bytes=300, file_s=60.0), clock=lambda: now)
+    log = RequestLog(LogFiles(tmp_path, file_bytes=300, file_s=60.0), clock=lambda: now)
     for i in range(15):
         put(log, i)
         log.flush()
@@ -162,7 +162,7 @@ def test_a_file_that_is_full_or_old_is_followed_by_another_one(tmp_path):
 
 
 def test_a_start_reads_no_more_than_the_newest_file(tmp_path):
-    log = Log(LogFiles(tmp_path, file_bytes=1))
+    log = RequestLog(LogFiles(tmp_path, file_bytes=1))
     for i in range(4):
         put(log, i)
         log.flush()
@@ -170,19 +170,19 @@ def test_a_start_reads_no_more_than_the_newest_file(tmp_path):
     *older, _ = files_of([tmp_path])
     for file in older:
         file.write_text("whatever\n")
-    again = Log(LogFiles(tmp_path))
+    again = RequestLog(LogFiles(tmp_path))
     again.close()
     assert (again.logged, again.sent) == ({("r", "l"): 4}, {("r", "l"): 4})
 
     (tmp_path / "counts.json").unlink()
     with pytest.raises(EvidenceError, match=r"served-000.\.jsonl:1 is no row of a log"):
-        Log(LogFiles(tmp_path))
+        RequestLog(LogFiles(tmp_path))
 
 
 def test_old_files_are_deleted_and_their_numbers_are_not_given_again(tmp_path):
     clock, now = 0.0, 1e9
     files = LogFiles(tmp_path, file_s=10.0, keep_s=100.0)
-    log = Log(files, clock=lambda: clock, now=lambda: now)
+    log = RequestLog(files, clock=lambda: clock, now=lambda: now)
     (tmp_path / "notes.txt").write_text("not ours")
     put(log, 0)
     log.flush()
@@ -200,25 +200,25 @@ def test_old_files_are_deleted_and_their_numbers_are_not_given_again(tmp_path):
     assert indices(tmp_path) == [] and (tmp_path / "notes.txt").exists()
     log.close()
 
-    again = Log(files)
+    again = RequestLog(files)
     again.close()
     assert again.logged == {("r", "l"): 2}
 
 
 def test_a_folder_is_of_one_gateway_at_a_time(tmp_path):
-    log = Log(LogFiles(tmp_path))
+    log = RequestLog(LogFiles(tmp_path))
     with pytest.raises(MeasurementError) as found:
-        Log(LogFiles(tmp_path))
+        RequestLog(LogFiles(tmp_path))
     assert str(found.value) == (
         f"another gateway writes its log to {tmp_path}\n"
         "  hint: give each gateway a folder of its own, or wait until that one has ended"
     )
     log.close()
-    Log(LogFiles(tmp_path)).close()
+    RequestLog(LogFiles(tmp_path)).close()
 
 
 def test_a_log_without_tokens_says_that_requests_were_sent_and_nothing_of_them(tmp_path):
-    log = Log(LogFiles(tmp_path, tokens=False))
+    log = RequestLog(LogFiles(tmp_path, tokens=False))
     more = {"at": 5.0, "labels": {"who": "Ada"}, "sampling": {"max_new_tokens": 9}}
     more |= {"prompt_token_ids": [11, 12], "token_ids": [13], "logprobs": [-1.5], "finish": "stop"}
     put(log, 0, **more)
@@ -265,7 +265,7 @@ def test_rows_are_numbered_without_a_gap_whatever_happens(tmp_path_factory, acts
 
 def begun(folder, clock):
     files = LogFiles(folder, file_bytes=800, file_s=60.0)
-    log = Log(files, 5_000, clock=lambda: clock[0])
+    log = RequestLog(files, 5_000, clock=lambda: clock[0])
     return log, Disk(log, room=10**9)
 
 

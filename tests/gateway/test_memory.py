@@ -210,7 +210,7 @@ def test_a_reply_that_is_too_long_to_be_read_comes_byte_for_byte(sample):
     """Whatever was read of it before its length was known."""
     body = b'{"text": "%s"}' % bytes(range(48, 58)) * 400
     with Fake(chunked(body)) as infer:
-        own = config(infer, limits=Limits(reply_bytes=1000), leader=NOBODY)
+        own = config(infer, limits=Limits(reply_bytes=1000), controller=NOBODY)
         with Running(own) as running:
             running.gateway.take(snapshot_of(whole=everything(sample=sample)))
             answer = running.client.post("/v1/completions", json=ASK)

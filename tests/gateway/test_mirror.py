@@ -31,7 +31,7 @@ def pools():
 
 @pytest.fixture
 def running(pools):
-    with Running(config(*pools, leader=NOBODY)) as running:
+    with Running(config(*pools, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(**AWAY)))
         yield running
 
@@ -92,7 +92,7 @@ def test_beyond_its_budget_no_request_is_mirrored_and_none_is_missing_for_it(poo
     infer, stable = pools
     infer.script = hang
     limits = Limits(mirror_in_flight=1)
-    with Running(config(infer, stable, limits=limits, leader=NOBODY)) as running:
+    with Running(config(infer, stable, limits=limits, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(**AWAY)))
         for _ in range(3):
             assert running.client.post(PATH, json=ASK).json() == {"by": "stable"}

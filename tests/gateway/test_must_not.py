@@ -20,14 +20,15 @@ from servanda.gateway.controller.audit import Audit
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.proxy.config import LogFiles
 from servanda.gateway.routing.model import Pool, snapshot_of
-from servanda.gateway.routing.state import Facts, Score, Watched
-from servanda.gateway.routing.state_machine import absorb, begin, look, rules_of
+from servanda.gateway.routing.state import Rules, Score, TrafficFacts, WatchedCell
+from servanda.gateway.routing.state_machine import absorb, begin
+from servanda.gateway.routing.transition import advance
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.runner.run import load
 from servanda.theory.stats.group_ratio import GroupRatio
 from tests import kit, serving
 from tests.gateway import running as real
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 from tests.gateway.controller.web.serving import bearer, live
 from tests.gateway.world import until, world
 
@@ -106,13 +107,13 @@ def looked_at(tmp_path, *, keys=40, declared=", stable_in_flight: 8", **facts):
     rule = "escalation: [{when: {clause: tv, is: violated}, do: [{divert: slice}]}]\n"
     path, _ = kit.write(tmp_path, more=routing + rule)
     math_ = Cut("domain=math", (Term("labels.domain", "in", ("math",)),))
-    rules = rules_of(load(path), [Watched("tv", math_, limit=0.05, diverts="slice")])
+    rules = Rules(load(path), (WatchedCell("tv", math_, limit=0.05, diverts="slice"),))
     state = begin(rules, now=0.0)
     bad = GroupRatio(8, 1, np.array([4.0]), np.array([8]), np.array([0]))
     for n in range(200):
         score = Score(1.0, f"user {n % keys}", 1.0, {("tv", "domain=math"): bad})
         state = absorb(rules, state, score)
-    state, _ = look(rules, state, Facts(**{**MEASURED, **facts}))
+    state, _ = advance(rules, state, TrafficFacts(**{**MEASURED, **facts}))
     return state.slices["domain=math"]
 
 
@@ -191,13 +192,13 @@ def test_a_slice_goes_on_as_it_was_after_its_leader_is_gone():
 
 def test_decisions_are_there_for_a_gateway_of_ones_own(tmp_path):
     """Rows come over HTTP from whoever serves, and routes go back; none of ours is in the path."""
-    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
-    clock, rows = leads.Clock(), leads.rows(path, 240)
-    leader = leads.leader(path, clock)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
+    clock, rows = controllers.Clock(), controllers.rows(path, 240)
+    leader = controllers.controller(path, clock)
     with contextlib.closing(leader), live(leader) as client:
         for i in range(0, len(rows), 24):
             clock.now = rows[i + 23]["at"] + 3
-            message = leads.message(rows[i : i + 24], first=i)
+            message = controllers.message(rows[i : i + 24], first=i)
             client.post("/v1/follow", json=message, headers=bearer("gateway"))
             while leader.step():
                 pass
@@ -217,13 +218,13 @@ def test_decisions_are_there_for_a_gateway_of_ones_own(tmp_path):
 
 
 def test_an_audit_needs_a_log_and_nothing_that_serves(tmp_path):
-    path = leads.contract(tmp_path, q=leads.FAULTY)
-    log = serving.log(tmp_path, leads.rows(path, 240))
-    audit = Audit(path, [log], state=tmp_path / "state", open=leads.here, key=b"")
+    path = controllers.contract(tmp_path, q=controllers.FAULTY)
+    log = serving.log(tmp_path, controllers.rows(path, 240))
+    audit = Audit(path, [log], state=tmp_path / "state", open=controllers.here, key=b"")
     with contextlib.closing(audit):
         audit.read()
 
-        assert "first=a" in audit.audited.beyond
+        assert "first=a" in audit.result.beyond
 
 
 # Ask for logprobs on unsampled requests, or silently change logprobs_mode

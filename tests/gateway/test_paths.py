@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from servanda.errors import ContractError
 from servanda.gateway.http.api_keys import Keys
-from servanda.gateway.proxy.allowed_paths import OPEN, Paths
+from servanda.gateway.proxy.allowed_paths import OPEN, AllowedPaths
 from servanda.gateway.proxy.config import Config, Upstream
 from tests.gateway.serving import WAIT_S, Fake, Running, config, reply
 
@@ -183,7 +183,7 @@ def test_no_spelling_of_a_path_gets_around_the_list(stable, port, target, method
 
     for request in stable.requests[before:]:
         for path in readings(request.target):
-            known = Paths().methods(path)
+            known = AllowedPaths().methods(path)
             assert request.method in known, (target, request.target, path)
 
 

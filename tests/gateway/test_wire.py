@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from servanda.gateway.http.listener import HEAD_S, KEEP_ALIVE_S
-from servanda.gateway.http.timeouts import Patience
+from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy.config import Limits
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
@@ -168,7 +168,7 @@ def test_whatever_a_sampled_reply_holds_it_reaches_its_client(path, streams, odd
     waits = {"best": 1}
     with (
         Fake(script) as infer,
-        Running(config(infer, leader=NOBODY, waits=waits)) as running,
+        Running(config(infer, controller=NOBODY, waits=waits)) as running,
     ):
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
 
@@ -192,7 +192,7 @@ def test_a_server_that_gives_no_logprobs_is_not_one_that_says_nothing(pools, pat
         ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
     data = json.dumps({"choices": [{"index": 0, "finish_reason": "length", **words}]}).encode()
     pools[0].script = stream(b"data: " + data + b"\n\n", DONE) if streams else reply(data)
-    with Running(config(*pools, leader=NOBODY)) as running:
+    with Running(config(*pools, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         for _ in range(4):
             running.client.post(path, json={**ask, "stream": streams}).raise_for_status()
@@ -216,7 +216,7 @@ def test_a_large_sampled_reply_that_nobody_reads_is_given_up(pools):
     body = json.dumps({"choices": [choice(text="x" * (24 << 20))]}).encode()
     pools[0].script = reply(body)
     limits, waits = Limits(stall_s=HOUR_S), {"total_s": NEVER_S}
-    given = config(*pools, limits=limits, waits=waits, leader=NOBODY)
+    given = config(*pools, limits=limits, waits=waits, controller=NOBODY)
     with Running(given, skips=True) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
         with connected(running) as client:
@@ -298,7 +298,7 @@ def test_a_comment_between_events_of_a_sampled_stream_is_not_held_back(pools, ru
 def test_a_sampled_reply_that_is_too_long_to_be_read_whole_passes_as_it_is(pools):
     data = json.dumps({"choices": [choice(text="x" * 300_000)]}).encode()
     pools[0].script = reply(data)
-    with Running(config(*pools, limits=Limits(reply_bytes=1000), leader=NOBODY)) as running:
+    with Running(config(*pools, limits=Limits(reply_bytes=1000), controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(sample=1.0)))
 
         told = running.client.post(PATH, json=ASK)
@@ -354,7 +354,7 @@ def test_a_cancellation_that_somebody_swallowed_comes_with_the_next_wait():
     """As `asyncio.wait_for` does before Python 3.12, where its work ends in the same turn."""
 
     async def asks():
-        patience = Patience(WAIT_S, asyncio.get_running_loop())
+        patience = Timeouts(WAIT_S, asyncio.get_running_loop())
         patience.wait_for("body", 0.0)
         with contextlib.suppress(asyncio.CancelledError):
             await hang()

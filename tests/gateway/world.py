@@ -10,9 +10,10 @@ import uvicorn
 from benchmarks.gateway.stub import Stub
 from benchmarks.gateway.upstream import Upstream
 
-from servanda.gateway.proxy.app import app
+from servanda.gateway.proxy.app import App
 from servanda.gateway.proxy.config import Config
 from servanda.gateway.proxy.config import Upstream as Pool
+from servanda.gateway.proxy.gateway import Gateway
 
 WAIT_S = 30.0
 
@@ -36,7 +37,7 @@ class World:
         """A client of one more gateway before the same upstreams."""
         pools = {pool: Pool(self.urls[pool], defaults={}) for pool in ("infer", "stable")}
         leader = Pool(self.urls["leader"], key="follower") if self.stub else None
-        own = app(Config(**{**pools, "leader": leader, "name": name, **config}))
+        own = App(Gateway(Config(**{**pools, "controller": leader, "name": name, **config})))
         base = self._stack.enter_context(serving(own))
         if self.stub is not None and self.stub.snapshot is not None:
             self.followed(name)

@@ -25,7 +25,7 @@ def in_browser(leader, look, role="operator", **how):
 
 
 def test_a_slice_is_pinned_by_a_click_and_seen_pinned():
-    leader = fake.Leader()
+    leader = fake.Controller()
 
     async def look(tab):
         await tab.until("document.querySelector('button[data-act=pin]')")
@@ -62,7 +62,7 @@ def test_a_slice_is_pinned_by_a_click_and_seen_pinned():
 
 
 def test_what_is_refused_is_said_in_the_dialog_and_nothing_is_lost():
-    leader = fake.Leader()
+    leader = fake.Controller()
 
     async def look(tab):
         await tab.until("document.querySelector('button[data-act=pin]')")
@@ -85,7 +85,7 @@ def test_what_is_refused_is_said_in_the_dialog_and_nothing_is_lost():
 
 def test_the_page_stays_fresh_and_keeps_what_a_reader_opened():
     """The focus, an open list, the place on the page, and an open dialog outlast a poll."""
-    leader = fake.Leader()
+    leader = fake.Controller()
 
     async def look(tab):
         await tab.until("document.documentElement.classList.contains('has-script')")
@@ -117,7 +117,7 @@ def test_the_page_stays_fresh_and_keeps_what_a_reader_opened():
 
 
 def test_a_leader_that_is_gone_is_said_so():
-    leader = fake.Leader()
+    leader = fake.Controller()
 
     async def look(tab):
         await tab.until("document.documentElement.classList.contains('has-script')")
@@ -146,8 +146,8 @@ def test_a_leader_that_is_gone_is_said_so():
 
 
 def test_a_slow_leader_is_asked_once_at_a_time():
-    leader, go, inside, most = fake.Leader(), threading.Event(), threading.Event(), []
-    told, under_way = leader.standing, []
+    leader, go, inside, most = fake.Controller(), threading.Event(), threading.Event(), []
+    told, under_way = leader.status, []
 
     def slowly():
         under_way.append(1)
@@ -159,7 +159,7 @@ def test_a_slow_leader_is_asked_once_at_a_time():
 
     async def look(tab):
         await tab.until("document.documentElement.classList.contains('has-script')")
-        leader.standing = slowly
+        leader.status = slowly
         look_again = "document.dispatchEvent(new Event('visibilitychange'))"
         await tab.js(f"for (let i = 0; i < 20; i++) {look_again}")
         await asyncio.to_thread(inside.wait, WAIT_S)
@@ -190,11 +190,11 @@ def test_a_key_that_is_taken_away_is_said_so_and_asked_with_no_more():
         said = await tab.js("document.querySelector('#stale').textContent")
         assert said.startswith("! This key may not look any more (status 401)")
 
-    in_browser(fake.Leader(), look)
+    in_browser(fake.Controller(), look)
 
 
 def test_two_tabs_see_one_pin():
-    leader = fake.Leader()
+    leader = fake.Controller()
 
     async def looked(url):
         async with chromium.tab() as one, chromium.tab() as other:
@@ -226,7 +226,7 @@ async def press_enter(tab):
 @pytest.mark.parametrize("width", [380, 600, 900, 1280])
 def test_the_page_never_scrolls_sideways(width):
     long = fake.broken("x" * 200, held="a_reason_without_any_blank_" * 12)
-    leader = fake.Leader(fake.standing(slices=(long, *fake.standing().slices[1:])))
+    leader = fake.Controller(fake.status(slices=(long, *fake.status().slices[1:])))
 
     async def look(tab):
         assert await tab.js("document.documentElement.scrollWidth") <= width
@@ -240,7 +240,7 @@ def test_the_page_never_scrolls_sideways(width):
 
 
 def test_without_a_script_the_page_is_whole_and_loads_itself_anew():
-    leader = fake.Leader()
+    leader = fake.Controller()
 
     async def look(tab):
         await tab.ask("Emulation.setScriptExecutionDisabled", value=True)
@@ -251,7 +251,7 @@ def test_without_a_script_the_page_is_whole_and_loads_itself_anew():
             " && document.querySelectorAll('tbody tr').length === 4"
             " && !document.querySelector('[data-act]').checkVisibility()"
         )
-        leader.now = fake.standing(slices=fake.standing().slices[1:])
+        leader.now = fake.status(slices=fake.status().slices[1:])
         await tab.until("document.querySelector('#head').textContent.includes('All 3')")
 
     in_browser(leader, look)
@@ -260,7 +260,7 @@ def test_without_a_script_the_page_is_whole_and_loads_itself_anew():
 def test_hostile_texts_do_nothing_in_a_browser():
     slices = tuple(hostile(text).slices[0] for text in HOSTILE)
     standing = replace(hostile(HOSTILE[0]), slices=slices)
-    leader = fake.Leader(standing)
+    leader = fake.Controller(standing)
 
     async def look(tab):
         await tab.until("document.documentElement.classList.contains('has-script')")
@@ -283,7 +283,7 @@ def test_a_viewer_looks_and_cannot_touch():
         await tab.until("document.documentElement.classList.contains('has-script')")
         assert await tab.js("document.querySelectorAll('button, dialog, form').length") == 0
 
-    in_browser(fake.Leader(), look, role="viewer")
+    in_browser(fake.Controller(), look, role="viewer")
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -293,7 +293,7 @@ def test_texts_can_be_read_in_both_lights(dark):
     async def look(tab):
         return await tab.js(CONTRASTS)
 
-    worst = in_browser(fake.Leader(fake.standing(store="locked")), look, dark=dark)
+    worst = in_browser(fake.Controller(fake.status(store="locked")), look, dark=dark)
     assert worst and min(ratio for ratio, _ in worst) >= 4.5, sorted(worst)[:5]
 
 

@@ -45,7 +45,7 @@ class Promoted:
         words = ("--log", "served", "--until", "completed", "--every", "1s", "--quiet")
         self.code, self.said = self.call("promote", serving.contract.name, *words)
         self.full = serving.status()
-        self.met = len(users.met)
+        self.probe = len(users.probe)
         self.back = self.call("promotion", "rollback", "toy", "--reason", "a drill")
         until(lambda: users.pools("a", -12) == {"stable"}, "stable serves")
         self.taken_back = serving.status()

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
-from servanda.gateway.http.listener import bound
+from servanda.gateway.http.listener import bind
 from servanda.promotion.ledger.open import verify_at
 from tests.gateway.running import ADA, WAIT_S, Program, Serving, Users, ask, kernels, until
 
@@ -55,7 +55,7 @@ def test_a_slice_that_breaks_leaves_infer_and_the_others_stay(urls, tmp_path):
         found = serving.slice("d")
         assert found["status"] == "quarantined" and found["acts"]
         assert {serving.slice(t)["status"] for t in "ab"} == {"active"}
-        assert {status for _, status, _ in users.met} == {200}
+        assert {status for _, status, _ in users.probe} == {200}
         assert serving.end() == 0
     assert verify_at(str(tmp_path / "ledger.db")).sound
     assert (tmp_path / "served" / "served-0001.jsonl").stat().st_size > 0
@@ -65,8 +65,8 @@ def test_observe_moves_nothing_and_says_what_it_would(urls, tmp_path):
     with Serving(tmp_path, urls, mode="observe") as serving, Users(serving.begun()) as users:
         serving.line("mode observe: nothing is diverted; each decision says what would be")
         serving.line(r"team=d: .* -> quarantined \(only noted: nothing is moved\)")
-        before = len(users.met)
-        until(lambda: len(users.met) > before + 24, "users go on")
+        before = len(users.probe)
+        until(lambda: len(users.probe) > before + 24, "users go on")
         assert users.pools("d", before) == {"infer"}
         assert serving.end() == 0
 
@@ -102,7 +102,7 @@ def test_a_leader_that_is_killed_under_traffic_costs_no_request_and_no_evidence(
         before = total(serving)
         until(lambda: total(serving) > before + 40, "evidence goes on")
         users.__exit__()
-        assert {(status, pool) for _, status, pool in users.met} == {(200, "infer")}
+        assert {(status, pool) for _, status, pool in users.probe} == {(200, "infer")}
         # every answer was sampled, and none was lost with the leader
         until(lambda: all_taken(serving.status()["gateways"][0]), "all are taken")
         assert serving.end() == 0
@@ -159,8 +159,8 @@ def test_told_to_end_it_answers_who_is_under_way(urls, tmp_path):
         with misbehaving(urls[0], slow) as infer, Users(url, teams="a", at_a_time=1) as users:
             until(infer, "infer is asked")
             serving.process.send_signal(signal.SIGTERM)
-            until(lambda: users.met, "the answer comes")
-        assert users.met[0][1:] == (200, "infer")
+            until(lambda: users.probe, "the answer comes")
+        assert users.probe[0][1:] == (200, "infer")
         assert serving.process.wait(WAIT_S) == 0
         assert "no more requests are taken" in serving.text
 
@@ -221,7 +221,7 @@ def test_two_gateways_follow_one_leader(urls, tmp_path):
 
 
 def test_a_pool_that_is_not_there_yet_is_said_and_keeps_nobody_waiting(urls, tmp_path):
-    with bound("127.0.0.1", 0, "") as taken:
+    with bind("127.0.0.1", 0, "") as taken:
         nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with Serving(tmp_path, (nowhere, urls[1])) as serving:
         serving.line(rf"! infer does not answer yet.*{nowhere}")
@@ -342,7 +342,7 @@ def test_an_option_that_names_the_referee_is_refused(contract, tmp_path):
 
 
 def test_a_port_that_is_taken_is_said(contract, tmp_path):
-    with bound("127.0.0.1", 0, "") as taken:
+    with bind("127.0.0.1", 0, "") as taken:
         port = taken.getsockname()[1]
         code, said = refused(tmp_path, contract.contract, "--port", port)
         assert code == 4 and f"nothing can be served at 127.0.0.1:{port}: " in said

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gateway.controller import killed, leads
+from tests.gateway.controller import controllers, killed
 from tests.gateway.controller.test_kills import expected
 
 pytestmark = pytest.mark.slow
@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_leader_that_is_killed_counts_every_row_once(tmp_path, seed):
-    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
-    rows = leads.rows(path, 240, seed=seed)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
+    rows = controllers.rows(path, 240, seed=seed)
     said = killed.survived(path, rows, kills=12, seed=seed)
     assert said[-1] == "done"
     assert killed.samples(path) == expected(rows)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests import kit, serving
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +25,14 @@ def nothing(_bad, _u):
 def ends(folder, tv, seed, lose=nothing, n=ROWS):
     """Slices that ever left infer, which moves `tv` from "a" to "b", and the last standing."""
     folder.mkdir()
-    path = leads.contract(folder, q={"": kit.moved(kit.BASE, tv)}, routing=ROUTING)
-    clock, rows = leads.Clock(), leads.rows(path, n, seed=seed)
+    path = controllers.contract(folder, q={"": kit.moved(kit.BASE, tv)}, routing=ROUTING)
+    clock, rows = controllers.Clock(), controllers.rows(path, n, seed=seed)
     for i, row in enumerate(rows):
         bad = 1 in row["token_ids"]  # only where infer drew a "b" is x above 0
         if lose(bad, math.modf(0.618034 * (i + 1))[0]):
             rows[i] = serving.lost(row)
-    leader = leads.leader(path, clock, ledger="")
-    leads.drive(leader, clock, rows, batch=64)
+    leader = controllers.controller(path, clock, ledger="")
+    controllers.drive(leader, clock, rows, batch=64)
     standing = leader.standing()
     leader.close()
     left = {t.slice for t in standing.transitions if t.after.startswith("quarantined")}

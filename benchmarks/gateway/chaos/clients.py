@@ -47,7 +47,7 @@ async def large_prompts(d: Deployment, found: Finding) -> None:
                 for n in range(start, start + 12)
             ]
             await asyncio.gather(*asked)
-    found.met(own)
+    found.probe(own)
     found.all_answered(own)
     await settled(d)
 

@@ -52,7 +52,7 @@ class Finding:
         if not true:
             self.wrong.append(otherwise)
 
-    def met(self, own: Outcome) -> None:
+    def probe(self, own: Outcome) -> None:
         """Count what became of some requests; two things may become of none, whatever broke."""
         self.outcome = self.outcome + own
         self.check(not own.hung, f"{own.hung} requests outlived {PATIENCE_S:.0f} s")
@@ -114,7 +114,7 @@ async def during(
     users = asyncio.create_task(traffic(url or d.url, seconds, RATE, make))
     await asyncio.gather(users, *(act(*one) for one in acts))
     own = users.result()
-    found.met(own)
+    found.probe(own)
     return own
 
 
@@ -123,4 +123,4 @@ async def well(found: Finding, d: Deployment, seconds: float = 1.0) -> None:
     after = await traffic(d.url, seconds, RATE)
     found.check(after.answered == after.sent, "afterwards:")
     found.all_answered(after)
-    found.met(after)
+    found.probe(after)

@@ -15,7 +15,7 @@ from servanda.cli.options import FILE, LOG_ROWS, shared
 from servanda.cli.output import show, show_json
 from servanda.cli.promotion_options import ledger_key
 from servanda.errors import MeasurementError
-from servanda.gateway.controller.audit import Audit, text
+from servanda.gateway.controller.audit import Audit, render
 from servanda.gateway.routing.state import Transition
 from servanda.traces.serialization import to_plain
 
@@ -62,11 +62,11 @@ def audit_command(
             while follow:
                 time.sleep(_EVERY_S)
                 _print_moves(audit.read())
-        audited = audit.audited
+        audited = audit.result
         if format_ == "json":
             show_json({**to_plain(audited), "beyond": audited.beyond, "exit": audited.exit_code})
         else:
-            show(text(audited))
+            show(render(audited))
     sys.exit(audited.exit_code)
 
 

@@ -194,7 +194,7 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
         say(f"  {error.problems[0].hint}")
         if pool != "infer":
             return bare
-        return replace(bare, met=partial(_described, bare, kernel, at, key))
+        return replace(bare, probe=partial(_described, bare, kernel, at, key))
     if pool == "infer" and server.defaults is None:
         say(
             "! infer does not say how it samples what a request leaves unsaid: only requests that "

@@ -22,7 +22,7 @@ from servanda.errors import MeasurementError
 if TYPE_CHECKING:
     from servanda.engines.tls import Certificate
     from servanda.gateway.controller.process import Settings
-    from servanda.gateway.controller.supervisor import Supervised
+    from servanda.gateway.controller.supervisor import Supervisor
     from servanda.gateway.http.api_keys import Role
     from servanda.gateway.proxy.config import Config, Upstream
 
@@ -56,13 +56,13 @@ def _write(made: Made, settings: Settings) -> None:
 
 
 def lead(settings: Settings, made: Made) -> None:
-    from servanda.gateway.controller.process import Leading
+    from servanda.gateway.controller.process import ControllerProcess
 
     def ready() -> None:
         _write(made, settings)
         _say("it leads  (Ctrl-C ends it)")
 
-    leading = Leading(
+    leading = ControllerProcess(
         settings, say=_say, bound_at=lambda url: _say_leader(settings, url), ready=ready
     )
     with handled(signal.SIGHUP, lambda *_: leading.reload()):
@@ -87,14 +87,15 @@ def serve(
     Raises:
         ServandaError: it cannot serve, or its leader refuses what it was told.
     """
-    from servanda.gateway.http.listener import Listening, bound
+    from servanda.gateway.http.listener import Listener, bind
     from servanda.gateway.http.reload import ListenerFiles
-    from servanda.gateway.proxy.app import app
+    from servanda.gateway.proxy.app import App
+    from servanda.gateway.proxy.gateway import Gateway
 
     files = ListenerFiles(settings.keys, settings.tls, _say)
     if leader is None:
         _check(contract, settings)
-    with bound(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
+    with bind(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
         urls = dict(settings.urls)
         config = replace(config_of(contract, urls, waits, _say), keys=files.keys, **fields)
         supervised = None
@@ -112,13 +113,13 @@ def serve(
                 _say(f"{leader} reads the contract")
 
         ending.enter_context(handled(signal.SIGHUP, lambda *_: reload()))
-        own = app(replace(config, leader=followed))
+        own = App(Gateway(replace(config, controller=followed)))
 
         def drain() -> None:
             own.draining = True
             _say(f"new requests are answered for {waits.drain_s:g} s more; /readyz refuses them")
 
-        listening = Listening(
+        listening = Listener(
             own,
             taken,
             certificate=files.certificate,
@@ -149,24 +150,24 @@ def _check(contract: Contract, settings: Settings) -> None:
         ContractError: the contract cannot be followed.
         MeasurementError: the leader's address is taken.
     """
-    from servanda.gateway.controller.watched_cells import watch
-    from servanda.gateway.http.listener import bound
+    from servanda.gateway.controller.watched_cells import select_cells
+    from servanda.gateway.http.listener import bind
 
-    watch(contract)
-    bound(settings.host, settings.port, "--admin").close()
+    select_cells(contract)
+    bind(settings.host, settings.port, "--admin").close()
 
 
-def _supervised(settings: Settings, certificate: Certificate | None) -> tuple[Upstream, Supervised]:
+def _supervised(settings: Settings, certificate: Certificate | None) -> tuple[Upstream, Supervisor]:
     """The leader, as its gateway asks it, and as the process that it will be."""
-    from servanda.gateway.controller.supervisor import Supervised
+    from servanda.gateway.controller.supervisor import Supervisor
     from servanda.gateway.proxy.config import Upstream
 
     key = secrets.token_urlsafe(32)
     held = (*settings.held, (f"gateway-{secrets.token_hex(4)}", "gateway", key))
-    supervised = Supervised(replace(settings, held=held), _say)
+    supervised = Supervisor(replace(settings, held=held), _say)
     scheme, verify = ("https", certificate.pinned) if certificate else ("http", None)
     first = Upstream(f"{scheme}://{address(settings.host, settings.port)}", key, verify=verify)
-    return replace(first, met=lambda: Upstream(supervised.where(), key)), supervised
+    return replace(first, probe=lambda: Upstream(supervised.where(), key)), supervised
 
 
 def _led(made: Made, settings: Settings, url: str) -> None:

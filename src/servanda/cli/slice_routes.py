@@ -40,11 +40,11 @@ def status(gateway: str | None, key_file: Path | None, format_: str) -> None:
     Exit codes: 0 it answered, 2 the call is wrong, 4 nobody answers there.
     """
     client = admin_client(gateway, key_file)
-    standing = client.standing()
+    now = client.status()
     if format_ == "json":
-        show_json(standing)
+        show_json(now)
     else:
-        show(slices.text(standing, client.url))
+        show(slices.text(now, client.url))
 
 
 @click.command()
@@ -107,6 +107,6 @@ def admin_client(gateway: str | None, key_file: Path | None) -> Any:
     """
     if gateway is None:
         raise click.UsageError("--gateway is missing\n  hint: --gateway http://127.0.0.1:8081")
-    from servanda.gateway.controller.web.client import Asking, key_from
+    from servanda.gateway.controller.web.client import ControllerClient, key_from
 
-    return Asking(gateway, key_from(key_file, os.environ))
+    return ControllerClient(gateway, key_from(key_file, os.environ))

@@ -9,7 +9,7 @@ import click
 from servanda.cli.options import shared
 from servanda.cli.output import show, show_json
 from servanda.cli.promotion_options import opened, print_story
-from servanda.gateway.controller.ledger_status import recalled, text
+from servanda.gateway.controller.ledger_status import ledger_statuses, render
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
 from servanda.promotion.run.history import stories
@@ -26,7 +26,7 @@ def status(run: str | None, where: str, format_: str) -> None:
     `servanda gateway status` asks the gateway itself.
     """
     with opened(where, reading=True) as ledger:
-        gateways = [gateway for gateway in recalled(ledger) if run in (None, gateway.run)]
+        gateways = [gateway for gateway in ledger_statuses(ledger) if run in (None, gateway.run)]
         if run is not None and not gateways:
             print_story(named(ledger, run), format_)
             return
@@ -37,5 +37,5 @@ def status(run: str | None, where: str, format_: str) -> None:
         show_json([*data, *({"status": "routing", **to_plain(g)} for g in gateways)])
         return
     parts = [report.text(story, now=now) for story in under_way]
-    parts += ["\n".join(map(text, gateways))] if gateways else []
+    parts += ["\n".join(map(render, gateways))] if gateways else []
     show("\n\n".join(parts) or "no run is under way")

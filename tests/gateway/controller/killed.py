@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from servanda.gateway.controller.ledger_history import gateway_runs, retold
+from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
 from servanda.gateway.controller.store import Store
 from servanda.promotion.ledger.open import open_ledger
 
@@ -18,16 +18,16 @@ ROOT = Path(__file__).parents[3]
 
 def child(path, rows):
     """Send rows as a gateway does, from what is durable on; a line for every step."""
-    from tests.gateway.controller import leads
+    from tests.gateway.controller import controllers
 
     rows = json.loads(Path(rows).read_text())
-    clock = leads.Clock()
-    leader = leads.leader(Path(path), clock)
-    taken = leader.follow(leads.message([], first=0))["taken"]
+    clock = controllers.Clock()
+    leader = controllers.controller(Path(path), clock)
+    taken = leader.follow(controllers.message([], first=0))["taken"]
     while taken < len(rows):
         part = rows[taken : taken + 8]
         clock.now = max(clock.now, part[-1]["at"])
-        taken = leader.follow(leads.message(part, first=taken))["taken"]
+        taken = leader.follow(controllers.message(part, first=taken))["taken"]
         leader.step()
         print(taken, flush=True)
     while leader.step():
@@ -83,5 +83,5 @@ def samples(path):
 def ledger(path):
     """Kinds of the entries, and what is wrong with them."""
     with open_ledger(str(path.parent / "ledger.db"), reading=True, key=b"") as found:
-        wrong = [str(p) for run in gateway_runs(found) for p in retold(found.entries(run))]
+        wrong = [str(p) for run in gateway_runs(found) for p in run_problems(found.entries(run))]
         return [entry.kind for entry in found.entries()], wrong

@@ -5,19 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from servanda.gateway.controller.watched_cells import watch
+from servanda.gateway.controller.watched_cells import select_cells
 from servanda.runner.load import load
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
 from servanda.theory.stats.refutation import LEAK
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 
-REPORTED = np.array(leads.NEARLY[""])
+REPORTED = np.array(controllers.NEARLY[""])
 WIDTH = 6
 
 
 @pytest.fixture
 def clock():
-    return leads.Clock()
+    return controllers.Clock()
 
 
 def tempered(temperature):
@@ -53,7 +53,9 @@ def redrawn(rows, sampler, seed=0, of="a"):
 
 
 def acting(folder, **more):
-    return leads.contract(folder, routing=leads.ACTING, labels=leads.LABELS, **more)
+    return controllers.contract(
+        folder, routing=controllers.ACTING, labels=controllers.LABELS, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,75 +68,79 @@ def acting(folder, **more):
 )
 def test_a_slice_whose_tokens_are_drawn_otherwise_leaves_infer(tmp_path, clock, sampler, as_with):
     path = acting(tmp_path)
-    leader = leads.leader(path, clock)
-    leads.drive(leader, clock, redrawn(leads.rows(path, 400), sampler))
+    leader = controllers.controller(path, clock)
+    controllers.drive(leader, clock, redrawn(controllers.rows(path, 400), sampler))
 
-    gone = leads.status(leader, "first=a")
+    gone = controllers.status(leader, "first=a")
     assert gone.status != "active" and gone.route == 0.0
-    first, *_ = [t for t in leader.standing().transitions if t.after == "quarantined"]
+    first, *_ = [t for t in leader.status().transitions if t.after == "quarantined"]
     assert first.slice == "first=a" and first.acted and first.cell == "sampler_fidelity on first=a"
     assert "tokens are not drawn as infer reports, but more as with " + as_with in first.reason
     assert math.isnan(first.limit) and abs(first.value) > 0.1  # nats a token
     assert first.log_evidence >= first.log_price
-    assert {leads.status(leader, name).status for name in ("first=b", "first=c")} == {"active"}
+    assert {controllers.status(leader, name).status for name in ("first=b", "first=c")} == {
+        "active"
+    }
     leader.close()
 
 
 @pytest.mark.slow
 def test_it_comes_back_once_the_sampler_is_refuted_for_which_it_left(tmp_path, clock):
     path = acting(tmp_path)
-    leader = leads.leader(path, clock)
-    wrong = redrawn(leads.rows(path, 300), tempered(0.5))
-    leads.drive(leader, clock, wrong)
-    assert leads.status(leader, "first=a").status in ("quarantined", "probation")
+    leader = controllers.controller(path, clock)
+    wrong = redrawn(controllers.rows(path, 300), tempered(0.5))
+    controllers.drive(leader, clock, wrong)
+    assert controllers.status(leader, "first=a").status in ("quarantined", "probation")
 
     # the same fault all through the probation: it stays away, whatever the certificates say
-    still = redrawn(leads.rows(path, 600, start=300, at=clock.now + 100), tempered(0.5), seed=1)
-    leads.drive(leader, clock, still, first=300)
-    assert leads.status(leader, "first=a").status in ("quarantined", "probation")
+    still = redrawn(
+        controllers.rows(path, 600, start=300, at=clock.now + 100), tempered(0.5), seed=1
+    )
+    controllers.drive(leader, clock, still, first=300)
+    assert controllers.status(leader, "first=a").status in ("quarantined", "probation")
 
-    sound = leads.rows(path, 1500, start=900, at=clock.now + 1000)
-    leads.drive(leader, clock, sound, first=900)
-    assert leads.status(leader, "first=a").status in ("recovering", "active")
+    sound = controllers.rows(path, 1500, start=900, at=clock.now + 1000)
+    controllers.drive(leader, clock, sound, first=900)
+    assert controllers.status(leader, "first=a").status in ("recovering", "active")
     leader.close()
 
 
 def test_where_likeliest_tokens_were_asked_for_and_are_not_there_they_are_missing(tmp_path, clock):
     path = acting(tmp_path)
-    leader = leads.leader(path, clock)
-    rows = [{**row, "x-best": 4} for row in leads.rows(path, 40)]
+    leader = controllers.controller(path, clock)
+    rows = [{**row, "x-best": 4} for row in controllers.rows(path, 40)]
     without = [{k: v for k, v in row.items() if k != "best"} for row in rows[:20]]
-    leads.drive(leader, clock, without)
-    cell = next(c for c in leads.status(leader, "all").cells if c.refutes)
+    controllers.drive(leader, clock, without)
+    cell = next(c for c in controllers.status(leader, "all").cells if c.refutes)
     assert cell.n == 20 and cell.missing == sum(len(row["token_ids"]) for row in without)
-    told = {(one.clause, one.slice): one.why for one in leader.standing().left_out}
+    told = {(one.clause, one.slice): one.why for one in leader.status().left_out}
     assert told == {("sampler_fidelity", "any slice"): "infer reports no likeliest tokens"}
 
-    leads.drive(leader, clock, rows[20:], first=20)
-    assert not leader.standing().left_out
+    controllers.drive(leader, clock, rows[20:], first=20)
+    assert not leader.status().left_out
     leader.close()
 
 
 def test_a_request_that_asked_for_no_likeliest_tokens_says_nothing_of_the_draw(tmp_path, clock):
     path = acting(tmp_path)
-    leader = leads.leader(path, clock)
-    rows = [{k: v for k, v in row.items() if k != "best"} for row in leads.rows(path, 20)]
-    leads.drive(leader, clock, [{**row, "x-best": 0} for row in rows])
-    cells = {c.clause: c.n for c in leads.status(leader, "all").cells}
+    leader = controllers.controller(path, clock)
+    rows = [{k: v for k, v in row.items() if k != "best"} for row in controllers.rows(path, 20)]
+    controllers.drive(leader, clock, [{**row, "x-best": 0} for row in rows])
+    cells = {c.clause: c.n for c in controllers.status(leader, "all").cells}
     assert cells == {"tv": 20, "sampler_fidelity": 0}
     leader.close()
 
 
 def test_requests_with_and_without_likeliest_tokens_share_a_batch(tmp_path, clock):
     path = acting(tmp_path)
-    leader = leads.leader(path, clock)
-    rows = [{**row, "x-best": 4} for row in leads.rows(path, 40)]
+    leader = controllers.controller(path, clock)
+    rows = [{**row, "x-best": 4} for row in controllers.rows(path, 40)]
     mixed = [
         row if i % 2 else {k: v for k, v in row.items() if k != "best"}
         for i, row in enumerate(rows)
     ]
-    leads.drive(leader, clock, mixed)
-    cell = next(c for c in leads.status(leader, "all").cells if c.refutes)
+    controllers.drive(leader, clock, mixed)
+    cell = next(c for c in controllers.status(leader, "all").cells if c.refutes)
     assert cell.n == 40
     assert cell.missing == sum(len(row["token_ids"]) for row in rows[::2])
     leader.close()
@@ -159,6 +165,6 @@ def test_the_evidence_of_a_request_is_a_fair_bet_on_each_side():
 
 
 def test_every_slice_with_a_certificate_is_watched_for_how_its_tokens_are_drawn(tmp_path):
-    found = watch(load(acting(tmp_path)))
-    assert [c.slice for c in found.draws] == list(dict.fromkeys(s for _, s in found.cells))
+    found = select_cells(load(acting(tmp_path)))
+    assert [c.slice for c in found.draws] == list(dict.fromkeys(s for _, s in found.by_name))
     assert all(c.diverts == "slice" and c.pages == ("oncall",) for c in found.draws)

@@ -3,6 +3,7 @@
 import pytest
 
 from servanda.gateway.controller.gateways import Gateways
+from servanda.gateway.controller.messages import Message
 
 
 def report(gateways, now, n, *, name="g", start=1.0, **more):
@@ -13,7 +14,7 @@ def report(gateways, now, n, *, name="g", start=1.0, **more):
         "slice_in_flight": {"all": 2.0, "tools": 0.5},
         **more,
     }
-    gateways.heard(name, start, 1, counts, latest=None, now=now)
+    gateways.record(Message(name, start, 1, counts=counts), now=now)
 
 
 @pytest.mark.parametrize("every_s", [0.2, 0.9, 1.0, 5.0])

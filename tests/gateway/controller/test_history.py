@@ -5,21 +5,24 @@ from dataclasses import replace
 import pytest
 
 from servanda.cli.main import main
-from servanda.gateway.controller.ledger_history import disagreements, retold
+from servanda.gateway.controller.ledger_history import disagreements, run_problems
 from servanda.promotion.ledger.entry import Record
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run.history import disagreements as promotions
 from servanda.promotion.run.history import stories, stories_of, story_of
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
     """Entries of a leader that quarantined a slice, and of another one beside it."""
     folder = tmp_path_factory.mktemp("story")
-    path, clock = leads.contract(folder, q=leads.FAULTY, routing=leads.ACTING), leads.Clock()
-    leader = leads.leader(path, clock)
-    leads.drive(leader, clock, leads.rows(path, 240))
+    path, clock = (
+        controllers.contract(folder, q=controllers.FAULTY, routing=controllers.ACTING),
+        controllers.Clock(),
+    )
+    leader = controllers.controller(path, clock)
+    controllers.drive(leader, clock, controllers.rows(path, 240))
     leader.pin("first=b", "stable", 60, actor="ann", reason="a look")
     leader.step()
     leader.close()
@@ -39,7 +42,7 @@ def changed(story, i, **body):
 
 
 def said(entries):
-    return [p.message.partition(") ")[2] for p in retold(entries)]
+    return [p.message.partition(") ")[2] for p in run_problems(entries)]
 
 
 def test_what_a_leader_wrote_can_have_happened(story):

@@ -3,13 +3,13 @@
 
 import pytest
 
-from tests.gateway.controller import killed, leads
+from tests.gateway.controller import controllers, killed
 
 
 @pytest.mark.slow
 def test_a_leader_that_is_killed_counts_every_row_once(tmp_path):
-    path = leads.contract(tmp_path, q=leads.FAULTY)
-    rows = leads.rows(path, 120)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY)
+    rows = controllers.rows(path, 120)
     said = killed.survived(path, rows, kills=2, seed=1)
     assert said[-1] == "done"
     assert killed.samples(path) == expected(rows)

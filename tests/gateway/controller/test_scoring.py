@@ -9,8 +9,16 @@ from servanda.contract.identity import EvidenceKey
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.intake import Intake
-from servanda.gateway.controller.rescoring import ANOTHER, COPIED, EARLIER, ODD, Down, Scorer
-from servanda.gateway.controller.watched_cells import watch
+from servanda.gateway.controller.messages import Message
+from servanda.gateway.controller.rescoring import (
+    ANOTHER,
+    COPIED,
+    EARLIER,
+    ODD,
+    Scorer,
+    TrainDownError,
+)
+from servanda.gateway.controller.watched_cells import select_cells
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.schedule import Unit
@@ -18,22 +26,22 @@ from servanda.judgement.traffic import SAMPLING, SEED, traffic_of
 from servanda.runner.load import compile, load
 from servanda.traces.request_log import request_of
 from tests import kit, serving
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 
 
-def scorer(path, open_=leads.here, **more):
-    return Scorer(watch(load(path)), open_, clock=leads.Clock(0.0), **more)
+def scorer(path, open_=controllers.here, **more):
+    return Scorer(select_cells(load(path)), open_, clock=controllers.Clock(0.0), **more)
 
 
 def taken(rows):
     intake = Intake({})
-    intake.offer(("g", 1.0), 0, rows, now=1e9)
+    intake.offer(Message("g", 1.0, rows=rows), now=1e9)
     return intake.take(1000, 10**9, now=1e9)
 
 
 def test_a_request_says_what_a_plain_sum_over_its_tokens_says(tmp_path):
-    path = leads.contract(tmp_path, q=leads.FAULTY)
-    rows = leads.rows(path, 30)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY)
+    rows = controllers.rows(path, 30)
     train = open_engine(load(path).kernels.train)
     ids = {name: i for i, name in enumerate(kit.TOKENS)}
     base = dict(zip(range(5), kit.BASE, strict=True))
@@ -57,8 +65,8 @@ def test_a_request_says_what_a_plain_sum_over_its_tokens_says(tmp_path):
 
 def test_it_is_the_pipeline_of_a_promotion_request_by_request(tmp_path):
     """The same requests as one closed round of a live leg weigh the same, group by group."""
-    path = leads.contract(tmp_path, q=leads.FAULTY, round=32)
-    rows = leads.rows(path, 32)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, round=32)
+    rows = controllers.rows(path, 32)
     found = scorer(path).score(taken(rows))
     contract = load(path)
     from servanda.contract.stages import Leg
@@ -91,8 +99,8 @@ def test_it_is_the_pipeline_of_a_promotion_request_by_request(tmp_path):
 
 
 def test_an_answer_without_a_number_is_missing_and_one_that_never_came_has_all_its_room(tmp_path):
-    path = leads.contract(tmp_path)
-    whole, unknown, gone, cut = leads.rows(path, 4)
+    path = controllers.contract(tmp_path)
+    whole, unknown, gone, cut = controllers.rows(path, 4)
     answer = {name: cut[name][:2] for name in ("token_ids", "logprobs", "best")}
     cut.update(answer, finish="length")  # and six were asked for
     unknown["logprobs"] = [None] * len(unknown["logprobs"])
@@ -106,8 +114,8 @@ def test_an_answer_without_a_number_is_missing_and_one_that_never_came_has_all_i
 
 
 def test_a_request_for_more_tokens_says_what_one_for_the_workloads_says(tmp_path):
-    path = leads.contract(tmp_path, q=leads.FAULTY)
-    rows = [row for row in leads.rows(path, 24) if len(row["token_ids"]) == 6]
+    path = controllers.contract(tmp_path, q=controllers.FAULTY)
+    rows = [row for row in controllers.rows(path, 24) if len(row["token_ids"]) == 6]
     longer = []
     for row in rows:
         row.pop("best")
@@ -121,8 +129,8 @@ def test_a_request_for_more_tokens_says_what_one_for_the_workloads_says(tmp_path
 
 
 def test_what_is_no_evidence_is_counted_with_its_reason(tmp_path):
-    path = leads.contract(tmp_path)
-    rows = leads.rows(path, 5)
+    path = controllers.contract(tmp_path)
+    rows = controllers.rows(path, 5)
     rows[1]["sampling"] = {**rows[1]["sampling"], "temperature": 0.5}
     rows[2]["sampling"] = {**rows[2]["sampling"], "seed": 7}
     rows[3]["sampling"] = {**rows[3]["sampling"], "seed": 7}
@@ -136,8 +144,8 @@ def test_what_is_no_evidence_is_counted_with_its_reason(tmp_path):
 
 
 def test_a_seed_of_an_earlier_life_is_remembered(tmp_path):
-    path = leads.contract(tmp_path)
-    (row,) = leads.rows(path, 1)
+    path = controllers.contract(tmp_path)
+    (row,) = controllers.rows(path, 1)
     row["sampling"] = {**row["sampling"], "seed": 7}
     (found,) = scorer(path, seeds=[7]).score(taken([row]))
     assert found.row.outside == SEED
@@ -176,8 +184,8 @@ def failing(plan, opened):
 
 
 def test_a_row_that_train_refuses_is_missing_by_itself(tmp_path):
-    path = leads.contract(tmp_path)
-    rows = leads.rows(path, 9)
+    path = controllers.contract(tmp_path)
+    rows = controllers.rows(path, 9)
     bad = tuple(rows[4]["token_ids"])
 
     def refuse(_, batch):
@@ -194,8 +202,8 @@ def test_a_row_that_train_refuses_is_missing_by_itself(tmp_path):
 
 
 def test_an_engine_that_dies_is_begun_again_and_the_row_it_dies_of_is_missing(tmp_path):
-    path = leads.contract(tmp_path)
-    rows = leads.rows(path, 8)
+    path = controllers.contract(tmp_path)
+    rows = controllers.rows(path, 8)
     bad = tuple(rows[2]["token_ids"])
 
     def die(engine, batch):
@@ -214,8 +222,8 @@ def test_an_engine_that_dies_is_begun_again_and_the_row_it_dies_of_is_missing(tm
 
 def test_an_engine_that_hung_costs_no_request_that_is_scored_later_its_time(tmp_path):
     """Else nothing would be scored for as long as the budget takes to pay for it."""
-    path = leads.contract(tmp_path)
-    clock, opened = leads.Clock(0.0), []
+    path = controllers.contract(tmp_path)
+    clock, opened = controllers.Clock(0.0), []
 
     def hang(engine, _):
         clock.now += 0.5
@@ -224,29 +232,29 @@ def test_an_engine_that_hung_costs_no_request_that_is_scored_later_its_time(tmp_
             engine.closed = True
             raise MeasurementError("the worker does not answer")
 
-    one = Scorer(watch(load(path)), failing(hang, opened), clock=clock)
-    one.score(taken(leads.rows(path, 8)))
+    one = Scorer(select_cells(load(path)), failing(hang, opened), clock=clock)
+    one.score(taken(controllers.rows(path, 8)))
     assert (one.train.restarts, one.scored) == (1, 8)
     assert one.seconds == 2 * 0.5  # it was tried again by halves
     assert one.cost_s == 2 * 0.5 / 8
 
 
 def test_an_end_in_the_middle_of_a_batch_is_no_bug_and_gives_the_rows_back(tmp_path):
-    path, opened = leads.contract(tmp_path), []
+    path, opened = controllers.contract(tmp_path), []
 
     def end(*_):
-        one.end()
+        one.train.end()
         raise MeasurementError("killed")
 
     one = scorer(path, failing(end, opened))
-    with pytest.raises(Down, match="killed; the leader ends") as down:
-        one.score(taken(leads.rows(path, 3)))
+    with pytest.raises(TrainDownError, match="killed; the leader ends") as down:
+        one.score(taken(controllers.rows(path, 3)))
     assert len(down.value.rows) == 3
     assert (one.train.restarts, len(opened)) == (0, 1)
 
 
 def test_where_it_cannot_be_begun_again_the_rows_are_given_back(tmp_path):
-    path = leads.contract(tmp_path)
+    path = controllers.contract(tmp_path)
     opened = []
 
     def die(engine, _):
@@ -261,26 +269,26 @@ def test_where_it_cannot_be_begun_again_the_rows_are_given_back(tmp_path):
         return once(kernel, side)
 
     one = scorer(path, open_)
-    rows = taken(leads.rows(path, 3))
-    with pytest.raises(Down, match="killed; no memory") as down:
+    rows = taken(controllers.rows(path, 3))
+    with pytest.raises(TrainDownError, match="killed; no memory") as down:
         one.score(rows)
     assert [row.number for row in down.value.rows] == [0, 1, 2]
     assert all(row.checked for row in down.value.rows)
-    assert (one.scored, one.missing, one.alive) == (0, 0, False)
+    assert (one.scored, one.missing, one.train.alive) == (0, 0, False)
     # those that found no room are missing even so
     found = one.score([type(r)(**{**vars(r), "dropped": True}) for r in down.value.rows])
     assert [s.statistics["tv", "all"].known for s in found] == [0, 0, 0]
 
 
 def test_one_kernel_on_both_sides_is_found_by_what_it_says_of_itself(tmp_path):
-    path = leads.contract(tmp_path)
+    path = controllers.contract(tmp_path)
     (tmp_path / "q.json").write_text((tmp_path / "p.json").read_text())
     with pytest.raises(ContractError, match="the referee may not be an arm"):
         scorer(path).start()
 
 
 def test_another_build_of_infer_is_no_evidence(tmp_path):
-    path = leads.contract(tmp_path)
+    path = controllers.contract(tmp_path)
 
     class Named:
         def __init__(self, engine):
@@ -296,15 +304,15 @@ def test_another_build_of_infer_is_no_evidence(tmp_path):
             said = {**told.fingerprint, "system_fingerprint": "fp_1"}
             return replace(told, fingerprint=said)
 
-    rows = leads.rows(path, 2)
+    rows = controllers.rows(path, 2)
     rows[0]["fingerprint"], rows[1]["fingerprint"] = "fp_1", "fp_2"
     one = scorer(path, lambda kernel, _: Named(open_engine(kernel)))
     assert [s.row.outside for s in one.score(taken(rows))] == ["", ANOTHER]
 
 
 def test_an_answer_that_cannot_be_weighed_keeps_no_other_from_it(tmp_path, monkeypatch):
-    path = leads.contract(tmp_path)
-    rows = leads.rows(path, 7)
+    path = controllers.contract(tmp_path)
+    rows = controllers.rows(path, 7)
     one, odd = scorer(path), tuple(rows[3]["prompt_token_ids"] + rows[3]["token_ids"])
     whole = one._statistics
 
@@ -323,21 +331,21 @@ def test_an_answer_that_cannot_be_weighed_keeps_no_other_from_it(tmp_path, monke
 
 
 def test_a_request_that_cannot_be_weighed_even_without_its_answer_is_counted(tmp_path, monkeypatch):
-    one = scorer(path := leads.contract(tmp_path))
+    one = scorer(path := controllers.contract(tmp_path))
 
     def statistics(_):
         raise EvidenceError("something odd")
 
     monkeypatch.setattr(one, "_statistics", statistics)
-    assert [s.statistics for s in one.score(taken(leads.rows(path, 2)))] == [None, None]
+    assert [s.statistics for s in one.score(taken(controllers.rows(path, 2)))] == [None, None]
     assert one.outside == {ODD: 2}
 
 
 @pytest.mark.parametrize("key", ["prompt_token_ids", "token_ids"])
 def test_ids_beyond_the_vocabulary_never_reach_train(tmp_path, key):
     """On a GPU one such id ends the whole process, row after row."""
-    path = leads.contract(tmp_path)
-    rows = leads.rows(path, 3)
+    path = controllers.contract(tmp_path)
+    rows = controllers.rows(path, 3)
     rows[1][key] = [2**31 - 1] * len(rows[1][key])
     rows[1].pop("best")
     asked = []
@@ -361,10 +369,10 @@ def test_ids_beyond_the_vocabulary_never_reach_train(tmp_path, key):
 
 
 def test_a_row_that_waited_since_before_another_contract_is_no_evidence_of_it(tmp_path):
-    path = leads.contract(tmp_path)
-    (row,) = taken([{**leads.rows(path, 1)[0], "x-version": 3}])
+    path = controllers.contract(tmp_path)
+    (row,) = taken([{**controllers.rows(path, 1)[0], "x-version": 3}])
     one = scorer(path, lambda kernel, side: _down() if side == "train" else open_engine(kernel))
-    with pytest.raises(Down):
+    with pytest.raises(TrainDownError):
         one.score([row])
     (checked,) = [one._checked(row)]
     one.since = 4
@@ -376,31 +384,31 @@ def _down():
 
 
 def test_self_noise_is_of_the_cells_that_it_was_measured_on(tmp_path):
-    path = leads.contract(tmp_path)
+    path = controllers.contract(tmp_path)
     old = scorer(path)
     for i in range(3):
-        old.score(taken(leads.rows(path, 16, start=16 * i)))
-    assert old.floors
+        old.score(taken(controllers.rows(path, 16, start=16 * i)))
+    assert old.noise.floors
     path.write_text(path.read_text().replace("at_most: 0.05", "at_most: 0.06"))
     other = scorer(path)
     other.adopt(old, engine=True)
-    assert (other.alive, other.floors) == (True, {})
+    assert (other.train.alive, other.noise.floors) == (True, {})
 
 
 def test_train_is_compared_with_itself_in_another_batch(tmp_path):
-    path = leads.contract(tmp_path)
+    path = controllers.contract(tmp_path)
     one = scorer(path)
-    rows = taken(leads.rows(path, 64))
+    rows = taken(controllers.rows(path, 64))
     for i in range(0, 64, 16):
         one.score(rows[i : i + 16])
-    assert set(one.floors) >= {("tv", "all")}
-    assert set(one.floors.values()) == {0.0}  # a table says the same in every batch
+    assert set(one.noise.floors) >= {("tv", "all")}
+    assert set(one.noise.floors.values()) == {0.0}  # a table says the same in every batch
     assert np.isfinite(one.cost_s)
 
 
 def test_a_request_whose_prompt_nobody_knows_is_missing_in_the_slices_of_its_launch(tmp_path):
-    path = leads.contract(tmp_path)
-    (row,) = leads.rows(path, 1)
+    path = controllers.contract(tmp_path)
+    (row,) = controllers.rows(path, 1)
     unknown = {"prompt_token_ids": [0], "x-prompt": "unknown", "x-slices": ["first=b", "all"]}
     one = scorer(path)
     (found,) = one.score(taken([{**row, **unknown, "labels": {}}]))
@@ -410,13 +418,13 @@ def test_a_request_whose_prompt_nobody_knows_is_missing_in_the_slices_of_its_lau
         ("sampler_fidelity", "first=b"): 6,
         ("sampler_fidelity", "all"): 6,
     }
-    assert (one.missing, one.alive) == (1, False)  # train was not asked
+    assert (one.missing, one.train.alive) == (1, False)  # train was not asked
 
 
 def test_rows_that_report_trains_logprobs_are_no_evidence(tmp_path):
     """An infer that says what train would say was compared with nothing."""
-    path = leads.contract(tmp_path, q=leads.FAULTY)
-    rows = leads.rows(path, 40)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY)
+    rows = controllers.rows(path, 40)
     for row in rows:
         row["logprobs"] = [math.log(kit.BASE[token]) for token in row["token_ids"]]
     made = scorer(path)

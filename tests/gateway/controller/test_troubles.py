@@ -13,16 +13,16 @@ from servanda.errors import MeasurementError
 from servanda.gateway.controller.ledger_history import disagreements
 from servanda.gateway.controller.rescoring import Scorer
 from servanda.gateway.controller.store import FILE
-from servanda.gateway.controller.watched_cells import watch
+from servanda.gateway.controller.watched_cells import select_cells
 from servanda.promotion.ledger.open import open_ledger, verify_at
 from servanda.runner.load import load
 from tests.engines.serving import live
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 
 
 @pytest.fixture
 def clock():
-    return leads.Clock()
+    return controllers.Clock()
 
 
 def of(where):
@@ -31,12 +31,12 @@ def of(where):
 
 
 def test_a_gateways_run_is_kept_in_either_store_of_ledgers(tmp_path, clock, where):
-    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
     for part in (slice(0, 120), slice(120, 240)):  # a restart in between
-        leader = leads.leader(path, clock, ledger=where)
-        leads.drive(leader, clock, leads.rows(path, 240)[part], first=part.start)
-        moves = leader.standing().moves
-        assert (leader.standing().ledger, leader.standing().ledger_behind) == ("", 0)
+        leader = controllers.controller(path, clock, ledger=where)
+        controllers.drive(leader, clock, controllers.rows(path, 240)[part], first=part.start)
+        moves = leader.status().moves
+        assert (leader.status().ledger, leader.status().ledger_behind) == ("", 0)
         leader.close()
     entries, wrong = of(where)
     assert [e.body["o"] for e in entries] == list(range(1, len(entries) + 1))
@@ -49,13 +49,15 @@ def test_a_gateways_run_is_kept_in_either_store_of_ledgers(tmp_path, clock, wher
 def test_two_contracts_share_a_ledger_and_their_entries_stay_apart(tmp_path, clock, where):
     leaders = []
     for name in ("one", "two"):
-        path = leads.contract(tmp_path / name, q=leads.FAULTY, routing=leads.ACTING)
+        path = controllers.contract(
+            tmp_path / name, q=controllers.FAULTY, routing=controllers.ACTING
+        )
         path.write_text(path.read_text().replace("name: toy", f"name: {name}"))
-        leaders.append((path, leads.leader(path, clock, ledger=where)))
-    rows = [[{**row, "run": "x"} for row in leads.rows(path, 240)] for path, _ in leaders]
+        leaders.append((path, controllers.controller(path, clock, ledger=where)))
+    rows = [[{**row, "run": "x"} for row in controllers.rows(path, 240)] for path, _ in leaders]
     for at in range(0, 240, 16):
         for (_, leader), mine in zip(leaders, rows, strict=True):
-            leads.drive(leader, clock, mine[at : at + 16], first=at)
+            controllers.drive(leader, clock, mine[at : at + 16], first=at)
     for _, leader in leaders:
         leader.close()
     entries, wrong = of(where)
@@ -74,9 +76,9 @@ def test_two_contracts_share_a_ledger_and_their_entries_stay_apart(tmp_path, clo
 )
 def test_an_entry_that_was_edited_in_the_file_is_named(tmp_path, clock, edit):
     """By the chain, whatever was edited; an edit that goes with a new chain needs the key."""
-    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
-    leader = leads.leader(path, clock, key=b"secret")
-    leads.drive(leader, clock, leads.rows(path, 240))
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
+    leader = controllers.controller(path, clock, key=b"secret")
+    controllers.drive(leader, clock, controllers.rows(path, 240))
     leader.close()
     where = str(tmp_path / "ledger.db")
     assert verify_at(where, key=b"secret").problems == ()
@@ -99,53 +101,53 @@ def test_an_entry_that_was_edited_in_the_file_is_named(tmp_path, clock, edit):
 
 
 def test_a_full_disk_takes_nothing_and_loses_nothing(tmp_path, clock):
-    path = leads.contract(tmp_path)
-    leader, rows = leads.leader(path, clock), leads.rows(path, 60)
-    leads.drive(leader, clock, rows[:20])
+    path = controllers.contract(tmp_path)
+    leader, rows = controllers.controller(path, clock), controllers.rows(path, 60)
+    controllers.drive(leader, clock, rows[:20])
     before = leader.snapshot
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     most = max(file.stat().st_size for file in (tmp_path / "state").glob(f"{FILE}*"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
         for first in (20, 40):
-            leader.follow(leads.message(rows[first : first + 20], first=first))
+            leader.follow(controllers.message(rows[first : first + 20], first=first))
             leader.step()
-        problem = leader.standing().store
+        problem = leader.status().store
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "cannot be used" in problem
-    taken = leader.follow(leads.message([], first=60))["taken"]
+    taken = leader.follow(controllers.message([], first=60))["taken"]
     assert taken < 60
     assert leader.snapshot == before or taken > 20
     while leader.step():
         pass
-    assert leader.follow(leads.message([], first=60))["taken"] == 60
-    assert leader.standing().store == ""
+    assert leader.follow(controllers.message([], first=60))["taken"] == 60
+    assert leader.status().store == ""
     leader.close()
-    again = leads.leader(path, clock)
-    assert leads.status(again, "all").scored == 60
+    again = controllers.controller(path, clock)
+    assert controllers.status(again, "all").scored == 60
     again.close()
 
 
 def test_a_served_kernel_may_be_the_referee(tmp_path, clock):
-    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
-    rows = leads.rows(path, 96)
-    by_file = leads.leader(path, clock, state="file", ledger="")
-    leads.drive(by_file, clock, rows)
-    wanted = [(s.name, s.status, s.cells[0].log_evidence) for s in by_file.standing().slices]
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
+    rows = controllers.rows(path, 96)
+    by_file = controllers.controller(path, clock, state="file", ledger="")
+    controllers.drive(by_file, clock, rows)
+    wanted = [(s.name, s.status, s.cells[0].log_evidence) for s in by_file.status().slices]
     by_file.close()
-    with live(open_engine(by_file._core.rules.contract.kernels.train)) as (client, _):
+    with live(open_engine(by_file._state.rules.contract.kernels.train)) as (client, _):
         text = path.read_text()
         url = str(client.base_url)
         old = "train: {engine: table, model: p.json}"
         assert old in text
         path.write_text(text.replace(old, f'train: {{engine: openai_http, url: "{url}"}}'))
-        leader = leads.leader(path, leads.Clock(), state="http", ledger="")
-        leads.drive(leader, leads.Clock(), rows)
-        standing = leader.standing()
+        leader = controllers.controller(path, controllers.Clock(), state="http", ledger="")
+        controllers.drive(leader, controllers.Clock(), rows)
+        status = leader.status()
         leader.close()
-    assert standing.scoring.problem == ""
-    found = [(s.name, s.status, s.cells[0].log_evidence) for s in standing.slices]
+    assert status.scoring.problem == ""
+    found = [(s.name, s.status, s.cells[0].log_evidence) for s in status.slices]
     assert [f[:2] for f in found] == [w[:2] for w in wanted]
     assert [f[2] for f in found] == pytest.approx([w[2] for w in wanted], abs=1e-6)
 
@@ -169,7 +171,7 @@ worker.main()
 def test_a_worker_that_hangs_is_killed_and_another_one_scores_its_rows(
     tmp_path, clock, monkeypatch
 ):
-    path = leads.contract(tmp_path)
+    path = controllers.contract(tmp_path)
     monkeypatch.setattr(workers, "_CHILD", HANGS.format(flag=str(tmp_path / "hung")))
     began = []
 
@@ -179,9 +181,9 @@ def test_a_worker_that_hangs_is_killed_and_another_one_scores_its_rows(
         began.append(workers.spawn(kernel, side))
         return began[-1]
 
-    leader = leads.leader(path, clock, open=open_, timeout_s=5.0)
-    leads.drive(leader, clock, leads.rows(path, 12))
-    scoring = leader.standing().scoring
+    leader = controllers.controller(path, clock, open=open_, timeout_s=5.0)
+    controllers.drive(leader, clock, controllers.rows(path, 12))
+    scoring = leader.status().scoring
     assert (scoring.scored, scoring.missing, scoring.restarts, scoring.errors) == (12, 0, 1, 1)
     assert began[0]._process.returncode == -9
     leader.close()
@@ -205,20 +207,22 @@ def test_a_model_that_takes_long_to_load_is_not_killed_for_it(tmp_path):
         def close(self):
             closed.set()
 
-    path = leads.contract(tmp_path)
-    watching = watch(load(path))
-    one = Scorer(watching, lambda k, _: Slow(open_engine(k)), clock=leads.Clock(), timeout_s=0.01)
+    path = controllers.contract(tmp_path)
+    watching = select_cells(load(path))
+    one = Scorer(
+        watching, lambda k, _: Slow(open_engine(k)), clock=controllers.Clock(), timeout_s=0.01
+    )
     one.infer = open_engine(watching.contract.kernels.infer).describe()
     one._asked_at = 0.0
     one.start()
-    assert one.alive
+    assert one.train.alive
 
 
 def test_a_train_engine_that_loads_for_another_contract_keeps_no_route_from_being_renewed(
     tmp_path, clock
 ):
     """A model may take longer to load than a route lasts."""
-    path = leads.contract(tmp_path, routing=leads.ACTING)
+    path = controllers.contract(tmp_path, routing=controllers.ACTING)
     text = path.read_text()
     loading, loaded = Event(), Event()
 
@@ -226,17 +230,17 @@ def test_a_train_engine_that_loads_for_another_contract_keeps_no_route_from_bein
         if side == "train" and "another" in path.read_text():
             loading.set()
             assert loaded.wait(60)
-        return leads.here(kernel, side)
+        return controllers.here(kernel, side)
 
-    leader = leads.leader(path, clock, open=slow)
+    leader = controllers.controller(path, clock, open=slow)
     before = leader.snapshot
     path.write_text(text.replace("train: {", "train: {title: another, ", 1))
-    reload = Thread(target=leader.reload, kwargs={"actor": "ann"})
+    reload = Thread(target=leader.reload)
     reload.start()
     try:
         assert loading.wait(60)
         clock.now += 400
-        looked = Thread(target=leader._work.settle, daemon=True)
+        looked = Thread(target=leader._worker.settle, daemon=True)
         looked.start()
         looked.join(30)
         assert leader.snapshot.valid_until > before.valid_until
@@ -245,15 +249,15 @@ def test_a_train_engine_that_loads_for_another_contract_keeps_no_route_from_bein
     finally:
         loaded.set()
         reload.join()
-    assert leader.standing().reload == ""
-    assert leads.status(leader, "first=a").pin is not None
+    assert leader.status().reload == ""
+    assert controllers.status(leader, "first=a").pin is not None
     leader.close()
 
 
 def test_a_store_that_hangs_keeps_no_gateway_waiting_for_whoever_looks(
     tmp_path, clock, monkeypatch
 ):
-    leader = leads.leader(leads.contract(tmp_path), clock)
+    leader = controllers.controller(controllers.contract(tmp_path), clock)
     asked, answers, heard = Event(), Event(), Event()
 
     def behind():
@@ -262,11 +266,11 @@ def test_a_store_that_hangs_keeps_no_gateway_waiting_for_whoever_looks(
         return 0
 
     def follow():
-        leader.follow(leads.message([]))
+        leader.follow(controllers.message([]))
         heard.set()
 
-    monkeypatch.setattr(leader._core.store, "behind", behind)
-    looking, following = Thread(target=leader.standing), Thread(target=follow)
+    monkeypatch.setattr(leader._state.store, "behind", behind)
+    looking, following = Thread(target=leader.status), Thread(target=follow)
     looking.start()
     assert asked.wait(60)
     following.start()
@@ -280,7 +284,7 @@ def test_a_store_that_hangs_keeps_no_gateway_waiting_for_whoever_looks(
 
 
 def test_a_leader_that_ends_does_not_wait_for_a_model_to_load(tmp_path):
-    path = leads.contract(tmp_path)
+    path = controllers.contract(tmp_path)
     loading, ended = Event(), Event()
 
     class Slow:
@@ -295,7 +299,7 @@ def test_a_leader_that_ends_does_not_wait_for_a_model_to_load(tmp_path):
     def open_(kernel, side):
         return Slow() if side == "train" else open_engine(kernel)
 
-    scorer = Scorer(watch(load(path)), open_, clock=leads.Clock(0.0))
+    scorer = Scorer(select_cells(load(path)), open_, clock=controllers.Clock(0.0))
     failed = []
 
     def start():
@@ -307,7 +311,7 @@ def test_a_leader_that_ends_does_not_wait_for_a_model_to_load(tmp_path):
     starting = Thread(target=start)
     starting.start()
     assert loading.wait(60)
-    scorer.end()
+    scorer.train.end()
     closed = ended.is_set()
     ended.set()
     starting.join()

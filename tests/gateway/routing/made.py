@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from servanda.contract.model import Contract
-from servanda.gateway.routing.state import Facts, RoutingState, Rules, Score, Watched
-from servanda.gateway.routing.state_machine import absorb, look, rules_of
+from servanda.gateway.routing.state import RoutingState, Rules, Score, TrafficFacts, WatchedCell
+from servanda.gateway.routing.state_machine import absorb
+from servanda.gateway.routing.transition import advance
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.theory.stats.group_ratio import GroupRatio
 
@@ -55,16 +56,16 @@ def cut(name: str, *also: tuple[str, str]) -> Cut:
     return Cut(name, tuple(terms))
 
 
-def cell(name: str = "code", **changes: Any) -> Watched:
-    one = Watched("tv", cut(name), LIMIT, diverts="slice", pages=("oncall",))
+def cell(name: str = "code", **changes: Any) -> WatchedCell:
+    one = WatchedCell("tv", cut(name), LIMIT, diverts="slice", pages=("oncall",))
     return replace(one, **changes)
 
 
-def rules(*cells: Watched, **routing: Any) -> Rules:
-    return rules_of(contract(**routing), cells or (cell(),))
+def rules(*cells: WatchedCell, **routing: Any) -> Rules:
+    return Rules(contract(**routing), tuple(cells) or (cell(),))
 
 
-def facts(now: float, **changes: Any) -> Facts:
+def facts(now: float, **changes: Any) -> TrafficFacts:
     """Traffic of which each slice is a tenth, and stable has room for all of it."""
     names = ("code", "chat", "maths")
     given: dict[str, Any] = {
@@ -72,7 +73,7 @@ def facts(now: float, **changes: Any) -> Facts:
         "in_flight": {**dict.fromkeys(names, 1.0), "all": 4.0},
         "stable_in_flight": 2.0,
     }
-    return Facts(now, **{**given, **changes})
+    return TrafficFacts(now, **{**given, **changes})
 
 
 def score(
@@ -105,7 +106,7 @@ def fed(
 
 
 def looked(rules: Rules, state: RoutingState, now: float, **changes: Any) -> RoutingState:
-    return look(rules, state, facts(now, **changes))[0]
+    return advance(rules, state, facts(now, **changes))[0]
 
 
 def quarantined(rules: Rules, state: RoutingState, now: float) -> RoutingState:

@@ -8,8 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from servanda.gateway.routing.snapshot import build_snapshot
 from servanda.gateway.routing.state import RoutingState
-from servanda.gateway.routing.state_machine import absorb, begin, look, rebase, snapshot
+from servanda.gateway.routing.state_machine import absorb, begin, rebase
+from servanda.gateway.routing.transition import advance
 from servanda.traces.serialization import from_plain, to_plain
 from tests.drawn import examples
 from tests.gateway.routing.made import LIMIT, facts, rules, score
@@ -54,13 +56,13 @@ class Beside(RuleBasedStateMachine):
     def a_look(self, seconds: float, room: bool) -> None:
         self.now += seconds
         peak = 0.0 if room else None
-        self.state, _ = look(RULES, self.state, facts(self.now, stable_in_flight=peak))
+        self.state, _ = advance(RULES, self.state, facts(self.now, stable_in_flight=peak))
         self.oracle.look(self.now, room)
 
     @rule(seconds=st.floats(0, 1e6))
     def a_look_by_a_clock_that_went_back(self, seconds: float) -> None:
         given = facts(self.now - seconds, stable_in_flight=0.0)
-        self.state, _ = look(RULES, self.state, given)
+        self.state, _ = advance(RULES, self.state, given)
         self.oracle.look(self.now, room=True)
 
     @rule()
@@ -76,7 +78,7 @@ class Beside(RuleBasedStateMachine):
         one, other = self.state.slices["code"], self.oracle
         assert (one.status, one.step, one.scored) == (other.status, other.step, len(other.got))
         assert one.status in ("active", "suspect") or one.dwell_s == other.away_s
-        made = snapshot(RULES, self.state, version=1, salt="", now=self.now, samples={})
+        made = build_snapshot(RULES, self.state, version=1, salt="", now=self.now, samples={})
         assert made.slices[0].share == other.share
 
 

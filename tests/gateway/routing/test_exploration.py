@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
-from servanda.gateway.routing.evidence_price import slowest, weighed
+from servanda.gateway.routing.evidence_price import evidence_of, slowest
 from servanda.gateway.routing.model import AWAY, STATUSES, Pin
-from servanda.gateway.routing.state import RAMP, Facts, RoutingState, Rules, Transition, named
-from servanda.gateway.routing.state_machine import absorb, begin, look, pin, snapshot
+from servanda.gateway.routing.snapshot import build_snapshot
+from servanda.gateway.routing.state import (
+    RAMP,
+    RoutingState,
+    Rules,
+    TrafficFacts,
+    Transition,
+    status_text,
+)
+from servanda.gateway.routing.state_machine import absorb, begin, pin
+from servanda.gateway.routing.transition import advance
 from servanda.traces.serialization import to_plain
 from tests.gateway.routing.made import cell, facts, fed, rules, score
 
@@ -29,7 +38,7 @@ class Edge:
 
     step: str
     before: RoutingState
-    facts: Facts
+    facts: TrafficFacts
     after: RoutingState
     changes: tuple[Transition, ...]
 
@@ -61,7 +70,7 @@ def taken(rule: Rules, state: RoutingState, step: str) -> Edge:
     else:
         changed = {"stable_in_flight": None, "in_flight": {}, "shares": {}}
     given = facts(now, **changed)
-    return Edge(step, state, given, *look(rule, state, given))
+    return Edge(step, state, given, *advance(rule, state, given))
 
 
 def same(state: RoutingState) -> str:
@@ -122,12 +131,12 @@ def test_what_is_shown_to_be_beyond_its_limit_is_not_served_by_infer():
     count = 0
     for rule, edge in edges(ENFORCED):
         one = edge.before.slices["code"]
-        shown = [w for w in weighed(rule, one) if w.paid]
+        shown = [w for w in evidence_of(rule, one) if w.paid]
         enough = room(edge) and len(one.keys) >= rule.policy.keys
         narrow = edge.step != "wide" or one.status == "recovering"
         if shown and enough and narrow and one.status in SERVING:
             count += 1
-            made = snapshot(rule, edge.after, version=1, salt="", now=0.0, samples={})
+            made = build_snapshot(rule, edge.after, version=1, salt="", now=0.0, samples={})
             assert (edge.came, made.slices[0].share, made.slices[0].acts) == (
                 "quarantined",
                 0,
@@ -142,7 +151,7 @@ def test_nothing_leaves_infer_without_evidence_users_and_room(world):
     for rule, edge in edges(world):
         if edge.left in SERVING and edge.came not in SERVING:
             one = edge.before.slices["code"]
-            assert weighed(rule, one)[0].paid
+            assert evidence_of(rule, one)[0].paid
             assert len(one.keys) >= rule.policy.keys
             assert room(edge)
             assert edge.step != "wide" or edge.left == "recovering"
@@ -214,12 +223,12 @@ def test_the_changes_of_a_slice_are_a_chain(world):
     """Each begins where the one before it ended: what is written down is all that happened."""
     for _, edge in edges(world):
         for name in edge.before.slices:
-            chain = [named(edge.before.slices[name])]
+            chain = [status_text(edge.before.slices[name])]
             for change in edge.changes:
                 if change.slice == name:
                     assert change.before == chain[-1]
                     chain.append(change.after)
-            assert chain[-1] == named(edge.after.slices[name])
+            assert chain[-1] == status_text(edge.after.slices[name])
 
 
 @pytest.mark.slow
@@ -230,7 +239,7 @@ def test_a_rule_that_diverts_all_takes_the_whole_and_leaves_it_there_until_the_s
         before = edge.before.slices["all"]
         if before.status not in AWAY and whole.status in AWAY:
             went += 1
-            assert weighed(rule, edge.before.slices["code"])[0].paid
+            assert evidence_of(rule, edge.before.slices["code"])[0].paid
             assert room(edge)
             assert code.status == "quarantined"
         if before.status in AWAY and whole.status not in AWAY:
@@ -265,6 +274,8 @@ def test_a_person_has_the_last_word_in_every_state(to):
         pinned, _ = pin(rule, state, "code", word, actor="anna", reason="why", now=state.clock)
         for step in STEPS:
             edge = taken(rule, pinned, step)
-            route = snapshot(rule, edge.after, version=1, salt="", now=0.0, samples={}).slices[0]
+            route = build_snapshot(
+                rule, edge.after, version=1, salt="", now=0.0, samples={}
+            ).slices[0]
             assert route.pinned == to
             assert (edge.came in AWAY) == (status in AWAY)

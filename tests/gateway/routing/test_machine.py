@@ -9,17 +9,10 @@ import pytest
 from servanda.errors import ContractError
 from servanda.gateway.routing.evidence_price import late_mean, mean
 from servanda.gateway.routing.model import Pin, snapshot_of
-from servanda.gateway.routing.state import RAMP, Facts, RoutingState, Score
-from servanda.gateway.routing.state_machine import (
-    absorb,
-    begin,
-    look,
-    pin,
-    rebase,
-    routed,
-    set_back,
-    snapshot,
-)
+from servanda.gateway.routing.snapshot import build_snapshot
+from servanda.gateway.routing.state import RAMP, RoutingState, Score, TrafficFacts
+from servanda.gateway.routing.state_machine import absorb, begin, pin, rebase, set_back, with_route
+from servanda.gateway.routing.transition import advance
 from servanda.traces.serialization import from_plain, to_plain
 from tests.gateway.routing.made import (
     cell,
@@ -37,7 +30,7 @@ from tests.gateway.routing.made import (
 
 
 def shares(rules, state, *, now=0.0):
-    made = snapshot(rules, state, version=1, salt="00", now=now, samples={})
+    made = build_snapshot(rules, state, version=1, salt="00", now=now, samples={})
     return {s.name: s.share for s in made.slices}
 
 
@@ -53,7 +46,7 @@ def test_a_slice_beyond_its_limit_goes_to_stable_and_the_others_stay():
     state = fed(rule, begin(rule, now=0.0), 1.0)
     state = fed(rule, state, 0.0, of="chat")
 
-    after, (change,) = look(rule, state, facts(10.0))
+    after, (change,) = advance(rule, state, facts(10.0))
 
     assert (change.before, change.after, change.acted) == ("active", "quarantined", True)
     assert change.cell == "tv on code"
@@ -66,7 +59,7 @@ def test_a_slice_beyond_its_limit_goes_to_stable_and_the_others_stay():
 def test_numbers_of_a_transition_are_in_units_of_the_metric():
     rule = rules(cell(scale=4.0, low=-2.0))
 
-    _, (change,) = look(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
+    _, (change,) = advance(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
 
     assert (change.value, change.limit) == (2.0, 0.0)
 
@@ -75,7 +68,7 @@ def test_a_slice_within_its_limit_stays():
     rule = rules()
     state = fed(rule, begin(rule, now=0.0), 0.25, 400)
 
-    assert look(rule, state, facts(10.0))[1] == ()
+    assert advance(rule, state, facts(10.0))[1] == ()
 
 
 def test_nothing_moves_without_evidence():
@@ -83,7 +76,7 @@ def test_nothing_moves_without_evidence():
     state = begin(rule, now=0.0)
 
     for now in range(0, 10_000, 50):
-        state, changes = look(rule, state, facts(float(now)))
+        state, changes = advance(rule, state, facts(float(now)))
         assert changes == ()
 
 
@@ -95,7 +88,7 @@ def test_suspicion_changes_no_route_and_goes_when_the_evidence_does():
 
     state = looked(rule, fed(rule, state, 0.25, 200), 2.0)
     assert status(state) == "suspect"
-    state, (change,) = look(rule, state, facts(102.0))
+    state, (change,) = advance(rule, state, facts(102.0))
 
     assert (change.before, change.after, change.acted) == ("suspect", "active", False)
 
@@ -143,8 +136,8 @@ def test_what_is_missing_holds_a_slice_and_is_told_once(routing, changed, missin
     rule = rules(**routing)
     state = fed(rule, begin(rule, now=0.0), 1.0)
 
-    held, (change,) = look(rule, state, facts(10.0, **changed))
-    again, silent = look(rule, held, facts(11.0, **changed))
+    held, (change,) = advance(rule, state, facts(10.0, **changed))
+    again, silent = advance(rule, held, facts(11.0, **changed))
 
     assert (change.before, change.after, change.acted) == ("active", "suspect", False)
     assert change.reason == held.slices["code"].held == f"not diverted: {missing}"
@@ -175,7 +168,7 @@ def test_the_cell_that_is_named_is_one_that_a_rule_diverts_for():
         both = {("tv", "code"): 0.9, ("le_cam", "code"): 1.0}
         state = absorb(rule, state, scores(both, f"user {i % 6}"))
 
-    _, (change,) = look(rule, state, facts(1.0))
+    _, (change,) = advance(rule, state, facts(1.0))
 
     assert change.cell == "tv on code"
 
@@ -185,7 +178,7 @@ def test_another_reason_is_told_as_well():
     state = fed(rule, begin(rule, now=0.0), 1.0)
     state = looked(rule, state, 10.0, stable_in_flight=None)
 
-    state, (change,) = look(rule, state, facts(11.0, shares={"code": 0.9}))
+    state, (change,) = advance(rule, state, facts(11.0, shares={"code": 0.9}))
 
     assert (change.before, change.after) == ("suspect", "suspect")
     assert "most_diverted" in change.reason
@@ -201,7 +194,7 @@ def test_what_was_held_goes_once_there_is_room():
 def test_a_slice_that_no_rule_diverts_stays():
     rule = rules(cell(diverts=""))
 
-    state, (change,) = look(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
+    state, (change,) = advance(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
 
     assert change.reason == "not diverted: no rule of the contract diverts it"
     assert shares(rule, state)["code"] == 1.0
@@ -210,8 +203,8 @@ def test_a_slice_that_no_rule_diverts_stays():
 def test_a_contract_without_a_stable_kernel_diverts_nothing():
     rule = rules(stable=False, without_snapshot="infer")
 
-    state, (change,) = look(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
-    made = snapshot(rule, state, version=1, salt="00", now=0.0, samples={})
+    state, (change,) = advance(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
+    made = build_snapshot(rule, state, version=1, salt="00", now=0.0, samples={})
 
     assert "declares no stable: kernel" in change.reason
     assert (made.has_stable, made.without, made.outside) == (False, "infer", "infer")
@@ -267,7 +260,7 @@ def test_to_divert_all_still_needs_room_for_all():
 
 def test_a_rule_that_diverts_all_takes_the_whole_with_its_slice_and_brings_it_back():
     rule = rules(cell("code", diverts="all"))
-    state, changes = look(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
+    state, changes = advance(rule, fed(rule, begin(rule, now=0.0), 1.0), facts(10.0))
     assert [(c.slice, c.after, c.cell) for c in changes] == [
         ("code", "quarantined", "tv on code"),
         ("all", "quarantined", "tv on code"),
@@ -351,7 +344,7 @@ def test_a_slice_that_breaks_while_it_recovers_is_away_for_twice_as_long():
     rule = rules()
     state = recovering(rule, begin(rule, now=0.0), 10.0)
 
-    state, (change,) = look(rule, fed(rule, state, 1.0), facts(state.clock + 1.0))
+    state, (change,) = advance(rule, fed(rule, state, 1.0), facts(state.clock + 1.0))
 
     assert (change.before, change.after) == ("recovering", "quarantined")
     assert change.reason == "tv on code is beyond its limit; again, so that the dwell is 200 s"
@@ -383,7 +376,7 @@ def test_to_and_fro_too_often_is_pinned_to_stable_for_a_while_and_somebody_is_to
     rule = rules(moves_per_hour=2, dwell="1s", longest_dwell="1s")
     state = recovering(rule, begin(rule, now=0.0), 10.0)  # two moves
 
-    state, (left, pinned) = look(rule, fed(rule, state, 1.0), facts(state.clock + 1.0))
+    state, (left, pinned) = advance(rule, fed(rule, state, 1.0), facts(state.clock + 1.0))
 
     assert (left.after, pinned.after) == ("quarantined", "quarantined, pinned to stable")
     assert pinned.pages == ("oncall",)
@@ -401,14 +394,14 @@ def test_what_is_only_observed_is_never_pinned_by_itself():
     rule = rules(moves_per_hour=1, dwell="1s", longest_dwell="1s", mode="observe")
     state = looked(rule, quarantined(rule, begin(rule, now=0.0), 10.0), 11.0)
 
-    state, (change,) = look(rule, fed(rule, state, 0.0), facts(12.0))
+    state, (change,) = advance(rule, fed(rule, state, 0.0), facts(12.0))
 
     assert (change.before, change.after) == ("probation", "probation")
     assert change.reason == (
         "would stay on stable: it changed its route more than 1 times in an hour"
     )
     assert state.slices["code"].pin is None
-    assert look(rule, state, facts(13.0))[1] == ()
+    assert advance(rule, state, facts(13.0))[1] == ()
 
 
 # observing
@@ -417,12 +410,12 @@ def test_what_is_only_observed_is_never_pinned_by_itself():
 def test_who_observes_sees_the_same_and_nothing_is_done():
     acting, watching = rules(), rules(mode="observe")
     first, second = (recovering(rule, begin(rule, now=0.0), 10.0) for rule in (acting, watching))
-    made = snapshot(watching, second, version=1, salt="00", now=0.0, samples={})
+    made = build_snapshot(watching, second, version=1, salt="00", now=0.0, samples={})
 
     assert first.slices == second.slices
     assert shares(watching, second)["code"] == RAMP[0]
     assert not any(route.acts for route in made.slices)
-    _, changes = look(watching, fed(watching, second, 1.0), facts(second.clock + 1.0))
+    _, changes = advance(watching, fed(watching, second, 1.0), facts(second.clock + 1.0))
     assert [c.acted for c in changes] == [False]
 
 
@@ -459,7 +452,7 @@ def test_where_bad_answers_are_lost_nothing_is_shown_and_somebody_is_told_once()
     for second in range(300):
         gone = {("tv", "code"): lost()}
         state = absorb(rule, state, Score(0.0, f"user {second % 6}", 1.0, gone))
-        state, changes = look(rule, state, facts(float(second)))
+        state, changes = advance(rule, state, facts(float(second)))
         told += changes
     (change,) = told
     assert (change.before, change.after, change.acted) == ("active", "active", False)
@@ -512,7 +505,7 @@ def test_the_mean_is_over_requests_of_which_no_user_has_more_than_a_quarter(
         x = 0.0 if mean == 0 else rng.beta(0.6, 0.6 / mean - 0.6)
         state = absorb(rule, state, score(x, key))
         if i % 10 == 0:
-            state, found = look(rule, state, facts(float(i) / 1000))
+            state, found = advance(rule, state, facts(float(i) / 1000))
             changes += [c for c in found if c.after == "quarantined"]
     assert bool(changes) == left
     if left:
@@ -599,7 +592,7 @@ def test_what_rings_after_a_good_past_shows_the_mean_since_it_went_wrong():
 
     assert late_mean(track) == pytest.approx(0.4)
     assert mean(track) < 0.1
-    _, changes = look(rule, state, facts(1.0))
+    _, changes = advance(rule, state, facts(1.0))
     assert [c.after for c in changes] == ["quarantined"]
     assert changes[0].value == pytest.approx(0.4)
 
@@ -611,7 +604,7 @@ def test_a_clock_that_goes_back_stands_still():
     rule = rules()
     state = quarantined(rule, begin(rule, now=1000.0), 1010.0)
 
-    back, changes = look(rule, state, facts(-5.0))
+    back, changes = advance(rule, state, facts(-5.0))
 
     assert changes == ()
     assert back.clock == 1010.0
@@ -637,7 +630,7 @@ def test_a_later_turn_of_a_promotion_is_followed_and_an_earlier_one_is_not():
     state = begin(rules(), now=0.0)
     shares = []
     for turn, share in ((3, 0.3), (2, 0.2), (3, 0.1), (4, 0.4), (None, 0.5), (4, 0.6)):
-        state = routed(state, share=share, mirror=0.0, run="r", leg="canary-1", turn=turn)
+        state = with_route(state, share=share, mirror=0.0, run="r", leg="canary-1", turn=turn)
         shares.append(state.base)
 
     assert shares == [0.3, 0.3, 0.3, 0.4, 0.5, 0.5]
@@ -657,7 +650,7 @@ def test_a_pin_is_over_by_its_time_also_where_the_clock_went_back():
     )
     assert looked(rule, state, 1099.0).slices["code"].pin is not None
 
-    state, (change,) = look(rule, state, facts(1100.0))
+    state, (change,) = advance(rule, state, facts(1100.0))
 
     assert (change.before, change.after) == ("active, pinned to stable", "active")
     assert (change.reason, change.actor, change.acted) == (
@@ -706,7 +699,7 @@ def test_a_slice_that_is_pinned_to_stable_is_mirrored():
     rule = rules(mode="observe")
     state, _ = pinned(rule, begin(rule, now=0.0), "stable")
 
-    code, _ = snapshot(rule, state, version=1, salt="00", now=0.0, samples={}).slices
+    code, _ = build_snapshot(rule, state, version=1, salt="00", now=0.0, samples={}).slices
 
     assert (code.pinned, code.mirror, code.acts) == ("stable", 0.1, False)
 
@@ -718,9 +711,9 @@ def test_a_person_switches_acting_on_or_off_for_one_slice():
     off, _ = pinned(acting, begin(acting, now=0.0), "observe")
 
     for rule, state, expected in ((watching, on, [True, False]), (acting, off, [False, True])):
-        made = snapshot(rule, state, version=1, salt="00", now=0.0, samples={})
+        made = build_snapshot(rule, state, version=1, salt="00", now=0.0, samples={})
         assert [route.acts for route in made.slices] == expected
-        _, (change,) = look(rule, fed(rule, state, 1.0), facts(10.0))
+        _, (change,) = advance(rule, fed(rule, state, 1.0), facts(10.0))
         assert change.acted is expected[0]
 
 
@@ -729,7 +722,7 @@ def test_somebody_is_told_when_a_slice_that_is_away_goes_back_because_a_pin_is_o
     state, _ = pinned(rule, begin(rule, now=0.0), "enforce", expires=50.0)
     state = quarantined(rule, state, 10.0)
 
-    state, (change,) = look(rule, state, facts(50.0))
+    state, (change,) = advance(rule, state, facts(50.0))
 
     assert (change.before, change.after) == ("quarantined, pinned to enforce", "quarantined")
     assert change.pages == ("oncall",)
@@ -793,7 +786,7 @@ def test_a_state_goes_to_json_and_back_without_a_loss():
     rule = rules(cell("code"), cell("chat"))
     state = fed(rule, recovering(rule, begin(rule, now=0.0), 10.0), 0.2, 3)
     state, _ = pinned(rule, state, "infer", slice="chat", now=state.clock)
-    state = routed(state, share=0.05, mirror=0.1, run="r1", leg="canary")
+    state = with_route(state, share=0.05, mirror=0.1, run="r1", leg="canary")
     code = state.slices["code"]
     cold = replace(code, tracks={"tv": replace(code.tracks["tv"], alarm=(-float("inf"),) * 33)})
     state = replace(state, slices={**state.slices, "code": cold})
@@ -810,9 +803,9 @@ def test_a_snapshot_goes_to_json_and_back_without_a_loss():
         runtime={"envelope": {"prompt_tokens": [1, 900], "outside": "refuse"}},
         expires="30s",
     )
-    state = routed(begin(rule, now=0.0), share=0.25, mirror=0.1, run="r1", leg="canary")
+    state = with_route(begin(rule, now=0.0), share=0.25, mirror=0.1, run="r1", leg="canary")
 
-    made = snapshot(rule, state, version=7, salt="0a0b", now=100.0, samples={"code": 0.5})
+    made = build_snapshot(rule, state, version=7, salt="0a0b", now=100.0, samples={"code": 0.5})
 
     assert snapshot_of(json.loads(json.dumps(to_plain(made)))) == made
     assert (made.version, made.salt, made.valid_until) == (7, "0a0b", 130.0)
@@ -838,7 +831,7 @@ def test_facts_that_are_not_measured_are_not_zero():
     rule = rules()
     state = fed(rule, begin(rule, now=0.0), 1.0)
 
-    state, _ = look(rule, state, Facts(10.0))
+    state, _ = advance(rule, state, TrafficFacts(10.0))
 
     assert status(state) == "suspect"
     assert one(0.5).mean == 0.5

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from servanda.gateway.routing.evidence_price import (
     SUSPICIOUS,
-    added,
-    leaving,
-    returning,
+    add_request,
+    evidence_above,
+    evidence_of,
+    evidence_within,
     slowest,
-    weighed,
 )
 from servanda.gateway.routing.state import Track
 from servanda.gateway.routing.state_machine import begin
@@ -31,7 +31,7 @@ VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=40)
 def track(xs, limit=LIMIT):
     found = Track()
     for x in xs:
-        found = added(found, one(x), limit, 1.0)
+        found = add_request(found, one(x), limit, 1.0)
     return found
 
 
@@ -40,8 +40,8 @@ def test_the_processes_are_those_of_the_definition(xs):
     rule = rules()
     found = track(xs)
 
-    left = leaving(rule, cell(), found)
-    back = returning(rule, cell(), found)
+    left = evidence_above(rule, cell(), found)
+    back = evidence_within(rule, cell(), found)
 
     assert back.log_evidence == pytest.approx(oracle.below(xs, LIMIT), abs=1e-9)
     if left.process == "since":
@@ -54,7 +54,7 @@ def test_prices_are_for_all_cells_together():
     few = rules(cell("code"))
     many = rules(*(cell(name) for name in ("code", "chat", "maths", "all")))
 
-    for price in (leaving, returning):
+    for price in (evidence_above, evidence_within):
         one_, four = (price(r, cell(), Track()).log_price for r in (few, many))
         assert four - one_ == pytest.approx(math.log(4))
 
@@ -63,7 +63,7 @@ def test_a_token_that_is_missing_moves_both_bets_away():
     lost = GroupRatio(4, 1, np.array([2.0]), np.array([2]), np.array([2]))
     known = GroupRatio(4, 1, np.array([2.0]), np.array([2]), np.array([0]))
 
-    missing, there = (added(Track(), g, LIMIT, 1.0) for g in (lost, known))
+    missing, there = (add_request(Track(), g, LIMIT, 1.0) for g in (lost, known))
 
     assert all(a < b for a, b in zip(missing.above, there.above, strict=True))
     assert all(a < b for a, b in zip(missing.below, there.below, strict=True))
@@ -73,7 +73,7 @@ def test_without_a_request_nothing_is_near():
     rule = rules()
     state = begin(rule, now=0.0).slices["code"]
 
-    assert [w.near for w in weighed(rule, state)] == [0.0]
+    assert [w.near for w in evidence_of(rule, state)] == [0.0]
     assert (slowest(rule, state).near, slowest(rule, state).paid) == (0.0, False)
 
 
@@ -95,8 +95,8 @@ def first_paid(rule, xs, limit, found=None):
     """How many requests it took; None: it is not paid."""
     found = found or Track()
     for n, x in enumerate(xs.tolist(), start=1):
-        found = added(found, one(x), limit, 1.0)
-        if leaving(rule, cell(limit=limit), found).paid:
+        found = add_request(found, one(x), limit, 1.0)
+        if evidence_above(rule, cell(limit=limit), found).paid:
             return n
     return None
 
@@ -120,12 +120,12 @@ def test_a_good_past_cannot_hide_a_new_fault():
     rng = np.random.default_rng(7)
     bad = rng.beta(0.6, 3.4, 400)  # mean .15, three times the limit
 
-    assert leaving(rule, cell(limit=0.05), past).near < SUSPICIOUS
+    assert evidence_above(rule, cell(limit=0.05), past).near < SUSPICIOUS
     seen = first_paid(rule, bad, 0.05, past)
 
     blind = replace(past, alarm=(-math.inf,) * len(POS))
     for x in bad.tolist():
-        blind = replace(added(blind, one(x), 0.05, 1.0), alarm=blind.alarm)
+        blind = replace(add_request(blind, one(x), 0.05, 1.0), alarm=blind.alarm)
     assert seen is not None
     assert seen < 200
     assert oracle.mean_of(list(blind.above)) < math.log(1000)
@@ -137,6 +137,6 @@ def test_a_mean_at_its_limit_raises_no_lasting_suspicion():
     rng = np.random.default_rng(11)
     found = Track()
     for x in (rng.random(10_000) < 0.2).tolist():
-        found = added(found, one(float(x)), 0.2, 1.0)
+        found = add_request(found, one(float(x)), 0.2, 1.0)
 
-    assert leaving(rule, cell(limit=0.2), found).near < SUSPICIOUS
+    assert evidence_above(rule, cell(limit=0.2), found).near < SUSPICIOUS

@@ -6,7 +6,8 @@ import pytest
 
 from servanda.gateway.routing.evidence_price import slowest
 from servanda.gateway.routing.state import Score
-from servanda.gateway.routing.state_machine import absorb, begin, look
+from servanda.gateway.routing.state_machine import absorb, begin
+from servanda.gateway.routing.transition import advance
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
 from tests.gateway.routing.made import cell, facts, looked, one, rules
 
@@ -45,7 +46,7 @@ def probation(rule, state):
 
 
 def test_a_slice_that_left_for_its_sampler_remembers_which_one(rule):
-    state, changes = look(rule, fed(rule, begin(rule, now=0.0), draws(COLD, 1.0)), facts(1.0))
+    state, changes = advance(rule, fed(rule, begin(rule, now=0.0), draws(COLD, 1.0)), facts(1.0))
     assert changes[0].reason.startswith(
         f"sampler_fidelity on code fails: tokens are not drawn as infer reports, but more as with "
         f"{names()[COLD]}"

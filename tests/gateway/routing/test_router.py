@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.gateway.routing.hash_split import place
-from servanda.gateway.routing.model import Known, SliceRoute, Snapshot
+from servanda.gateway.routing.model import RequestFacts, SliceRoute, Snapshot
 from servanda.gateway.routing.router import Router
 from servanda.judgement.slices.rules import OPERATORS, Cut, Term
 from tests.gateway.routing.made import cut
@@ -33,7 +33,7 @@ def snapshot(*slices, **changes):
 
 
 def decide(made, who="a", *, team="code", request=None, now=0.0, **known):
-    given = Known(request or who, who, {"team": team} if team else {}, **known)
+    given = RequestFacts(request or who, who, {"team": team} if team else {}, **known)
     return Router(made).decide(given, now=now)
 
 
@@ -165,7 +165,7 @@ def test_a_snapshot_that_is_over_is_followed_only_where_nothing_acts():
 
 def test_without_a_snapshot_somebody_serves_all_the_same():
     for who in ("stable", "infer"):
-        chosen = Router(None, who).decide(Known("r", "s"), now=0.0)
+        chosen = Router(None, who).decide(RequestFacts("r", "s"), now=0.0)
         assert (chosen.pool, chosen.reason, chosen.version) == (who, "no snapshot", 0)
 
 

@@ -1,1 +1,1 @@
-# The leader: scores what gateways sampled, keeps the evidence, and makes the routes they follow.
+# The controller scores what gateways sampled, keeps the evidence, and makes the routes.

@@ -1,4 +1,4 @@
-# Auditing: the loop of a leader on a log of served requests, out of anybody's path.
+# An audit: the loop of a controller on a log of served requests, out of anybody's path.
 #
 # The clock is that of the log: a slice leaves, waits and comes back when it would have.  Nothing
 # is diverted, whatever the contract says; what is told is what would have been.
@@ -16,9 +16,9 @@ from typing import Any
 from servanda.contract.model import WHOLE
 from servanda.engines.worker import spawn
 from servanda.errors import EvidenceError, MeasurementError, Where
-from servanda.gateway.controller.controller import Leader
-from servanda.gateway.controller.intake import drawing_of
-from servanda.gateway.controller.status import CellStanding, SliceStanding, Standing
+from servanda.gateway.controller.controller import Controller
+from servanda.gateway.controller.intake import inclusion_of
+from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.web.format import evidence
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
@@ -37,7 +37,7 @@ _A_LINE = "see docs/how-to/traffic.md"
 
 
 @dataclass(frozen=True)
-class Audited:
+class AuditResult:
     """What a log says.
 
     Args:
@@ -47,7 +47,7 @@ class Audited:
     """
 
     rows: int
-    standing: Standing
+    standing: ControllerStatus
     left: dict[str, Transition] = field(default_factory=dict)
     keyless: int = 0
 
@@ -60,7 +60,7 @@ class Audited:
     @property
     def known(self) -> bool:
         """Whether anything was scored, now or by an earlier call on the same state."""
-        cells = (c for one in self.standing.slices for c in one.cells if not c.refutes)
+        cells = (c for slice_ in self.standing.slices for c in slice_.cells if not c.refutes)
         return bool(self.standing.scoring.scored) or any(number(cell.value) for cell in cells)
 
     @property
@@ -104,8 +104,8 @@ class Audit:
         self._counts: Counter[str] = Counter()
         self._decided: Counter[str] = Counter()
         self._left: dict[str, Transition] = {}
-        self._told = self._keyless = 0
-        self._leader = Leader(
+        self._last_number = self._keyless = 0
+        self._controller = Controller(
             contract,
             state=state,
             ledger=ledger,
@@ -115,7 +115,7 @@ class Audit:
             key=key,
             threads=False,
         )
-        made = self._leader.snapshot
+        made = self._controller.snapshot
         self._cuts: tuple[Cut, ...] = tuple(route.cut for route in made.slices)
 
     def read(self) -> tuple[Transition, ...]:
@@ -125,23 +125,23 @@ class Audit:
             EvidenceError: a line is no request.
             MeasurementError: the log cannot be read, or train does not answer.
         """
-        found: list[Transition] = []
+        transitions: list[Transition] = []
         chunk: list[Any] = []
         for data, request in self._new():
             chunk.append(data)
             self._count(request)
             self._at = max(self._at, request.at)
             if len(chunk) == _CHUNK:
-                found += self._take(chunk)
+                transitions += self._take(chunk)
                 chunk = []
-        return (*found, *self._take(chunk))
+        return (*transitions, *self._take(chunk))
 
     @property
-    def audited(self) -> Audited:
-        return Audited(self._rows, self._leader.standing(), dict(self._left), self._keyless)
+    def result(self) -> AuditResult:
+        return AuditResult(self._rows, self._controller.status(), dict(self._left), self._keyless)
 
     def close(self) -> None:
-        self._leader.close()
+        self._controller.close()
 
     def _take(self, chunk: Sequence[Any]) -> list[Transition]:
         if not chunk:
@@ -156,20 +156,20 @@ class Audit:
         }
         message = {"gateway": _GATEWAY, "start": _START, "first": first, "version": 0}
         if not first:  # traffic is what grew since a gateway was first heard
-            self._leader.follow({**message, "rows": [], "counts": {}})
-        self._leader.follow({**message, "rows": [*chunk], "counts": counts})
-        while self._leader.step():
+            self._controller.follow({**message, "rows": [], "counts": {}})
+        self._controller.follow({**message, "rows": [*chunk], "counts": counts})
+        while self._controller.step():
             pass
-        standing = self._leader.standing()
-        if standing.scoring.queued:
-            problem = standing.scoring.problem or standing.store
+        status = self._controller.status()
+        if status.scoring.queued:
+            problem = status.scoring.problem or status.store
             raise MeasurementError(
                 f"the log cannot be scored: {problem}",
                 hint="what was scored is kept where --state is given; call it again",
             )
-        new = [one for one in standing.transitions if one.number > self._told]
-        self._told = standing.moves
-        self._left |= {one.slice: one for one in new if one.after.startswith("quarantined")}
+        new = [t for t in status.transitions if t.number > self._last_number]
+        self._last_number = status.moves
+        self._left |= {t.slice: t for t in new if t.after.startswith("quarantined")}
         return new
 
     def _count(self, request: Request) -> None:
@@ -223,7 +223,7 @@ def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request]:
     where = Where(str(path), line, 1)
     try:
         data = parse_line(raw.decode("utf-8-sig"))
-        drawing_of(data)
+        inclusion_of(data)
         return data, request_of(data)
     except LineError as wrong:
         raise EvidenceError(str(wrong), where=where, hint=wrong.hint or _A_LINE) from None
@@ -234,79 +234,70 @@ def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request]:
         raise EvidenceError(f"not UTF-8: {error.reason}", where=where, hint=_A_LINE) from None
 
 
-def worst(one: SliceStanding) -> CellStanding | None:
+def worst(slice_: SliceStatus) -> CellStatus | None:
     """The cell of a slice that is nearest to the price of leaving; None: it has none."""
-    return max(one.cells, key=lambda cell: cell.nearness, default=None)
+    return max(slice_.cells, key=lambda cell: cell.nearness, default=None)
 
 
-def _paid(cell: CellStanding | None) -> bool:
+def _paid(cell: CellStatus | None) -> bool:
     return cell is not None and cell.nearness >= 1.0
 
 
-def text(audited: Audited) -> str:
+def render(result: AuditResult) -> str:
     """The table, and what is to be said around it."""
-    standing, scoring = audited.standing, audited.standing.scoring
-    scored = "nothing new in" if audited.old else f"scored {scoring.scored:,} of"
-    head = f"{standing.name} · {scored} {audited.rows:,} requests"
+    status, scoring = result.standing, result.standing.scoring
+    scored = "nothing new in" if result.old else f"scored {scoring.scored:,} of"
+    head = f"{status.name} · {scored} {result.rows:,} requests"
     parts = [f"{scoring.missing:,} missing"] if scoring.missing else []
     parts += [f"{n:,} outside: {why}" for why, n in scoring.outside.items()]
     lines = [" · ".join([head, *parts])]
     rows = [("slice", "share", "value", "limit", "state")]
-    rows += [_cells(audited, one) for one in _ordered(standing.slices)]
+    ordered = sorted(status.slices, key=lambda slice_: slice_.name != WHOLE)
+    rows += [_cells(result, slice_) for slice_ in ordered]
     lines += table(rows, right=(1, 2, 3))
-    lines += [f"not watched: {one.clause} on {one.slice}: {one.why}" for one in standing.left_out]
-    lines += [f"problem: {problem}" for problem in standing.problems]
-    if audited.keyless:
-        few = f"{audited.keyless:,} of {audited.rows:,} rows have no key"
+    lines += [f"not watched: {c.clause} on {c.slice}: {c.why}" for c in status.left_out]
+    lines += [f"problem: {problem}" for problem in status.problems]
+    if result.keyless:
+        few = f"{result.keyless:,} of {result.rows:,} rows have no key"
         lines.append(f"{few}: they count as one user, and one user diverts nothing")
-    lines += [f"nothing was scored: {_unscored(audited)}"] if not audited.known else []
+    lines += [f"nothing was scored: {_unscored(result)}"] if not result.known else []
     return "\n".join(lines)
 
 
-def _unscored(audited: Audited) -> str:
+def _unscored(result: AuditResult) -> str:
     """Why a log gave no number, and the next move."""
-    if not audited.rows:
+    if not result.rows:
         return "the log has no rows; --log takes files of rows, or folders of .jsonl files"
-    if audited.standing.scoring.missing:
+    if result.standing.scoring.missing:
         return "train has no number for these tokens; is the log of this contract's model?"
     return "no row is evidence for this contract; is the log of another one?"
 
 
-def _ordered(slices: Sequence[SliceStanding]) -> list[SliceStanding]:
-    """The whole first."""
-    return sorted(slices, key=lambda one: one.name != WHOLE)
-
-
-def _cells(audited: Audited, one: SliceStanding) -> tuple[str, ...]:
-    cell, share = worst(one), one.share
-    last = audited.left.get(one.name)
+def _cells(result: AuditResult, slice_: SliceStatus) -> tuple[str, ...]:
+    cell = worst(slice_)
+    last = result.left.get(slice_.name)
     value, limit = (cell.value, cell.limit) if cell else (None, None)
     if last is not None and (cell is None or not cell.n):  # it begins anew when it leaves
         value, limit = last.value, last.limit
-    return (
-        one.name,
-        percent(share),
-        number(value),
-        number(limit),
-        _state(one, cell, last),
-    )
+    state = _state(slice_, cell, last)
+    return slice_.name, percent(slice_.share), number(value), number(limit), state
 
 
-def _state(one: SliceStanding, cell: CellStanding | None, last: Transition | None) -> str:
+def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None) -> str:
     if last is not None:
-        now = "" if one.status == "quarantined" else f"; {one.status} by the end"
+        now = "" if slice_.status == "quarantined" else f"; {slice_.status} by the end"
         who = f"{count(last.n, 'request')}, {count(last.keys, 'key')}"
         return f"✗ would divert (e {evidence(last.log_evidence)} from {who}){now}"
     if cell is None:
         return "✓ active"
     if _paid(cell):
-        why = one.held.partition(": ")[2] or "it was not looked at yet"
+        why = slice_.held.partition(": ")[2] or "it was not looked at yet"
         e = evidence(max(cell.log_evidence, cell.log_alarm))
         return f"✗ beyond its limit (e {e} from {cell.n:,} requests); no divert: {why}"
-    if one.share is None:
+    if slice_.share is None:
         return "? no request of the log is in it"
     if not number(cell.value):
         return "? no request was scored"
-    mark = "✓" if one.status == "active" else "·"
+    mark = "✓" if slice_.status == "active" else "·"
     e, price = evidence(cell.log_evidence), evidence(cell.log_price)
-    return f"{mark} {one.status} (e {e} of {price})"
+    return f"{mark} {slice_.status} (e {e} of {price})"

@@ -1,4 +1,4 @@
-# The leader: what gateways sampled becomes evidence here, and evidence becomes routes.
+# The controller: what gateways sampled becomes evidence here, and evidence becomes routes.
 #
 # Three threads: one scores, and keeps what was scored; one looks once a second at clocks, and at
 # what could not be kept; one tells the ledger.
@@ -9,7 +9,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,16 +17,16 @@ from servanda.contract.model import Contract
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, ServandaError
 from servanda.gateway.controller.ledger_history import run_of
-from servanda.gateway.controller.ledger_outbox import Teller
-from servanda.gateway.controller.messages import message_of, route_of
-from servanda.gateway.controller.state import Change, Core
-from servanda.gateway.controller.status import ScoringStanding, Standing
+from servanda.gateway.controller.ledger_outbox import LedgerOutbox
+from servanda.gateway.controller.messages import PromotionRoute, message_of
+from servanda.gateway.controller.state import Change, ControllerState
+from servanda.gateway.controller.status import ControllerStatus, ScoringStatus
 from servanda.gateway.controller.status_builder import diverted, slices_of, undrawn
-from servanda.gateway.controller.watched_cells import watch
-from servanda.gateway.controller.worker import Work
+from servanda.gateway.controller.watched_cells import select_cells
+from servanda.gateway.controller.worker import Worker
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.routing import state_machine
-from servanda.gateway.routing.model import Decision, Known, Pin, PinTo, Snapshot
+from servanda.gateway.routing.model import Decision, Pin, PinTo, RequestFacts, Snapshot
 from servanda.gateway.routing.router import Router
 from servanda.gateway.routing.state import Transition
 from servanda.promotion.ledger.open import open_ledger
@@ -41,7 +40,7 @@ _LONGEST_S = 60.0  # between two tries of what does not work
 _BURST_S = 10.0  # of train's time, that may be spent at once
 
 
-class Leader:
+class Controller:
     """Leads the gateways of one contract.
 
     Every method may be called from any thread.
@@ -53,7 +52,7 @@ class Leader:
         clock: unix seconds; None: those of a `SteadyClock`.
         waits: whether the clock may be behind the state, as `Core` has it.
         open: of the engines.
-        sinks: who is told of pages.
+        sinks: receivers of pages.
         actor: in the ledger, of what nobody asked for.
         key: of the ledger; None: that of SERVANDA_LEDGER_KEY.
         threads: whether it runs by itself; otherwise whoever has it calls `step`.
@@ -83,29 +82,29 @@ class Leader:
     ) -> None:
         clock = clock or SteadyClock()
         self._path, self._clock, self._ledger = contract_path, clock, ledger
-        watching = watch(load(contract_path))
+        cells = select_cells(load(contract_path))
         self._began = self._reloaded = clock()
-        self._core = Core(state, watching, now=self._began, actor=actor, waits=waits)
+        self._state = ControllerState(state, cells, now=self._began, actor=actor, waits=waits)
         try:
-            self._work = Work(
-                watching, self._core, open, clock=clock, timeout_s=timeout_s, room=room
+            self._worker = Worker(
+                cells, self._state, open, clock=clock, timeout_s=timeout_s, room=room
             )
         except BaseException:
-            self._core.close()
+            self._state.close()
             raise
         self._reload, self._closed = "", Event()
-        self._router = Router(self._core.snapshot)
+        self._router = Router(self._state.snapshot)
         ledger_key = os.environ.get("SERVANDA_LEDGER_KEY", "").encode() if key is None else key
-        self._teller = Teller(
-            self._core.store,
+        self._outbox = LedgerOutbox(
+            self._state.store,
             lambda: open_ledger(ledger, key=ledger_key),
-            run_of(watching.contract.metadata.name),
-            self._core.kept.leader,
+            run_of(cells.contract.metadata.name),
+            self._state.meta.leader,
             sinks,
             now=clock,
             wait=self._pause,
         )
-        loops = (self._scoring, self._looking, self._telling) if threads else ()
+        loops = (self._score_loop, self._settle_loop, self._ledger_loop) if threads else ()
         self._threads = [Thread(target=loop, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -118,90 +117,94 @@ class Leader:
         Raises:
             EvidenceError: the message is none.
         """
-        said = message_of(message)
-        taken, made = self._work.offer(said), self._core.snapshot
-        shown = to_plain(made) if made.version > said.version else None
+        parsed = message_of(message)
+        taken, made = self._worker.offer(parsed), self._state.snapshot
+        snapshot = to_plain(made) if made.version > parsed.version else None
         now = self._clock()
-        return {"taken": taken, "version": made.version, "snapshot": shown, "now": now}
+        return {"taken": taken, "version": made.version, "snapshot": snapshot, "now": now}
 
     @property
     def contract(self) -> Contract:
         """What is followed now."""
-        return self._core.rules.contract
+        return self._state.rules.contract
 
     @property
     def snapshot(self) -> Snapshot:
         """What gateways are to follow now."""
-        return self._core.snapshot
+        return self._state.snapshot
 
-    def decide(self, known: Known) -> Decision:
+    def decide(self, facts: RequestFacts) -> Decision:
         """Where one request goes, by the snapshot of now."""
-        router, made = self._router, self._core.snapshot
-        if router.snapshot is not made:
-            router = self._router = Router(made)
-        return router.decide(known, now=self._clock())
+        router, snapshot = self._router, self._state.snapshot
+        if router.snapshot is not snapshot:
+            router = self._router = Router(snapshot)
+        return router.decide(facts, now=self._clock())
 
     def pin(
         self, slice_: str, to: PinTo, ttl_s: float, *, actor: str, reason: str
     ) -> tuple[Transition, ...]:
-        """A person's word about a slice.
+        """Pin a slice.
 
         Raises:
             ContractError: no such slice, or it cannot be.
             MeasurementError: it cannot be kept.
         """
-        now = self._clock()
-        return self._pinned(slice_, Pin(to, actor, reason, now + ttl_s), actor, reason, now)
+        return self._set_pin(slice_, Pin(to, actor, reason, self._clock() + ttl_s), actor, reason)
 
     def unpin(self, slice_: str, *, actor: str, reason: str) -> tuple[Transition, ...]:
         """Take a pin back; of a slice without one nothing is changed.
 
         Raises: as `pin` does.
         """
-        return self._pinned(slice_, None, actor, reason, self._clock())
+        return self._set_pin(slice_, None, actor, reason)
 
-    def _pinned(
-        self, slice_: str, pin: Pin | None, actor: str, reason: str, now: float
+    def _set_pin(
+        self, slice_: str, pin: Pin | None, actor: str, reason: str
     ) -> tuple[Transition, ...]:
-        with self._work.commits:
-            core = self._core
-            state, moved = state_machine.pin(
-                core.rules, core.state, slice_, pin, actor=actor, reason=reason, now=now
+        with self._worker.commits:
+            rules, routing, now = self._state.rules, self._state.routing, self._clock()
+            state, transitions = state_machine.pin(
+                rules, routing, slice_, pin, actor=actor, reason=reason, now=now
             )
-            self._work.insist(Change(state, moved))
-        return moved
+            self._worker.commit_or_raise(Change(state, transitions))
+        return transitions
 
-    def route(self, body: Mapping[str, Any], *, actor: str) -> bool:
+    def route(self, route: PromotionRoute) -> bool:
         """Follow a promotion's route effect; False where this turn of its run, or a later one,
         was followed before.
 
         Raises:
-            EvidenceError: the body is none.
             MeasurementError: it cannot be kept.
         """
-        route = route_of(body)
-        with self._work.commits:
-            state = state_machine.routed(self._core.state, **asdict(route))
-            if state is self._core.state:
+        with self._worker.commits:
+            state = state_machine.with_route(
+                self._state.routing,
+                share=route.share,
+                mirror=route.mirror or 0.0,
+                sample=route.sample or 0.0,
+                run=route.run,
+                leg=route.leg,
+                turn=route.turn,
+            )
+            if state is self._state.routing:
                 return False
-            self._work.insist(Change(state))
+            self._worker.commit_or_raise(Change(state))
         return True
 
-    def reload(self, *, actor: str) -> str:
+    def reload(self) -> str:
         """Read the contract again; why it was refused, "" where it is followed now.
 
         Evidence stays where the contract means the same and the kernels are the same.
         """
-        del actor  # the change is in the ledger by what is followed, not by who looked
         try:
-            watching = watch(load(self._path))
-            if watching.contract.metadata.name != self._core.rules.contract.metadata.name:
+            cells = select_cells(load(self._path))
+            if cells.contract.metadata.name != self.contract.metadata.name:
                 raise ContractError(
                     "the contract has another name now: its history would be another's",
-                    where=watching.contract.where("metadata", "name"),
+                    where=cells.contract.where("metadata", "name"),
                     hint="start a leader of its own for it",
                 )
-            self._work.follow(watching)
+            self._worker.follow(cells)
         except ServandaError as error:
             self._reload = str(error)
             return self._reload
@@ -212,112 +215,111 @@ class Leader:
 
     def step(self) -> bool:
         """Score one batch, keep it, look, and tell; whether there is more to score."""
-        more = self._work.score()
-        self._work.settle()
+        more = self._worker.score()
+        self._worker.settle()
         if self._ledger:
-            self._teller.once()
+            self._outbox.deliver()
         return more
 
-    def _scoring(self) -> None:
-        work, pause_s, spent_s, since = self._work, 0.0, 0.0, time.monotonic()
+    def _score_loop(self) -> None:
+        worker, pause_s, spent_s, since = self._worker, 0.0, 0.0, time.monotonic()
         while not self._closed.wait(pause_s):
-            before = work.scorer.seconds
-            if self._whole(work.score):
-                self._whole(work.settle)
-            elif work.problem:
-                self._whole(work.settle)  # what found no room is missing, and that is kept
+            before = worker.scorer.seconds
+            if self._guarded(worker.score):
+                self._guarded(worker.settle)
+            elif worker.problem:
+                self._guarded(worker.settle)  # what found no room is missing, and that is kept
                 pause_s = min(_LONGEST_S, max(_EVERY_S, 2 * pause_s))
                 continue
             else:
-                with work.lock:
-                    work.wake.wait(_EVERY_S)
-            # what train may take a second is a promise to whoever shares the machine with it
-            now, budget = time.monotonic(), self._core.rules.policy.budget
-            spent_s += max(0.0, work.scorer.seconds - before) - budget * (now - since)
+                with worker.lock:
+                    worker.wake.wait(_EVERY_S)
+            # the seconds of train per second are a promise to whoever shares the machine with it
+            now, budget = time.monotonic(), self._state.rules.policy.budget
+            spent_s += max(0.0, worker.scorer.seconds - before) - budget * (now - since)
             spent_s, since = max(0.0, spent_s), now
             pause_s = max(0.0, spent_s - _BURST_S) / budget
 
-    def _whole(self, act: Callable[[], bool]) -> bool:
+    def _guarded(self, act: Callable[[], bool]) -> bool:
         """Do something; a bug of ours ends no thread, for routes would end with it."""
         try:
             return act()
         except Exception as error:
-            self._work.problem = f"a bug of servanda: {type(error).__name__}: {error}"
+            self._worker.problem = f"a bug of servanda: {type(error).__name__}: {error}"
             return False
 
-    def _looking(self) -> None:
+    def _settle_loop(self) -> None:
         while not self._closed.wait(_EVERY_S):
-            self._whole(self._work.settle)
+            self._guarded(self._worker.settle)
 
-    def _telling(self) -> None:
+    def _ledger_loop(self) -> None:
         pause_s = _EVERY_S
         while self._ledger and not self._closed.wait(pause_s):
-            told = self._whole(self._teller.once)
-            pause_s = _EVERY_S if told else min(_LONGEST_S, 2 * pause_s)
+            delivered = self._guarded(self._outbox.deliver)
+            pause_s = _EVERY_S if delivered else min(_LONGEST_S, 2 * pause_s)
 
     def _pause(self, seconds: float) -> None:
         self._closed.wait(seconds)
 
     # what is shown
 
-    def standing(self) -> Standing:
-        """How things stand now."""
-        now, work, core = self._clock(), self._work, self._core
-        contract, policy, made = core.rules.contract, core.rules.policy, core.snapshot
+    def status(self) -> ControllerStatus:
+        now, worker, state = self._clock(), self._worker, self._state
+        rules, routing, snapshot = state.rules, state.routing, state.snapshot
         behind = self._behind()  # a disk may take its time, and gateways do not wait for it
-        with work.lock:
-            gateways = work.gateways
+        with worker.lock:
+            gateways = worker.gateways
             shares = gateways.shares(now)
-            return Standing(
-                name=contract.metadata.name,
-                contract=contract.digest,
-                mode=policy.mode,
+            return ControllerStatus(
+                name=rules.contract.metadata.name,
+                contract=rules.digest,
+                mode=rules.policy.mode,
                 now=now,
-                version=made.version,
-                valid_until=made.valid_until,
-                made=made.valid_until - policy.expires,
+                version=snapshot.version,
+                valid_until=snapshot.valid_until,
+                made=snapshot.valid_until - rules.policy.expires,
                 began=self._began,
                 reloaded=self._reloaded,
-                base=made.base,
-                mirror=made.mirror,
-                run=made.run,
-                leg=made.leg,
+                base=snapshot.base,
+                mirror=snapshot.mirror,
+                run=snapshot.run,
+                leg=snapshot.leg,
                 slices=slices_of(
-                    core.rules,
-                    core.state,
-                    made.slices,
-                    floors=work.scorer.floors,
+                    rules,
+                    routing,
+                    snapshot.slices,
+                    floors=worker.scorer.noise.floors,
                     gateways=gateways,
-                    history=work.history,
+                    history=worker.history,
                     now=now,
                 ),
-                left_out=(*work.watching.left_out, *undrawn(core.rules, core.state)),
-                transitions=core.shown,
-                moves=core.state.transitions,
-                pools=gateways.pools(now, policy.stable_in_flight),
-                diverted=diverted(core.state, shares),
-                gateways=gateways.standing(core.taken, Counter(work.intake.starts())),
-                scoring=self._scored(),
+                left_out=(*worker.cells.left_out, *undrawn(rules, routing)),
+                transitions=state.shown,
+                moves=routing.transitions,
+                pools=gateways.pools(now, rules.policy.stable_in_flight),
+                diverted=diverted(routing, shares),
+                gateways=gateways.status(state.taken, Counter(worker.intake.starts())),
+                scoring=self._scoring_status(),
                 ledger_where=self._ledger.rpartition("@")[2],
                 ledger_behind=behind,
-                ledger=self._teller.problem,
-                store=core.problem,
+                ledger=self._outbox.problem,
+                store=state.problem,
                 reload=self._reload,
-                effects=self._teller.missed,
+                effects=self._outbox.missed,
                 moved_s=self._clock.moved_s if isinstance(self._clock, SteadyClock) else 0.0,
             )
 
     def _behind(self) -> int:
         try:
-            return self._core.store.behind()
+            return self._state.store.behind()
         except ServandaError:
             return 0  # the store's own problem is shown
 
-    def _scored(self) -> ScoringStanding:
-        scorer, intake = self._work.scorer, self._work.intake
-        return ScoringStanding(
-            alive=scorer.alive,
-            problem=self._work.problem,
+    def _scoring_status(self) -> ScoringStatus:
+        scorer, intake, lag_s = self._worker.scorer, self._worker.intake, self._state.lag_s
+        return ScoringStatus(
+            alive=scorer.train.alive,
+            problem=self._worker.problem,
             queued=intake.waiting,
             queued_tokens=intake.queued_tokens,
             room=intake.room,
@@ -327,19 +329,19 @@ class Leader:
             errors=scorer.train.errors,
             outside=dict(intake.outside + scorer.outside),
             seconds=scorer.seconds,
-            budget=self._core.rules.policy.budget,
+            budget=self._state.rules.policy.budget,
             cost_s=scorer.cost_s,
-            lag_s=self._core.lag_s,
-            lags=self._core.lags.told(),
+            lag_s=lag_s,
+            lags=self._state.lags.to_dict() if lag_s is not None else {},
             restarts=scorer.train.restarts,
         )
 
     def close(self) -> None:
         """End threads and the engine; what is durable stays."""
         self._closed.set()
-        with self._work.lock:
-            self._work.wake.notify_all()
-        self._work.close()
+        with self._worker.lock:
+            self._worker.wake.notify_all()
+        self._worker.scorer.train.end()
         for thread in self._threads:
             thread.join(_LONGEST_S)
-        self._core.close()
+        self._state.close()

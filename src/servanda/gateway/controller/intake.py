@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servanda.errors import EvidenceError
+from servanda.gateway.controller.messages import Message
 from servanda.traces.json_fields import LineError
 from servanda.traces.request_log import Request, request_of, unanswered
 
@@ -125,29 +125,19 @@ class Intake:
         self.dropped = 0
         self.under_way = 0  # rows that were handed out, and are not durable
 
-    def offer(
-        self, start: Start, first: int, rows: Sequence[Any], *, now: float, launched: int = 0
-    ) -> int:
-        """Take a message; the number of the first row that is not durable.
-
-        Args:
-            launched: rows since its start, those included that have no answer yet.
-
-        Raises:
-            EvidenceError: the numbers are none.
-        """
-        if first < 0:
-            raise EvidenceError(f"'first' is {first}: rows are numbered 0, 1, ...")
+    def offer(self, message: Message, *, now: float) -> int:
+        """Take a message; the number of the first row that is not durable."""
+        start, first = (message.gateway, message.start), message.first
         stream = self.streams.get(start)
         if stream is None:
             stream = self.streams[start] = Stream(first, first, heard=now)
             self._forget()
-        if rows and first > stream.next:
+        if message.rows and first > stream.next:
             self.outside[VANISHED] += first - stream.next
             if not stream.rows and stream.taken == stream.next:
                 stream.taken = first
             stream.next = first
-        for number, data in enumerate(rows, start=first):
+        for number, data in enumerate(message.rows, start=first):
             if number < stream.next:
                 continue  # it came before
             # one of each start is taken always, or the others would wait for it
@@ -158,7 +148,7 @@ class Intake:
             stream.rows.append(row)
             stream.next, stream.at = number + 1, row.at
             self._size += row.size
-        stream.heard, stream.waits = now, launched > stream.next
+        stream.heard, stream.waits = now, message.launched > stream.next
         return stream.taken
 
     def take(self, rows: int, tokens: int, *, now: float, dropped: bool = False) -> list[Row]:
@@ -169,18 +159,18 @@ class Intake:
         """
         self._merge(now)
         self._drop()
-        found: list[Row] = []
+        batch: list[Row] = []
         for row in itertools.islice(self._queue, rows):
             if dropped and not (row.dropped or row.outside):
                 break
             tokens -= row.tokens
-            if found and tokens < 0:
+            if batch and tokens < 0:
                 break
-            found.append(row)
-        for _ in found:
+            batch.append(row)
+        for _ in batch:
             self._queue.popleft()
-        self.under_way += len(found)
-        return found
+        self.under_way += len(batch)
+        return batch
 
     def put_back(self, rows: Sequence[Row]) -> None:
         """Rows that were taken and could not be scored now."""
@@ -224,8 +214,8 @@ class Intake:
         newest: dict[str, tuple[float, float]] = {}
         for (name, began), stream in self.streams.items():
             stream.heard = min(stream.heard, now)  # a clock that went back
-            one = (stream.heard, began)
-            newest[name] = max(one, newest.get(name, one))
+            latest = (stream.heard, began)
+            newest[name] = max(latest, newest.get(name, latest))
         while True:
             heads = [s for s in self.streams.values() if s.rows]
             if not heads:
@@ -253,8 +243,10 @@ class Intake:
 
     def _row(self, start: Start, number: int, data: Any, after: float, now: float) -> Row:
         try:
-            request = self._request(_object(data))
-            chance, drawn, slices = drawing_of(data)
+            if not isinstance(data, dict):
+                raise LineError("a row is a JSON object")
+            request = self._request(data)
+            chance, drawn, slices = inclusion_of(data)
         except LineError as wrong:
             self.wrong = str(wrong)[:_SHOWN]
             self.outside[NO_ROW] += 1
@@ -271,11 +263,7 @@ class Intake:
         )
 
     def _request(self, data: dict[str, Any]) -> Request:
-        """An answer that cannot be read is lost: what it is like may not decide whether it counts.
-
-        Raises:
-            LineError: what was known at launch cannot be read.
-        """
+        # an answer that cannot be read is lost: what it is like may not decide whether it counts
         try:
             return request_of(data)
         except LineError as wrong:
@@ -292,13 +280,7 @@ class Intake:
             del self.streams[min(done, key=lambda start: self.streams[start].heard)]
 
 
-def _object(data: Any) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise LineError("a row is a JSON object")
-    return data
-
-
-def drawing_of(
+def inclusion_of(
     data: Mapping[str, Any],
 ) -> tuple[float, dict[str, float] | None, tuple[str, ...] | None]:
     """How a row came into the sample: its chance, the slices that drew it with the chance of
@@ -330,7 +312,7 @@ def _drawn(value: Any) -> dict[str, float] | None:
 def _slices(data: Mapping[str, Any]) -> tuple[str, ...] | None:
     if data.get("x-prompt") != "unknown":
         return None
-    found = data.get("x-slices")
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    names = data.get("x-slices")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise LineError("'x-slices' is no list of slices, and the prompt is not known")
-    return tuple(found)
+    return tuple(names)

@@ -1,8 +1,8 @@
-# History: what a ledger keeps of a leader, and whether what it keeps can have happened.
+# What a ledger keeps of a controller, and whether what it keeps can have happened.
 #
-# A run of a ledger is named after the contract.  In it each leader's store has a name of its own
+# A run of a ledger is named after the contract.  In it each controller's store has its own name
 # ("leader"), and numbers what it says from 1 ("o"): so the same is never said twice, a store that
-# was lost begins a history of its own, and two leaders do not get in each other's way.
+# was lost begins a history of its own, and two controllers do not get in each other's way.
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _MOVES: Mapping[str, tuple[str, ...]] = {
 
 
 def run_of(contract: str) -> str:
-    """The run that the leaders of a contract write to, by its name."""
+    """The run that the controllers of a contract write to, by its name."""
     return f"{contract}-gateway"
 
 
-def opened(
+def gateway_entry(
     rules: Rules,
     stands: Mapping[str, str],
     *,
@@ -52,7 +52,7 @@ def opened(
 
     Args:
         stands: where each slice stands; transitions: how many there were before.
-        o: number of the entry among its leader's; why: it is written.
+        o: number of the entry among its controller's; why: it is written.
     """
     policy, contract = rules.policy, rules.contract
     enter = math.log(policy.enter_evidence * rules.cells)
@@ -77,7 +77,7 @@ def opened(
     }
 
 
-def routed(
+def routed_entry(
     transition: Transition, before: SliceState | None, *, leader: str, o: int, run: str
 ) -> dict[str, Any]:
     """The body of an entry that says how a slice moved, and on which evidence.
@@ -85,12 +85,12 @@ def routed(
     Args:
         before: the slice with the evidence that was looked at.
     """
-    said = to_plain(transition)
-    moved = said["before"] != said["after"]
-    arrow = f"{said['before']} → {said['after']}" if moved else said["after"]
+    plain = to_plain(transition)
+    moved = plain["before"] != plain["after"]
+    arrow = f"{plain['before']} → {plain['after']}" if moved else plain["after"]
     would = "" if transition.acted or not moved else " (observed)"
     return {
-        **said,
+        **plain,
         "leader": leader,
         "o": o,
         "text": f"{transition.slice}: {arrow}{would}: {transition.reason}",
@@ -106,9 +106,9 @@ def _effects(transition: Transition, leader: str, run: str) -> tuple[Effect, ...
     body = {"run": run, "status": transition.after, "from": transition.before}
     body |= {"slice": transition.slice, "why": f"{transition.slice}: {transition.reason}"}
     body |= {"at": transition.at, "decided": _decided(transition), "leg": "gateway"}
-    found = [Effect("notify", f"{key}:notify", body)] if transition.acted else []
+    notices = [Effect("notify", f"{key}:notify", body)] if transition.acted else []
     pages = [Effect("page", f"{key}:page:{to}", {**body, "to": to}) for to in transition.pages]
-    return (*found, *pages)
+    return (*notices, *pages)
 
 
 def _decided(transition: Transition) -> dict[str, Any] | None:
@@ -119,8 +119,8 @@ def _decided(transition: Transition) -> dict[str, Any] | None:
 
 
 @dataclass
-class _Leader:
-    """What the entries of one leader said so far."""
+class _StoreHistory:
+    """What the entries of one controller said so far."""
 
     o: int = 0
     number: int = 0
@@ -129,7 +129,7 @@ class _Leader:
 
 
 def gateway_runs(ledger: Ledger) -> Iterator[str]:
-    """Runs of leaders, in the order in which they began."""
+    """Runs of controllers, in the order in which they began."""
     for run in ledger.runs():
         first = next(iter(ledger.entries(run)), None)
         if first is not None and first.kind == GATEWAY:
@@ -137,13 +137,13 @@ def gateway_runs(ledger: Ledger) -> Iterator[str]:
 
 
 def disagreements(ledger: Ledger) -> tuple[Problem, ...]:
-    """Entries of leaders that cannot have followed from those before them."""
-    return tuple(p for run in gateway_runs(ledger) for p in retold(ledger.entries(run)))
+    """Entries of controllers that cannot have followed from those before them."""
+    return tuple(p for run in gateway_runs(ledger) for p in run_problems(ledger.entries(run)))
 
 
-def retold(entries: Iterable[Entry]) -> Iterator[Problem]:
+def run_problems(entries: Iterable[Entry]) -> Iterator[Problem]:
     """What is wrong with the entries of one run, each with its place."""
-    leaders: dict[str, _Leader] = {}
+    leaders: dict[str, _StoreHistory] = {}
     for entry in entries:
         if entry.kind == TOLD:
             continue
@@ -151,59 +151,59 @@ def retold(entries: Iterable[Entry]) -> Iterator[Problem]:
             for what in _next(leaders, entry):
                 yield _problem(entry, what)
         except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
-            said = str(error).split("\n", 1)[0]
-            yield _problem(entry, f"cannot be told again: {said or type(error).__name__}")
+            message = str(error).split("\n", 1)[0]
+            yield _problem(entry, f"cannot be told again: {message or type(error).__name__}")
 
 
-def _next(leaders: dict[str, _Leader], entry: Entry) -> Iterator[str]:
+def _next(leaders: dict[str, _StoreHistory], entry: Entry) -> Iterator[str]:
     body = entry.body
     name, o = str(body["leader"]), body["o"]
-    one = leaders.setdefault(name, _Leader())
-    if o != one.o + 1:
-        yield f"is number {o} of its leader, and follows {one.o}"
-    one.o = o
+    history = leaders.setdefault(name, _StoreHistory())
+    if o != history.o + 1:
+        yield f"is number {o} of its leader, and follows {history.o}"
+    history.o = o
     if entry.kind == GATEWAY:
-        yield from _opened(one, body)
+        yield from _opened(history, body)
     elif entry.kind == ROUTED:
-        yield from _routed(one, from_plain(Transition, body))
+        yield from _routed(history, from_plain(Transition, body))
     else:
         yield f"is of a kind that nobody knows, {entry.kind!r}"
 
 
-def _opened(one: _Leader, body: Mapping[str, Any]) -> Iterator[str]:
-    if body["transitions"] != one.number:
-        yield f"says {body['transitions']} transitions came before, and {one.number} did"
+def _opened(history: _StoreHistory, body: Mapping[str, Any]) -> Iterator[str]:
+    if body["transitions"] != history.number:
+        yield f"says {body['transitions']} transitions came before, and {history.number} did"
     for name, stands in body["slices"].items():
-        if name in one.slices and one.slices[name] != stands:
-            yield f"says {name} was {stands}, and it was {one.slices[name]}"
-        if name not in one.slices and one.o > 1 and _status(stands) != "active":
+        if name in history.slices and history.slices[name] != stands:
+            yield f"says {name} was {stands}, and it was {history.slices[name]}"
+        if name not in history.slices and history.o > 1 and _status(stands) != "active":
             yield f"says {name} is new and {stands}"
-    one.number, one.keys = body["transitions"], body["keys"]
-    one.slices = dict(body["slices"])
+    history.number, history.keys = body["transitions"], body["keys"]
+    history.slices = dict(body["slices"])
 
 
-def _routed(one: _Leader, t: Transition) -> Iterator[str]:
-    if not one.slices:
+def _routed(history: _StoreHistory, t: Transition) -> Iterator[str]:
+    if not history.slices:
         yield "comes before anything was opened"
-    if t.number != one.number + 1:
-        yield f"is transition {t.number}, and follows {one.number}"
-    one.number = t.number
-    stood = one.slices.get(t.slice)
+    if t.number != history.number + 1:
+        yield f"is transition {t.number}, and follows {history.number}"
+    history.number = t.number
+    stood = history.slices.get(t.slice)
     if stood is None:
         yield f"moves {t.slice}, which is no slice"
     elif stood != t.before:
         yield f"says {t.slice} was {t.before}, and it was {stood}"
-    one.slices[t.slice] = t.after
+    history.slices[t.slice] = t.after
     before, after = _status(t.before), _status(t.after)
     if after not in STATUSES or before not in STATUSES:
         yield f"says {t.slice} went from {t.before} to {t.after}, and there is no such status"
     elif after not in _MOVES[before] and t.slice != "all":
         # the whole may be taken along from wherever it stands
         yield f"says {t.slice} went from {t.before} to {t.after} in one step"
-    yield from _shown(one, t, before, after)
+    yield from _shown(history, t, before, after)
 
 
-def _shown(one: _Leader, t: Transition, before: str, after: str) -> Iterator[str]:
+def _shown(history: _StoreHistory, t: Transition, before: str, after: str) -> Iterator[str]:
     """What a change costs, and whether the entry says that it was paid."""
     if before == after or after not in ("quarantined", "recovering"):
         return
@@ -219,8 +219,8 @@ def _shown(one: _Leader, t: Transition, before: str, after: str) -> Iterator[str
     if t.n < 1:
         yield f"says {t.slice} went to {after} on no request"
     own = t.cell.endswith(f" on {t.slice}")
-    if after == "quarantined" and before not in AWAY and t.acted and own and t.keys < one.keys:
-        yield f"says {t.slice} left infer on {t.keys} users, and {one.keys} were asked for"
+    if after == "quarantined" and before not in AWAY and t.acted and own and t.keys < history.keys:
+        yield f"says {t.slice} left infer on {t.keys} users, and {history.keys} were asked for"
 
 
 def _status(text: str) -> str:

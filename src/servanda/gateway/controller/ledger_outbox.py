@@ -1,4 +1,4 @@
-# Telling: from the outbox of a leader's store to the ledger, and from there to people.
+# From the outbox of a controller's store to the ledger, and from there to people.
 #
 # A record is in the store with the decision itself, and leaves it when the ledger has it.  The
 # ledger may be away for as long as it likes, and whoever is killed in between says nothing twice.
@@ -18,8 +18,8 @@ from servanda.traces.serialization import from_plain
 _TRIES = 3  # to append, while others append to the same run
 
 
-class Teller:
-    """Tells the ledger, then the receivers.
+class LedgerOutbox:
+    """Delivers records to the ledger, then to the receivers.
 
     Args:
         open_: the ledger; each time anew, for a connection may be lost.
@@ -45,7 +45,7 @@ class Teller:
         self._late = bool(sinks)  # effects of an earlier life may wait
         self.problem = self.missed = ""
 
-    def once(self) -> bool:
+    def deliver(self) -> bool:
         """Tell what waits; whether all of it is told."""
         try:
             if not self._store.behind() and not self._late:
@@ -71,7 +71,7 @@ class Teller:
                 except Outrun:
                     if last == _TRIES - 1:
                         raise
-            self._store.told(max(pending))
+            self._store.delete_outbox(max(pending))
             self._late = bool(self._sinks)
 
     def _read(self, ledger: Ledger) -> None:
@@ -84,7 +84,7 @@ class Teller:
     def _tell(self, ledger: Ledger) -> None:
         if not self._late:
             return
-        tried = tell(ledger, self._run, self._sinks, now=self._now, wait=self._wait)
-        problems = [f"{one.sink} was not told: {one.problem}" for one in tried if one.problem]
+        deliveries = tell(ledger, self._run, self._sinks, now=self._now, wait=self._wait)
+        problems = [f"{d.sink} was not told: {d.problem}" for d in deliveries if d.problem]
         self.missed = "; ".join(problems)
         self._late = bool(problems)

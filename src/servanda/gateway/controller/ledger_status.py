@@ -1,4 +1,4 @@
-# Recalling: where the slices of a gateway stand by what a ledger holds, and nobody else is asked.
+# Where the slices of a gateway stand by what a ledger holds, and nobody else is asked.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 80  # characters of a name
 
 
 @dataclass(frozen=True)
-class Stand:
+class LedgerSlice:
     """Where a slice stands, such as "quarantined" or "active, pinned to stable".
 
     Args:
@@ -38,7 +38,7 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Recalled:
+class LedgerStatus:
     """A gateway's run, as its latest entries leave it.
 
     Args:
@@ -48,62 +48,62 @@ class Recalled:
     run: str
     mode: str = ""
     at: float = 0.0
-    slices: Mapping[str, Stand] = field(default_factory=dict)
+    slices: Mapping[str, LedgerSlice] = field(default_factory=dict)
 
 
-def recalled(ledger: Ledger) -> tuple[Recalled, ...]:
+def ledger_statuses(ledger: Ledger) -> tuple[LedgerStatus, ...]:
     """The runs of gateways, in the order in which they began.
 
     Raises:
-        LedgerError: an entry is none that a leader writes.
+        LedgerError: an entry is none that a controller writes.
     """
-    return tuple(_recalled(run, ledger.entries(run)) for run in gateway_runs(ledger))
+    return tuple(_status_of(run, ledger.entries(run)) for run in gateway_runs(ledger))
 
 
-def _recalled(run: str, entries: Iterable[Entry]) -> Recalled:
-    found = Recalled(run)
+def _status_of(run: str, entries: Iterable[Entry]) -> LedgerStatus:
+    status = LedgerStatus(run)
     for entry in entries:
         try:
-            found = _with(found, entry)
+            status = _with(status, entry)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(
                 f"entry {entry.seq} of run {run} cannot be told again: {error}",
                 hint="`servanda promotion ledger verify` says what is wrong with it",
             ) from None
-    return found
+    return status
 
 
-def _with(found: Recalled, entry: Entry) -> Recalled:
+def _with(status: LedgerStatus, entry: Entry) -> LedgerStatus:
     body = entry.body
     if entry.kind == GATEWAY:
-        known = found.slices
+        known = status.slices
         acts = body["mode"] == "enforce"
         slices = {
             name: known[name]
             if name in known and known[name].stands == stands
-            else Stand(stands, entry.at, acts)
+            else LedgerSlice(stands, entry.at, acts)
             for name, stands in body["slices"].items()
         }
-        return Recalled(found.run, body["mode"], entry.at, slices)
+        return LedgerStatus(status.run, body["mode"], entry.at, slices)
     if entry.kind != ROUTED:
-        return found
+        return status
     moved = from_plain(Transition, body)
-    stood = found.slices.get(moved.slice, Stand())
+    stood = status.slices.get(moved.slice, LedgerSlice())
     same = stood.stands == moved.after
-    stand = Stand(moved.after, stood.since if same else moved.at, moved.acted)
-    return replace(found, at=entry.at, slices={**found.slices, moved.slice: stand})
+    stand = LedgerSlice(moved.after, stood.since if same else moved.at, moved.acted)
+    return replace(status, at=entry.at, slices={**status.slices, moved.slice: stand})
 
 
-def text(found: Recalled) -> str:
+def render(status: LedgerStatus) -> str:
     """One line: which slices are away and since when, as of the last entry."""
-    away = {name: one for name, one in found.slices.items() if one.away}
+    away = {name: ledger_slice for name, ledger_slice in status.slices.items() if ledger_slice.away}
     parts = [
-        f"{place(name, _LONGEST)} {'is' if one.acted else 'would be'} served by stable "
-        f"since {when(one.since)} ({one.stands})"
-        for name, one in away.items()
+        f"{place(name, _LONGEST)} {'is' if ledger_slice.acted else 'would be'} served by stable "
+        f"since {when(ledger_slice.since)} ({ledger_slice.stands})"
+        for name, ledger_slice in away.items()
     ]
-    rest = len(found.slices) - len(away)
+    rest = len(status.slices) - len(away)
     slices = f"{rest} {'other ' if away else ''}slice{'s' if rest != 1 else ''}"
     parts.append(f"infer serves {slices}" if rest else "")
-    told = "; ".join(filter(None, parts)) or "no slice is known"
-    return f"{line(found.run, _LONGEST)} ({found.mode}): {told}; last entry {when(found.at)}"
+    text = "; ".join(filter(None, parts)) or "no slice is known"
+    return f"{line(status.run, _LONGEST)} ({status.mode}): {text}; last entry {when(status.at)}"

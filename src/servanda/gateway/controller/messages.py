@@ -1,37 +1,62 @@
-# Messages: what gateways and promotions send to a leader, read strictly.
+# Messages: what gateways and promotions send to a controller, read strictly.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from servanda.errors import EvidenceError
-from servanda.gateway.controller.intake import Start
+from servanda.traces.json_fields import json_text
 
 _MOST = 2**53  # beyond, not every number of JSON is a whole one
-_NAME = 200  # characters
+T = TypeVar("T")
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Count = Annotated[int, Meta(ge=0, lt=_MOST)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-@dataclass(frozen=True)
-class Message:
-    """What a gateway says, see POST /v1/follow.
+class Message(msgspec.Struct, frozen=True):
+    """The body of POST /v1/follow.
 
     Args:
+        gateway: its name; start: of its process, unix seconds.
         version: of the snapshot that it has; 0: none.
         first: number of the first row.
-        latest: when its last row was launched, by its own clock; None: nothing came.
-        launched: rows since its start, those included that have no answer yet; 0: not known.
     """
 
-    start: Start
-    version: int
-    first: int
-    rows: Sequence[Any]
-    counts: Mapping[str, Any]
-    latest: float | None = None
-    launched: int = 0
+    gateway: Name
+    start: Annotated[float, Meta(gt=-_MOST, lt=_MOST)]
+    version: Count = 0
+    first: Count = 0
+    rows: list[Any] = []
+    counts: dict[str, Any] = {}
+
+    @property
+    def latest(self) -> float | None:
+        """When its last row was launched, by its own clock; None: it has no row."""
+        rows = (row for row in self.rows if isinstance(row, Mapping))
+        return max((float(row["at"]) for row in rows if _is_number(row.get("at"))), default=None)
+
+    @property
+    def launched(self) -> int:
+        """Rows since its start, those included that have no answer yet; 0: not known."""
+        sampled: Any = self.counts.get("sampled")
+        return int(sampled) if _is_number(sampled) else 0
+
+
+class PromotionRoute(msgspec.Struct, frozen=True):
+    """A promotion's route effect, see docs/how-to/effects.md; turn: None: of no promotion."""
+
+    run: Name
+    leg: Name
+    share: Share
+    mirror: Share | None = None
+    sample: Share | None = None
+    turn: Count | None = None
 
 
 def message_of(data: Any) -> Message:
@@ -40,98 +65,33 @@ def message_of(data: Any) -> Message:
     Raises:
         EvidenceError: it is none.
     """
-    if not isinstance(data, Mapping):
-        raise EvidenceError("a gateway's message is a JSON object")
-    name = data.get("gateway")
-    if not isinstance(name, str) or not 0 < len(name) <= _NAME:
-        raise EvidenceError("'gateway' is not the name of a gateway")
-    rows, counts = data.get("rows", []), data.get("counts", {})
-    if not isinstance(rows, list):
-        raise EvidenceError("'rows' is not a list")
-    if not isinstance(counts, Mapping):
-        raise EvidenceError("'counts' is not an object")
-    return Message(
-        (name, _number(data, "start")),
-        _whole(data, "version"),
-        _whole(data, "first"),
-        rows,
-        counts,
-        _latest(rows),
-        _launched(counts.get("sampled")),
-    )
+    return converted(Message, data, "a gateway's message", "are both of this version?")
 
 
-def _launched(value: Any) -> int:
-    return int(value) if _is_number(value) else 0
-
-
-def _latest(rows: Sequence[Any]) -> float | None:
-    at = [row["at"] for row in rows if isinstance(row, Mapping) and _is_number(row.get("at"))]
-    return float(max(at)) if at else None
-
-
-@dataclass(frozen=True)
-class Route:
-    """A promotion's route effect, see docs/how-to/effects.md; turn: None: of no promotion."""
-
-    share: float
-    mirror: float
-    sample: float
-    run: str
-    leg: str
-    turn: int | None
-
-
-def route_of(body: Any) -> Route:
+def route_of(data: Any) -> PromotionRoute:
     """A promotion's route effect as JSON has it.
 
     Raises:
         EvidenceError: it is none.
     """
-    if not isinstance(body, Mapping):
-        raise EvidenceError("a route is a JSON object")
-    run, leg = _named(body, "run"), _named(body, "leg")
-    share = _share(body, "share")
-    mirror, sample = _share(body, "mirror", 0.0), _share(body, "sample", 0.0)
-    turn = None if body.get("turn") is None else _whole(body, "turn")
-    return Route(share, mirror, sample, run, leg, turn)
+    hint = "send the body of a promotion's route effect as it is"
+    return converted(PromotionRoute, data, "a route", hint)
 
 
-def _share(body: Mapping[str, Any], name: str, absent: float | None = None) -> float:
-    value: Any = body.get(name)
-    value = absent if value is None else value
-    if not _is_number(value) or not 0 <= value <= 1:
-        raise EvidenceError(
-            f"{name!r} of a route is {value!r}, not a share between 0 and 1",
-            hint="send the body of a promotion's route effect as it is",
-        )
-    return float(value)
+def converted(kind: type[T], data: Any, noun: str, hint: str) -> T:
+    """JSON data as a struct.
 
-
-def _named(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= _NAME:
-        raise EvidenceError(
-            f"{name!r} of a route is not a name",
-            hint="send the body of a promotion's route effect as it is",
-        )
-    return value
-
-
-def _whole(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise EvidenceError(f"{name!r} is not a whole number from 0 on")
-    if value >= _MOST:
-        raise EvidenceError(f"{name!r} is larger than any there can be")
-    return value
-
-
-def _number(data: Mapping[str, Any], name: str) -> float:
-    value = data.get(name)
-    if not _is_number(value):
-        raise EvidenceError(f"{name!r} is not a number")
-    return float(value)  # type: ignore[arg-type]
+    Raises:
+        EvidenceError: it is none; which field, its value, and the type that is expected.
+    """
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        expected, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`").partition("[")[0]
+        value = f"{name} is {json_text(data[name])}, " if name else ""
+        text = f"{noun}: {value}{expected[0].lower()}{expected[1:]}"
+        raise EvidenceError(text, hint=hint) from None
 
 
 def _is_number(value: Any) -> bool:

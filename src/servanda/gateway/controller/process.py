@@ -1,4 +1,4 @@
-# The process of a leader: what it is told at its start, and what it says while it leads.
+# The process of a controller: its settings, and the lines that it prints while it runs.
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from servanda.engines.server.sockets import address
 from servanda.errors import ServandaError
-from servanda.gateway.controller.console import story, transition
-from servanda.gateway.controller.controller import Leader
-from servanda.gateway.controller.status import Standing
+from servanda.gateway.controller.console import describe, transition_line
+from servanda.gateway.controller.controller import Controller
+from servanda.gateway.controller.status import ControllerStatus
 from servanda.gateway.controller.web.app import app
 from servanda.gateway.http.api_keys import Role
-from servanda.gateway.http.listener import Listening, bound
+from servanda.gateway.http.listener import Listener, bind
 from servanda.gateway.http.reload import ListenerFiles, stamps_of
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.traces.serialization import from_plain
@@ -30,14 +30,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a leader is told at its start.
+    """The settings of a controller.
 
     Args:
         host, port: of its listener.
         held: (name, role, key) of holders beside those of the file `keys`.
         tls: the listener's certificate, and its private key, as `ListenerFiles` takes them.
-        webhook, slack, command: who is told of pages.
-        urls: (kernel, url) of the pools as gateways were told of them.
+        webhook, slack, command: receivers of pages.
+        urls: (kernel, url) of the pools as gateways have them.
     """
 
     contract: str
@@ -53,17 +53,15 @@ class Settings:
     command: tuple[str, ...] = field(default=(), repr=False)
     urls: tuple[tuple[str, str], ...] = ()
 
-    def text(self) -> str:
-        return json.dumps(asdict(self))
 
-
-class Leading:
-    """A leader behind its listener, in this process.
+class ControllerProcess:
+    """A controller behind its listener, in this process.
 
     Args:
-        say: takes a line for people; bound: the listener's URL, before anything is opened;
-            ready: called once gateways are heard.
-        say_files: takes a line about keys and certificate that were read again; None: as `say`.
+        say: prints a line for people.
+        bound_at: is given the listener's URL, before anything is opened.
+        ready: is called once gateways are heard.
+        say_files: prints a line about keys and certificate that were read again; None: as `say`.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class Leading:
         self._files: ListenerFiles | None = None
         self._bound_at, self._ready = bound_at, ready
         self._reload, self._ended = threading.Event(), threading.Event()
-        self._listening: Listening | None = None
+        self._listener: Listener | None = None
         self._moves, self._problems, self._bug = 0, tuple[str, ...](), ""
         self._contract = (Path(settings.contract),)
         self._seen = stamps_of(self._contract)
@@ -93,95 +91,96 @@ class Leading:
     def end(self) -> None:
         """From any thread."""
         self._ended.set()
-        if self._listening is not None:
-            self._listening.end()
+        if self._listener is not None:
+            self._listener.end()
 
     def run(self) -> None:
-        """Lead until SIGTERM, Ctrl-C or `end`.
+        """Run until SIGTERM, Ctrl-C or `end`.
 
         Raises:
             ContractError: the contract, the keys or the certificate are wrong.
             MeasurementError: the address is taken, or the state cannot be opened.
         """
-        told = self._settings
-        files = self._files = ListenerFiles(told.keys, told.tls, self._say_files, told.held)
+        settings = self._settings
+        files = ListenerFiles(settings.keys, settings.tls, self._say_files, settings.held)
+        self._files = files
         if files.keys.warning:
             self._say(f"! {files.keys.warning}")
-        with bound(told.host, told.port, "--admin") as taken:
-            self._bound_at(f"{files.scheme}://{address(told.host, taken.getsockname()[1])}")
-            leader = Leader(
-                Path(told.contract),
-                state=Path(told.state),
-                ledger=told.ledger,
-                sinks=sinks_of(told.webhook, told.slack, told.command),
+        with bind(settings.host, settings.port, "--admin") as listening:
+            self._bound_at(f"{files.scheme}://{address(settings.host, listening.getsockname()[1])}")
+            controller = Controller(
+                Path(settings.contract),
+                state=Path(settings.state),
+                ledger=settings.ledger,
+                sinks=sinks_of(settings.webhook, settings.slack, settings.command),
             )
-            watching = threading.Thread(target=self._watch, args=(leader,), daemon=True)
+            watcher = threading.Thread(target=self._watch, args=(controller,), daemon=True)
             try:
-                standing = leader.standing()
-                self._moves = standing.moves
-                for line in story(standing, leader.contract):
+                status = controller.status()
+                self._moves = status.moves
+                for line in describe(status, controller.contract):
                     self._say(line)
-                self._listening = Listening(
-                    app(leader, files.keys),
-                    taken,
+                self._listener = Listener(
+                    app(controller, files.keys),
+                    listening,
                     certificate=files.certificate,
                     grace_s=_GRACE_S,
                     ready=self._ready,
                 )
-                watching.start()
+                watcher.start()
                 if not self._ended.is_set():
                     with files.followed():
-                        self._listening.run()
+                        self._listener.run()
             finally:
                 self._ended.set()
-                if watching.is_alive():
-                    watching.join()
-                leader.close()
+                if watcher.is_alive():
+                    watcher.join()
+                controller.close()
 
-    def _watch(self, leader: Leader) -> None:
-        """Say what changes, and take over a contract that was written anew."""
+    def _watch(self, controller: Controller) -> None:
+        """Print what changes, and take over a contract that was written anew."""
         self._seen = stamps_of(self._contract)
         while not self._ended.wait(_LOOK_S):
             try:
-                self._look(leader)
+                self._look(controller)
             except Exception as error:  # a bug of ours, after which nothing would be taken over
                 bug = f"a bug of servanda: {type(error).__name__}: {error}"
                 if bug != self._bug:
                     self._say(f"! {bug}")
                 self._bug = bug
 
-    def _look(self, leader: Leader) -> None:
-        self._tell(leader.standing())
+    def _look(self, controller: Controller) -> None:
+        self._print(controller.status())
         now = stamps_of(self._contract)
         # a file that is not there is just being written anew
         if now not in (self._seen, (None,)) or self._reload.is_set():
             self._seen = now
             self._reload.clear()
-            self._take_over(leader)
+            self._take_over(controller)
 
-    def _tell(self, standing: Standing) -> None:
-        new = [one for one in standing.transitions if one.number > self._moves]
-        unseen = standing.moves - self._moves - len(new)
+    def _print(self, status: ControllerStatus) -> None:
+        new = [t for t in status.transitions if t.number > self._moves]
+        unseen = status.moves - self._moves - len(new)
         if unseen > 0:
             self._say(f"{unseen} changes came too fast to be told here: the ledger has them")
-        for one in new:
-            self._say(transition(one))
-        self._moves = max(self._moves, standing.moves)
-        for problem in standing.problems:
+        for transition in new:
+            self._say(transition_line(transition))
+        self._moves = max(self._moves, status.moves)
+        for problem in status.problems:
             if problem not in self._problems:
                 self._say(f"! {problem}")
-        self._problems = standing.problems
+        self._problems = status.problems
 
-    def _take_over(self, leader: Leader) -> None:
-        before = leader.standing().contract
-        refused = leader.reload(actor="serve")
-        if refused:
-            self._say(f"the contract is not taken over, and the one before stays:\n{refused}")
-            self._problems = (*self._problems, refused)  # it is said
+    def _take_over(self, controller: Controller) -> None:
+        before = controller.status().contract
+        problem = controller.reload()
+        if problem:
+            self._say(f"the contract is not taken over, and the one before stays:\n{problem}")
+            self._problems = (*self._problems, problem)  # it is said
             return
-        contract = leader.contract  # and not the file, which may be another one by now
+        contract = controller.contract  # and not the file, which may be another one by now
         name, version = contract.metadata.name, contract.metadata.version
-        now = leader.standing()
+        now = controller.status()
         evidence = "its evidence stays" if now.contract == before else "evidence begins anew"
         self._say(
             f"{name} {version} is followed from now on ({now.contract[:8]}), mode {now.mode}; "
@@ -199,7 +198,7 @@ class Leading:
 
 
 def main() -> None:
-    """A leader as the child of whoever started it.
+    """A controller as the child of whoever started it.
 
     Its settings are the first line on standard input; `reload` may follow, and the end of the
     input, which is also the end of the parent however that came, is its own.  Standard output
@@ -207,28 +206,28 @@ def main() -> None:
     """
     out, lock = sys.stdout, threading.Lock()
 
-    def tell(**event: Any) -> None:
+    def send(**event: Any) -> None:
         with lock, contextlib.suppress(OSError):  # nobody listens any more
             print(json.dumps(event), file=out, flush=True)
 
     settings = from_plain(Settings, json.loads(sys.stdin.readline()))
-    leading = Leading(
+    process = ControllerProcess(
         settings,
-        say=lambda line: tell(say=line),
-        bound_at=lambda url: tell(at=url),
-        ready=lambda: tell(ready=True),
+        say=lambda line: send(say=line),
+        bound_at=lambda url: send(at=url),
+        ready=lambda: send(ready=True),
         say_files=lambda _: None,  # the parent reads the same files, and says so
     )
 
-    def obey() -> None:
+    def read_commands() -> None:
         for line in sys.stdin:
             if line.strip() == "reload":
-                leading.reload()
-        leading.end()
+                process.reload()
+        process.end()
 
-    threading.Thread(target=obey, daemon=True).start()
+    threading.Thread(target=read_commands, daemon=True).start()
     try:
-        leading.run()
+        process.run()
     except ServandaError as error:
-        tell(failed=str(error), code=error.exit_code)
+        send(failed=str(error), code=error.exit_code)
         sys.exit(error.exit_code)

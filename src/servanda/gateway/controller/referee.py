@@ -31,7 +31,7 @@ _LOADING_S = 1800.0  # that a large model may take to load, at least
 Logprobs = Mapping[int, NDArray[np.float64]]  # of each row's tokens
 
 
-class Gone(MeasurementError):  # noqa: N818 - what the engine is
+class DeadEngineError(MeasurementError):
     """Train is dead, and cannot be begun again now."""
 
 
@@ -102,7 +102,7 @@ class Referee:
         """Sequence -> logprobs of its tokens; one that could not be scored is left out.
 
         Raises:
-            Gone: see there.
+            DeadEngineError: it is dead, and cannot be begun again now.
         """
         try:
             trace = self._once(batch)
@@ -148,14 +148,10 @@ class Referee:
             timer.cancel()
 
     def _revive(self, error: MeasurementError) -> None:
-        """Begin a dead engine again; one that lives refused the rows.
-
-        Raises:
-            Gone: it cannot be.
-        """
+        """Begin a dead engine again; one that lives refused the rows."""
         engine = self._engine
         if engine is None:  # it was ended in between
-            raise Gone(f"{error}; the leader ends")
+            raise DeadEngineError(f"{error}; the leader ends")
         try:
             self._timed(engine, engine.describe, self._timeout_s)
             return
@@ -165,7 +161,7 @@ class Referee:
         try:
             self.start()
         except MeasurementError as again:
-            raise Gone(f"{error}; {again}") from None
+            raise DeadEngineError(f"{error}; {again}") from None
 
     def adopt(self, other: Referee) -> None:
         """Take over the engine of another one, which has none then."""

@@ -1,4 +1,4 @@
-# Scoring: train's word on what infer answered, and what the two say of each watched cell.
+# Rescoring: train's word on what infer answered, and what the two say of each watched cell.
 #
 # Every row that was taken comes out again, in order: with a number, or as missing.  A row that
 # train cannot score is missing by itself; an engine that does not answer at all is begun again.
@@ -25,7 +25,7 @@ from servanda.gateway.controller.statistics import (
     statistics_of,
     unscored,
 )
-from servanda.gateway.controller.watched_cells import Watching
+from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.judgement.bitwise import objection
 from servanda.judgement.evidence import agreement_of
 from servanda.judgement.traffic import Entrance, within
@@ -46,7 +46,7 @@ _SMOOTH = 0.2  # weight of the latest batch in what a request costs
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRow:
     """A row, and what it says; None where it is no evidence.
 
     Args:
@@ -58,7 +58,7 @@ class Scored:
     seed: int | None = None
 
 
-class Down(MeasurementError):  # noqa: N818 - what the engine is
+class TrainDownError(MeasurementError):
     """Train does not answer, and no row was counted.
 
     Args:
@@ -86,7 +86,7 @@ class Scorer:
 
     def __init__(
         self,
-        watching: Watching,
+        cells: WatchedCells,
         open_: Open,
         *,
         clock: Callable[[], float],
@@ -94,12 +94,12 @@ class Scorer:
         seeds: Iterable[int] = (),
         since: int = 0,
     ) -> None:
-        self.watching, self._open, self._clock = watching, open_, clock
+        self.cells, self._open, self._clock = cells, open_, clock
         self.since = since
         self._seeds = tuple(seeds)
         self.train = Referee(
-            watching.contract,
-            watching.workload.sampling.transform,
+            cells.contract,
+            cells.workload.sampling.transform,
             open_,
             self._admit,
             timeout_s,
@@ -111,11 +111,10 @@ class Scorer:
         self._context: int | None = None
         self.noise = SelfNoise()
         self.outside: Counter[str] = Counter()
-        self.seconds, self.cost_s = 0.0, None
+        self.seconds = 0.0
+        self.cost_s: float | None = None
         self.scored = self.missing = 0
         self.agreement = Agreement()
-
-    cost_s: float | None
 
     def start(self) -> None:
         """Load train and ask infer what it is, where that is not known yet.
@@ -125,51 +124,37 @@ class Scorer:
             MeasurementError: one of them does not answer, or they are not of one policy.
         """
         if self.infer is None or self._asked_at is None:
-            with closing(self._open(self.watching.contract.kernels.infer, "infer")) as engine:
+            with closing(self._open(self.cells.contract.kernels.infer, "infer")) as engine:
                 self.infer = engine.describe()
             self._asked_at = self._clock()
         self.train.start()
 
     @property
-    def alive(self) -> bool:
-        return self.train.alive
-
-    @property
-    def fingerprints(self) -> dict[str, dict[str, str]]:
+    def described(self) -> dict[str, Description]:
         """What the kernels say of themselves, as far as they were asked."""
-        told = {"train": self.train.described, "infer": self.infer}
-        return {side: dict(one.fingerprint) for side, one in told.items() if one is not None}
-
-    @property
-    def digests(self) -> dict[str, str]:
-        told = {"train": self.train.described, "infer": self.infer}
-        return {side: one.digest for side, one in told.items() if one is not None}
-
-    @property
-    def floors(self) -> dict[tuple[str, str], float]:
-        """Self-noise of train, a mean of x, of each cell that was measured."""
-        return self.noise.floors
+        known = {"train": self.train.described, "infer": self.infer}
+        return {side: described for side, described in known.items() if described is not None}
 
     def _admit(self, train: Description) -> None:
         """Refuse a train kernel that is an arm itself, or of another policy than infer."""
         infer = self.infer or _UNASKED
         if train.digest == infer.digest:
-            contract = self.watching.contract
+            contract = self.cells.contract
             raise ContractError(
                 ONE_KERNEL,
                 where=contract.where("kernels", "train"),
                 hint="let train be the kernel that infer is held to, on an engine of its own",
             )
         same_policy(train, infer)
-        nothing = Batch((), (), self.watching.width)
+        nothing = Batch((), (), self.cells.width)
         # logprobs that say nothing of the draw are refused before the first of them comes
-        self._drew(()).generate(nothing, self.watching.workload.sampling.transform, 0)
+        self._drew(()).generate(nothing, self.cells.workload.sampling.transform, 0)
 
-    def score(self, rows: Sequence[Row]) -> list[Scored]:
+    def score(self, rows: Sequence[Row]) -> list[ScoredRow]:
         """What rows say, in their order.  Train is not asked for those that were dropped.
 
         Raises:
-            Down: train does not answer.
+            TrainDownError: train does not answer.
         """
         try:
             if not all(row.dropped or row.outside or row.slices is not None for row in rows):
@@ -177,21 +162,21 @@ class Scorer:
             rows = [self._checked(row) for row in rows]
             evidence = [row for row in rows if not row.outside]
             known = [row for row in evidence if row.slices is None]
-            said = self._said(known)
+            statistics = self._said(known)
         except (MeasurementError, ContractError) as error:
-            raise Down(str(error), rows) from None
+            raise TrainDownError(str(error), rows) from None
         self.outside.update(row.outside for row in rows if row.outside and row.request)
-        copied = bool(objection(self.watching.contract, self.agreement))
+        copied = bool(objection(self.cells.contract, self.agreement))
         if copied:  # infer reports train's logprobs, or is train: nothing was compared
-            said = {}
+            statistics = {}
         unknown = [row for row in evidence if row.slices is not None]
         self.missing += len(unknown)
-        said |= {
-            _place(r): nothing_of(self.watching, r.slices or (), best=r.best > 0) for r in unknown
+        statistics |= {
+            _place(r): nothing_of(self.cells, r.slices or (), best=r.best > 0) for r in unknown
         }
         why = COPIED if copied else ODD
-        self.outside.update(why for row in known if _place(row) not in said)
-        return [Scored(r, said.get(_place(r)), _seed(r)) for r in rows]
+        self.outside.update(why for row in known if _place(row) not in statistics)
+        return [ScoredRow(r, statistics.get(_place(r)), _seed(r)) for r in rows]
 
     def _said(self, rows: Sequence[Row]) -> dict[tuple[str, float, int], Statistics]:
         """What rows say; one that cannot be weighed does not keep the others from it.
@@ -222,13 +207,13 @@ class Scorer:
         infer = self.infer or _UNASKED
         if self._entrance is None or infer.context != self._context:
             seeds, self._context = self.seeds, infer.context
-            contract = self.watching.contract
+            contract = self.cells.contract
             self._entrance = Entrance(contract, infer.context, most=_SEEDS, seeds=seeds)
         known = infer.fingerprint.get("system_fingerprint", "")
-        said = row.request.fingerprint
+        fingerprint = row.request.fingerprint
         if earlier:
             why = EARLIER
-        elif known and said and known != said:
+        elif known and fingerprint and known != fingerprint:
             why = ANOTHER
             if self._asked_at is not None and self._clock() - self._asked_at > _AGAIN_S:
                 self._asked_at = None  # it may be another build by now
@@ -239,12 +224,12 @@ class Scorer:
     def _statistics(self, rows: Sequence[Row]) -> tuple[Statistics, ...]:
         if not rows:
             return ()
-        width = self.watching.width
+        width = self.cells.width
         known = [within(row.request, width) for row in rows if row.request]
         requests = [replace(request, index=i) for i, request in enumerate(known)]
         drew = self._drew(requests)
         batch = Batch(tuple(range(len(requests))), tuple(r.prompt for r in requests), width)
-        sampling = self.watching.workload.sampling.transform
+        sampling = self.cells.workload.sampling.transform
         infer = drew.generate(batch, sampling, 0)
         wanted = [
             i
@@ -259,7 +244,7 @@ class Scorer:
         self.missing += len(rows) - len(wanted) + failed
         pair = align(train, infer)
         self.agreement += agreement_of(pair)
-        return statistics_of(self.watching, requests, pair, [row.best > 0 for row in rows])
+        return statistics_of(self.cells, requests, pair, [row.best > 0 for row in rows])
 
     def _fits(self, request: Request, tokens: int) -> bool:
         """Whether train may be asked: ids that it has no row for end some engines for good."""
@@ -270,7 +255,7 @@ class Scorer:
         return about.context is None or len(request.prompt) + tokens <= about.context
 
     def _drew(self, requests: Sequence[Request]) -> TrafficReplayEngine:
-        kernel = self.watching.contract.kernels.infer
+        kernel = self.cells.contract.kernels.infer
         return TrafficReplayEngine(kernel, self.infer or _UNASKED, requests)
 
     def _train_on(
@@ -288,7 +273,7 @@ class Scorer:
             if row >= 0:
                 logp_N[starts[row] : starts[row] + len(logp)] = logp
         failed = len(wanted) - sum(row >= 0 for row in scores)
-        self.noise.compared(self.watching, scores)
+        self.noise.compared(self.cells, scores)
         self.noise.chosen(infer, {i: r for i, r in wanted.items() if i in scores}, scores)
         return train, failed
 
@@ -301,14 +286,14 @@ class Scorer:
             (*given.continuations, *(r.tokens for r in again)),
         )
         before = self.train.seconds
-        found = self.train.score(batch)
+        scores = self.train.score(batch)
         spent = self.train.seconds - before
         self.seconds += spent
         each = spent / len(batch)
         self.cost_s = (
             each if self.cost_s is None else (_SMOOTH * each + (1 - _SMOOTH) * self.cost_s)
         )
-        return found
+        return scores
 
     def adopt(self, other: Scorer, *, engine: bool) -> None:
         """Take over what another one counted and remembers, and its engine if asked."""
@@ -319,17 +304,13 @@ class Scorer:
         if engine:
             self.train.adopt(other.train)
             self.cost_s = other.cost_s
-            if self.watching.contract.digest == other.watching.contract.digest:
+            if self.cells.contract.digest == other.cells.contract.digest:
                 self.noise = other.noise  # of the same cells
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """Of requests that were evidence, the oldest first."""
         return tuple(self._entrance.seeds) if self._entrance is not None else self._seeds
-
-    def end(self) -> None:
-        """End the engine for good."""
-        self.train.end()
 
 
 def _place(row: Row) -> tuple[str, float, int]:

@@ -1,4 +1,4 @@
-# The core of a leader: the state, and the one way in which it changes.
+# The state of a controller, and the one way in which it changes.
 #
 # A change is worked out first, kept second, and only then what everybody sees.  Where it cannot
 # be kept nothing has happened: no row was taken, and the snapshot that gateways have stands.
@@ -12,32 +12,40 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from servanda.contract.identity import digest_of
+from servanda.contract.identity import Description, digest_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
 from servanda.gateway.controller.intake import Start
-from servanda.gateway.controller.lag_histogram import Lags
-from servanda.gateway.controller.rescoring import Scored
+from servanda.gateway.controller.rescoring import ScoredRow
 from servanda.gateway.controller.store import STARTS, Commit, Sample, Store
-from servanda.gateway.controller.watched_cells import Watching
+from servanda.gateway.controller.watched_cells import WatchedCells
+from servanda.gateway.proxy.counters import LAG_S, Histogram
 from servanda.gateway.routing import state_machine as machine
 from servanda.gateway.routing.model import Snapshot
 from servanda.gateway.routing.sampling_budget import samples
-from servanda.gateway.routing.snapshot import differ
-from servanda.gateway.routing.state import Facts, RoutingState, Rules, Score, Transition, named
+from servanda.gateway.routing.snapshot import build_snapshot, differ
+from servanda.gateway.routing.state import (
+    RoutingState,
+    Rules,
+    Score,
+    TrafficFacts,
+    Transition,
+    status_text,
+)
+from servanda.gateway.routing.transition import advance
 from servanda.promotion.ledger.entry import Record
 from servanda.promotion.run.history import GATEWAY
 from servanda.traces.request_log import OTHER_PROMPT
 from servanda.traces.serialization import from_plain, to_plain
 
 _SHOWN = 50  # transitions that are shown
-_SAID = 256  # records for the ledger that are remembered
+_RECORDS = 256  # records for the ledger that are remembered
 _RENEWED = 0.5  # of its life that a snapshot has left when it is renewed
-_VERSIONS = 2**40  # more snapshots than any leader makes: one a second for 30,000 years
+_VERSIONS = 2**40  # more snapshots than any controller makes: one a second for 30,000 years
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredMeta:
     """What is durable beside the state.
 
     Args:
@@ -68,22 +76,22 @@ class Change:
         state: after it, before anybody looked at the slices.
         transitions: that made it.
         scored: rows whose evidence is in it, or that are none.
-        rules, kept: where they are others from now on; why: as the middle of a sentence.
+        rules, meta: where they are others from now on; why: as the middle of a sentence.
         fresh: whether evidence begins anew.
     """
 
     state: RoutingState
     transitions: tuple[Transition, ...] = ()
-    scored: Sequence[Scored] = ()
+    scored: Sequence[ScoredRow] = ()
     samples: tuple[Sample, ...] = ()
     rules: Rules | None = None
-    kept: Kept | None = None
+    meta: StoredMeta | None = None
     why: str = ""
     fresh: bool = False
 
 
-class Core:
-    """Not for several threads at once; `state` and `snapshot` may be read by any.
+class ControllerState:
+    """Not for several threads at once; `routing` and `snapshot` may be read by any.
 
     Args:
         now: unix seconds.
@@ -97,46 +105,50 @@ class Core:
     """
 
     def __init__(
-        self, folder: Path, watching: Watching, *, now: float, actor: str, waits: bool = False
+        self, folder: Path, cells: WatchedCells, *, now: float, actor: str, waits: bool = False
     ) -> None:
         self.store, self._actor = Store(folder), actor
-        self.rules: Rules = machine.rules_of(watching.contract, watching.watched)
+        self.rules = cells.rules
         self.problem, self.epoch = "", 0
         self.fingerprints: Mapping[str, Mapping[str, str]] = {}
-        self.absorbed = 0
         self.lag_s: float | None = None
-        self.lags = Lags()
-        name = watching.contract.metadata.name
+        self.lags = Histogram(LAG_S)
+        name = cells.contract.metadata.name
         try:
-            kept = self.store.meta("kept")
-            if kept is None:
-                self.kept = Kept(secrets.token_hex(8), secrets.token_hex(16), name)
-                self.state = machine.begin(self.rules, now=now)
+            stored = self.store.meta("kept")
+            if stored is None:
+                self.meta = StoredMeta(secrets.token_hex(8), secrets.token_hex(16), name)
+                self.routing = machine.begin(self.rules, now=now)
                 shown: Any = []
             else:
-                self.kept = from_plain(Kept, kept)
-                if self.kept.name != name:
+                self.meta = from_plain(StoredMeta, stored)
+                if self.meta.name != name:
                     raise ContractError(
-                        f"{self.store.path} is the state of {self.kept.name}, and this is {name}",
+                        f"{self.store.path} is the state of {self.meta.name}, and this is {name}",
                         hint="a history belongs to one contract: name another --state",
                     )
-                same = self.kept.contract == watching.contract.digest
+                same = self.meta.contract == cells.contract.digest
                 state = from_plain(RoutingState, self.store.meta("state"))
                 state = state if waits else machine.set_back(state, now=now)
-                self.state = machine.rebase(self.rules, state, now=now, keep=same)
+                self.routing = machine.rebase(self.rules, state, now=now, keep=same)
                 shown = self.store.meta("shown") or []
                 if not same:
-                    self.kept = replace(self.kept, since=self.kept.version + 1)
+                    self.meta = replace(self.meta, since=self.meta.version + 1)
             self.shown = from_plain(tuple[Transition, ...], shown)
             self.taken: dict[Start, int] = self.store.taken()
             self._lost = False
             # the latest for the ledger, which takes each once, should the file be lost
-            self._said: deque[tuple[int, Any]] = deque(self.store.outbox().items(), maxlen=_SAID)
+            self._records: deque[tuple[int, Any]] = deque(
+                self.store.outbox().items(), maxlen=_RECORDS
+            )
             # what gateways have may be younger than what was kept here last
-            version = self.kept.version + 1
-            self.kept = replace(self.kept, version=version, contract=watching.contract.digest)
-            self.snapshot = self._made(self.rules, self.state, {}, version=version, now=now)
-            self.store.commit(Commit(meta=_meta(self.kept, self.state, self.shown)))
+            version = self.meta.version + 1
+            self.meta = replace(self.meta, version=version, contract=cells.contract.digest)
+            salt = self.meta.salt
+            self.snapshot = build_snapshot(
+                self.rules, self.routing, version=version, salt=salt, now=now, samples={}
+            )
+            self.store.commit(Commit(meta=_meta(self.meta, self.routing, self.shown)))
         except EvidenceError as error:
             self.store.close()
             raise MeasurementError(
@@ -146,32 +158,34 @@ class Core:
             self.store.close()
             raise
 
-    def follow(self, watching: Watching, *, keep: bool, now: float) -> Change:
+    def follow(self, cells: WatchedCells, *, keep: bool, now: float) -> Change:
         """The change to other rules."""
-        rules = machine.rules_of(watching.contract, watching.watched)
-        kept = replace(self.kept, contract=watching.contract.digest)
-        said = "its evidence stays" if keep else "evidence begins anew"
+        rules = cells.rules
+        meta = replace(self.meta, contract=cells.contract.digest)
+        effect = "its evidence stays" if keep else "evidence begins anew"
         return Change(
-            machine.rebase(rules, self.state, now=now, keep=keep),
+            machine.rebase(rules, self.routing, now=now, keep=keep),
             rules=rules,
-            kept=kept if keep else replace(kept, since=kept.version + 1),
-            why=f"the contract was read again, and {said}",
+            meta=meta if keep else replace(meta, since=meta.version + 1),
+            why=f"the contract was read again, and {effect}",
             fresh=not keep,
         )
 
-    def known(self, digests: Mapping[str, str], *, now: float) -> Change | None:
+    def identify(self, described: Mapping[str, Description], *, now: float) -> Change | None:
         """The change, where kernels are others than the evidence speaks of; None: they are not."""
-        before = self.kept.kernels
+        before = self.meta.kernels
+        digests = {side: kernel.digest for side, kernel in described.items()}
         others = {side: digest for side, digest in digests.items() if before.get(side) != digest}
         if not others:
             return None
-        kept = replace(self.kept, kernels={**before, **others})
+        self.fingerprints = {side: dict(k.fingerprint) for side, k in described.items()}
+        meta = replace(self.meta, kernels={**before, **others})
         changed = [side for side in others if side in before]
         if not changed:
-            return Change(self.state, kept=kept, why=f"{' and '.join(others)} said who they are")
+            return Change(self.routing, meta=meta, why=f"{' and '.join(others)} said who they are")
         return Change(
-            machine.rebase(self.rules, self.state, now=now, keep=False),
-            kept=replace(kept, since=kept.version + 1),
+            machine.rebase(self.rules, self.routing, now=now, keep=False),
+            meta=replace(meta, since=meta.version + 1),
             why=f"{' and '.join(changed)} changed, and evidence begins anew",
             fresh=True,
         )
@@ -183,20 +197,20 @@ class Core:
         """
         if version >= _VERSIONS:
             return
-        self.kept = replace(self.kept, version=max(self.kept.version, version))
+        self.meta = replace(self.meta, version=max(self.meta.version, version))
 
-    def with_evidence(self, scored: Sequence[Scored]) -> Change:
+    def with_evidence(self, scored: Sequence[ScoredRow]) -> Change:
         """The change by rows, in their order."""
-        state, kept = self.state, []
-        for one in scored:
-            if one.statistics is None or one.row.outside:
+        state, kept = self.routing, []
+        for scored_row in scored:
+            if scored_row.statistics is None or scored_row.row.outside:
                 continue
-            row, request = one.row, one.row.request
+            row, request = scored_row.row, scored_row.row.request
             key = request.key if request else ""
             misread = request is not None and request.lost == OTHER_PROMPT
-            score = Score(row.at, key, row.chance, one.statistics, row.drawn, misread)
+            score = Score(row.at, key, row.chance, scored_row.statistics, row.drawn, misread)
             state = machine.absorb(self.rules, state, score)
-            for (clause, slice_), statistic in one.statistics.items():
+            for (clause, slice_), statistic in scored_row.statistics.items():
                 numbers = (statistic.total, statistic.known, statistic.missing)
                 kept.append(Sample(row.at, slice_, clause, *numbers, row.chance, key))
         return Change(state, scored=scored, samples=tuple(kept))
@@ -204,7 +218,7 @@ class Core:
     def commit(
         self,
         change: Change,
-        facts: Facts | None,
+        facts: TrafficFacts | None,
         *,
         now: float,
         rates: Mapping[str, float],
@@ -215,80 +229,74 @@ class Core:
         Args:
             facts: None: nobody was heard yet, and nobody looks.
         """
-        rules, kept = change.rules or self.rules, change.kept or self.kept
-        state, moved = change.state, change.transitions
+        rules, meta = change.rules or self.rules, change.meta or self.meta
+        state, transitions = change.state, change.transitions
         if facts is not None:
-            state, more = machine.look(rules, state, facts)
-            moved = (*moved, *more)
+            state, more = advance(rules, state, facts)
+            transitions = (*transitions, *more)
         shares = samples(rules, state, rates=rates, cost_s=cost_s)
-        made = self._made(rules, state, shares, version=kept.version + 1, now=now)
-        new = self._newer(made, kept, now)
-        opened = _followed(rules, kept)
+        snapshot = build_snapshot(
+            rules, state, version=meta.version + 1, salt=meta.salt, now=now, samples=shares
+        )
+        new = self._newer(snapshot, meta, now)
+        opened = _followed(rules, meta)
         records = []
-        if opened != kept.opened:
-            records.append(
-                self._opened(rules, change, state, moved, max(now, state.clock), kept.o + 1)
-            )
-            kept = replace(kept, opened=opened)
+        if opened != meta.opened:
+            records.append(self._opened(rules, change, transitions, max(now, state.clock)))
+            meta = replace(meta, opened=opened)
         run = ledger_history.run_of(rules.contract.metadata.name)
-        for o, one in enumerate(moved, start=kept.o + len(records) + 1):
-            before = change.state.slices.get(one.slice)
-            body = ledger_history.routed(one, before, leader=kept.leader, o=o, run=run)
-            records.append(Record(ledger_history.ROUTED, one.actor, one.at, body))
-        quiet = replace(state, clock=0.0) == replace(self.state, clock=0.0)
-        same = quiet and not new and not records and kept == self.kept
+        for o, transition in enumerate(transitions, start=meta.o + len(records) + 1):
+            before = change.state.slices.get(transition.slice)
+            body = ledger_history.routed_entry(transition, before, leader=meta.leader, o=o, run=run)
+            records.append(Record(ledger_history.ROUTED, transition.actor, transition.at, body))
+        quiet = replace(state, clock=0.0) == replace(self.routing, clock=0.0)
+        same = quiet and not new and not records and meta == self.meta
         if same and not change.scored and not self._lost:
-            self.state, self.rules = state, rules  # whom rules page may be all that changed
+            self.routing, self.rules = state, rules  # whom rules page may be all that changed
             return True
-        outbox = {kept.o + i: to_plain(record) for i, record in enumerate(records, start=1)}
-        kept = replace(kept, o=kept.o + len(records), version=kept.version + new)
-        shown = (*self.shown, *moved)[-_SHOWN:]
-        taken = {one.row.start: one.row.number + 1 for one in change.scored}
+        outbox = {meta.o + i: to_plain(record) for i, record in enumerate(records, start=1)}
+        meta = replace(meta, o=meta.o + len(records), version=meta.version + new)
+        shown = (*self.shown, *transitions)[-_SHOWN:]
+        taken = {s.row.start: s.row.number + 1 for s in change.scored}
         commit = Commit(
-            meta=_meta(kept, state, shown),
+            meta=_meta(meta, state, shown),
             taken=taken,
             outbox=outbox,
             samples=change.samples,
-            seeds=[one.seed for one in change.scored if one.seed is not None],
+            seeds=[s.seed for s in change.scored if s.seed is not None],
         )
         if not self._keep(commit):
             return False
-        self.state, self.kept, self.rules, self.shown = state, kept, rules, shown
-        self._said.extend(outbox.items())
+        self.routing, self.meta, self.rules, self.shown = state, meta, rules, shown
+        self._records.extend(outbox.items())
         others = {start: n for start, n in self.taken.items() if start not in taken}
         self.taken = dict([*others.items(), *taken.items()][-STARTS:])  # the latest last
         self.epoch += change.fresh
         if new:
-            self.snapshot = made
+            self.snapshot = snapshot
         self._count(change, now)
         return True
 
     def _count(self, change: Change, now: float) -> None:
-        rows = [one.row for one in change.scored if one.statistics is not None]
-        self.absorbed += len(rows)
+        rows = [s.row for s in change.scored if s.statistics is not None]
         for row in rows:
-            self.lags.add(now - row.at)
+            self.lags.add(max(0.0, now - row.at))  # a gateway's clock may be ahead
         if rows:
             self.lag_s = max(0.0, now - rows[-1].at)
 
     def _opened(
-        self,
-        rules: Rules,
-        change: Change,
-        state: RoutingState,
-        moved: Sequence[Transition],
-        now: float,
-        o: int,
+        self, rules: Rules, change: Change, transitions: Sequence[Transition], now: float
     ) -> Record:
-        """What the ledger is told before the transitions of a change."""
-        stands = {name: named(one) for name, one in change.state.slices.items()}
-        stands |= {one.slice: one.before for one in reversed(moved)}
-        body = ledger_history.opened(
+        """The record before those of the transitions of a change."""
+        statuses = {name: status_text(s) for name, s in change.state.slices.items()}
+        statuses |= {t.slice: t.before for t in reversed(transitions)}
+        meta = change.meta or self.meta
+        body = ledger_history.gateway_entry(
             rules,
-            stands,
-            transitions=state.transitions - len(moved),
-            leader=self.kept.leader,
-            o=o,
+            statuses,
+            transitions=change.state.transitions - len(change.transitions),
+            leader=meta.leader,
+            o=meta.o + 1,
             why=change.why or "it begins",
             fingerprints=self.fingerprints,
         )
@@ -296,14 +304,15 @@ class Core:
 
     def _keep(self, commit: Commit) -> bool:
         try:
-            self.store.refuse_gone()
+            self.store.check_present()
         except MeasurementError:
             self._lost = True
         try:
             if self._lost:
                 # everything that is known here, for the file has nothing
-                taken, said = {**self.taken, **commit.taken}, {**dict(self._said), **commit.outbox}
-                self.store.renew(replace(commit, taken=taken, outbox=said))
+                taken = {**self.taken, **commit.taken}
+                outbox = {**dict(self._records), **commit.outbox}
+                self.store.renew(replace(commit, taken=taken, outbox=outbox))
                 self._lost = False
             else:
                 self.store.commit(commit)
@@ -313,38 +322,25 @@ class Core:
         self.problem = ""
         return True
 
-    def _made(
-        self,
-        rules: Rules,
-        state: RoutingState,
-        shares: Mapping[str, float],
-        *,
-        version: int,
-        now: float,
-    ) -> Snapshot:
-        salt = self.kept.salt
-        return machine.snapshot(rules, state, version=version, salt=salt, now=now, samples=shares)
-
-    def _newer(self, made: Snapshot, kept: Kept, now: float) -> bool:
+    def _newer(self, snapshot: Snapshot, meta: StoredMeta, now: float) -> bool:
         """Whether a snapshot says something else than the one that gateways have, or it ends."""
         old = self.snapshot
-        life = made.valid_until - now
-        if old.valid_until - now <= _RENEWED * life or kept.version > old.version:
+        life = snapshot.valid_until - now
+        if old.valid_until - now <= _RENEWED * life or meta.version > old.version:
             return True
-        if kept.since > old.version:
-            return True  # rows that are launched under the old one are no evidence any more
-        return differ(old, made)
+        # rows that are launched under an old contract are no evidence any more
+        return meta.since > old.version or differ(old, snapshot)
 
     def close(self) -> None:
         self.store.close()
 
 
-def _followed(rules: Rules, kept: Kept) -> str:
+def _followed(rules: Rules, meta: StoredMeta) -> str:
     """Digest of what routing follows: a change of it is told."""
     cells = [(cell.name, cell.limit, cell.diverts) for cell in rules.watched]
     policy = rules.policy.model_dump(mode="json")
-    return digest_of([rules.digest, policy, cells, dict(kept.kernels)])
+    return digest_of([rules.digest, policy, cells, dict(meta.kernels)])
 
 
-def _meta(kept: Kept, state: RoutingState, shown: Sequence[Transition]) -> dict[str, Any]:
-    return {"kept": to_plain(kept), "state": to_plain(state), "shown": to_plain([*shown])}
+def _meta(meta: StoredMeta, state: RoutingState, shown: Sequence[Transition]) -> dict[str, Any]:
+    return {"kept": to_plain(meta), "state": to_plain(state), "shown": to_plain([*shown])}

@@ -1,4 +1,4 @@
-# Weighing: what one scored request says of each watched cell.  Pure: two traces go in.
+# What one scored request says of each watched cell.  Pure: two traces go in.
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.gateway.controller.watched_cells import Watching
+from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.judgement.clauses.base import View
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.slices.columns import columns
@@ -24,7 +24,7 @@ _AGAIN = 16  # one row in so many is scored once more
 
 
 def statistics_of(
-    watching: Watching, requests: Sequence[Request], pair: TracePair, best: Sequence[bool]
+    cells: WatchedCells, requests: Sequence[Request], pair: TracePair, best: Sequence[bool]
 ) -> tuple[Statistics, ...]:
     """Of each request, the cells that it meets.
 
@@ -33,9 +33,9 @@ def statistics_of(
         pair: both kernels on the requests, in their order; one that was lost, or that train
             has no number for, has missing tokens.
     """
-    view = view_of(watching, requests, pair)
-    found: list[dict[tuple[str, str], GroupRatio | RequestDraws]] = [{} for _ in requests]
-    for name, cell in watching.cells.items():
+    view = view_of(cells, requests, pair)
+    statistics: list[dict[tuple[str, str], GroupRatio | RequestDraws]] = [{} for _ in requests]
+    for name, cell in cells.by_name.items():
         assert isinstance(cell.kind, Certificate)
         units = cell.kind.units(cell, view)
         weights, groups = units.x_U, len(requests)
@@ -43,14 +43,14 @@ def statistics_of(
         known_G = np.bincount(units.group_U, minlength=len(requests))
         missing_G = units.missing_G
         for row in np.flatnonzero((known_G > 0) | (missing_G > 0)).tolist():
-            one = slice(row, row + 1)
-            parts = (total_G[one], known_G[one], missing_G[one].astype(np.int64))
-            found[row][name] = GroupRatio(cell.capacity, 1, *parts)
-    for row, draws in enumerate(_draws(pair.infer, watching.width)):
-        for cell in watching.draws if best[row] else ():
+            request_ = slice(row, row + 1)
+            parts = (total_G[request_], known_G[request_], missing_G[request_].astype(np.int64))
+            statistics[row][name] = GroupRatio(cell.capacity, 1, *parts)
+    for row, draws in enumerate(_draws(pair.infer, cells.width)):
+        for cell in cells.draws if best[row] else ():
             if view.may_meet[cell.cut][row]:
-                found[row][cell.clause, cell.slice] = draws
-    return tuple(found)
+                statistics[row][cell.clause, cell.slice] = draws
+    return tuple(statistics)
 
 
 def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
@@ -69,22 +69,22 @@ def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
         yield RequestDraws.of(ids_NK[:, kept_K], logp_NK[:, kept_K], infer.token_N[tokens])
 
 
-def nothing_of(watching: Watching, slices: Collection[str], *, best: bool) -> Statistics:
+def nothing_of(cells: WatchedCells, slices: Collection[str], *, best: bool) -> Statistics:
     """Of a request whose prompt nobody knows: all the room that it had is missing.
 
     Args:
         best: whether it was asked for its likeliest tokens.
     """
     none = np.zeros(1)
-    found: dict[tuple[str, str], GroupRatio | RequestDraws] = {
+    statistics: dict[tuple[str, str], GroupRatio | RequestDraws] = {
         name: GroupRatio(cell.capacity, 1, none, none.astype(np.int64), np.array([cell.capacity]))
-        for name, cell in watching.cells.items()
+        for name, cell in cells.by_name.items()
         if cell.cut.name in slices
     }
-    for cell in watching.draws if best else ():
+    for cell in cells.draws if best else ():
         if cell.slice in slices:
-            found[cell.clause, cell.slice] = RequestDraws.nothing(watching.width)
-    return found
+            statistics[cell.clause, cell.slice] = RequestDraws.nothing(cells.width)
+    return statistics
 
 
 class SelfNoise:
@@ -107,15 +107,15 @@ class SelfNoise:
         """The mean of x of each cell that was met."""
         return {name: total / n for name, (total, n) in self._noise.items() if n}
 
-    def compared(self, watching: Watching, scores: Mapping[int, NDArray[np.float64]]) -> None:
+    def compared(self, cells: WatchedCells, scores: Mapping[int, NDArray[np.float64]]) -> None:
         """Take the second scores: those of the first that waits as -1, of the next as -2, ..."""
         for i, (request, first) in enumerate(self._first):
             logp = scores.get(-1 - i)
             if logp is None:
                 continue
             pair = align(replace(first, columns={"logp": logp}), first)
-            view = replace(view_of(watching, [request], pair), itself=True)
-            for name, cell in watching.cells.items():
+            view = replace(view_of(cells, [request], pair), itself=True)
+            for name, cell in cells.by_name.items():
                 assert isinstance(cell.kind, Certificate)
                 total, n = cell.kind.noise(cell, view)[0]
                 before = self._noise.get(name, (0.0, 0))
@@ -132,12 +132,12 @@ class SelfNoise:
         for row, request in requests.items():
             self._seen += 1
             if self._seen % _AGAIN == 1:
-                one = some(infer, [row])
-                asked = replace(request, tokens=one.continuations[0], best=())
-                self._first.append((asked, replace(one, columns={"logp": scores[row]})))
+                trace = some(infer, [row])
+                repeated = replace(request, tokens=trace.continuations[0], best=())
+                self._first.append((repeated, replace(trace, columns={"logp": scores[row]})))
 
 
-def view_of(watching: Watching, requests: Sequence[Request], pair: TracePair) -> View:
+def view_of(cells: WatchedCells, requests: Sequence[Request], pair: TracePair) -> View:
     """Requests as the clauses see them: each a prompt group of its own."""
     trace: Trace = pair.infer
     prompts = [
@@ -150,15 +150,15 @@ def view_of(watching: Watching, requests: Sequence[Request], pair: TracePair) ->
         cut: np.array(
             [cut.may_meet(p, n) for p, n in zip(prompts, tokens_S, strict=True)], dtype=bool
         )
-        for cut in watching.cuts
+        for cut in cells.cuts
     }
     return View(
         pair=pair,
-        columns=columns(pair, prompts, watching.fields),
+        columns=columns(pair, prompts, cells.fields),
         group_N=np.repeat(group_S, trace.length_S),
         group_S=group_S,
         launched=len(requests),
-        width=watching.width,
+        width=cells.width,
         may_meet=may_meet,
     )
 

@@ -1,4 +1,4 @@
-# Standing: how things stand at a leader, as the page, `status` and /metrics show it.  Values
+# The status of a controller, as the page, `status` and /metrics show it.  Values
 # alone: whoever shows them asks nobody else.
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from servanda.gateway.routing.evidence_price import towards
+from servanda.gateway.routing.evidence_price import nearness_of
 from servanda.gateway.routing.model import Pin, Status
 from servanda.gateway.routing.state import Transition
 
 
 @dataclass(frozen=True)
-class CellStanding:
+class CellStatus:
     """A clause on a slice.
 
     Args:
@@ -53,11 +53,11 @@ class CellStanding:
         """The fraction of the nearest price that there is, 0 to 1 and beyond."""
         parts = ((self.log_evidence, self.log_price), (self.log_alarm, self.log_alarm_price))
         near = max(0.0, *(e / price for e, price in parts if price > 0))
-        return towards(near, self.refutes)
+        return nearness_of(near, self.refutes)
 
 
 @dataclass(frozen=True)
-class SliceStanding:
+class SliceStatus:
     """A slice of the traffic, and the cells that are watched on it.
 
     Args:
@@ -84,7 +84,7 @@ class SliceStanding:
     share: float | None = None
     served: Mapping[str, int] = field(default_factory=dict)
     would: Mapping[str, int] = field(default_factory=dict)
-    cells: tuple[CellStanding, ...] = ()
+    cells: tuple[CellStatus, ...] = ()
     keys: int = 0
     scored: int = 0
     sample: float = 0.0
@@ -93,7 +93,7 @@ class SliceStanding:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class UnwatchedCell:
     """A cell of the contract that nobody watches here, and why."""
 
     clause: str
@@ -102,7 +102,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class GatewayStanding:
+class GatewayStatus:
     """A gateway that was heard of.
 
     Args:
@@ -124,8 +124,8 @@ class GatewayStanding:
 
 
 @dataclass(frozen=True)
-class ScoringStanding:
-    """How the re-scoring goes; numbers since this leader started.
+class ScoringStatus:
+    """How the re-scoring goes; numbers since this controller started.
 
     Args:
         alive: whether the train engine answers; problem: why not, "" where it does.
@@ -159,7 +159,7 @@ class ScoringStanding:
 
 
 @dataclass(frozen=True)
-class PoolStanding:
+class PoolStatus:
     """A pool of upstreams.
 
     Args:
@@ -195,8 +195,8 @@ _BROKEN: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Everything that is shown of a leader.
+class ControllerStatus:
+    """Everything that is shown of a controller.
 
     Args:
         name, contract: of the contract, and its digest.
@@ -207,9 +207,9 @@ class Standing:
         diverted: share of all traffic that slices keep from infer by themselves.
         ledger_behind: entries that the ledger has not taken; ledger, store, reload, effects:
             the problem of each, "" where there is none.
-        moved_s: by how much the system's clock was set forward since the leader began; times
+        moved_s: by how much the system's clock was set forward since the controller began; times
             here go on as before.
-        reloaded: when this version of the contract was read; began: when the leader did.
+        reloaded: when this version of the contract was read; began: when the controller did.
     """
 
     name: str
@@ -225,14 +225,14 @@ class Standing:
     mirror: float = 0.0
     run: str = ""
     leg: str = ""
-    slices: tuple[SliceStanding, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    slices: tuple[SliceStatus, ...] = ()
+    left_out: tuple[UnwatchedCell, ...] = ()
     transitions: tuple[Transition, ...] = ()
     moves: int = 0
-    pools: Mapping[str, PoolStanding] = field(default_factory=dict)
+    pools: Mapping[str, PoolStatus] = field(default_factory=dict)
     diverted: float = 0.0
-    gateways: tuple[GatewayStanding, ...] = ()
-    scoring: ScoringStanding = field(default_factory=ScoringStanding)
+    gateways: tuple[GatewayStatus, ...] = ()
+    scoring: ScoringStatus = field(default_factory=ScoringStatus)
     ledger_where: str = ""
     ledger_behind: int = 0
     ledger: str = ""
@@ -247,9 +247,9 @@ class Standing:
         of = (self.store, self.ledger, self.reload, self.effects, self.scoring.problem)
         pools = (_BROKEN[name] for name, pool in self.pools.items() if pool.open)
         logs = (
-            f"gateway {one.name} cannot write its log of requests: {str(why)[:_SHOWN]}"
-            for one in self.gateways
-            if (why := one.counts.get("log"))
+            f"gateway {gateway.name} cannot write its log of requests: {str(why)[:_SHOWN]}"
+            for gateway in self.gateways
+            if (why := gateway.counts.get("log"))
         )
         moved = abs(self.moved_s) >= _MOVED_S
         clock = (f"the system's clock was set by {self.moved_s:+,.0f} s: {_TIMES}",) * moved

@@ -1,4 +1,4 @@
-# Showing: a standing, made of what the parts of a leader say.
+# A status, made of what the parts of a controller say.
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from servanda.gateway.controller.gateways import Gateways
-from servanda.gateway.controller.status import CellStanding, LeftOut, SliceStanding
-from servanda.gateway.routing.evidence_price import returning
+from servanda.gateway.controller.status import CellStatus, SliceStatus, UnwatchedCell
+from servanda.gateway.routing.evidence_price import evidence_within
 from servanda.gateway.routing.model import AWAY, SliceRoute
-from servanda.gateway.routing.state import RoutingState, Rules, SliceState, Track, Watched
-from servanda.gateway.routing.state_machine import acts
+from servanda.gateway.routing.snapshot import acts
+from servanda.gateway.routing.state import RoutingState, Rules, SliceState, Track, WatchedCell
 from servanda.theory.stats.log_moment import log_mean_exp
 
 _ERRORS = 2.0  # standard errors on each side of an estimate
@@ -27,53 +27,53 @@ def slices_of(
     gateways: Gateways,
     history: Mapping[str, Sequence[tuple[float, float]]],
     now: float,
-) -> tuple[SliceStanding, ...]:
+) -> tuple[SliceStatus, ...]:
     """Every slice, in the order of the snapshot."""
     shares = gateways.shares(now)
     served, would = gateways.served("answers"), gateways.served("would")
     by_name = {route.name: route for route in routes}
     return tuple(
-        SliceStanding(
-            name=one.name,
-            status=one.status,
-            since=one.since,
-            acts=acts(rules, one),
-            held=one.held,
-            pin=one.pin,
-            route=by_name[one.name].share if one.name in by_name else 1.0,
-            share=shares.get(one.name),
-            served=served.get(one.name, {}),
-            would=would.get(one.name, {}),
-            cells=cells_of(rules, one, floors),
-            keys=len(one.keys),
-            scored=one.scored,
-            sample=by_name[one.name].sample if one.name in by_name else 0.0,
-            relapses=one.relapses,
-            history=tuple(history.get(one.name, ())),
+        SliceStatus(
+            name=slice_.name,
+            status=slice_.status,
+            since=slice_.since,
+            acts=acts(rules, slice_),
+            held=slice_.held,
+            pin=slice_.pin,
+            route=by_name[slice_.name].share if slice_.name in by_name else 1.0,
+            share=shares.get(slice_.name),
+            served=served.get(slice_.name, {}),
+            would=would.get(slice_.name, {}),
+            cells=cells_of(rules, slice_, floors),
+            keys=len(slice_.keys),
+            scored=slice_.scored,
+            sample=by_name[slice_.name].sample if slice_.name in by_name else 0.0,
+            relapses=slice_.relapses,
+            history=tuple(history.get(slice_.name, ())),
         )
-        for one in state.slices.values()
+        for slice_ in state.slices.values()
     )
 
 
 def cells_of(
-    rules: Rules, one: SliceState, floors: Mapping[tuple[str, str], float]
-) -> tuple[CellStanding, ...]:
+    rules: Rules, slice_: SliceState, floors: Mapping[tuple[str, str], float]
+) -> tuple[CellStatus, ...]:
     """The cells of one slice, in the order of the contract."""
-    return tuple(_cell(rules, cell, one, floors) for cell in rules.on(one.name))
+    return tuple(_cell(rules, cell, slice_, floors) for cell in rules.on(slice_.name))
 
 
 def _cell(
     rules: Rules,
-    cell: Watched,
-    one: SliceState,
+    cell: WatchedCell,
+    slice_: SliceState,
     floors: Mapping[tuple[str, str], float],
-) -> CellStanding:
-    policy, track = rules.policy, one.tracks.get(cell.clause, Track())
-    back = returning(rules, cell, track, one.doubts.get(cell.clause))
+) -> CellStatus:
+    policy, track = rules.policy, slice_.track(cell.clause)
+    back = evidence_within(rules, cell, track, slice_.doubts.get(cell.clause))
     enter = math.log(policy.enter_evidence * rules.cells)
     floor = floors.get((cell.clause, cell.slice))
     met = bool(track.above)
-    return CellStanding(
+    return CellStatus(
         clause=cell.clause,
         limit=cell.low + cell.scale * cell.limit,
         unit=cell.unit,
@@ -94,11 +94,11 @@ def _cell(
     )
 
 
-def _value(cell: Watched, track: Track) -> float | None:
+def _value(cell: WatchedCell, track: Track) -> float | None:
     return cell.low + cell.scale * track.weighted / track.weights if track.weights > 0 else None
 
 
-def _interval(cell: Watched, track: Track) -> tuple[float, float] | None:
+def _interval(cell: WatchedCell, track: Track) -> tuple[float, float] | None:
     """Rough: as if tokens were independent draws of a yes or a no, which has the largest spread."""
     if cell.refutes:
         return None
@@ -110,25 +110,25 @@ def _interval(cell: Watched, track: Track) -> tuple[float, float] | None:
     return cell.low + cell.scale * low, cell.low + cell.scale * high
 
 
-def undrawn(rules: Rules, state: RoutingState) -> tuple[LeftOut, ...]:
+def undrawn(rules: Rules, state: RoutingState) -> tuple[UnwatchedCell, ...]:
     """Slices that were scored, and nothing was seen of how their tokens are drawn."""
     why = "infer reports no likeliest tokens"
     scored = [c for c in rules.watched if c.refutes and state.slices[c.slice].scored]
-    blind = [c for c in scored if not state.slices[c.slice].tracks.get(c.clause, Track()).tokens]
+    blind = [c for c in scored if not state.slices[c.slice].track(c.clause).tokens]
     if blind and blind == scored:
-        return (LeftOut(blind[0].clause, "any slice", why),)
-    return tuple(LeftOut(cell.clause, cell.slice, why) for cell in blind)
+        return (UnwatchedCell(blind[0].clause, "any slice", why),)
+    return tuple(UnwatchedCell(cell.clause, cell.slice, why) for cell in blind)
 
 
 def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:
     """slice -> how near its nearest cell is to the price of leaving infer, 1 where it is paid."""
     return {
-        name: max((cell.nearness for cell in cells_of(rules, one, {})), default=0.0)
-        for name, one in state.slices.items()
+        name: max((cell.nearness for cell in cells_of(rules, slice_, {})), default=0.0)
+        for name, slice_ in state.slices.items()
     }
 
 
 def diverted(state: RoutingState, shares: Mapping[str, float]) -> float:
     """Of all traffic, what slices keep from infer by themselves; those that overlap are added."""
-    away = (one.name for one in state.slices.values() if one.status in AWAY)
+    away = (slice_.name for slice_ in state.slices.values() if slice_.status in AWAY)
     return min(1.0, math.fsum(shares.get(name, 0.0) for name in away))

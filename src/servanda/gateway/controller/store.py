@@ -1,4 +1,4 @@
-# The store of a leader: an SQLite file with everything that it must not forget.
+# The store of a controller: an SQLite file with everything that it must not forget.
 #
 # A commit is one transaction: the state, how far each gateway's rows are in it, what the ledger
 # is to be told of it, and the numbers of each sample.  No text is kept, and of users a keyed hash.
@@ -9,17 +9,15 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any
 
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.intake import Start
-
-T = TypeVar("T")
 
 FILE = "leader.db"
 _LAYOUT = 1
@@ -78,7 +76,7 @@ class Store:
         folder: made where it does not exist; held by this process until `close`.
 
     Raises:
-        MeasurementError: it cannot be written, is no store, or another leader has it.
+        MeasurementError: it cannot be written, is no store, or another controller has it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,15 +85,16 @@ class Store:
         self._commits = 0
         self._db: sqlite3.Connection | None = None
         try:
-            self._tried(self._open)
+            with self._guarded():
+                self._open()
         except BaseException:
             self.close()
             raise
 
     def meta(self, name: str) -> Any:
         """Plain data, or None."""
-        found = self._rows("SELECT value FROM meta WHERE name = ?", name)
-        return json.loads(found[0][0]) if found else None
+        rows = self._rows("SELECT value FROM meta WHERE name = ?", name)
+        return json.loads(rows[0][0]) if rows else None
 
     def taken(self) -> dict[Start, int]:
         rows = self._rows("SELECT gateway, start, number FROM taken ORDER BY rowid")
@@ -124,53 +123,7 @@ class Store:
         Raises:
             MeasurementError: it could not be kept; the same again may be.
         """
-        self._tried(lambda: self._commit(commit))
-
-    def told(self, until: int) -> None:
-        """The ledger has every record up to a number."""
-
-        def delete() -> None:
-            with self._present() as db:
-                db.execute("DELETE FROM outbox WHERE n <= ?", (until,))
-
-        self._tried(delete)
-
-    def refuse_gone(self) -> None:
-        """Refuse to write to a file that nobody will find again.
-
-        Raises:
-            MeasurementError: the file is not where it was, or another one is.
-        """
-        with self._lock:
-            if self._db is not None and _identity(self.path) != self._inode:
-                db, self._db = self._db, None
-                with suppress(sqlite3.Error):
-                    db.close()
-            if self._db is None:
-                raise MeasurementError(f"{self.path} is gone")
-
-    def renew(self, commit: Commit) -> None:
-        """Begin the file again with all there is, where it is gone.
-
-        Raises:
-            MeasurementError: it cannot be begun.
-        """
-        with self._lock:
-            if self._db is None:
-                self._tried(self._open)
-            self._tried(lambda: self._commit(commit))
-
-    def close(self) -> None:
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
-
-    def _commit(self, commit: Commit) -> None:
-        with self._present() as db:
+        with self._guarded(), self._present() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)",
                 [(name, json.dumps(value)) for name, value in commit.meta.items()],
@@ -193,17 +146,54 @@ class Store:
                 _sweep(db)
         self._commits += 1
 
+    def delete_outbox(self, until: int) -> None:
+        """The ledger has every record up to a number."""
+        with self._guarded(), self._present() as db:
+            db.execute("DELETE FROM outbox WHERE n <= ?", (until,))
+
+    def check_present(self) -> None:
+        """Refuse to write to a file that nobody will find again.
+
+        Raises:
+            MeasurementError: the file is not where it was, or another one is.
+        """
+        with self._lock:
+            if self._db is not None and _identity(self.path) != self._inode:
+                db, self._db = self._db, None
+                with suppress(sqlite3.Error):
+                    db.close()
+            if self._db is None:
+                raise MeasurementError(f"{self.path} is gone")
+
+    def renew(self, commit: Commit) -> None:
+        """Begin the file again with all there is, where it is gone.
+
+        Raises:
+            MeasurementError: it cannot be begun.
+        """
+        with self._lock:
+            if self._db is None:
+                with self._guarded():
+                    self._open()
+            self.commit(commit)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
+
     def _present(self) -> sqlite3.Connection:
-        self.refuse_gone()
+        self.check_present()
         assert self._db is not None
         return self._db
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
-        def read() -> list[Any]:
-            with closing(self._present().execute(query, values)) as cursor:
-                return cursor.fetchall()
-
-        return self._tried(read)
+        with self._guarded(), closing(self._present().execute(query, values)) as cursor:
+            return cursor.fetchall()
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,10 +218,12 @@ class Store:
             raise
         self._inode = _identity(self.path)
 
-    def _tried(self, act: Callable[[], T]) -> T:
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """One thread at a time; what SQLite raises becomes a MeasurementError."""
         with self._lock:
             try:
-                return act()
+                yield
             except (sqlite3.Error, OSError, ValueError) as error:
                 if self._db is not None:
                     with suppress(sqlite3.Error):
@@ -261,14 +253,14 @@ def _sweep(db: sqlite3.Connection) -> None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def _hold(folder: Path) -> int | None:
-    """The lock of a folder: two leaders would write one state in turn."""
+    """The lock of a folder: two controllers would write one state in turn."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder / "leader.lock", os.O_RDWR | os.O_CREAT, 0o600)

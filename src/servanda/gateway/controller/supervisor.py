@@ -1,4 +1,4 @@
-# A leader as a child process of a gateway: started, heard, and started again where it died.
+# A controller as a child process of a gateway: started, heard, and started again where it died.
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from urllib.parse import urlsplit
 
 from servanda.errors import ContractError, MeasurementError, ServandaError
@@ -20,8 +20,8 @@ _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before it is started again
 _END_S = 20.0  # until it has ended by itself
 
 
-class Supervised:
-    """The leader of one gateway, in a process of its own.
+class Supervisor:
+    """The controller of one gateway, in a process of its own.
 
     It ends with its parent, however that ends: its standard input ends then.  One that dies is
     started again.  Only if the first one says why it cannot lead, it is not: what it was told is
@@ -68,7 +68,7 @@ class Supervised:
         return self.url
 
     def check(self) -> None:
-        """Raise why there is no leader, where there will be none.
+        """Raise why there is no controller, where there will be none.
 
         Raises:
             ContractError: the contract or the keys are wrong.
@@ -115,15 +115,16 @@ class Supervised:
             else:
                 why = why or " before it was ready"
                 meanwhile = "routing.without_snapshot says who serves until it is ready"
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
             self._say(
-                f"the leader ended with {_how(code)}{why}; it is started again in {pause:g} s, "
+                f"the leader ended with {how}{why}; it is started again in {pause:g} s, "
                 f"and {meanwhile}"
             )
             self._closing.wait(pause)
             self.restarts += 1
 
     def _once(self) -> tuple[bool, int, str]:
-        """Run a leader to its end.
+        """Run a controller to its end.
 
         Returns:
             Whether it was ready, its exit status, and why there was no process.
@@ -144,18 +145,18 @@ class Supervised:
                 return False, 1, f"no process can be begun: {error.strerror or error}"
             assert process.stdin and process.stdout
             with contextlib.suppress(OSError):
-                process.stdin.write(self._settings.text() + "\n")
+                process.stdin.write(json.dumps(asdict(self._settings)) + "\n")
                 process.stdin.flush()
         ready = False
         for line in process.stdout:
-            ready = self._heard(line) or ready
+            ready = self._handle_event(line) or ready
         code = process.wait()
         with contextlib.suppress(OSError):
             process.stdin.close()
         process.stdout.close()
         return ready, code, ""
 
-    def _heard(self, line: str) -> bool:
+    def _handle_event(self, line: str) -> bool:
         """Take what it said; whether it is ready now."""
         try:
             event = json.loads(line)
@@ -174,10 +175,10 @@ class Supervised:
             kind = ContractError if event["code"] == ContractError.exit_code else MeasurementError
             self._failed = kind(event["failed"])
         elif event.get("ready"):
-            return self._begun()
+            return self._on_ready_event()
         return False
 
-    def _begun(self) -> bool:
+    def _on_ready_event(self) -> bool:
         """It hears gateways; whether it may go on."""
         if self._was_ready:
             self._say(f"the leader is there again, at {self.url}")
@@ -195,7 +196,3 @@ class Supervised:
         with self._lock, contextlib.suppress(OSError):
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
-
-
-def _how(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -1,4 +1,4 @@
-# Watching: which cells of a contract routing acts on, and which it leaves to others.
+# Which cells of a contract routing acts on, and which it leaves to others.
 #
 # Routing needs to know the slice of a request before it is sent, so it watches enforced
 # certificates on slices of labels and of the length of the prompt, and on the whole.  It speaks
@@ -18,8 +18,8 @@ from servanda.contract.model import EXTERNAL, Contract, Kernel, base_of
 from servanda.contract.stages import Leg, course_of
 from servanda.contract.workload import Workload
 from servanda.errors import ContractError, Problem
-from servanda.gateway.controller.status import LeftOut
-from servanda.gateway.routing.state import Watched
+from servanda.gateway.controller.status import UnwatchedCell
+from servanda.gateway.routing.state import Rules, WatchedCell
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import BySequence, Certificate
@@ -33,12 +33,12 @@ _FIDELITY = "sampler_fidelity"  # the metric, and the name of the clause where a
 
 
 @dataclass(frozen=True)
-class Watching:
+class WatchedCells:
     """What of a contract is watched on live traffic.
 
     Args:
         plan: of its last stage.
-        cells: (clause, slice) -> the cell, whose prompt groups are requests.
+        by_name: (clause, slice) -> the cell, whose prompt groups are requests.
         watched: the same cells as routing sees them, in the order of the contract, and one for
             how tokens are drawn on each of their slices.
         left_out: the other enforced ones.
@@ -46,9 +46,13 @@ class Watching:
 
     contract: Contract
     plan: Plan
-    cells: Mapping[tuple[str, str], Cell]
-    watched: tuple[Watched, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    by_name: Mapping[tuple[str, str], Cell]
+    watched: tuple[WatchedCell, ...]
+    left_out: tuple[UnwatchedCell, ...] = ()
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.contract, self.watched)
 
     @property
     def workload(self) -> Workload:
@@ -61,13 +65,13 @@ class Watching:
         return self.plan.schedules[0].width
 
     @cached_property
-    def draws(self) -> tuple[Watched, ...]:
+    def draws(self) -> tuple[WatchedCell, ...]:
         """What is watched of how tokens are drawn."""
         return tuple(cell for cell in self.watched if cell.refutes)
 
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
-        return tuple(dict.fromkeys(cell.cut for cell in self.cells.values()))
+        return tuple(dict.fromkeys(cell.cut for cell in self.by_name.values()))
 
     @cached_property
     def fields(self) -> frozenset[str]:
@@ -75,7 +79,7 @@ class Watching:
         return frozenset(field for cut in self.cuts for field in cut.fields)
 
 
-def watch(contract: Contract) -> Watching:
+def select_cells(contract: Contract) -> WatchedCells:
     """What routing watches of a contract.
 
     A contract without live stages is watched as one that serves everybody.  Where no rule asks
@@ -94,12 +98,12 @@ def watch(contract: Contract) -> Watching:
     plan = compile(contract, leg=replace(full, if_inconclusive="wait"))
     width = plan.schedules[0].width
     cells: dict[tuple[str, str], Cell] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[UnwatchedCell] = []
     for cell in plan.cells:
         if cell.section != "statistical" or not cell.clause.enforced:
             continue
         if why := _unwatched(cell):
-            left_out.append(LeftOut(cell.clause.id, cell.cut.name, why))
+            left_out.append(UnwatchedCell(cell.clause.id, cell.cut.name, why))
             continue
         room = 1 if isinstance(cell.kind, BySequence) else cell.cut.positions(width)
         cells[cell.clause.id, cell.cut.name] = replace(cell, claim="population", capacity=room)
@@ -107,14 +111,14 @@ def watch(contract: Contract) -> Watching:
         raise _nothing(contract, left_out)
     watched = tuple(_watched(contract, cell) for cell in cells.values())
     watched += tuple(_draws(contract, watched))
-    return Watching(contract, plan, cells, watched, tuple(left_out))
+    return WatchedCells(contract, plan, cells, watched, tuple(left_out))
 
 
-def _nothing(contract: Contract, left_out: Sequence[LeftOut]) -> ContractError:
-    told = "; ".join(f"{one.clause} on {one.slice}: {one.why}" for one in left_out)
+def _nothing(contract: Contract, left_out: Sequence[UnwatchedCell]) -> ContractError:
+    reasons = "; ".join(f"{cell.clause} on {cell.slice}: {cell.why}" for cell in left_out)
     return ContractError(
         f"no statistical clause of {contract.metadata.name} can be watched on traffic"
-        + (f": {told}" if told else ""),
+        + (f": {reasons}" if reasons else ""),
         where=contract.where("statistical"),
         hint="promise a mean or a percentile of a sampled metric on [all], or on slices of "
         "labels.* or request.prompt_tokens, enforced at stage full",
@@ -143,19 +147,15 @@ def _refused(contract: Contract) -> Iterator[Problem]:
         )
 
 
-def _one_server(one: Kernel, other: Kernel) -> bool:
+def _one_server(kernel_: Kernel, other: Kernel) -> bool:
     """Whether two kernels are asked at one place, with or without the /v1 of its API."""
-    places = [base_of(kernel.url or "") for kernel in (one, other)]
+    places = [base_of(kernel.url or "") for kernel in (kernel_, other)]
     return bool(places[0]) and places[0] == places[1]
 
 
 def _run(kernel: Any) -> dict[str, Any]:
     """What a kernel is, but for the name that people gave it."""
     return kernel.model_dump(exclude={"title"})
-
-
-def _diverts(contract: Contract) -> bool:
-    return any(action_of(do)[0] == "divert" for rule in contract.escalation for do in rule.do)
 
 
 def _unwatched(cell: Cell) -> str:
@@ -173,11 +173,11 @@ def _unwatched(cell: Cell) -> str:
     return ""
 
 
-def _watched(contract: Contract, cell: Cell) -> Watched:
+def _watched(contract: Contract, cell: Cell) -> WatchedCell:
     kind = cell.kind
     assert isinstance(kind, Certificate)
     diverts, pages = _asked(contract, cell.clause.id, cell.section)
-    return Watched(
+    return WatchedCell(
         clause=cell.clause.id,
         cut=cell.cut,
         limit=kind.feed.limit,
@@ -190,7 +190,7 @@ def _watched(contract: Contract, cell: Cell) -> Watched:
     )
 
 
-def _draws(contract: Contract, watched: Sequence[Watched]) -> Iterator[Watched]:
+def _draws(contract: Contract, watched: Sequence[WatchedCell]) -> Iterator[WatchedCell]:
     """How tokens are drawn, on each slice that has a cell.
 
     The contract's own clause gives the name.  It moves a slice where any cell of the slice does,
@@ -204,7 +204,7 @@ def _draws(contract: Contract, watched: Sequence[Watched]) -> Iterator[Watched]:
     diverts, pages = _asked(contract, clause, "observability")
     for cut in dict.fromkeys(cell.cut for cell in watched):
         cells = [cell for cell in watched if cell.cut == cut]
-        yield Watched(
+        yield WatchedCell(
             clause=clause,
             cut=cut,
             limit=0.0,
@@ -223,7 +223,8 @@ def _asked(contract: Contract, clause: str, section: str) -> tuple[Diverts, tupl
     """What rules ask for where a clause is violated: what is diverted, and who is paged."""
     actions = [action_of(do) for rule in _rules(contract, clause, section) for do in rule.do]
     to = {value for name, value in actions if name == "divert"}
-    diverts: Diverts = "all" if "all" in to else "slice" if to or not _diverts(contract) else ""
+    every = (action_of(do)[0] for rule in contract.escalation for do in rule.do)
+    diverts: Diverts = "all" if "all" in to else "slice" if to or "divert" not in every else ""
     return diverts, tuple(dict.fromkeys(value for name, value in actions if name == "page"))
 
 

@@ -1,4 +1,4 @@
-# The work of a leader: rows in, evidence kept, routes out.  It has no thread of its own.
+# The worker of a controller: rows in, evidence kept, routes out.  It has no thread of its own.
 #
 # Three locks, taken in this order: one for the engine, one for what is kept, and one that is
 # never held for long, for whoever follows or looks does not wait.
@@ -14,19 +14,19 @@ from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.gateway.controller.gateways import Gateways
 from servanda.gateway.controller.intake import Intake
 from servanda.gateway.controller.messages import Message
-from servanda.gateway.controller.rescoring import Down, Scored, Scorer
-from servanda.gateway.controller.state import Change, Core
+from servanda.gateway.controller.rescoring import ScoredRow, Scorer, TrainDownError
+from servanda.gateway.controller.state import Change, ControllerState
 from servanda.gateway.controller.status_builder import nearness
-from servanda.gateway.controller.watched_cells import Watching
+from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.runner.measurement import Open
 
 _TOKENS = 65_536  # of a batch
-_EARLY_S = 30.0  # in which gateways find a leader that was begun again
+_EARLY_S = 30.0  # in which gateways find a controller that was begun again
 _POINTS, _POINT_S = 720, 5.0  # of the history of each slice
 
 
-class Work:
-    """What a leader does, one step at a time; from any thread.
+class Worker:
+    """Takes the steps of a controller; from any thread.
 
     Args:
         clock: unix seconds.
@@ -38,24 +38,25 @@ class Work:
 
     def __init__(
         self,
-        watching: Watching,
-        core: Core,
+        cells: WatchedCells,
+        state: ControllerState,
         open_: Open,
         *,
         clock: Callable[[], float],
         timeout_s: float,
         room: int,
     ) -> None:
-        self.watching, self.core, self._open = watching, core, open_
+        self.cells, self.state, self._open = cells, state, open_
         self._clock, self._timeout_s, self._began = clock, timeout_s, clock()
         self._scores, self.commits, self.lock = RLock(), RLock(), RLock()
         self.wake = Condition(self.lock)
-        self.intake = Intake(core.taken, rows=room)
+        self.intake = Intake(state.taken, rows=room)
         self.gateways = Gateways()
         self.history: dict[str, deque[tuple[float, float]]] = {}
-        self.scorer = self._new_scorer(watching)
+        self.scorer = self._new_scorer(cells)
         self.problem = ""
-        self._done: deque[tuple[int, Scored]] = deque()  # with the epoch that they were scored in
+        # with the epoch that they were scored in
+        self._done: deque[tuple[int, ScoredRow]] = deque()
         self._pointed = float("-inf")
         try:
             self.scorer.start()
@@ -65,41 +66,39 @@ class Work:
             self.problem = _first(error)
         self.settle()
 
-    def _new_scorer(self, watching: Watching) -> Scorer:
+    def _new_scorer(self, cells: WatchedCells) -> Scorer:
         return Scorer(
-            watching,
+            cells,
             self._open,
             clock=time.monotonic,
             timeout_s=self._timeout_s,
-            seeds=self.core.store.seeds(),
-            since=self.core.kept.since,
+            seeds=self.state.store.seeds(),
+            since=self.state.meta.since,
         )
 
-    def offer(self, said: Message) -> int:
+    def offer(self, message: Message) -> int:
         """Take a gateway's message; the number of the first row that is not durable."""
         now = self._clock()
         with self.lock:
-            taken = self.intake.offer(
-                said.start, said.first, said.rows, now=now, launched=said.launched
-            )
-            self.gateways.heard(*said.start, said.version, said.counts, latest=said.latest, now=now)
+            taken = self.intake.offer(message, now=now)
+            self.gateways.record(message, now=now)
             self.wake.notify_all()
-        if said.version > self.core.snapshot.version:
+        if message.version > self.state.snapshot.version:
             with self.commits:
-                self.core.outrun(said.version)
+                self.state.outrun(message.version)
         return taken
 
     def score(self) -> bool:
         """Score one batch; whether there was one, and it could be."""
-        size = self.watching.contract.kernels.train.batch_size
+        size = self.cells.contract.kernels.train.batch_size
         with self._scores:
-            epoch = self.core.epoch
+            epoch = self.state.epoch
             with self.lock:
                 rows = self.intake.take(size, _TOKENS, now=self._clock())
             try:
                 scored = self.scorer.score(rows) if rows else []
                 self.problem = "" if rows else self.problem
-            except Down as down:
+            except TrainDownError as down:
                 self.problem = _first(down)
                 scored = self._without_train(down, size)
             except BaseException:
@@ -107,17 +106,17 @@ class Work:
                     self.intake.put_back(rows)
                 raise
             with self.commits:
-                self._done.extend((epoch, one) for one in scored)
+                self._done.extend((epoch, row) for row in scored)
         return bool(scored) and not self.problem
 
-    def _without_train(self, down: Down, size: int) -> list[Scored]:
+    def _without_train(self, down: TrainDownError, size: int) -> list[ScoredRow]:
         """Rows that found no room are missing, whether train answers or not."""
         with self.lock:
             self.intake.put_back(down.rows)
             rows = self.intake.take(size, _TOKENS, now=self._clock(), dropped=True)
         try:
             return self.scorer.score(rows) if rows else []
-        except Down as again:
+        except TrainDownError as again:
             with self.lock:
                 self.intake.put_back(again.rows)
             return []
@@ -125,72 +124,71 @@ class Work:
     def settle(self) -> bool:
         """Keep what was scored, and look at the slices; whether that could be kept."""
         with self.commits:
-            known = self.core.known(self.scorer.digests, now=self._clock())
-            if known is not None:
-                self.core.fingerprints = self.scorer.fingerprints
-                if not self.kept(known):
+            change = self.state.identify(self.scorer.described, now=self._clock())
+            if change is not None:
+                if not self.commit(change):
                     return False
-                self.scorer.since = self.core.kept.since
+                self.scorer.since = self.state.meta.since
             waiting = [*self._done]
             # of kernels that nobody asks about any more there is no evidence
-            scored = [s if e == self.core.epoch else Scored(s.row) for e, s in waiting]
-            if not self.kept(self.core.with_evidence(scored)):
+            scored = [s if e == self.state.epoch else ScoredRow(s.row) for e, s in waiting]
+            if not self.commit(self.state.with_evidence(scored)):
                 return False
             for _ in waiting:
                 self._done.popleft()
             with self.lock:
-                self.intake.durable([one.row for one in scored])
+                self.intake.durable([s.row for s in scored])
                 self._remember()
             return True
 
-    def kept(self, change: Change) -> bool:
+    def commit(self, change: Change) -> bool:
         """Keep a change; whether that could be done."""
         now = self._clock()
         with self.lock:
-            facts = self.gateways.facts(now, self.scorer.floors)
+            facts = self.gateways.facts(now, self.scorer.noise.floors)
             rates = self.gateways.rates(now)
             # after a restart nothing is known of the traffic for a moment, and that is no news
             early = not self.gateways.any and now < self._began + _EARLY_S
         cost_s = self.scorer.cost_s or 0.0
-        return self.core.commit(
+        return self.state.commit(
             change, None if early else facts, now=now, rates=rates, cost_s=cost_s
         )
 
-    def insist(self, change: Change) -> None:
+    def commit_or_raise(self, change: Change) -> None:
         """Keep what a person asked for.
 
         Raises:
             MeasurementError: it cannot be kept, and nothing was changed.
         """
-        if not self.kept(change):
+        if not self.commit(change):
             raise MeasurementError(
-                f"it cannot be kept now: {self.core.problem}",
+                f"it cannot be kept now: {self.state.problem}",
                 hint="nothing was changed; ask again when the store works",
             )
 
-    def follow(self, watching: Watching) -> None:
+    def follow(self, cells: WatchedCells) -> None:
         """Follow another version of the contract.
 
         Raises:
             ServandaError: it cannot be; the one before is followed as it was.
         """
         with self._scores:
-            old, new = self.watching.contract, watching.contract
-            scorer, same = self._new_scorer(watching), old.kernels.train == new.kernels.train
+            old, new = self.cells.contract, cells.contract
+            scorer, same = self._new_scorer(cells), old.kernels.train == new.kernels.train
             scorer.adopt(self.scorer, engine=same)
             try:
                 scorer.start()  # it may load for longer than a route lasts: others keep and look
                 with self.commits:
                     keep = old.digest == new.digest
-                    self.insist(self.core.follow(watching, keep=keep, now=self._clock()))
-                    before, self.scorer, self.watching = self.scorer, scorer, watching
-                    scorer.since = self.core.kept.since
+                    self.commit_or_raise(self.state.follow(cells, keep=keep, now=self._clock()))
+                    before, self.scorer, self.cells = self.scorer, scorer, cells
+                    scorer.since = self.state.meta.since
                     self.problem = ""
             except BaseException:
                 self.scorer.adopt(scorer, engine=same)
-                scorer.end()
+                scorer.train.end()
                 raise
-            before.end()
+            before.train.end()
             self.settle()
 
     def _remember(self) -> None:
@@ -199,11 +197,8 @@ class Work:
         if now - self._pointed < _POINT_S:
             return
         self._pointed = now
-        for name, near in nearness(self.core.rules, self.core.state).items():
+        for name, near in nearness(self.state.rules, self.state.routing).items():
             self.history.setdefault(name, deque(maxlen=_POINTS)).append((now, near))
-
-    def close(self) -> None:
-        self.scorer.end()
 
 
 def _first(error: ServandaError) -> str:

@@ -1,4 +1,4 @@
-# Keys: who may ask a gateway or its leader for what.  Their texts are kept as digests alone,
+# Keys: who may ask a gateway or its controller for what.  Their texts are kept as digests alone,
 # and no message repeats one, nor the line that it stands in.
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ class Keys:
         problems = sorted(_problems(data, places, environ), key=_place)
         if problems:
             raise ContractError.all(problems)
-        held = {Holder(one["name"], one["role"]): _key_of(one, environ) for one in data}
+        held = {Holder(holder["name"], holder["role"]): _key_of(holder, environ) for holder in data}
         return cls(held, warning=_warning(path))
 
     def plus(self, *held: tuple[str, Role, str]) -> Keys:
         """The same keys, and those of further holders: (name, role, key) of each."""
-        found, (salt, before) = copy(self), self._known
+        keys, (salt, before) = copy(self), self._known
         more = ((_digest(salt, key), Holder(name, role)) for name, role, key in held)
-        found._known = salt, (*before, *more)
-        return found
+        keys._known = salt, (*before, *more)
+        return keys
 
     def take(self, others: Keys) -> None:
         """Know these from now on, and none of those before.
@@ -196,17 +196,17 @@ def _place(problem: Problem) -> tuple[int, int]:
 def _problems(data: list[Any], places: Marks, environ: Mapping[str, str]) -> Iterator[Problem]:
     names: dict[str, int] = {}
     keys: dict[str, int] = {}
-    for i, one in enumerate(data):
+    for i, holder in enumerate(data):
         here = _bare(places.near((i,)))
-        if not isinstance(one, dict):
+        if not isinstance(holder, dict):
             yield Problem("a holder is a mapping", here, _FORM)
             continue
-        for field in one:
+        for field in holder:
             if field not in _FIELDS:
                 hint = nearest(field, _FIELDS)
                 hint = hint if hint.startswith("did") else f"keys: {', '.join(_FIELDS)}"
                 yield Problem("a holder has no such key", _bare(places.key((i, field))), hint)
-        name = one.get("name")
+        name = holder.get("name")
         at = _bare(places.near((i, "name")))
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             hint = "it begins with a letter or digit and has those, '.', '_' and '-', at most 80"
@@ -216,22 +216,22 @@ def _problems(data: list[Any], places: Marks, environ: Mapping[str, str]) -> Ite
             yield Problem(f"{name} is there already, in line {names[name]}", at, hint)
         else:
             names[name] = at.line if at else 0
-        yield from _role(one, _bare(places.near((i, "role"))))
-        field = "key_env" if "key_env" in one else "key"
+        yield from _role(holder, _bare(places.near((i, "role"))))
+        field = "key_env" if "key_env" in holder else "key"
         at = _bare(places.near((i, field)))
-        for message, hint in _amiss(one, environ):
+        for message, hint in _amiss(holder, environ):
             yield Problem(message, at, hint)
             break
         else:
-            key = _key_of(one, environ)
+            key = _key_of(holder, environ)
             if key in keys:
                 hint = "each holder has a key of their own"
                 yield Problem(f"this is the key of line {keys[key]} again", at, hint)
             keys.setdefault(key, at.line if at else 0)
 
 
-def _role(one: dict[str, Any], at: Where | None) -> Iterator[Problem]:
-    role = one.get("role")
+def _role(holder: dict[str, Any], at: Where | None) -> Iterator[Problem]:
+    role = holder.get("role")
     if role in ROLES:
         return
     hint = f"known: {', '.join(ROLES)}"
@@ -240,16 +240,16 @@ def _role(one: dict[str, Any], at: Where | None) -> Iterator[Problem]:
     yield Problem("a holder needs a role", at, hint)
 
 
-def _amiss(one: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _amiss(holder: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What is wrong with a holder's key, and the next move."""
-    if ("key" in one) == ("key_env" in one):
+    if ("key" in holder) == ("key_env" in holder):
         yield "a holder needs either key or key_env", "key_env names a variable of the environment"
         return
-    key = one.get("key", one.get("key_env"))
+    key = holder.get("key", holder.get("key_env"))
     if not isinstance(key, str):
         yield "a key is text", "put it in quotes"
         return
-    if "key_env" in one:
+    if "key_env" in holder:
         if key not in environ:
             yield f"there is no variable {_variable(key)}", "export it before the start"
             return
@@ -268,8 +268,8 @@ def _variable(name: str) -> str:
     return quoted(name) if re.fullmatch("[A-Z][A-Z0-9_]{0,59}", name) else "of this name"
 
 
-def _key_of(one: dict[str, Any], environ: Mapping[str, str]) -> str:
-    return environ[one["key_env"]] if "key_env" in one else one["key"]
+def _key_of(holder: dict[str, Any], environ: Mapping[str, str]) -> str:
+    return environ[holder["key_env"]] if "key_env" in holder else holder["key"]
 
 
 def _warning(path: Path) -> str:

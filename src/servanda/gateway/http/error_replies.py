@@ -1,4 +1,4 @@
-# Refusals: errors as OpenAI's clients read them.  Each says what to do.
+# Error replies, as OpenAI's clients read them.  Each says what to do.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES: Mapping[int, str] = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - what a client is told, as a word
+class ErrorReply(Exception):  # noqa: N818 - what a client is told, as a word
     """A request that gets an error for an answer.
 
     Args:
@@ -50,17 +50,17 @@ class Refused(Exception):  # noqa: N818 - what a client is told, as a word
         return b"data: " + self.body + b"\n\n"
 
 
-async def refuse(send: Send, refused: Refused, more: tuple[Header, ...] = ()) -> None:
-    body = refused.body
+async def send_error(send: Send, error: ErrorReply, more: tuple[Header, ...] = ()) -> None:
+    body = error.body
     headers = [(b"content-type", b"application/json"), *more]
-    if refused.retry_s is not None:
-        headers.append((b"retry-after", str(refused.retry_s).encode()))
-    if refused.status in (408, 413, 431):
+    if error.retry_s is not None:
+        headers.append((b"retry-after", str(error.retry_s).encode()))
+    if error.status in (408, 413, 431):
         headers.append((b"connection", b"close"))  # the rest of the request is not read
-    await whole(send, refused.status, headers, body)
+    await send_whole(send, error.status, headers, body)
 
 
-async def whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
+async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
     """A reply in one piece."""
     headers.append((b"content-length", str(len(body)).encode()))
     start: MutableMapping[str, Any] = {"type": "http.response.start"}

@@ -9,39 +9,17 @@ Header = tuple[bytes, bytes]
 
 # of one connection, and no other's business (RFC 9110, 7.6.1)
 _HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"http2-settings",
-    )
+    b"connection keep-alive te trailer transfer-encoding upgrade http2-settings".split()
 )
 # which would let a client choose where it lands, or say for the gateway what it is not
 _OURS = frozenset(
-    (
-        b"host",
-        b"content-length",
-        b"expect",
-        b"x-rewrite-url",
-        b"x-http-method",
-        b"x-http-method-override",
-        b"x-method-override",
-    )
+    b"host content-length expect x-rewrite-url x-http-method x-http-method-override "
+    b"x-method-override".split()
 )
 # of whence a request comes, or for whom: whoever connects may write anything there, and an upstream
 # that believes what the gateway sends would believe them
 _WHENCE = frozenset(
-    (
-        b"forwarded",
-        b"x-real-ip",
-        b"x-client-ip",
-        b"x-cluster-client-ip",
-        b"true-client-ip",
-        b"cf-connecting-ip",
-    )
+    b"forwarded x-real-ip x-client-ip x-cluster-client-ip true-client-ip cf-connecting-ip".split()
 )
 # the date is that of the reply that the client gets; another address would go past us
 _NOT_BACK = _HOP | {b"date", b"alt-svc"}
@@ -57,13 +35,13 @@ _USUAL = (b"", b"close", b"keep-alive")  # of a connection: no header of its own
 _NAME_BYTES = 256  # of a session's name
 
 
-def sent(headers: Iterable[Header], key: str, keeps: bool) -> list[tuple[str, str]]:
+def upstream_headers(headers: Iterable[Header], key: str, keeps: bool) -> list[tuple[str, str]]:
     """A client's headers, as an upstream gets them.
 
     Args:
         key: the upstream's; keeps: whether the client's own is passed on where there is none.
     """
-    found, named = [], b""
+    passed, named = [], b""
     for name, value in headers:
         if name in _LEFT_OUT or name.startswith(_BEGIN_SENT):
             if name == b"connection":
@@ -71,22 +49,22 @@ def sent(headers: Iterable[Header], key: str, keeps: bool) -> list[tuple[str, st
             continue
         if name == b"authorization" and (key or not keeps):
             continue
-        found.append((name.decode("latin-1"), text(value)))
+        passed.append((name.decode("latin-1"), text(value)))
     if named.lower() not in _USUAL:
         more = {part.decode("latin-1") for part in _parts(named)}
-        found = [(name, value) for name, value in found if name not in more]
+        passed = [(name, value) for name, value in passed if name not in more]
     if key:
-        found.append(("authorization", f"Bearer {key}"))
-    return found
+        passed.append(("authorization", f"Bearer {key}"))
+    return passed
 
 
-def returned(headers: Iterable[Header], *, rewritten: bool = False) -> list[Header]:
+def client_headers(headers: Iterable[Header], *, rewritten: bool = False) -> list[Header]:
     """An upstream's headers, as the client gets them.
 
     Args:
         rewritten: whether its body is another one, and no longer has that length or digest.
     """
-    found, named = [], b""
+    passed, named = [], b""
     for raw, value in headers:
         name = raw.lower()
         if name in _NOT_BACK or name.startswith(_BEGIN):
@@ -95,11 +73,11 @@ def returned(headers: Iterable[Header], *, rewritten: bool = False) -> list[Head
             continue
         if rewritten and name in _NO_LONGER:
             continue
-        found.append((name, value))
+        passed.append((name, value))
     if named.lower() not in _USUAL:
         more = _parts(named)
-        found = [(name, value) for name, value in found if name not in more]
-    return found
+        passed = [(name, value) for name, value in passed if name not in more]
+    return passed
 
 
 def text(value: bytes) -> str:
@@ -130,20 +108,20 @@ class Head(NamedTuple):
     session: str
 
 
-def read(headers: Iterable[Header]) -> Head:
+def read_head(headers: Iterable[Header]) -> Head:
     """The head, in one pass; of a header that is there twice, the last one."""
-    size, found = 0, {}
+    size, values = 0, {}
     for name, value in headers:
         size += len(name) + len(value) + 4
         if name in _READ:
-            found[name] = value
+            values[name] = value
     session = b""
-    if found:
-        session = next((value for name in SESSIONS if (value := found.get(name))), b"")
+    if values:
+        session = next((value for name in SESSIONS if (value := values.get(name))), b"")
     return Head(
         size,
-        found.get(b"authorization"),
-        found.get(b"content-length"),
-        b"transfer-encoding" in found,
+        values.get(b"authorization"),
+        values.get(b"content-length"),
+        b"transfer-encoding" in values,
         session[:_NAME_BYTES].decode("latin-1"),
     )

@@ -1,4 +1,4 @@
-# Socket, signals and limits of a server that strangers reach: of the gateway, and of its leader.
+# Socket, signals and limits of a server that strangers reach: a gateway, or its controller.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from servanda.engines.server import sockets
 from servanda.engines.tls import Certificate
 from servanda.errors import MeasurementError
-from servanda.gateway.http.error_replies import Header, Refused, refuse
+from servanda.gateway.http.error_replies import ErrorReply, Header, send_error
 
 HEAD_BYTES = 64 << 10  # of a request's line and headers
 HEAD_S = 30.0  # from a connection, or the head's first byte, to its last
@@ -29,7 +29,7 @@ _AHEAD = 8  # requests that a connection sends before the first of them is answe
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
 
 
-def bound(host: str, port: int, option: str) -> socket.socket:
+def bind(host: str, port: int, option: str) -> socket.socket:
     """A socket at the address, with clients that wait in it; port 0 takes a free one.
 
     Args:
@@ -48,7 +48,7 @@ def bound(host: str, port: int, option: str) -> socket.socket:
     return taken
 
 
-class Bounded(HttpToolsProtocol):
+class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with a bound on the bytes and on the time of a request's head.
 
     A head that comes in one piece, as nearly all do, costs nothing more.  What follows the last
@@ -111,7 +111,7 @@ class Bounded(HttpToolsProtocol):
         self._in_head, self._head, self._after = False, 0, 0
         self._in_time()
         before, app = self.cycle, self.app
-        refused = odd(self.parser.get_http_version(), self.headers)
+        refused = head_error(self.parser.get_http_version(), self.headers)
         if refused is not None:  # in its turn: a request before it may not be answered yet
             self.app = _refusing(refused)
         super().on_headers_complete()
@@ -158,9 +158,9 @@ class Parser:
 
     def _head(self) -> bytes:
         """The head that was read, without the offer."""
-        version, asked = self._parser.get_http_version().encode(), self._protocol
-        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), asked.url, version)]
-        lines += [b"%s: %s" % one for one in asked.headers if one[0] != b"upgrade"]
+        version, protocol = self._parser.get_http_version().encode(), self._protocol
+        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), protocol.url, version)]
+        lines += [b"%s: %s" % header for header in protocol.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
     def __getattr__(self, name: str) -> Any:
@@ -175,31 +175,33 @@ def _parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
     return parser
 
 
-def odd(version: str, headers: Sequence[Header]) -> Refused | None:
+def head_error(version: str, headers: Sequence[Header]) -> ErrorReply | None:
     """Why a head is refused that servers read differently; None for one that all read alike.
 
     Args:
         version: of HTTP, as the request's line has it; headers: names in lower case.
     """
     if version not in ("1.0", "1.1"):
-        said = f"HTTP/{version} is not spoken here: ask by HTTP/1.1"
-        return Refused(505, said, "http_version")
+        message = f"HTTP/{version} is not spoken here: ask by HTTP/1.1"
+        return ErrorReply(505, message, "http_version")
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1:
-        return Refused(400, f"there are {hosts} Host headers: send one", "hosts")
+        return ErrorReply(400, f"there are {hosts} Host headers: send one", "hosts")
     if not hosts and version == "1.1":
-        return Refused(400, "there is no Host header, and HTTP/1.1 needs one: send it", "no_host")
+        return ErrorReply(
+            400, "there is no Host header, and HTTP/1.1 needs one: send it", "no_host"
+        )
     return None
 
 
-def _refusing(refused: Refused) -> ASGIApp:
+def _refusing(error: ErrorReply) -> ASGIApp:
     async def app(_: Scope, __: Receive, send: Send) -> None:
-        await refuse(send, refused, ((b"connection", b"close"),))
+        await send_error(send, error, ((b"connection", b"close"),))
 
     return app
 
 
-class Draining(sockets.AnnouncingServer):
+class DrainingServer(sockets.AnnouncingServer):
     """A server that goes on for a while after SIGTERM, for those who have not heard of it.
 
     Another signal ends it at once, and so does Ctrl-C.
@@ -229,7 +231,7 @@ class Draining(sockets.AnnouncingServer):
         return await super().on_tick(counter)
 
 
-class Listening:
+class Listener:
     """An application at a socket, until it is told to end.
 
     Args:
@@ -253,7 +255,7 @@ class Listening:
         self._taken = taken
         config = uvicorn.Config(
             sockets.ends_quietly(app),
-            http=Bounded,
+            http=BoundedProtocol,
             loop="auto",  # uvloop, where there is one
             ws="none",
             lifespan="on",
@@ -276,7 +278,7 @@ class Listening:
             gc.freeze()
             ready()
 
-        self._server = Draining(config, begun, drain_s, draining)
+        self._server = DrainingServer(config, begun, drain_s, draining)
 
     def end(self) -> None:
         """Take no more requests, and end once those under way have; from any thread."""

@@ -15,7 +15,7 @@ _LOOK_S = 0.5  # between two looks at a file
 Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
-class Reread:
+class ReloadedFiles:
     """Files that are read again once they were written, or on demand.
 
     Args:
@@ -66,10 +66,10 @@ def stamps_of(files: Sequence[Path]) -> Stamps:
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
-        found = file.stat()
+        stat = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 class ListenerFiles:
@@ -93,20 +93,20 @@ class ListenerFiles:
         say: Callable[[str], None],
         held: Sequence[tuple[str, Role, str]] = (),
     ) -> None:
-        self._rereads: list[Reread] = []
+        self._rereads: list[ReloadedFiles] = []
         self.keys = self._keys(Path(keys), say, held) if keys else Keys.of(*held)
         self.certificate = self._certificate(*tls, say) if tls else None
         self.scheme = "https" if tls else "http"
 
     def demand(self) -> None:
         """Have all of them read soon; from any thread, and by a signal."""
-        for one in self._rereads:
-            one.demand()
+        for files in self._rereads:
+            files.demand()
 
     def look(self) -> None:
         """Read those that were written."""
-        for one in self._rereads:
-            one.look()
+        for files in self._rereads:
+            files.look()
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -134,12 +134,12 @@ class ListenerFiles:
         def again() -> str:
             keys.take(read())
             known = len(keys.holders) - len(held)
-            told = f"{file} was read again: it has {known} keys"
-            return f"{told}\n! {keys.warning}" if keys.warning else told
+            text = f"{file} was read again: it has {known} keys"
+            return f"{text}\n! {keys.warning}" if keys.warning else text
 
         stamps = stamps_of((file,))  # before it is read: what is written meanwhile is seen
         keys = read()
-        self._rereads.append(Reread((file,), stamps, again, say))
+        self._rereads.append(ReloadedFiles((file,), stamps, again, say))
         return keys
 
     def _certificate(self, chain: str, key: str | None, say: Callable[[str], None]) -> Certificate:
@@ -150,5 +150,5 @@ class ListenerFiles:
         files = tuple(map(Path, dict.fromkeys((chain, key or chain))))
         stamps = stamps_of(files)
         certificate = Certificate(Path(chain), Path(key) if key else None)
-        self._rereads.append(Reread(files, stamps, again, say))
+        self._rereads.append(ReloadedFiles(files, stamps, again, say))
         return certificate

@@ -1,4 +1,4 @@
-# Patience: every wait of a request has an end, and a client that hangs up ends all of them.
+# Timeouts: every wait of a request has an end, and a client that hangs up ends all of them.
 #
 # One timer a request, which is moved only when it goes off too early or would too late; and,
 # for a request that takes more than a moment, one task that listens to the client.  Either
@@ -17,7 +17,7 @@ Why = Literal["", "body", "reply", "part", "client", "total", "gone"]
 _MOMENT_S = 0.05  # a task that listens costs more than a short request does otherwise
 
 
-class Patience:
+class Timeouts:
     """Of the task that makes it.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from servanda.errors import ContractError
-from servanda.gateway.http.error_replies import Refused
+from servanda.gateway.http.error_replies import ErrorReply
 
 # inference, which leaves nothing behind for others, and what only reads.  Not here, though
 # OpenAI has them: files, batches, fine-tuning and stored chats, which belong to the upstream's
@@ -35,7 +35,7 @@ OPEN = (
     "POST /v1/images/generations",
     "POST /v1/images/edits",
 )
-# of the leader: what steers a gateway is on another listener
+# of the controller: what steers a gateway is on another listener
 _LEADERS = re.compile(r"/v1/(follow|status|route|admin)(/|$)")
 # a path that some server would read as another one
 _ODD_RAW = re.compile(r"[^\x21-\x7e]|[\\?#;]|%(?![0-9a-fA-F]{2})")
@@ -44,7 +44,7 @@ _RULE = re.compile(r"(?:([A-Z]+) )?(/v1(?=/)(?:/[\w.\-~:@]+)*(?:/\*)?)", re.ASCI
 _SHOWN = 200  # characters of a path in a message
 
 
-class Paths:
+class AllowedPaths:
     """The paths that are open to clients.
 
     Args:
@@ -59,14 +59,14 @@ class Paths:
         self._exact: dict[str, set[str]] = {}
         self._below: list[tuple[str, str]] = []  # (beginning of a path, method)
         for rule in (*OPEN, *more):
-            found = _RULE.fullmatch(rule)
-            if found is None or _ODD_PATH.search(found[2]) or _LEADERS.match(found[2]):
+            match = _RULE.fullmatch(rule)
+            if match is None or _ODD_PATH.search(match[2]) or _LEADERS.match(match[2]):
                 raise ContractError(
                     f"--allow is {rule!r}",
                     hint="write a path of users' own, such as /v1/files, /v1/files/* for all that "
                     "lies below, or 'GET /v1/files' for one method",
                 )
-            method, path = found[1] or "*", found[2]
+            method, path = match[1] or "*", match[2]
             if path.endswith("*"):
                 self._below.append((path[:-1], method))
             else:
@@ -92,19 +92,19 @@ class Paths:
             path: decoded once, as the upstream will; raw_path: as it came, without its query.
 
         Raises:
-            Refused: no such path, or none that is open.
+            ErrorReply: no such path, or none that is open.
         """
         odd = _ODD_PATH.search(path) or _ODD_RAW.search(raw_path.decode("latin-1"))
         if odd or not path.startswith("/v1/") or _LEADERS.match(path):
-            raise Refused(404, "there is no such path: ask under /v1", "not_found")
+            raise ErrorReply(404, "there is no such path: ask under /v1", "not_found")
         known = self.methods(path)
         if not known:
             shown = path[:_SHOWN]
-            raise Refused(
+            raise ErrorReply(
                 403,
                 f"{shown} is not open to clients of this gateway; if it should be, its operator "
                 f"starts it with --allow {shown}",
                 "path_not_allowed",
             )
         if not {"*", "GET" if method == "HEAD" else method} & known:
-            raise Refused(405, f"{path[:_SHOWN]} takes {' or '.join(sorted(known))}", "method")
+            raise ErrorReply(405, f"{path[:_SHOWN]} takes {' or '.join(sorted(known))}", "method")

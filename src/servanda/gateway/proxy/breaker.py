@@ -80,7 +80,7 @@ class Breaker:
         self._trying += 1
         return True
 
-    def well(self, client: str) -> None:
+    def succeeded(self, client: str) -> None:
         """A request of this client had its answer."""
         self._unreached = 0
         if self.state == "half-open":
@@ -114,7 +114,7 @@ class Breaker:
         elif state == "closed" and self._unreached >= self._failures:
             self._open(self._next_s)
 
-    def left(self) -> None:
+    def abandoned(self) -> None:
         """A request ended without saying anything of the pool."""
         self._trying = max(0, self._trying - 1)
 

@@ -12,11 +12,11 @@ from servanda.contract.model import base_of
 from servanda.engines.http_policy import server_url
 from servanda.errors import ContractError
 from servanda.gateway.http.api_keys import Keys
-from servanda.gateway.proxy.allowed_paths import Paths
+from servanda.gateway.proxy.allowed_paths import AllowedPaths
 from servanda.gateway.routing.model import Pool
 
 Dialect = Literal["vllm", "plain", "sglang", "llamacpp"]
-Asking = Literal["completions", "chats", "streamed chats"]
+RequestForm = Literal["completions", "chats", "streamed chats"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Upstream:
     defaults: Mapping[str, float] | None = None
     context: int | None = None
     limit: int | None = None
-    mute: frozenset[Asking] = frozenset()
+    mute: frozenset[RequestForm] = frozenset()
     masks: bool = False
     best: int = 8
     connect_s: float = 5.0
@@ -64,7 +64,7 @@ class Upstream:
     total_s: float = 600.0
     keep_s: float = 4.0
     verify: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    met: Callable[[], Upstream] | None = field(default=None, repr=False, compare=False)
+    probe: Callable[[], Upstream] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         parts = server_url(self.url)
@@ -91,7 +91,7 @@ class Limits:
         in_flight: requests that are being answered; in_flight_per_key: of them, of one client.
         body_s: how long a body may take to arrive; stall_s: how long a client may read nothing
             of what waits for it.
-        rows, row_bytes: samples that wait for the leader; beyond them a row is sent as lost,
+        rows, row_bytes: samples that wait for the controller; beyond them a row is sent as lost,
             and beyond `4 * rows` no request is sampled.
         row_s: after which a sample without an answer is lost, so that it holds up no other.
         mirror_in_flight, mirror_per_s: of requests that infer is asked for nobody.
@@ -147,8 +147,8 @@ class Config:
 
     Args:
         infer: the pool under test; stable: the other one, None where there is none.
-        leader: who makes the snapshots, url and key of role `gateway`; None: nobody.
-        name: of this gateway, among those of one leader.
+        controller: who makes the snapshots, url and key of role `gateway`; None: nobody.
+        name: of this gateway, among those of one controller.
         without: who serves before the first snapshot, and whatever is no completion.
         log: of sampled requests; None: none is written.
         keys: whom it knows; users need a key where it has one of role `client`.
@@ -159,7 +159,7 @@ class Config:
 
     infer: Upstream
     stable: Upstream | None = None
-    leader: Upstream | None = None
+    controller: Upstream | None = None
     name: str = "gateway"
     limits: Limits = field(default_factory=Limits)
     without: Pool = "stable"
@@ -170,7 +170,7 @@ class Config:
     allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        Paths(*self.allow)  # refused before anything is opened
+        AllowedPaths(*self.allow)  # refused before anything is opened
         if self.without == "stable" and self.stable is None:
             raise ContractError(
                 "stable serves while no route is known, and there is no stable pool",

@@ -1,8 +1,7 @@
-# Counts: what a gateway did since its start, in plain numbers.  The leader adds gateways up.
+# Counts: what a gateway did since its start, in plain numbers.  The controller adds gateways up.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,14 +10,19 @@ from typing import Any
 from servanda.gateway.routing.model import Decision, Pool
 
 WHOLE = "all"
+_LARGEST = 2**53  # of a count
 # upper bounds of buckets, seconds; one more bucket holds what is above them
 OVERHEAD_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+# seconds that a sampled request waits for its evidence
+LAG_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 @dataclass
 class Histogram:
     """Seconds, counted in buckets.
+
+    Not `prometheus_client.Histogram`, whose buckets are read from `collect` alone, and added up.
 
     Args:
         bounds: upper ones, rising; buckets: how many lie in each, not added up.
@@ -35,10 +39,10 @@ class Histogram:
         self.buckets[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """{"buckets": {bound: how many lie between it and the bound before}, "sum": seconds}.
 
-        >>> told = Histogram((0.1, 1.0), [3, 0, 2], 70.0).told()
+        >>> told = Histogram((0.1, 1.0), [3, 0, 2], 70.0).to_dict()
         >>> told["buckets"], told["sum"]
         ({'0.1': 3, '1.0': 0, 'inf': 2}, 70.0)
         """
@@ -119,23 +123,22 @@ class Counts:
 
     def report(self) -> dict[str, Any]:
         """Everything, as JSON has it; what is since the last report begins anew."""
-        told = asdict(self)
-        told["overhead"] = self.overhead.told()
-        told["first_byte"] = {pool: of.told() for pool, of in self.first_byte.items()}
+        report = asdict(self)
+        report["overhead"] = self.overhead.to_dict()
+        report["first_byte"] = {pool: of.to_dict() for pool, of in self.first_byte.items()}
         self.peak = dict(self.in_flight)
-        return told
+        return report
 
 
 def _of(decision: Decision) -> str:
-    return next((one for one in decision.slices if one != WHOLE), WHOLE)
+    return next((name for name in decision.slices if name != WHOLE), WHOLE)
 
 
-def numbers(told: Any) -> Iterator[tuple[str, Any]]:
-    """What is a count among what somebody told."""
-    if isinstance(told, Mapping):
-        for key, n in told.items():
-            number = isinstance(n, int | float) and not isinstance(n, bool)
-            if number and math.isfinite(n) and n >= 0:
+def numbers(counts: Any) -> Iterator[tuple[str, Any]]:
+    """The counts of a mapping that a gateway sent; whatever else it holds is left out."""
+    if isinstance(counts, Mapping):
+        for key, n in counts.items():
+            if isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < _LARGEST:
                 yield str(key), n
 
 
@@ -143,7 +146,7 @@ def add(counts: dict[str, int], key: str) -> None:
     counts[key] = counts.get(key, 0) + 1
 
 
-class Presence:
+class InFlightMeans:
     """How many requests of each slice infer answers at a time, as a mean over time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -165,11 +168,11 @@ class Presence:
         span = at - self._since
         for name in [*self._now]:
             self._settle(name, at)
-        found = {name: area / span if span > 0 else 0.0 for name, area in self._area.items()}
+        means = {name: area / span if span > 0 else 0.0 for name, area in self._area.items()}
         self._since, self._area = at, {}
         self._now = {name: n for name, n in self._now.items() if n}
         self._moved = dict.fromkeys(self._now, at)
-        return found
+        return means
 
     def _settle(self, name: str, at: float) -> None:
         since = self._moved.get(name, at)

@@ -6,17 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from servanda.engines.neutral_fields import DECIDING, NEUTRAL
 from servanda.gateway.proxy.config import Upstream
-from servanda.gateway.proxy.request import Asked
-from servanda.gateway.proxy.server_kinds import KINDS, Kind
+from servanda.gateway.proxy.request import CompletionRequest
+from servanda.gateway.proxy.server_kinds import KINDS, ServerKind
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+_MOST = 2**63 - 1  # of a number that others can read too
+_WHOLE = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
+_NUMBER = _WHOLE | Annotated[float, Meta(ge=-_MOST, le=_MOST)]
+_SAMPLING: Mapping[str, Any] = {
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "top_k": _WHOLE,
+    "min_p": _NUMBER,
+    "seed": _WHOLE,
+}
 # of no consequence for what is drawn, or said in the reply itself
 _HARMLESS = frozenset(
     (
@@ -52,7 +61,17 @@ MASKED = "tools that infer holds to a grammar"
 FILTERS = "filters that its logprobs do not show"
 _OTHERS = (UNKNOWN, PROMPTS, CONTENT, MAX_TOKENS, VALUE, DEFAULTS, STRICT, MASKED, FILTERS)
 REASONS: tuple[str, ...] = (*dict.fromkeys((*_NEUTRAL, *_LOOKED_AT, *_MASKS, *_OTHERS)),)
-_MOST = 2**63 - 1  # of a number that others can read too
+
+
+class _Text(msgspec.Struct, tag_field="type", tag="text"):
+    """A part of a message, besides which there are images."""
+
+
+class _Message(msgspec.Struct):
+    content: str | list[_Text] | None = None
+
+
+_messages = msgspec.json.Decoder(list[_Message]).decode
 
 
 class NoEvidence(Exception):  # noqa: N818 - what a request is
@@ -64,7 +83,7 @@ class NoEvidence(Exception):  # noqa: N818 - what a request is
 
 
 def sampling_of(
-    asked: Asked, fields: Mapping[str, Raw], values: Mapping[str, Any], pool: Upstream
+    request: CompletionRequest, fields: Mapping[str, Raw], values: Mapping[str, Any], pool: Upstream
 ) -> dict[str, Any]:
     """What is asked for, as a row has it: what the request leaves unsaid is the server's.
 
@@ -74,47 +93,51 @@ def sampling_of(
     own = {name: value for name, value in values.items() if value is not None}
     if pool.defaults is None and not own.keys() >= {*DECIDING}:
         raise NoEvidence(DEFAULTS)
-    said = {**(pool.defaults or {}), **own}
-    for name, value in said.items():
+    effective = {**(pool.defaults or {}), **own}
+    for name, value in effective.items():
         if name in _HARMLESS or name in _LOOKED_AT:
             continue
         if name in _MASKS:
             raise NoEvidence(name)
         if name not in _NEUTRAL:
             raise NoEvidence(UNKNOWN if name in own else DEFAULTS)
-        if not any(_same(value, v) for v in _NEUTRAL[name]):
+        # True is 1, and no number
+        same = (
+            isinstance(value, bool) == isinstance(v, bool) for v in _NEUTRAL[name] if v == value
+        )
+        if not any(same):
             raise NoEvidence(name)
     kind = KINDS[pool.dialect]
-    if why := _choices(own) or _stops(own, kind) or _tools(own, kind, pool.masks):
+    n = own.get("n", 1)
+    if type(n) is not int or n < 1:  # of several choices that with index 0 is a draw of the law
+        raise NoEvidence("n")
+    if why := _stops(own, kind) or _tools(own, kind, pool.masks):
         raise NoEvidence(why)
-    if not (_texts_only(fields.get("messages")) if asked.chat else _one_prompt(asked)):
-        raise NoEvidence(CONTENT if asked.chat else PROMPTS)
-    found = {"max_new_tokens": _most(asked, own, pool), **_numbers(said)}
-    if not kind.filters and _filtered(found):
+    if request.chat and not _texts_only(fields.get("messages")):
+        raise NoEvidence(CONTENT)
+    one_prompt = request.prompt.startswith(b'"') or request.known_tokens is not None
+    if not (request.chat or one_prompt):
+        raise NoEvidence(PROMPTS)
+    sampling = {"max_new_tokens": _most(request, own, pool), **_numbers(effective)}
+    if not kind.filters and _filtered(sampling):
         raise NoEvidence(FILTERS)
-    return found
+    return sampling
 
 
-def _choices(said: Mapping[str, Any]) -> str:
-    """Why choices are none; the one with index 0 is a draw of the law, however many there are."""
-    n = said.get("n", 1)
-    return "" if type(n) is int and n >= 1 else "n"
-
-
-def _stops(said: Mapping[str, Any], kind: Kind) -> str:
+def _stops(fields: Mapping[str, Any], kind: ServerKind) -> str:
     """Why an answer is none that ends where the request says.
 
     Its tokens have the same law, and it ends at one that they tell, if all of them come.
     """
     if kind.stops:
         return ""
-    return next((name for name in ("stop", "stop_token_ids") if said.get(name)), "")
+    return next((name for name in ("stop", "stop_token_ids") if fields.get(name)), "")
 
 
-def _tools(said: Mapping[str, Any], kind: Kind, masks: bool) -> str:
+def _tools(fields: Mapping[str, Any], kind: ServerKind, masks: bool) -> str:
     """Why a chat that may call tools is none; one that must is held to a grammar."""
-    tools = said.get("tools") or []
-    choice = said.get("tool_choice", "auto")
+    tools = fields.get("tools") or []
+    choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
         return "tool_choice"
     if not tools:
@@ -126,7 +149,7 @@ def _tools(said: Mapping[str, Any], kind: Kind, masks: bool) -> str:
     if any(_is_strict(tool) for tool in tools):
         return STRICT
     # vLLM's grammar ends after the first call
-    return "parallel_tool_calls" if said.get("parallel_tool_calls") is False else ""
+    return "parallel_tool_calls" if fields.get("parallel_tool_calls") is False else ""
 
 
 def _is_strict(tool: Any) -> bool:
@@ -134,18 +157,13 @@ def _is_strict(tool: Any) -> bool:
     return isinstance(function, dict) and bool(function.get("strict"))
 
 
-def _most(asked: Asked, said: Mapping[str, Any], pool: Upstream) -> int:
-    """New tokens that it gets at most: those that it names, or what its server allows.
-
-    Raises:
-        NoEvidence: nobody knows.
-    """
+def _most(request: CompletionRequest, fields: Mapping[str, Any], pool: Upstream) -> int:
+    """New tokens that it gets at most: those that it names, or what its server allows."""
     kind = KINDS[pool.dialect]
-    names = (
-        ("max_completion_tokens", "max_tokens") if asked.chat or kind.either else ("max_tokens",)
-    )
-    most = next((said[name] for name in names if name in said), None)
-    if most is None and not asked.chat:
+    most = fields.get("max_tokens")
+    if request.chat or kind.either:
+        most = fields.get("max_completion_tokens", most)
+    if most is None and not request.chat:
         most = kind.completion
     if most is None:
         most = min((n for n in (pool.limit, pool.context) if n is not None), default=None)
@@ -154,24 +172,13 @@ def _most(asked: Asked, said: Mapping[str, Any], pool: Upstream) -> int:
     return most
 
 
-def _numbers(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Temperature, filters and seed.
-
-    Raises:
-        NoEvidence: one is no number that others can read too.
-    """
-    found: dict[str, Any] = {}
-    for name in _SAMPLING:
-        value = said.get(name)
-        if value is None:
-            continue
-        whole = name in ("top_k", "seed")
-        if type(value) is not int and (whole or type(value) is not float):
-            raise NoEvidence(VALUE)
-        if not -_MOST <= value <= _MOST:
-            raise NoEvidence(VALUE)
-        found[name] = value
-    return found
+def _numbers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Temperature, filters and seed."""
+    given = {name: fields[name] for name in _SAMPLING if fields.get(name) is not None}
+    try:
+        return {name: msgspec.convert(value, _SAMPLING[name]) for name, value in given.items()}
+    except msgspec.ValidationError:
+        raise NoEvidence(VALUE) from None
 
 
 def _filtered(sampling: Mapping[str, Any]) -> bool:
@@ -180,24 +187,9 @@ def _filtered(sampling: Mapping[str, Any]) -> bool:
     return bool((top_k or 0) > 0 or (top_p is not None and top_p < 1) or (min_p or 0) > 0)
 
 
-def _one_prompt(asked: Asked) -> bool:
-    return asked.prompt.startswith(b'"') or asked.known_tokens is not None
-
-
 def _texts_only(messages: Raw | None) -> bool:
     """Whether nothing but texts is in a chat: what an image becomes, ids do not say."""
-    found = msgspec.json.decode(messages) if messages is not None else None
-    if not isinstance(found, list) or not found:
+    try:
+        return messages is not None and bool(_messages(messages))
+    except msgspec.ValidationError:
         return False
-    for message in found:
-        content = message.get("content") if isinstance(message, dict) else 0
-        if isinstance(content, list):
-            if any(not isinstance(p, dict) or p.get("type") != "text" for p in content):
-                return False
-        elif content is not None and not isinstance(content, str):
-            return False
-    return True
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

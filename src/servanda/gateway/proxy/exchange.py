@@ -10,17 +10,17 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from servanda.gateway.http.error_replies import Header, Refused
-from servanda.gateway.http.headers import Head, read
-from servanda.gateway.http.timeouts import Patience
+from servanda.gateway.http.error_replies import ErrorReply, Header
+from servanda.gateway.http.headers import Head, read_head
+from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy.config import Limits, Upstream
-from servanda.gateway.proxy.upstreams import ClientError, Failed, Response
+from servanda.gateway.proxy.upstreams import ClientError, Response, UpstreamError
 
 _EVENTS = "text/event-stream"
 _WHOLE = 65_536  # bytes of a reply that is read before any of it is sent
 
 
-class Gone(Exception):  # noqa: N818 - a client may leave
+class ClientGone(Exception):  # noqa: N818 - a client may leave
     """The client hung up before its request had come."""
 
 
@@ -42,7 +42,7 @@ class Exchange:
     scope: Scope
     receive: Receive
     send: Send
-    patience: Patience
+    timeouts: Timeouts
     limits: Limits
     holder: str = ""
     begun: bool = False
@@ -57,7 +57,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.headers: Sequence[Header] = self.scope["headers"]
-        self.head: Head = read(self.headers)
+        self.head: Head = read_head(self.headers)
 
     @property
     def address(self) -> str:
@@ -68,6 +68,10 @@ class Exchange:
     def client(self) -> str:
         """Who asks, by what no client can make up: the name of its key, or its address."""
         return self.holder or self.address
+
+    def with_query(self, path: str) -> str:
+        query = self.scope["query_string"]
+        return f"{path}?{query.decode('latin-1')}" if query else path
 
     def pause(self) -> None:
         """The exchange waits for somebody from now on."""
@@ -80,12 +84,12 @@ class Exchange:
         """The request's body.
 
         Raises:
-            Refused: it is too long.
-            Gone: it never came to its end.
+            ErrorReply: it is too long.
+            ClientGone: it never came to its end.
         """
         most = self.limits.body_bytes
         self.pause()
-        self.patience.wait_for("body", self.limits.body_s)
+        self.timeouts.wait_for("body", self.limits.body_s)
         message = await self.receive()
         body = message.get("body", b"")
         if message.get("more_body") and len(body) <= most:
@@ -96,17 +100,17 @@ class Exchange:
                 size += len(parts[-1])
             body = b"".join(parts)
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientGone
         self.resume()
         if len(body) > most:
-            raise Refused(413, f"a body has {most:,} bytes at most: send less", "too_large")
+            raise ErrorReply(413, f"a body has {most:,} bytes at most: send less", "too_large")
         return body
 
     async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
         """A reply in one piece."""
         self.begun = True
         self._came()
-        self.patience.wait_for("client", self.limits.stall_s)
+        self.timeouts.wait_for("client", self.limits.stall_s)
         await self.send(_start(status, [*headers, *self.more]))
         if len(body) > _WHOLE:  # more than a connection takes at once: it is waited for
             await self.parts(body)
@@ -119,14 +123,14 @@ class Exchange:
         self.begun = True
         whole = response.content_length is not None or is_packed(response)
         self.streams = is_stream(response) and not whole
-        self.patience.wait_for("client", self.limits.stall_s)
+        self.timeouts.wait_for("client", self.limits.stall_s)
         await self.send(_start(response.status, [*headers, *self.more]))
 
     async def part(self, data: bytes) -> None:
         """The next part of a reply; a client that reads nothing is given up."""
         self._came()
         self.last = data
-        self.patience.wait_for("client", self.limits.stall_s)
+        self.timeouts.wait_for("client", self.limits.stall_s)
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def parts(self, data: bytes) -> None:
@@ -139,16 +143,16 @@ class Exchange:
             self.first_s = perf_counter() - self.sent
 
     async def end(self) -> None:
-        self.patience.wait_for("client", self.limits.stall_s)
+        self.timeouts.wait_for("client", self.limits.stall_s)
         await self.send({"type": "http.response.body", "body": b""})
 
-    async def give_up(self, refused: Refused) -> None:
+    async def give_up(self, error: ErrorReply) -> None:
         """End a reply that cannot go on: a stream by an event that says so, any other by a cut."""
         if not self.streams:
             self.cut()
             return
         ended = self.last.endswith((b"\n\n", b"\r\n\r\n")) or not self.last
-        await self.part((b"" if ended else b"\n\n") + refused.event)
+        await self.part((b"" if ended else b"\n\n") + error.event)
         await self.end()
 
     def cut(self) -> None:
@@ -171,8 +175,12 @@ def is_packed(response: Response) -> bool:
     return response.headers.get("content-encoding", "identity").lower() != "identity"
 
 
-async def passed(
-    x: Exchange, response: Response, headers: list[Header], about: Upstream, begun: bytes = b""
+async def forward(
+    exchange: Exchange,
+    response: Response,
+    headers: list[Header],
+    about: Upstream,
+    begun: bytes = b"",
 ) -> None:
     """Send a reply on, byte for byte.
 
@@ -180,7 +188,7 @@ async def passed(
         begun: what was read of it already.
 
     Raises:
-        Failed: it broke off; before any of it was sent where `begun` is false.
+        UpstreamError: it broke off; before any of it was sent where `begun` is false.
     """
     length = response.content_length
     content = response.content
@@ -190,18 +198,18 @@ async def passed(
     try:
         if length is not None and length <= _WHOLE:
             body = await content.read()
-            x.resume()
-            await x.whole(response.status, headers, body)
-            x.pause()
+            exchange.resume()
+            await exchange.whole(response.status, headers, body)
+            exchange.pause()
             return
-        await x.start(response, headers)
-        await x.parts(begun)
-        x.pause()
-        patience, idle_s = x.patience, about.idle_s
-        patience.wait_for("part", about.first_byte_s)  # a head is often sent before its turn
+        await exchange.start(response, headers)
+        await exchange.parts(begun)
+        exchange.pause()
+        timeouts, idle_s = exchange.timeouts, about.idle_s
+        timeouts.wait_for("part", about.first_byte_s)  # a head is often sent before its turn
         async for data in content.iter_any():
-            await x.part(data)
-            patience.wait_for("part", idle_s)
+            await exchange.part(data)
+            timeouts.wait_for("part", idle_s)
     except (ClientError, OSError):
-        raise Failed("broken") from None
-    await x.end()
+        raise UpstreamError("broken") from None
+    await exchange.end()

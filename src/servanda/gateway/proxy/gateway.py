@@ -14,20 +14,27 @@ from typing import Any
 
 from servanda.errors import MeasurementError
 from servanda.gateway.http.clock import SteadyClock
-from servanda.gateway.http.error_replies import Refused
+from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.proxy.breaker import Breaker
 from servanda.gateway.proxy.config import Config
 from servanda.gateway.proxy.counters import Counts, add
-from servanda.gateway.proxy.launch_log import Launches, Row
-from servanda.gateway.proxy.logprob_capture import WITHOUT_PROMPT, Answer
-from servanda.gateway.proxy.logprob_request import LENGTH, ROOM, NoEvidence, Wish, wish_of
-from servanda.gateway.proxy.prompt_tokens import Tokens
-from servanda.gateway.proxy.request import Asked
-from servanda.gateway.proxy.request_log import Log
+from servanda.gateway.proxy.exchange import Exchange
+from servanda.gateway.proxy.launch_log import LaunchLog, OpenRow
+from servanda.gateway.proxy.logprob_capture import WITHOUT_PROMPT, Answer, LogprobCapture
+from servanda.gateway.proxy.logprob_request import (
+    LENGTH,
+    ROOM,
+    LogprobRequest,
+    NoEvidence,
+    logprob_request_of,
+)
+from servanda.gateway.proxy.prompt_tokens import PromptTokens
+from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
+from servanda.gateway.proxy.request_log import RequestLog
 from servanda.gateway.proxy.sessions import Sessions
-from servanda.gateway.proxy.upstreams import Server, servers
+from servanda.gateway.proxy.upstreams import Server
 from servanda.gateway.routing.hash_split import pseudonym
-from servanda.gateway.routing.model import Decision, Known, Pool, Snapshot
+from servanda.gateway.routing.model import Pool, RequestFacts, Snapshot
 from servanda.gateway.routing.router import Router
 from servanda.traces.request_log import OTHER_PROMPT
 
@@ -54,14 +61,16 @@ class Gateway:
         self.started = self.now()
         self.counts = Counts()
         self.router = Router(None, config.without)
-        self.servers: dict[str, Server] = servers(config.pools, clock)
-        self.senses = Breaker(clock, _ODD_IN_A_ROW, _ODD_REST_S, None, _ODD_WINDOW_S)
+        self.servers: dict[str, Server] = {
+            name: Server(name, upstream, clock) for name, upstream in config.pools.items()
+        }
+        self.answer_breaker = Breaker(clock, _ODD_IN_A_ROW, _ODD_REST_S, None, _ODD_WINDOW_S)
         limits = config.limits
         self.sessions = Sessions(limits.sessions, limits.session_s, clock)
-        self.tokens = Tokens(limits, self.counter)
-        log = Log(config.log) if config.log is not None else None
+        self.tokens = PromptTokens(limits, self.counter)
+        log = RequestLog(config.log) if config.log is not None else None
         self.log = log
-        self.launches = Launches(config.name, limits, self.counts, log, clock=clock, now=self.now)
+        self.launches = LaunchLog(config.name, limits, self.counts, log, clock=clock, now=self.now)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._prefix, self._last = secrets.token_hex(6), 0
 
@@ -73,13 +82,13 @@ class Gateway:
         for server in self.servers.values():
             await server.open()
 
-    async def meet(self) -> None:
+    async def wait_for_infer(self) -> None:
         """Ask infer what it is until it says so: a server that loads its model is busy."""
         infer = self.servers["infer"]
-        while infer.about.met is not None:
+        while infer.about.probe is not None:
             await asyncio.sleep(_MEET_S)
             with contextlib.suppress(MeasurementError):
-                infer.about = await asyncio.to_thread(infer.about.met)
+                infer.about = await asyncio.to_thread(infer.about.probe)
 
     async def settle(self) -> None:
         """End what is under way for nobody; rows without an answer are lost."""
@@ -102,55 +111,52 @@ class Gateway:
         self.router = Router(snapshot, self.config.without)
         return True
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that no client waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything is being done that no client waits for."""
-        return bool(self._tasks)
-
-    def number(self) -> str:
-        """An id that no request had before; it is not the client's, who could send one twice."""
+    async def route(
+        self, request: CompletionRequest, exchange: Exchange, path: str
+    ) -> RoutedRequest:
+        """Decide where a request goes, by what is known before it is sent anywhere."""
+        router, holder, session = self.router, exchange.holder, exchange.head.session
         self._last += 1
-        return f"{self._prefix}-{self._last:x}"
-
-    async def known(
-        self, asked: Asked, request: str, holder: str, session: str, route: str
-    ) -> Known:
-        """What is known of a request before it is sent anywhere.
-
-        Args:
-            holder: whose key it came with; "" where users need none.
-            session: what the client calls its session; "" where it names none.
-        """
-        router = self.router
-        tokens = await self.tokens.count(asked) if router.counts_tokens else asked.known_tokens
+        # an id that no request had before; it is not the client's, who could send one twice
+        name = f"{self._prefix}-{self._last:x}"
+        if router.counts_tokens:
+            exchange.pause()
+            tokens = await self.tokens.count(request)
+            exchange.resume()
+        else:
+            tokens = request.known_tokens
         sources = router.snapshot.labels if router.snapshot is not None else self.config.labels
         # what a client names is its own: nobody shares a session with another's key
         if session:
             sticky = f"session {holder} {session}"
-        elif asked.user:
-            sticky = f"user {holder} {asked.user}"
+        elif request.user:
+            sticky = f"user {holder} {request.user}"
         else:
-            words = asked.conversation()
-            sticky = f"chat {holder} {words}" if words else f"key {holder}" if holder else request
-        return Known(
-            request=request,
+            words = request.conversation()
+            sticky = f"chat {holder} {words}" if words else f"key {holder}" if holder else name
+        facts = RequestFacts(
+            request=name,
             sticky=sticky,
-            labels=asked.labels(sources, holder, route) if sources else {},
+            labels=request.labels(sources, holder, path) if sources else {},
             prompt_tokens=tokens,
             session=self.sessions.pool(sticky) if session else None,
         )
+        decision = self.router.decide(facts, now=self.now())
+        self.counts.decided(decision)
+        user = self._user_hash(request, exchange) if decision.sampled else ""
+        return RoutedRequest(request, path, facts, decision, user, exchange.client)
 
-    def whose(self, asked: Asked, holder: str, session: str, address: str) -> str:
+    def _user_hash(self, request: CompletionRequest, exchange: Exchange) -> str:
         """A keyed hash of who asked: evidence of one user is not that of many."""
-        who = f"key {holder}" if holder else f"user {session or asked.user or address}"
-        snapshot = self.snapshot
-        salt = bytes.fromhex(snapshot.salt) if snapshot is not None else b""
+        user = exchange.head.session or request.user or exchange.address
+        who = f"key {exchange.holder}" if exchange.holder else f"user {user}"
+        salt = bytes.fromhex(self.snapshot.salt) if self.snapshot is not None else b""
         return pseudonym(salt, who)
 
     def enter(self, pool: Pool, client: str) -> Pool:
@@ -160,41 +166,43 @@ class Gateway:
             client: who asks.
 
         Raises:
-            Refused: there is none.
+            ErrorReply: there is none.
         """
         server = self.servers.get(pool)
         if server is None:
-            raise Refused(
+            raise ErrorReply(
                 503,
                 f"the route sends this request to {pool}, and this gateway has no such pool; "
                 "name one, or let infer serve without",
                 "no_pool",
                 retry_s=5,
             )
-        if self.has_another(pool):
-            if not (self.senses.enter(client) and server.breaker.enter(client)):
+        if self.has_fallback(pool):
+            if not (self.answer_breaker.enter(client) and server.breaker.enter(client)):
                 return self.enter("stable", client)
             return pool
         if server.breaker.enter(client):
             return pool
-        raise Refused(503, f"{pool} does not answer; try again", "pool_down", server.breaker.wait_s)
+        raise ErrorReply(
+            503, f"{pool} does not answer; try again", "pool_down", server.breaker.wait_s
+        )
 
-    def has_another(self, pool: str) -> bool:
+    def has_fallback(self, pool: str) -> bool:
         """Whether another pool is asked where this one gives no answer."""
         return pool == "infer" and "stable" in self.servers
 
-    def blame(self, server: Server, why: str, client: str) -> None:
+    def record_failure(self, server: Server, why: str, client: str) -> None:
         """Count a failure against a pool: where it is the last one, no more than its connections.
 
         Args:
-            why: as `Failed` has it, or "5xx"; client: whose request failed.
+            why: as `UpstreamError` has it, or "5xx"; client: whose request failed.
         """
         if why == "connect":
             server.breaker.unreachable()
-        elif self.has_another(server.name):
+        elif self.has_fallback(server.name):
             server.breaker.failed(client)
         else:
-            server.breaker.left()
+            server.breaker.abandoned()
 
     def counter(self) -> Server | None:
         """Whom to ask for tokens: a pool that is well, stable first."""
@@ -204,51 +212,46 @@ class Gateway:
                 return server
         return None
 
-    def sensed(self, odd: str, client: str) -> None:
-        """What a sampled answer of infer looked like; "" for an answer that has sense."""
-        if odd:
-            add(self.counts.reflexes, odd)
-            self.senses.failed(client)
-        else:
-            self.senses.well(client)
-
     def resolve(
-        self,
-        row: Row,
-        asked: Asked,
-        answer: Answer,
-        prompt: list[int] | None = None,
-        tokens: int | None = None,
+        self, row: OpenRow, routed: RoutedRequest, capture: LogprobCapture | None, lost: str
     ) -> None:
         """Close a row, once it is known which prompt was asked, and that it is the one answered.
 
         Args:
-            prompt: as infer says that it ran it; None where it did not.
-            tokens: that it says the prompt had; None where it did not.
+            capture: the reply; None: there is none, and `lost` says why.
         """
+        if capture is None:
+            answer, prompt, tokens = {"lost": lost}, None, None
+        else:
+            answer, prompt, tokens = capture.answer(), capture.prompt, capture.prompt_tokens
+            if capture.odd:
+                add(self.counts.reflexes, capture.odd)
+                self.answer_breaker.failed(routed.client)
+            else:
+                self.answer_breaker.succeeded(routed.client)
         if prompt is not None and "lost" in answer:
             self.launches.resolve(row, answer, prompt)
         else:
-            self.beside(self._resolve(row, asked, answer, prompt, tokens))
+            self.run_in_background(self._resolve(row, routed.request, answer, prompt, tokens))
 
     async def _resolve(
         self,
-        row: Row,
-        asked: Asked,
+        row: OpenRow,
+        request: CompletionRequest,
         answer: Answer,
         prompt: list[int] | None,
         tokens: int | None,
     ) -> None:
         try:
             if prompt is None and "lost" in answer:
-                prompt = await self.tokens.ids(asked)
+                prompt = await self.tokens.ids(request)
                 return
             if prompt is None:
-                prompt = await self.tokens.ids(asked, self.servers["infer"])
+                prompt = await self.tokens.ids(request, self.servers["infer"])
                 if prompt is None:
                     answer = {"lost": WITHOUT_PROMPT}
                     return
-            own = await self._prompt(asked)
+            own = await self._prompt(request)
             if tokens not in (None, len(prompt)):
                 own = own or prompt  # of another length than infer ran
                 prompt = None
@@ -262,39 +265,37 @@ class Gateway:
         finally:
             self.launches.resolve(row, answer, prompt)
 
-    async def _prompt(self, asked: Asked) -> list[int] | None:
+    async def _prompt(self, request: CompletionRequest) -> list[int] | None:
         """The prompt of a request as stable reads it; None where it does not say."""
         stable = self.servers.get("stable")
-        if asked.known_tokens is None and (stable is None or stable.breaker.state != "closed"):
+        if request.known_tokens is None and (stable is None or stable.breaker.state != "closed"):
             return None
-        return await self.tokens.ids(asked, stable) if asked.alone else None
+        return await self.tokens.ids(request, stable) if request.alone else None
 
-    def wish(self, asked: Asked, *, mirrored: bool = False) -> Wish | None:
+    def logprob_request(
+        self, request: CompletionRequest, *, mirrored: bool = False
+    ) -> LogprobRequest | None:
         """How infer is asked what was drawn for the sample; None where it is no evidence.
 
         Decided before anything of the answer is known, and whatever that will be.
         """
         infer = self.servers["infer"]
         try:
-            if len(asked.body) > self.config.limits.read_bytes:
+            if len(request.body) > self.config.limits.read_bytes:
                 raise NoEvidence(LENGTH)
             if not self.launches.room:
                 raise NoEvidence(ROOM)
-            return wish_of(asked, infer.about, infer.best, mirrored=mirrored)
+            return logprob_request_of(request, infer.about, infer.best, mirrored=mirrored)
         except NoEvidence as no:
             add(self.counts.unsampled, no.why)
             return None
 
-    def launch(self, decision: Decision, known: Known, key: str, wish: Wish | None) -> Row | None:
-        sampling, best = (wish.sampling, wish.best) if wish is not None else (None, 0)
-        return self.launches.launch(decision, self.snapshot, sampling, known.labels, key, best)
-
     def report(self) -> dict[str, Any]:
-        """The counts, as the leader is told."""
+        """The counts, as the controller gets them."""
         self.counts.pools = {
             name: "closed" if server.breaker.state == "closed" else "open"
             for name, server in self.servers.items()
         }
-        self.counts.slice_in_flight = self.launches.present()
+        self.counts.slice_in_flight = self.launches.in_flight.means()
         self.counts.log = self.log.problem if self.log is not None else ""
         return self.counts.report()

@@ -1,4 +1,4 @@
-# Launches: what infer was sent, in launch order, and the rows of what was sampled of it.
+# The log of launches: what infer was sent, in launch order, and the rows of what was sampled of it.
 #
 # A row is opened when its request is sent, whatever becomes of it, and leaves once it and all
 # rows before it have their answer or are lost: no answer decides about a row (law 5).
@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from servanda.gateway.proxy.config import Limits
-from servanda.gateway.proxy.counters import Counts, Presence, add
-from servanda.gateway.proxy.request_log import NOBODY_KNOWS, Log, given_up
-from servanda.gateway.routing.model import Decision, Snapshot
+from servanda.gateway.proxy.counters import Counts, InFlightMeans, add
+from servanda.gateway.proxy.logprob_request import LogprobRequest
+from servanda.gateway.proxy.request import RoutedRequest
+from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT, RequestLog, lost_row
+from servanda.gateway.routing.model import Snapshot
 
 Leg = tuple[str, str]  # run and leg
 _KEPT = 256  # ids of a prompt that a row keeps which is given up
@@ -23,7 +25,7 @@ MESSAGE_ROWS, _MESSAGE_BYTES = 512, 8 << 20
 _DROPPED: Mapping[str, Any] = {"lost": "dropped"}
 
 
-class Row:
+class OpenRow:
     """A sampled request, open until it has an answer.
 
     Args:
@@ -32,12 +34,12 @@ class Row:
 
     __slots__ = ("asked", "at", "done")
 
-    def __init__(self, asked: dict[str, Any], at: float) -> None:
-        self.asked, self.at = asked, at
+    def __init__(self, holder: dict[str, Any], at: float) -> None:
+        self.asked, self.at = holder, at
         self.done: bytes | None = None
 
 
-class Launches:
+class LaunchLog:
     """Counts every request to infer, and keeps the rows of sampled ones until they are taken.
 
     Args:
@@ -49,17 +51,17 @@ class Launches:
         name: str,
         limits: Limits,
         counts: Counts,
-        log: Log | None,
+        log: RequestLog | None,
         *,
         clock: Callable[[], float],
         now: Callable[[], float],
     ) -> None:
         self._name, self._limits, self._counts, self._log = name, limits, counts, log
         self._clock, self._now = clock, now
-        self._presence = Presence(clock)
+        self.in_flight = InFlightMeans(clock)
         self._sent: dict[Leg, int] = dict(log.sent) if log else {}
         self._logged: dict[Leg, int] = dict(log.logged) if log else {}
-        self._open: deque[Row] = deque()
+        self._open: deque[OpenRow] = deque()
         self._ready: deque[bytes] = deque()
         self._rows = self._bytes = 0  # that have their answer, of both
         self.first = 0  # number of the first row that waits
@@ -72,52 +74,48 @@ class Launches:
 
     def launch(
         self,
-        decision: Decision,
+        routed: RoutedRequest,
         snapshot: Snapshot | None,
-        sampling: Mapping[str, Any] | None,
-        labels: Mapping[str, str],
-        key: str,
-        best: int = 0,
-    ) -> Row | None:
+        logprob_request: LogprobRequest | None,
+    ) -> OpenRow | None:
         """Count a request, and open its row where it is sampled.
 
         Args:
-            sampling: as it was asked for; None: it is not sampled.
-            key: a keyed hash of who asked.
-            best: likeliest tokens of each step that infer is asked for.
+            logprob_request: how infer is asked; None: it is not sampled.
         """
+        decision = routed.decision
         for name in decision.slices:
             add(self._counts.launched, name)
         if snapshot is None:
             return None
         leg = (snapshot.run or snapshot.name, snapshot.leg or "gateway")
         served = self._sent[leg] = self._sent.get(leg, 0) + 1
-        if sampling is None:
+        if logprob_request is None:
             return None
         index = self._logged.get(leg, 0)
         self._logged[leg] = index + 1
         self._counts.sampled += 1
-        asked = {
+        fields = {
             "index": index,
             "run": leg[0],
             "leg": leg[1],
             "at": self._now(),
             "served": served,
-            "sampling": sampling,
-            "labels": labels,
-            "key": key,
-            "x-best": best,
+            "sampling": logprob_request.sampling,
+            "labels": routed.facts.labels,
+            "key": routed.user_hash,
+            "x-best": logprob_request.best,
             "x-chance": decision.chance,
             "x-drawn": decision.drawn,
             "x-slices": decision.slices,
             "x-mirrored": decision.mirrored,
             "x-version": decision.version,
         }
-        row = Row(asked, self._clock())
+        row = OpenRow(fields, self._clock())
         self._open.append(row)
         return row
 
-    def resolve(self, row: Row, answer: Mapping[str, Any], prompt: list[int] | None) -> None:
+    def resolve(self, row: OpenRow, answer: Mapping[str, Any], prompt: list[int] | None) -> None:
         """Fill a row, and let go those that no earlier one holds up.
 
         Args:
@@ -125,7 +123,8 @@ class Launches:
         """
         if row.done is not None:
             return  # it was lost by then
-        done = b"" if self._full else _written(row, answer, prompt)
+        full = self._rows >= self._limits.rows or self._bytes >= self._limits.row_bytes
+        done = b"" if full else _written(row, answer, prompt)
         if not done or len(done) > _MESSAGE_BYTES:
             answer = answer if "lost" in answer else _DROPPED
             short = prompt if prompt is not None and len(prompt) <= _KEPT else None
@@ -135,7 +134,7 @@ class Launches:
         row.done = done
         self._rows += 1
         self._bytes += len(done)
-        self._let_go()
+        self._release()
 
     def sweep(self) -> None:
         """Rows without an answer for too long are lost."""
@@ -148,32 +147,24 @@ class Launches:
         for row in [row for row in self._open if row.done is None]:
             self.resolve(row, {"lost": "the gateway ended"}, None)
 
-    def move(self, slices: tuple[str, ...], by: int) -> None:
-        """Requests of these slices are at infer (1), or no longer (-1)."""
-        self._presence.move(slices, by)
-
-    def present(self) -> dict[str, float]:
-        """Slice -> requests at infer, the mean since the last call."""
-        return self._presence.means()
-
     def waiting(self, most: int = MESSAGE_ROWS) -> list[bytes]:
         """The rows that may be sent now, the first one being number `first`."""
-        found: list[bytes] = []
+        rows: list[bytes] = []
         size = 0
         for row in islice(self._ready, most):
             size += len(row)
-            if found and size > _MESSAGE_BYTES:
+            if rows and size > _MESSAGE_BYTES:
                 break
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def refused(self) -> None:
-        """The first row that waits is one that the leader cannot read: it is lost.
+        """The first row that waits is one that the controller cannot read: it is lost.
 
         Nothing of it stays that came from outside.
         """
         self._bytes -= len(self._ready[0])
-        self._ready[0] = given_up(self._ready[0], "refused row")
+        self._ready[0] = lost_row(self._ready[0], "refused row")
         self._bytes += len(self._ready[0])
 
     def taken(self, number: int) -> None:
@@ -188,12 +179,7 @@ class Launches:
         """Number of the row after those that wait."""
         return self.first + len(self._ready)
 
-    @property
-    def _full(self) -> bool:
-        limits = self._limits
-        return self._rows >= limits.rows or self._bytes >= limits.row_bytes
-
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         went = False
         while self._open and self._open[0].done is not None:
             row = self._open.popleft()
@@ -206,6 +192,6 @@ class Launches:
             self.on_ready()
 
 
-def _written(row: Row, answer: Mapping[str, Any], prompt: list[int] | None) -> bytes:
-    known = {"prompt_token_ids": prompt} if prompt else NOBODY_KNOWS
+def _written(row: OpenRow, answer: Mapping[str, Any], prompt: list[int] | None) -> bytes:
+    known = {"prompt_token_ids": prompt} if prompt else UNKNOWN_PROMPT
     return msgspec.json.encode({**row.asked, **known, **answer})

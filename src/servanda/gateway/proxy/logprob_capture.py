@@ -1,4 +1,4 @@
-# Capture: the ids and logprobs of a sampled answer, taken out of the reply that a client gets.
+# The ids and logprobs of a sampled answer, taken out of the reply that a client gets.
 #
 # What the client did not ask for is left out of its reply, or null where the pool writes that
 # unasked; everything else of it stays as it was, byte for byte within each field.  A reply that
@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from servanda.gateway.proxy.logprob_request import Wish
-from servanda.gateway.proxy.raw_fields import choices_of, parts_of, value_of
-from servanda.gateway.proxy.sse import DONE, Splitter, data_of, with_data
+from servanda.gateway.proxy.logprob_request import LogprobRequest
+from servanda.gateway.proxy.raw_fields import choices_of, listed, parts_of, value_of
+from servanda.gateway.proxy.sse import DONE, EventSplitter, data_of, with_data
 
 Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
 WITHOUT_PROMPT = "without the prompt's ids"
@@ -31,7 +31,7 @@ _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
 _UNKNOWN = -9999.0  # what servers write where they mean -inf
 
 
-class Capture:
+class LogprobCapture:
     """One sampled reply, as it passes.
 
     Args:
@@ -42,8 +42,10 @@ class Capture:
         prompt_tokens: as the pool counts them; None where it did not say.
     """
 
-    def __init__(self, wish: Wish, line_bytes: int, reply_bytes: float = math.inf) -> None:
-        self._wish, self._split, self._line_bytes = wish, Splitter(), line_bytes
+    def __init__(
+        self, logprob_request: LogprobRequest, line_bytes: int, reply_bytes: float = math.inf
+    ) -> None:
+        self._request, self._split, self._line_bytes = logprob_request, EventSplitter(), line_bytes
         self._room = reply_bytes  # that may come yet
         self._unread = False  # whether the rest of a stream passes as it is
         self._prompt: Any = None
@@ -61,9 +63,9 @@ class Capture:
 
     def reply(self, body: bytes) -> bytes:
         """A reply that is not streamed, as the client gets it."""
-        found = self._stripped(body)
+        stripped = self._stripped(body)
         self.whole = True
-        return found or body
+        return stripped or body
 
     def feed(self, part: bytes) -> bytes:
         """Part of a stream; what the client gets of it now.
@@ -73,12 +75,12 @@ class Capture:
         if self._unread:
             return part
         self._room -= len(part)
-        told = b"".join(map(self._event, self._split.feed(part)))
-        told += self._split.between()
+        out = b"".join(map(self._event, self._split.feed(part)))
+        out += self._split.between()
         if self._split.held > self._line_bytes:
             self._broken, self._unread = "overlong", True
-            told += self._split.rest()
-        return told
+            out += self._split.rest()
+        return out
 
     def rest(self) -> bytes:
         """What the client gets at the end of a stream."""
@@ -92,10 +94,10 @@ class Capture:
         if data.strip() == DONE:
             self.whole = True
             return event
-        found = self._stripped(data)
-        if found is None:
+        stripped = self._stripped(data)
+        if stripped is None:
             return event
-        return with_data(event, found) if found else b""
+        return with_data(event, stripped) if stripped else b""
 
     def _stripped(self, data: bytes) -> bytes | None:
         """JSON without what the client did not ask for: None where nothing of it is there, and
@@ -111,7 +113,7 @@ class Capture:
                 # one draw of the law, however many were asked for
                 first = value_of(choice, "index") in (None, 0)
                 changed |= self._choice(choice, first)
-                if first and self._wish.kind.by_step:
+                if first and self._request.kind.by_step:
                     self._count(reply)
         except (ValueError, msgspec.MsgspecError, RecursionError):
             self._broken = "malformed"
@@ -128,8 +130,8 @@ class Capture:
         """Whether an event is there only for what was asked for beside, and has that no more."""
         if not choices:
             return "choices" in reply and value_of(reply, "usage") is None
-        own = self._wish.ids or self._wish.logprobs
-        return self._wish.kind.quiet and not own and all(map(_is_empty, choices))
+        own = self._request.ids or self._request.logprobs
+        return self._request.kind.quiet and not own and all(map(_is_empty, choices))
 
     def _choice(self, choice: dict[str, Raw], first: bool) -> bool:
         """Take an answer, or the next part of it; returns whether the client gets less of it.
@@ -141,13 +143,13 @@ class Capture:
         if first:
             self._finish = value_of(choice, "finish_reason") or self._finish
             for name in ("stop_reason", "matched_stop"):
-                found = value_of(choice, name)
-                self._ended_by = self._ended_by if found is None else found
+                value = value_of(choice, name)
+                self._ended_by = self._ended_by if value is None else value
             self._said = self._said or any(_says(value_of(choice, name)) for name in _WORDS)
             self._keep(choice, logprobs)
         changed = self._take_ids(choice)
-        if not self._wish.logprobs and logprobs is not None:
-            if self._wish.kind.bare and self._wish.chat:
+        if not self._request.logprobs and logprobs is not None:
+            if self._request.kind.bare and self._request.chat:
                 del choice["logprobs"]
             else:
                 choice["logprobs"] = _NULL
@@ -157,24 +159,24 @@ class Capture:
     def _keep(self, choice: Mapping[str, Raw], logprobs: Any) -> None:
         """Keep the tokens of a part; of an answer that is longer than it was asked to be, or than
         is kept, none."""
-        if self._room < 0 or len(self._ids) > self._wish.sampling["max_new_tokens"]:
+        if self._room < 0 or len(self._ids) > self._request.sampling["max_new_tokens"]:
             self._broken = self._broken or "overlong"
             self._ids, self._logps, self._tops = [], [], []
             return
-        self._ids += _listed(value_of(choice, "token_ids"))
+        self._ids += listed(value_of(choice, "token_ids"))
         if isinstance(logprobs, dict):
             self._take(logprobs)
 
     def _take(self, logprobs: Mapping[str, Any]) -> None:
-        by_step = self._wish.kind.by_step
-        if by_step or self._wish.chat:
-            steps = [s for s in _listed(logprobs.get("content")) if isinstance(s, dict)]
+        by_step = self._request.kind.by_step
+        if by_step or self._request.chat:
+            steps = [s for s in listed(logprobs.get("content")) if isinstance(s, dict)]
             self._ids += [step.get("id") for step in steps] if by_step else []
             self._logps += [step.get("logprob") for step in steps]
-            self._tops += [dict(map(_likely, _listed(step.get("top_logprobs")))) for step in steps]
+            self._tops += [dict(map(_likely, listed(step.get("top_logprobs")))) for step in steps]
         else:
-            self._logps += _listed(logprobs.get("token_logprobs"))
-            self._tops += _listed(logprobs.get("top_logprobs"))
+            self._logps += listed(logprobs.get("token_logprobs"))
+            self._tops += listed(logprobs.get("top_logprobs"))
 
     def _count(self, reply: Mapping[str, Raw]) -> None:
         """How many tokens there were, which a server says with the last of them."""
@@ -189,13 +191,13 @@ class Capture:
         ext = value_of(part, "sglext")
         if isinstance(ext, dict):  # of a whole stream
             self._prompt = ext.get("input_ids") or self._prompt
-            self._ids += _listed(next(iter(_listed(ext.get("output_ids"))), None))
+            self._ids += listed(next(iter(listed(ext.get("output_ids"))), None))
             del part["sglext"]
-        if self._wish.ids:
+        if self._request.ids:
             return isinstance(ext, dict)
         there = [name for name in _IDS if name in part]
         for name in there:
-            if self._wish.kind.nulls:
+            if self._request.kind.nulls:
                 part[name] = _NULL
             else:
                 del part[name]
@@ -222,7 +224,7 @@ class Capture:
             return {"lost": self._broken or "cut"}
         if self._finish not in ("stop", "length", "tool_calls"):
             return {"lost": _text(f"ended by {self._finish}"[:80])}
-        most, by_step = self._wish.sampling["max_new_tokens"], self._wish.kind.by_step
+        most, by_step = self._request.sampling["max_new_tokens"], self._request.kind.by_step
         if not _are_ids(tokens) or len(logps) != len(tokens) or len(tokens) > most:
             return {"lost": _WITHOUT}
         if by_step and self._drawn != len(tokens):
@@ -231,13 +233,13 @@ class Capture:
             return {"lost": WITHOUT_PROMPT}
         if any(value is not None and value > _SLACK for value in logps):
             return {"lost": "malformed"}
-        found: Answer = {"token_ids": tokens, "logprobs": logps, "finish": self._end}
+        answer: Answer = {"token_ids": tokens, "logprobs": logps, "finish": self._end}
         best = self._best()
         if best is not None:
-            found["best"] = best
+            answer["best"] = best
         if isinstance(self._fingerprint, str):
-            found["fingerprint"] = _text(self._fingerprint)
-        return found
+            answer["fingerprint"] = _text(self._fingerprint)
+        return answer
 
     @property
     def _end(self) -> str:
@@ -245,21 +247,21 @@ class Capture:
         if self._finish == "length":
             return "length"
         by = self._ended_by
-        named = isinstance(by, str) or (type(by) is int and by in self._wish.stop_ids)
+        named = isinstance(by, str) or (type(by) is int and by in self._request.stop_ids)
         return "stop_string" if named else "stop"
 
     def _best(self) -> list[list[list[Any]]] | None:
         """The likeliest tokens of each step; None where they are not told apart by ids."""
-        k = self._wish.best
+        k = self._request.best
         if not k or len(self._tops) != len(self._ids):
             return None
-        found = []
+        steps = []
         for step in self._tops:
             pairs = _pairs(step)
             if pairs is None or len(pairs) < k:
                 return None
-            found.append(pairs[:k])
-        return found
+            steps.append(pairs[:k])
+        return steps
 
 
 def _is_empty(choice: Mapping[str, Raw]) -> bool:
@@ -274,12 +276,12 @@ def _says(part: Any) -> bool:
     return bool(part)
 
 
-def _likely(one: Any) -> tuple[str, Any]:
+def _likely(candidate: Any) -> tuple[str, Any]:
     """A likely token's name, and its logprob; no name of ours where it is none."""
-    if not isinstance(one, dict):
+    if not isinstance(candidate, dict):
         return "", None
-    name = f"{_NAME}{one['id']}" if "id" in one else one.get("token")
-    return name if isinstance(name, str) else "", one.get("logprob")
+    name = f"{_NAME}{candidate['id']}" if "id" in candidate else candidate.get("token")
+    return name if isinstance(name, str) else "", candidate.get("logprob")
 
 
 def _text(value: str) -> str:
@@ -300,10 +302,6 @@ def _pairs(step: Any) -> list[list[Any]] | None:
             return None
         pairs.append([int(digits), _logprob(value)])
     return sorted(pairs, key=lambda p: (math.inf if p[1] is None else -p[1], p[0]))
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_number(value: Any) -> bool:

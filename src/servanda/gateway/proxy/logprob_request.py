@@ -15,12 +15,13 @@ import msgspec
 from msgspec import Raw
 
 from servanda.gateway.proxy import draws
-from servanda.gateway.proxy.config import Asking, Upstream
+from servanda.gateway.proxy.config import RequestForm, Upstream
 from servanda.gateway.proxy.draws import NoEvidence, sampling_of
-from servanda.gateway.proxy.request import Asked
-from servanda.gateway.proxy.server_kinds import KINDS, Kind
+from servanda.gateway.proxy.raw_fields import listed
+from servanda.gateway.proxy.request import CompletionRequest
+from servanda.gateway.proxy.server_kinds import KINDS, ServerKind
 
-NOT_TO_ITS_TASTE = (400, 422)  # perhaps what was added to a request
+BAD_REQUEST = (400, 422)  # perhaps what was added to a request
 _ALLOWED = re.compile(rb"max allowed: ([0-9]{1,6})")  # vLLM's words for too many logprobs
 # what a request that nobody waits for must not do again
 _NOT_TWICE = ("tools", "tool_choice", "functions", "function_call", "store", "user", "metadata")
@@ -39,7 +40,7 @@ _objects = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 @dataclass(frozen=True)
-class Wish:
+class LogprobRequest:
     """How a request is asked, so that its answer is evidence.
 
     Args:
@@ -57,11 +58,13 @@ class Wish:
     ids: bool = False
     logprobs: bool = False
     chat: bool = False
-    kind: Kind = KINDS["plain"]
+    kind: ServerKind = KINDS["plain"]
     stop_ids: frozenset[int] = frozenset()
 
 
-def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) -> Wish:
+def logprob_request_of(
+    request: CompletionRequest, pool: Upstream, best: int, *, mirrored: bool = False
+) -> LogprobRequest:
     """How a request is asked for evidence.
 
     Args:
@@ -71,46 +74,43 @@ def wish_of(asked: Asked, pool: Upstream, best: int, *, mirrored: bool = False) 
     Raises:
         NoEvidence: it can be none.
     """
-    if pool.met is not None:
+    if pool.probe is not None:
         raise NoEvidence(UNMET)
-    streams = asked.stream and not mirrored
-    if _asking(asked.chat, streams) in pool.mute:
+    streams = request.stream and not mirrored
+    form: RequestForm = "completions"
+    if request.chat:
+        form = "streamed chats" if streams else "chats"
+    if form in pool.mute:
         raise NoEvidence(MUTE)
     try:
-        fields = _objects(asked.body)
-        values = {name: _plain(raw) for name, raw in fields.items() if name not in _TEXTS}
-        sampling = sampling_of(asked, fields, values, pool)
+        fields = _objects(request.body)
+        values = {
+            name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _TEXTS
+        }
+        sampling = sampling_of(request, fields, values, pool)
     except _UNREADABLE:
         raise NoEvidence(UNREADABLE) from None  # the pool will say so
     if pool.served and values.get("model") not in (None, "", pool.served):
         raise NoEvidence(MODEL)
     if mirrored and values.get("tools"):
         raise NoEvidence("tools")  # what is asked for nobody names none
-    if not _plainly_shown(values, asked.chat):
+    if not _plainly_shown(values, request.chat):
         raise NoEvidence(SHOWN)
     kind = KINDS[pool.dialect]
-    more, k = _logprobs(asked, values, kind, best, sampling.get("top_k"))
-    ids = kind.ids if kind.streamed is None or not (asked.chat and streams) else kind.streamed
-    kept = _once(fields) if mirrored else fields
+    more, k = _logprobs(request, values, kind, best, sampling.get("top_k"))
+    ids = kind.ids if kind.streamed is None or not (request.chat and streams) else kind.streamed
+    own = _once(fields) if mirrored else fields
     stop_ids = values.get("stop_token_ids")
-    return Wish(
-        msgspec.json.encode({**kept, **ids, **more}),
+    return LogprobRequest(
+        msgspec.json.encode({**own, **ids, **more}),
         sampling,
         k,
         ids=values.get("return_token_ids") is True,
-        logprobs=_shows(values, asked.chat),
-        chat=asked.chat,
+        logprobs=_shows(values, request.chat),
+        chat=request.chat,
         kind=kind,
-        stop_ids=frozenset(i for i in _listed(stop_ids) if type(i) is int),
+        stop_ids=frozenset(i for i in listed(stop_ids) if type(i) is int),
     )
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _asking(chat: bool, streams: bool) -> Asking:
-    return ("streamed chats" if streams else "chats") if chat else "completions"
 
 
 def _shows(values: Mapping[str, Any], chat: bool) -> bool:
@@ -120,30 +120,26 @@ def _shows(values: Mapping[str, Any], chat: bool) -> bool:
 
 
 def _logprobs(
-    asked: Asked, values: Mapping[str, Any], kind: Kind, best: int, top_k: Any
+    request: CompletionRequest, values: Mapping[str, Any], kind: ServerKind, best: int, top_k: Any
 ) -> tuple[dict[str, Any], int]:
-    """What asks for logprobs beside the client's own, and how many likeliest tokens can be read.
-
-    Raises:
-        NoEvidence: what the client asked to be shown does not tell ids.
-    """
-    if not _shows(values, asked.chat):
+    """What asks for logprobs beside the client's own, and how many likeliest tokens can be read."""
+    if not _shows(values, request.chat):
         k = min(best, top_k) if isinstance(top_k, int) and top_k > 0 else best
         k = k if kind.best else 0
         most = max(k, kind.least)
-        shown = {"logprobs": True, "top_logprobs": most} if asked.chat else {"logprobs": most}
+        shown = {"logprobs": True, "top_logprobs": most} if request.chat else {"logprobs": most}
         return {**shown, **kind.named}, k
-    found = values.get("top_logprobs" if asked.chat else "logprobs")
-    if isinstance(found, int) and found < kind.least:
+    asked = values.get("top_logprobs" if request.chat else "logprobs")
+    if isinstance(asked, int) and asked < kind.least:
         raise NoEvidence(SHOWN)
     named = kind.by_step or values.get("return_tokens_as_token_ids") is True
-    return {}, found if named and kind.best and isinstance(found, int) else 0
+    return {}, asked if named and kind.best and isinstance(asked, int) else 0
 
 
-def mirrored(asked: Asked) -> bytes | None:
+def mirrored(request: CompletionRequest) -> bytes | None:
     """A request that infer is asked as well, for nobody; None where it cannot be read."""
     try:
-        return msgspec.json.encode(_once(_objects(asked.body)))
+        return msgspec.json.encode(_once(_objects(request.body)))
     except _UNREADABLE:
         return None
 
@@ -168,11 +164,7 @@ def _plainly_shown(values: Mapping[str, Any], chat: bool) -> bool:
     return clear and all(isinstance(values.get(name), bool | None) for name in _SWITCHES)
 
 
-def _plain(raw: Raw) -> Any:
-    return msgspec.json.decode(raw)
-
-
-def allowed(text: bytes, best: int) -> int:
+def allowed_best(text: bytes, best: int) -> int:
     """How many likeliest tokens a pool gives, by what it says where it refuses.
 
     A client's own words may stand in there: it is true once a request for so many has an answer.

@@ -9,50 +9,48 @@ import asyncio
 
 from servanda.gateway.proxy.exchange import is_packed
 from servanda.gateway.proxy.gateway import Gateway
-from servanda.gateway.proxy.launch_log import Row
-from servanda.gateway.proxy.logprob_capture import Capture
+from servanda.gateway.proxy.launch_log import OpenRow
+from servanda.gateway.proxy.logprob_capture import LogprobCapture
 from servanda.gateway.proxy.logprob_request import (
-    NOT_TO_ITS_TASTE,
-    Wish,
-    allowed,
+    BAD_REQUEST,
+    LogprobRequest,
+    allowed_best,
+    logprob_request_of,
     mirrored,
-    wish_of,
 )
-from servanda.gateway.proxy.request import Asked
-from servanda.gateway.proxy.upstreams import Failed, read
-from servanda.gateway.routing.model import Decision, Known
-
-_MARK = ("x-servanda-mirror", "1")
+from servanda.gateway.proxy.request import RoutedRequest
+from servanda.gateway.proxy.upstreams import UpstreamError, read_body
 
 
 class Mirror:
     """Requests that infer is asked for nobody."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._gateway, self._server = gateway, gateway.servers["infer"]
+        self._limits = gateway.config.limits
         self._in_flight = 0
-        self._tokens = max(1.0, gateway.config.limits.mirror_per_s)
+        self._tokens = max(1.0, self._limits.mirror_per_s)
         self._at = gateway.clock()
 
-    def __call__(
-        self, asked: Asked, path: str, decision: Decision, known: Known, key: str, client: str
-    ) -> None:
+    def send(self, routed: RoutedRequest) -> None:
         """Ask infer as well, if there is room; never fails, and is not waited for."""
         gateway = self._gateway
-        server = gateway.servers["infer"]
+        readable = len(routed.request.body) <= self._limits.read_bytes
         # what finds no room was never launched, and is no missing answer of infer's
-        if not (self._room() and server.breaker.enter(client)):
+        if not (readable and self._room() and self._server.breaker.enter(routed.client)):
             gateway.counts.mirror_dropped += 1
             return
-        wish = gateway.wish(asked, mirrored=True) if decision.sampled else None
-        row = gateway.launch(decision, known, key, wish)
+        logprob_request = None
+        if routed.decision.sampled:
+            logprob_request = gateway.logprob_request(routed.request, mirrored=True)
+        row = gateway.launches.launch(routed, gateway.snapshot, logprob_request)
         gateway.counts.mirrored += 1
         self._in_flight += 1
-        gateway.beside(self._ask(asked, path, wish, row, client))
+        gateway.run_in_background(self._ask(routed, logprob_request, row))
 
     def _room(self) -> bool:
         """Whether one more may be asked now: so many at a time, so many a second."""
-        limits, now = self._gateway.config.limits, self._gateway.clock()
+        limits, now = self._limits, self._gateway.clock()
         most = max(1.0, limits.mirror_per_s)
         self._tokens = min(most, self._tokens + (now - self._at) * limits.mirror_per_s)
         self._at = now
@@ -62,75 +60,57 @@ class Mirror:
         return True
 
     async def _ask(
-        self, asked: Asked, path: str, wish: Wish | None, row: Row | None, client: str
+        self, routed: RoutedRequest, logprob_request: LogprobRequest | None, row: OpenRow | None
     ) -> None:
-        gateway = self._gateway
-        server = gateway.servers["infer"]
-        about = server.about
+        gateway, server = self._gateway, self._server
         lost, capture = "cancelled", None
         try:
-            body = wish.body if wish is not None else mirrored(asked)
+            body = logprob_request.body if logprob_request else mirrored(routed.request)
             if body is None:
-                server.breaker.left()
+                server.breaker.abandoned()
                 return
-            status, text = await asyncio.wait_for(
-                self._answer(path, body, client), min(about.first_byte_s, about.total_s)
-            )
-            if wish is not None and status in NOT_TO_ITS_TASTE:
-                status, text, wish = await self._fewer(asked, path, wish, status, text, client)
+            status, text = await self._post(routed, body)
+            if logprob_request is not None and status in BAD_REQUEST:
+                best = allowed_best(text or b"", server.best)
+                if best < server.best:  # once more, for as few as infer says that it gives
+                    request, about = routed.request, server.about
+                    logprob_request = logprob_request_of(request, about, best, mirrored=True)
+                    status, text = await self._post(routed, logprob_request.body)
+                    server.best = best if status == 200 else server.best
             lost = f"status {status}"
             if status == 200 and text is None:
                 lost = "packed"
-            elif status == 200 and text is not None and wish is not None:
-                capture = Capture(wish, gateway.config.limits.line_bytes)
+            elif status == 200 and text is not None and logprob_request is not None:
+                capture = LogprobCapture(logprob_request, self._limits.line_bytes)
                 capture.reply(text)
         except asyncio.TimeoutError:
             lost = "timeout"
-            gateway.blame(server, lost, client)
-        except Failed as failed:
-            lost = failed.why
-            gateway.blame(server, lost, client)
+            gateway.record_failure(server, lost, routed.client)
+        except UpstreamError as error:
+            lost = error.why
+            gateway.record_failure(server, lost, routed.client)
         finally:
             self._in_flight -= 1
             if row is not None:
-                if capture is None:
-                    gateway.resolve(row, asked, {"lost": lost})
-                else:
-                    gateway.sensed(capture.odd, client)
-                    told = capture.prompt, capture.prompt_tokens
-                    gateway.resolve(row, asked, capture.answer(), *told)
+                gateway.resolve(row, routed, capture, lost)
 
-    async def _fewer(
-        self, asked: Asked, path: str, wish: Wish, status: int, text: bytes | None, client: str
-    ) -> tuple[int, bytes | None, Wish]:
-        """Ask once more for as few likeliest tokens as infer says that it gives."""
-        server = self._gateway.servers["infer"]
-        best = allowed(text or b"", server.best)
-        less = wish_of(asked, server.about, best, mirrored=True) if best < server.best else None
-        if less is None:
-            return status, text, wish
-        status, text = await asyncio.wait_for(
-            self._answer(path, less.body, client),
-            min(server.about.first_byte_s, server.about.total_s),
+    async def _post(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
+        """Status and body of a reply; None where that is packed, though nobody asked for it."""
+        about = self._server.about
+        return await asyncio.wait_for(
+            self._reply(routed, body), min(about.first_byte_s, about.total_s)
         )
-        if status == 200:
-            server.best = best
-        return status, text, less
 
-    async def _answer(self, path: str, body: bytes, client: str) -> tuple[int, bytes | None]:
-        """Status and body; None where that is packed, though nobody asked for it."""
-        gateway = self._gateway
-        server, limits = gateway.servers["infer"], gateway.config.limits
-        headers = [("content-type", "application/json"), ("accept-encoding", "identity"), _MARK]
-        if server.about.key:
-            headers.append(("authorization", f"Bearer {server.about.key}"))
-        response = await server.send("POST", path, headers, body)
+    async def _reply(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
+        server = self._server
+        headers = {**server.own_headers(), "x-servanda-mirror": "1"}
+        response = await server.send("POST", routed.path, headers, body)
         try:
-            text = await read(response, limits.reply_bytes)
+            text = await read_body(response, self._limits.reply_bytes)
         finally:
             response.close()
         if response.status >= 500:
-            gateway.blame(server, "5xx", client)
+            self._gateway.record_failure(server, "5xx", routed.client)
         else:
-            server.breaker.well(client)
+            server.breaker.succeeded(routed.client)
         return response.status, None if is_packed(response) else text

@@ -1,4 +1,4 @@
-# Passing: requests that are no completions, to the pool that serves where nothing is known.
+# Requests that are no completions go to the pool that serves where nothing is known.
 #
 # Streamed both ways, byte for byte; nothing of them is read, sampled or mirrored.
 
@@ -8,125 +8,122 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from servanda.gateway.http import headers as named
-from servanda.gateway.http.error_replies import Refused
-from servanda.gateway.proxy.exchange import Exchange, Gone, passed
+from servanda.gateway.http.error_replies import ErrorReply
+from servanda.gateway.proxy.exchange import ClientGone, Exchange, forward
 from servanda.gateway.proxy.gateway import Gateway
-from servanda.gateway.proxy.upstreams import BROKEN, Failed, Server
+from servanda.gateway.proxy.upstreams import BROKEN, UpstreamError
 from servanda.gateway.routing.model import Pool
 
 
-class Passing:
-    """The open paths under /v1, but those of completions."""
+class PassthroughHandler:
+    """Handles the open paths under /v1, but those of completions."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def models(self, x: Exchange) -> None:
+    async def list_models(self, exchange: Exchange) -> None:
         """What a pool serves: of the first one that answers."""
-        await x.body()
-        x.patience.listen(x.receive)
+        await exchange.body()
+        exchange.timeouts.listen(exchange.receive)
         gateway = self._gateway
         first = gateway.config.without
         for pool in sorted(gateway.config.pools, key=lambda pool: pool != first):
             if gateway.servers[pool].breaker.state != "closed":
                 continue
             try:
-                await self._one(x, pool, None, [])
+                await self._forward_from(pool, exchange, None, [])
                 return
-            except Failed as failed:
-                gateway.blame(gateway.servers[pool], failed.why, x.client)
-                gateway.counts.answered(pool, failed.why)
-                if x.begun:
-                    x.cut()
+            except UpstreamError as error:
+                self._count_failure(pool, exchange, error)
+                if exchange.begun:
+                    exchange.cut()
                     return
-        raise Refused(503, "no pool answers; try again", "no_pool", retry_s=1)
+        raise ErrorReply(503, "no pool answers; try again", "no_pool", retry_s=1)
 
-    async def __call__(self, x: Exchange) -> None:
-        gateway = self._gateway
-        pool = gateway.enter(gateway.config.without, x.client)
+    async def handle(self, exchange: Exchange) -> None:
+        gateway, head = self._gateway, exchange.head
+        pool = gateway.enter(gateway.config.without, exchange.client)
         more: list[tuple[str, str]] = []
-        if x.head.length is None and not x.head.chunked:
-            await x.body()
-            x.patience.listen(x.receive)
-            data = None
+        if head.length is None and not head.chunked:
+            await exchange.body()
+            exchange.timeouts.listen(exchange.receive)
+            body = None
         else:
-            if x.head.length is not None:
-                more.append(("content-length", x.head.length.decode("latin-1")))
-            data = self._streamed(x)
+            if head.length is not None:
+                more.append(("content-length", head.length.decode("latin-1")))
+            body = self._streamed_body(exchange)
         try:
-            await self._one(x, pool, data, more)
-        except Failed as failed:
-            if x.at_fault is not None:
-                gateway.servers[pool].breaker.left()
-                raise x.at_fault from None
-            gateway.blame(gateway.servers[pool], failed.why, x.client)
-            gateway.counts.answered(pool, failed.why)
-            refused = Refused(502, f"{pool} gave no reply; try again", "no_upstream", retry_s=1)
-            if not x.begun:
-                raise refused from None
-            await x.give_up(refused)
+            await self._forward_from(pool, exchange, body, more)
+        except UpstreamError as error:
+            if exchange.at_fault is not None:
+                gateway.servers[pool].breaker.abandoned()
+                raise exchange.at_fault from None
+            self._count_failure(pool, exchange, error)
+            message = f"{pool} gave no reply; try again"
+            reply = ErrorReply(502, message, "no_upstream", retry_s=1)
+            if not exchange.begun:
+                raise reply from None
+            await exchange.give_up(reply)
 
-    async def _one(
+    def _count_failure(self, pool: Pool, exchange: Exchange, error: UpstreamError) -> None:
+        self._gateway.record_failure(self._gateway.servers[pool], error.why, exchange.client)
+        self._gateway.counts.answered(pool, error.why)
+
+    async def _forward_from(
         self,
-        x: Exchange,
         pool: Pool,
-        data: AsyncIterator[bytes] | None,
+        exchange: Exchange,
+        body: AsyncIterator[bytes] | None,
         more: list[tuple[str, str]],
     ) -> None:
-        gateway = self._gateway
-        server: Server = gateway.servers[pool]
-        headers = [*named.sent(x.headers, server.about.key, keeps=not x.holder), *more]
-        if data is None:
-            x.patience.wait_for("reply", server.about.first_byte_s)
+        gateway, timeouts, scope = self._gateway, exchange.timeouts, exchange.scope
+        server = gateway.servers[pool]
+        key = server.about.key
+        headers = named.upstream_headers(exchange.headers, key, keeps=not exchange.holder) + more
+        if body is None:
+            timeouts.wait_for("reply", server.about.first_byte_s)
         gateway.counts.begun(pool)
         try:
-            response = await server.send(x.scope["method"], _path(x), headers, data)
+            path = exchange.with_query(scope["raw_path"].decode("latin-1"))
+            response = await server.send(scope["method"], path, headers, body)
             try:
                 if 300 <= response.status < 400 and response.status != 304:
-                    raise Refused(
-                        502, f"{pool} answers with a redirect: correct its url", "redirect"
-                    )
+                    message = f"{pool} answers with a redirect: correct its url"
+                    raise ErrorReply(502, message, "redirect")
                 if response.status in BROKEN:  # perhaps at this path alone
-                    server.breaker.left()
+                    server.breaker.abandoned()
                 else:
-                    server.breaker.well(x.client)
-                found = named.returned(response.raw_headers)
-                await passed(x, response, found, server.about)
+                    server.breaker.succeeded(exchange.client)
+                returned = named.client_headers(response.raw_headers)
+                await forward(exchange, response, returned, server.about)
             finally:
                 response.close()
             gateway.counts.answered(pool, f"{response.status // 100}xx")
         except asyncio.CancelledError:
-            server.breaker.left()
-            gateway.counts.answered(pool, "gone" if x.patience.why == "gone" else "timeout")
+            server.breaker.abandoned()
+            gateway.counts.answered(pool, "gone" if timeouts.why == "gone" else "timeout")
             raise
         finally:
             gateway.counts.ended(pool)
 
-    async def _streamed(self, x: Exchange) -> AsyncIterator[bytes]:
-        """A body as it comes."""
-        most, size = self._gateway.config.limits.body_bytes, 0
+    async def _streamed_body(self, exchange: Exchange) -> AsyncIterator[bytes]:
+        most, size = exchange.limits.body_bytes, 0
         while True:
-            x.patience.wait_for("body", x.limits.body_s)
-            message = await x.receive()
+            exchange.timeouts.wait_for("body", exchange.limits.body_s)
+            message = await exchange.receive()
             data = message.get("body", b"")
             size += len(data)
             if message["type"] == "http.disconnect":
-                x.at_fault = Gone()
+                exchange.at_fault = ClientGone()
             elif size > most:
-                said = f"a body has {most:,} bytes at most: send less"
-                x.at_fault = Refused(413, said, "too_large")
-            if x.at_fault is not None:
-                raise x.at_fault  # the upstream's connection is closed
+                text = f"a body has {most:,} bytes at most: send less"
+                exchange.at_fault = ErrorReply(413, text, "too_large")
+            if exchange.at_fault is not None:
+                raise exchange.at_fault  # the upstream's connection is closed
             if data:
                 yield data
             if not message.get("more_body"):
                 break
         server = self._gateway.config.pools[self._gateway.config.without]
-        x.patience.wait_for("reply", server.first_byte_s)
-        x.patience.listen(x.receive)
-
-
-def _path(x: Exchange) -> str:
-    path = x.scope["raw_path"].decode("latin-1")
-    query = x.scope["query_string"].decode("latin-1")
-    return f"{path}?{query}" if query else path
+        exchange.timeouts.wait_for("reply", server.first_byte_s)
+        exchange.timeouts.listen(exchange.receive)

@@ -10,9 +10,9 @@ from hashlib import blake2b
 import msgspec
 
 from servanda.gateway.proxy.config import Limits
-from servanda.gateway.proxy.request import Asked
+from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.server_kinds import KINDS
-from servanda.gateway.proxy.upstreams import Failed, Server
+from servanda.gateway.proxy.upstreams import Server, UpstreamError
 
 _REMEMBERED = 8192
 _MOST = 64 << 20  # bytes of an answer
@@ -31,7 +31,7 @@ _read = msgspec.json.Decoder(_Tokens).decode
 _rendered = msgspec.json.Decoder(_Text).decode
 
 
-class Tokens:
+class PromptTokens:
     """Asks for prompts, each only once while it is remembered; no text is kept.
 
     Args:
@@ -42,22 +42,19 @@ class Tokens:
         self._limits, self._server = limits, server
         self._known: OrderedDict[bytes, int] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    async def count(self, asked: Asked) -> int | None:
+    async def count(self, request: CompletionRequest) -> int | None:
         """Tokens of a prompt; None where nobody said in time."""
-        if asked.known_tokens is not None:
-            return asked.known_tokens
-        if not asked.prompt or len(asked.body) > self._limits.read_bytes:
+        if request.known_tokens is not None:
+            return request.known_tokens
+        if not request.prompt or len(request.body) > self._limits.read_bytes:
             return None
-        body = msgspec.json.encode(asked.about)
+        body = msgspec.json.encode(request.about)
         digest = blake2b(body, digest_size=16).digest()
-        found = self._known.get(digest)
-        if found is not None:
+        known = self._known.get(digest)
+        if known is not None:
             self._known.move_to_end(digest)
-            return found
-        answer = await self._ask(asked)
+            return known
+        answer = await self._ask(request)
         if answer is None:
             return None
         count = len(answer.tokens or ()) if answer.count is None else answer.count
@@ -68,46 +65,45 @@ class Tokens:
             self._known.popitem(last=False)
         return count
 
-    async def ids(self, asked: Asked, server: Server | None = None) -> list[int] | None:
+    async def ids(
+        self, request: CompletionRequest, server: Server | None = None
+    ) -> list[int] | None:
         """The ids of a prompt; None where nobody said in time.
 
         Args:
             server: the one to ask; None: stable, or infer while stable is down.
         """
-        if asked.known_tokens is not None:
+        if request.known_tokens is not None:
             try:
-                return msgspec.json.decode(asked.prompt, type=list[int])
+                return msgspec.json.decode(request.prompt, type=list[int])
             except msgspec.DecodeError:
                 return None
-        answer = await self._ask(asked, server)
+        answer = await self._ask(request, server)
         return answer.tokens or None if answer is not None else None
 
-    async def _ask(self, asked: Asked, server: Server | None = None) -> _Tokens | None:
+    async def _ask(
+        self, request: CompletionRequest, server: Server | None = None
+    ) -> _Tokens | None:
         server = server or self._server()
         if server is None:
             return None
         template = KINDS[server.about.dialect].template
-        body = msgspec.json.encode(asked.about)
+        body = msgspec.json.encode(request.about)
         try:
             if template:
-                text = asked.prompt
-                if asked.chat:
-                    text = bytes(_rendered(await self._told(server, template, body)).prompt)
+                text = request.prompt
+                if request.chat:
+                    text = bytes(_rendered(await self._post(server, template, body)).prompt)
                 if not text.startswith(b'"'):
                     return None
                 # as it reads the text of a request
                 body = b'{"add_special":true,"parse_special":true,"content":' + text + b"}"
-            return _read(await self._told(server, "/tokenize", body))
-        except (Failed, msgspec.DecodeError):
+            return _read(await self._post(server, "/tokenize", body))
+        except (UpstreamError, msgspec.DecodeError):
             return None
 
-    async def _told(self, server: Server, path: str, body: bytes) -> bytes:
-        """What a server answers.
-
-        Raises:
-            Failed: nothing in time, or another status than 200.
-        """
+    async def _post(self, server: Server, path: str, body: bytes) -> bytes:
         status, text = await server.ask(path, body, self._limits.count_s, _MOST)
         if status != 200:
-            raise Failed("broken")
+            raise UpstreamError("broken")
         return text

@@ -17,20 +17,24 @@ def parts_of(data: bytes) -> dict[str, Raw]:
     try:
         return _objects(data)
     except msgspec.DecodeError:
-        return _apart(json.loads(data))  # NaN is no JSON, and some servers write it
+        return _fields_of(json.loads(data))  # NaN is no JSON, and some servers write it
 
 
 def choices_of(data: Raw) -> list[dict[str, Raw]]:
     try:
         return _lists(data)
     except msgspec.DecodeError:
-        return [_apart(choice) for choice in json.loads(bytes(data))]
+        return [_fields_of(choice) for choice in json.loads(bytes(data))]
 
 
-def _apart(found: Any) -> dict[str, Raw]:
-    if not isinstance(found, dict):
+def _fields_of(fields: Any) -> dict[str, Raw]:
+    if not isinstance(fields, dict):
         raise ValueError("no object")
-    return {name: Raw(json.dumps(value).encode()) for name, value in found.items()}
+    return {name: Raw(json.dumps(value).encode()) for name, value in fields.items()}
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def value_of(part: Mapping[str, Raw], name: str) -> Any:

@@ -54,7 +54,7 @@ def _closed(gateway: Gateway, pool: str) -> bool:
 
 def _answers(gateway: Gateway, pool: str | Pool) -> bool:
     """Whether requests of a pool are answered, by it or by the one that is asked in its place."""
-    instead = gateway.has_another(pool) and _closed(gateway, "stable")
+    instead = gateway.has_fallback(pool) and _closed(gateway, "stable")
     return _closed(gateway, pool) or instead
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from servanda.gateway.http.error_replies import Refused
+from servanda.gateway.http.error_replies import ErrorReply
+from servanda.gateway.routing.model import Decision, RequestFacts
 
 _METADATA = "request.metadata."
 _LABEL = 256  # characters of a label: one that is longer is none
@@ -53,14 +54,14 @@ _OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_t
 _ELSEWHERE = ("api_base", "base_url", "api_key", "proxies")
 
 
-class Asked:
+class CompletionRequest:
     """A request for an answer.
 
     Args:
         body: as it came; chat: whether it is of /v1/chat/completions.
 
     Raises:
-        Refused: the body is no JSON object, or says where to send it.
+        ErrorReply: the body is no JSON object, or says where to send it.
     """
 
     def __init__(self, body: bytes, chat: bool) -> None:
@@ -68,11 +69,13 @@ class Asked:
         try:
             self._fields = fields = _read(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refused(400, f"the body is not an object of JSON: {error}", "no_json") from None
+            raise ErrorReply(
+                400, f"the body is not an object of JSON: {error}", "no_json"
+            ) from None
         self.stream = fields.stream is True
         for name in _ELSEWHERE:
             if getattr(fields, name) is not UNSET:
-                raise Refused(
+                raise ErrorReply(
                     400,
                     f"{name!r} is not for a request to say: leave it out, this gateway's upstreams "
                     "are those that it was started with",
@@ -82,8 +85,8 @@ class Asked:
     @property
     def prompt(self) -> bytes:
         """The prompt or the messages, as JSON; empty where there are none."""
-        found = self._fields.messages if self.chat else self._fields.prompt
-        return b"" if isinstance(found, UnsetType) else bytes(found)
+        prompt = self._fields.messages if self.chat else self._fields.prompt
+        return b"" if isinstance(prompt, UnsetType) else bytes(prompt)
 
     @cached_property
     def known_tokens(self) -> int | None:
@@ -103,7 +106,7 @@ class Asked:
             holder: the name of whose key it is; "" where users need none.
             route: the path that was asked.
         """
-        found: dict[str, str] = {}
+        labels: dict[str, str] = {}
         for name, source in sources.items():
             if source == "api_key":
                 value: Any = holder or None
@@ -114,17 +117,17 @@ class Asked:
             if isinstance(value, bool | int | float):
                 value = str(value)
             if isinstance(value, str) and len(value) <= _LABEL:
-                found[name] = value
-        return found
+                labels[name] = value
+        return labels
 
     @cached_property
     def _metadata(self) -> Mapping[str, Any]:
         raw = self._fields.metadata
         try:
-            found = None if isinstance(raw, UnsetType) else msgspec.json.decode(raw)
+            metadata = None if isinstance(raw, UnsetType) else msgspec.json.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return metadata if isinstance(metadata, dict) else {}
 
     @cached_property
     def user(self) -> str:
@@ -176,3 +179,19 @@ class Asked:
             named |= {name: getattr(fields, name) for name in _OF_CHATS}
         named["messages" if self.chat else "prompt"] = Raw(self.prompt)
         return {name: value for name, value in named.items() if not isinstance(value, UnsetType)}
+
+
+class RoutedRequest(NamedTuple):
+    """A request for a completion, and what was decided of it.
+
+    Args:
+        user_hash: keyed, of who asked; "" where the request is not sampled.
+        client: who asks, as `Exchange.client` has it.
+    """
+
+    request: CompletionRequest
+    path: str
+    facts: RequestFacts
+    decision: Decision
+    user_hash: str
+    client: str

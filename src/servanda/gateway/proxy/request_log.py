@@ -27,7 +27,7 @@ from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.proxy.config import LogFiles
 
 # what stands where nobody could tell the ids of a prompt: no row is without them
-NOBODY_KNOWS: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
+UNKNOWN_PROMPT: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
 _OURS = (
     *("index", "run", "leg", "at", "served", "key"),
     *("x-best", "x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version"),
@@ -41,10 +41,10 @@ NOT_KEPT = "not kept"  # why a row has no answer where no token ids are kept
 WAITING = 64 << 20  # bytes of rows that wait for a disk
 
 
-def given_up(row: bytes, why: str) -> bytes:
+def lost_row(row: bytes, why: str) -> bytes:
     """A row without anything that came from outside, as lost."""
     known = {name: value for name, value in msgspec.json.decode(row).items() if name in _OURS}
-    lost = {**known, "sampling": {"max_new_tokens": 1}, **NOBODY_KNOWS, "lost": why}
+    lost = {**known, "sampling": {"max_new_tokens": 1}, **UNKNOWN_PROMPT, "lost": why}
     return msgspec.json.encode(lost)
 
 
@@ -68,7 +68,7 @@ _numbers = msgspec.json.Decoder(_Numbers).decode
 _counts = msgspec.json.Decoder(_Counts).decode
 
 
-class Log:
+class RequestLog:
     """Rows to files of a folder, for nobody but its owner to read.
 
     Args:
@@ -132,12 +132,12 @@ class Log:
     def _known(self, path: Path) -> int:
         """Go on from the counts of an earlier start; the first file that they do not have."""
         try:
-            found = _counts(path.read_bytes())
+            counts = _counts(path.read_bytes())
         except (OSError, msgspec.DecodeError):
             return 1  # all files are read
-        for leg in found.legs:
+        for leg in counts.legs:
             self._note(leg.run, leg.leg, leg.index, leg.served)
-        return found.file
+        return counts.file
 
     def _note(self, run: str, leg: str, index: int, served: int) -> None:
         self.logged[run, leg] = max(index + 1, self.logged.get((run, leg), 0))
@@ -161,7 +161,7 @@ class Log:
         new.replace(self._files.folder / _COUNTS)
         self._counted = True
 
-    def write(self, row: bytes, asked: Mapping[str, Any]) -> bool:
+    def write(self, row: bytes, fields: Mapping[str, Any]) -> bool:
         """Add a row; False where others were given up for it, or it finds no room.
 
         Args:
@@ -170,10 +170,10 @@ class Log:
         if self._over:
             return False
         if not self._files.tokens:
-            row = given_up(row, NOT_KEPT)
+            row = lost_row(row, NOT_KEPT)
         self._rows.append(row + b"\n")
         self._size += len(row) + 1
-        self._note(asked["run"], asked["leg"], asked["index"], asked["served"])
+        self._note(fields["run"], fields["leg"], fields["index"], fields["served"])
         if self._size >= _AT_ONCE and not self.problem:
             self.flush()
         return self._size <= self._most or self._shrink()
@@ -181,7 +181,9 @@ class Log:
     def flush(self) -> None:
         """Write what waits, as far as the disk takes it, and end a file that is full or old."""
         try:
-            if self._file is not None and self._due:
+            due = self._clock() - self._since >= self._files.file_s
+            due |= self._whole >= self._files.file_bytes
+            if self._file is not None and self._whole and due:
                 self._file.close()
                 self._file, self._number, self._counted = None, self._number + 1, False
             self._append()
@@ -193,11 +195,6 @@ class Log:
             problem = error.strerror or type(error).__name__
         if not self._over:
             self.problem = problem
-
-    @property
-    def _due(self) -> bool:
-        old = self._clock() - self._since >= self._files.file_s
-        return self._whole > 0 and (old or self._whole >= self._files.file_bytes)
 
     def _append(self) -> None:
         data = memoryview(b"".join((*self._short, *self._rows)))
@@ -235,7 +232,7 @@ class Log:
         """Give rows up, the oldest first and few at a time, so that what waits has room."""
         for _ in range(min(_FEW, len(self._rows))):
             row = self._rows.popleft()
-            self._short.append(given_up(row, "no room in the log") + b"\n")
+            self._short.append(lost_row(row, "no room in the log") + b"\n")
             self._size += len(self._short[-1]) - len(row)
             if self._size <= self._most:
                 break
@@ -253,24 +250,20 @@ class Log:
 
 
 def _locked(folder: Path) -> int:
-    """A descriptor of the folder, which one gateway at a time has.
-
-    Raises:
-        MeasurementError: another one has it.
-    """
-    found = os.open(folder, os.O_RDONLY)
+    """A descriptor of the folder, which one gateway at a time has."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(found)
+        os.close(descriptor)
         raise MeasurementError(
             f"another gateway writes its log to {folder}",
             hint="give each gateway a folder of its own, or wait until that one has ended",
         ) from None
     except BaseException:
-        os.close(found)
+        os.close(descriptor)
         raise
-    return found
+    return descriptor
 
 
 def _new(path: str, flags: int) -> int:

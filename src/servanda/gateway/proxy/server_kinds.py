@@ -16,7 +16,7 @@ Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServerKind:
     """How one kind of server is asked for evidence, and what its answers leave open.
 
     Args:
@@ -58,12 +58,12 @@ class Kind:
 
 
 _IDS, _NAMED = {"return_token_ids": True}, {"return_tokens_as_token_ids": True}
-KINDS: Mapping[Dialect, Kind] = MappingProxyType(
+KINDS: Mapping[Dialect, ServerKind] = MappingProxyType(
     {
-        "vllm": Kind(_IDS, named=_NAMED, nulls=True, quiet=True, completion=16, stops=True),
+        "vllm": ServerKind(_IDS, named=_NAMED, nulls=True, quiet=True, completion=16, stops=True),
         # nobody knows what ended an answer of it, nor what it allows
-        "plain": Kind(_IDS, named=_NAMED),
-        "sglang": Kind(
+        "plain": ServerKind(_IDS, named=_NAMED),
+        "sglang": ServerKind(
             _IDS,
             # where return_token_ids is refused
             {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True},
@@ -74,7 +74,7 @@ KINDS: Mapping[Dialect, Kind] = MappingProxyType(
             filters=False,
         ),
         # it cuts the tokens of a stop off its logprobs, and holds calls of tools to a grammar
-        "llamacpp": Kind(
+        "llamacpp": ServerKind(
             least=1,
             bare=True,
             by_step=True,

@@ -20,17 +20,14 @@ class Sessions:
         self._most, self._idle_s, self._clock = most, idle_s, clock
         self._known: OrderedDict[str, tuple[Pool, float]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def pool(self, session: str) -> Pool | None:
-        found = self._known.get(session)
-        if found is None:
+        entry = self._known.get(session)
+        if entry is None:
             return None
-        if self._clock() >= found[1]:
+        if self._clock() >= entry[1]:
             del self._known[session]
             return None
-        return found[0]
+        return entry[0]
 
     def put(self, session: str, pool: Pool) -> None:
         self._known[session] = (pool, self._clock() + self._idle_s)

@@ -13,11 +13,11 @@ _BETWEEN = re.compile(rb"(?:(?::[^\r\n]*)?(?:\r\n|\n|\r))+")
 DONE = b"[DONE]"
 
 
-class Splitter:
+class EventSplitter:
     """Parts of a stream in, whole events out; together they are the bytes that came in."""
 
     def __init__(self) -> None:
-        self._held, self._looked = bytearray(), 0
+        self._held, self._searched = bytearray(), 0
 
     @property
     def held(self) -> int:
@@ -27,28 +27,28 @@ class Splitter:
     def feed(self, part: bytes) -> list[bytes]:
         """The events that end in this part, each with the empty line that ends it."""
         self._held += part
-        found: list[bytes] = []
+        events: list[bytes] = []
         at = 0
         while True:
-            match = _END.search(self._held, max(at, self._looked))
+            match = _END.search(self._held, max(at, self._searched))
             # a \r that ends what came may be the first half of \r\n
             if match is None or (match.end() == len(self._held) and self._held[-1:] == b"\r"):
                 break
-            found.append(bytes(self._held[at : match.end()]))
-            at = self._looked = match.end()
+            events.append(bytes(self._held[at : match.end()]))
+            at = self._searched = match.end()
         del self._held[:at]
-        self._looked = max(0, len(self._held) - 3)
-        return found
+        self._searched = max(0, len(self._held) - 3)
+        return events
 
     def between(self) -> bytes:
         """Whole lines of comments at what is held: by them a server says that it is there."""
         match = _BETWEEN.match(self._held)
         if match is None:
             return b""
-        found = bytes(match[0])
-        del self._held[: len(found)]
-        self._looked = max(0, self._looked - len(found))
-        return found
+        comments = bytes(match[0])
+        del self._held[: len(comments)]
+        self._searched = max(0, self._searched - len(comments))
+        return comments
 
     def rest(self) -> bytes:
         """What no empty line ended."""
@@ -58,22 +58,23 @@ class Splitter:
 
 def data_of(event: bytes) -> bytes | None:
     """The text of an event; None where it has no `data`."""
-    found = [
+    lines = [
         line[6:] if line.startswith(b"data: ") else line[5:]
         for line in _LINE.split(event)
         if line.startswith(b"data:") or line == b"data"
     ]
-    return b"\n".join(found) if found else None
+    return b"\n".join(lines) if lines else None
 
 
 def with_data(event: bytes, data: bytes) -> bytes:
     """The event with another text; its other lines are as they were."""
     parts = re.split(rb"(\r\n|\n|\r)", event)
-    written, kept = False, []
+    written, lines = False, []
     for line, end in zip(parts[::2], [*parts[1::2], b""], strict=True):
         if line.startswith(b"data:") or line == b"data":
             if written:
                 continue
-            line, written = (end or b"\n").join(b"data: " + one for one in _LINE.split(data)), True
-        kept.append(line + end)
-    return b"".join(kept)
+            line = (end or b"\n").join(b"data: " + part for part in _LINE.split(data))
+            written = True
+        lines.append(line + end)
+    return b"".join(lines)

@@ -15,15 +15,14 @@ from yarl import URL
 from servanda.engines.tls import trusted
 from servanda.gateway.proxy.breaker import Breaker
 from servanda.gateway.proxy.config import Upstream
-from servanda.gateway.routing.model import Pool
 
-_ASKED = frozenset(("/v1/completions", "/v1/chat/completions"))
+COMPLETION_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
 _AT_ONCE = 1 << 18
 BROKEN = (500, 502, 503, 504)  # of a pool, where another one may do better
 _SKIPPED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # none but the client's
 
 
-class Failed(Exception):  # noqa: N818 - what an upstream did
+class UpstreamError(Exception):
     """An upstream gave no reply: `why` is connect, timeout or broken."""
 
     def __init__(self, why: str) -> None:
@@ -35,14 +34,14 @@ class Server:
     """One upstream.
 
     Args:
-        name: of its pool; "leader" of the leader.
+        name: of its pool; "controller" of the controller.
         clock: steady seconds.
     """
 
     def __init__(self, name: str, about: Upstream, clock: Callable[[], float]) -> None:
         self.name, self.about, self.best = name, about, about.best
         self.breaker = Breaker(clock)
-        self._urls = {path: URL(about.base + path, encoded=True) for path in _ASKED}
+        self._urls = {path: URL(about.base + path, encoded=True) for path in COMPLETION_PATHS}
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -83,7 +82,7 @@ class Server:
             path: with its query, encoded.
 
         Raises:
-            Failed: none did.
+            UpstreamError: none did.
         """
         assert self._session is not None
         url = self._urls.get(path) or URL(self.about.base + path, encoded=True)
@@ -92,76 +91,71 @@ class Server:
             data = io.BytesIO(data)
         try:
             response = await self._session.request(
-                method,
-                url,
-                data=data,
-                headers=headers,
-                allow_redirects=False,
+                method, url, data=data, headers=headers, allow_redirects=False
             )
-        except aiohttp.ClientConnectorError:
-            raise Failed("connect") from None
-        except asyncio.TimeoutError:
-            raise Failed("connect") from None
+        except (aiohttp.ClientConnectorError, asyncio.TimeoutError):
+            raise UpstreamError("connect") from None
         except (aiohttp.ClientError, OSError):
-            raise Failed("broken") from None
+            raise UpstreamError("broken") from None
         # nobody asked for another protocol, and beyond 599 there is no status
         if not 200 <= response.status < 600:
             response.close()
-            raise Failed("broken")
+            raise UpstreamError("broken")
         return response
+
+    def own_headers(self) -> dict[str, str]:
+        """Those of a request that no client sent."""
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if self.about.key:
+            headers["authorization"] = f"Bearer {self.about.key}"
+        return headers
 
     async def ask(self, path: str, body: bytes, timeout_s: float, most: int) -> tuple[int, bytes]:
         """Status and body of a small question.
 
         Raises:
-            Failed: there was no answer within the time, or one of more than `most` bytes.
+            UpstreamError: there was no answer within the time, or one of more than `most` bytes.
         """
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if self.about.key:
-            headers["authorization"] = f"Bearer {self.about.key}"
+        headers = self.own_headers()
 
         async def asked() -> tuple[int, bytes]:
             response = await self.send("POST", path, headers, body)
             with contextlib.closing(response):
-                return response.status, await read(response, most)
+                return response.status, await read_body(response, most)
 
         try:
             return await asyncio.wait_for(asked(), timeout_s)
         except asyncio.TimeoutError:
-            raise Failed("timeout") from None
+            raise UpstreamError("timeout") from None
 
 
-async def read(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     """A whole body.
 
     Raises:
-        Failed: it breaks off, or has more than `most` bytes.
+        UpstreamError: it breaks off, or has more than `most` bytes.
     """
-    found, whole = await beginning(response, most)
+    body, whole = await read_start(response, most)
     if not whole:
-        raise Failed("broken")
-    return found
+        raise UpstreamError("broken")
+    return body
 
 
-async def beginning(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
+async def read_start(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
     """A body, and True; or, of one that has more than `most` bytes, the first of them, and False.
 
     Raises:
-        Failed: it breaks off.
+        UpstreamError: it breaks off.
     """
-    found = bytearray()
+    body = bytearray()
     try:
         async for part in response.content.iter_any():
-            found += part
-            if len(found) > most:
-                return bytes(found), False
+            body += part
+            if len(body) > most:
+                return bytes(body), False
     except (aiohttp.ClientError, OSError):
-        raise Failed("broken") from None
-    return bytes(found), True
-
-
-def servers(pools: Mapping[Pool, Upstream], clock: Callable[[], float]) -> dict[str, Server]:
-    return {name: Server(name, about, clock) for name, about in pools.items()}
+        raise UpstreamError("broken") from None
+    return bytes(body), True
 
 
 Response = aiohttp.ClientResponse

@@ -9,22 +9,22 @@ import math
 from collections.abc import Mapping, Sequence
 
 from servanda.contract.model import WHOLE
-from servanda.gateway.routing.evidence_price import Weighed
+from servanda.gateway.routing.evidence_price import CellEvidence
 from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.snapshot import acts
-from servanda.gateway.routing.state import Facts, Rules, SliceState
+from servanda.gateway.routing.state import Rules, SliceState, TrafficFacts
 
 # seconds in which what stable was measured to answer may not yet have what was just brought
 SETTLE_S = 60.0
 
 
-def missing(
+def unmet_conditions(
     rules: Rules,
     slices: Mapping[str, SliceState],
-    facts: Facts,
+    facts: TrafficFacts,
+    slice_: SliceState,
+    paid: Sequence[CellEvidence],
     *,
-    one: SliceState,
-    paid: Sequence[Weighed],
     moved: SliceState,
     exempt: bool,
 ) -> dict[str, str]:
@@ -35,45 +35,47 @@ def missing(
         moved: the slice itself, or the whole where a rule diverts all.
         exempt: whether the breaker lets it pass, since a rule diverts all.
     """
-    found = {
-        "pin": _pin(one) or _pin(moved),
-        "keys": _keys(rules, one),
+    sentences = {
+        "pin": _pin(slice_) or _pin(moved),
+        "keys": _keys(rules, slice_),
         "floor": _floor(facts, paid),
         "room": _room(rules, slices, facts, moved),
         "share": "" if exempt else _share(rules, slices, facts, moved),
     }
-    return {kind: said for kind, said in found.items() if said}
+    return {kind: sentence for kind, sentence in sentences.items() if sentence}
 
 
-def _pin(one: SliceState) -> str:
-    if one.pin is None or one.pin.to not in ("stable", "infer"):
+def _pin(slice_: SliceState) -> str:
+    if slice_.pin is None or not slice_.pinned:
         return ""
-    return f"{one.name} is pinned to {one.pin.to} by {one.pin.actor}"
+    return f"{slice_.name} is pinned to {slice_.pin.to} by {slice_.pin.actor}"
 
 
-def _keys(rules: Rules, one: SliceState) -> str:
-    has, needs = len(one.keys), rules.policy.keys
+def _keys(rules: Rules, slice_: SliceState) -> str:
+    has, needs = len(slice_.keys), rules.policy.keys
     return "" if has >= needs else f"the evidence has {has} distinct keys, and needs {needs}"
 
 
-def _floor(facts: Facts, paid: Sequence[Weighed]) -> str:
+def _floor(facts: TrafficFacts, paid: Sequence[CellEvidence]) -> str:
     """A limit that the referee does not keep against itself says nothing about infer.
 
     One cell whose limit says something is enough.
     """
-    said = ""
+    sentence = ""
     for cell in (w.cell for w in paid):
         floor = facts.floors.get((cell.clause, cell.slice))
         if floor is None or 2 * floor <= cell.limit:
             return ""
         at, limit = (cell.low + cell.scale * x for x in (floor, cell.limit))
-        said = said or (
+        sentence = sentence or (
             f"train is at {at:.3g} against itself, and twice that is beyond the limit {limit:.3g}"
         )
-    return said
+    return sentence
 
 
-def _room(rules: Rules, slices: Mapping[str, SliceState], facts: Facts, moved: SliceState) -> str:
+def _room(
+    rules: Rules, slices: Mapping[str, SliceState], facts: TrafficFacts, moved: SliceState
+) -> str:
     """Whether stable can answer what the slice brings, beside what it answers at its most."""
     declared, peak = rules.policy.stable_in_flight, facts.stable_in_flight
     brings = facts.in_flight.get(moved.name)
@@ -85,7 +87,7 @@ def _room(rules: Rules, slices: Mapping[str, SliceState], facts: Facts, moved: S
         return "what stable answers at a time is not measured"
     if brings is None or math.isnan(brings):
         return f"what infer answers of {moved.name} at a time is not measured"
-    coming = math.fsum(_coming(rules, one, facts.now) for one in slices.values())
+    coming = math.fsum(_coming(rules, other, facts.now) for other in slices.values())
     if peak + coming + brings <= declared:
         return ""
     more = f" and {coming:.3g} on their way" if coming else ""
@@ -95,18 +97,20 @@ def _room(rules: Rules, slices: Mapping[str, SliceState], facts: Facts, moved: S
     )
 
 
-def _coming(rules: Rules, one: SliceState, now: float) -> float:
+def _coming(rules: Rules, slice_: SliceState, now: float) -> float:
     """What a slice brings to stable that was not measured there yet.
 
     Where nothing is done of what is decided, it never will be: then all of it counts.
     """
-    if one.status not in AWAY:
+    if slice_.status not in AWAY:
         return 0.0
-    settled = one.status == "probation" or now >= one.since + SETTLE_S
-    return 0.0 if settled and acts(rules, one) else one.load
+    settled = slice_.status == "probation" or now >= slice_.since + SETTLE_S
+    return 0.0 if settled and acts(rules, slice_) else slice_.load
 
 
-def _share(rules: Rules, slices: Mapping[str, SliceState], facts: Facts, moved: SliceState) -> str:
+def _share(
+    rules: Rules, slices: Mapping[str, SliceState], facts: TrafficFacts, moved: SliceState
+) -> str:
     """The breaker: where more than so much is beyond its limit, it is no matter of slices.
 
     Shares of slices that overlap are added as if they did not: that errs towards holding.
@@ -116,7 +120,7 @@ def _share(rules: Rules, slices: Mapping[str, SliceState], facts: Facts, moved: 
     share = facts.shares.get(moved.name)
     if share is None or math.isnan(share):
         return f"the share of {moved.name} of the traffic is not measured"
-    away = [one.name for one in slices.values() if one.status in (*AWAY, "recovering")]
+    away = [other.name for other in slices.values() if other.status in (*AWAY, "recovering")]
     before = min(1.0, math.fsum(facts.shares.get(name, 0.0) for name in away))
     most = rules.policy.most_diverted
     if before + share <= most:

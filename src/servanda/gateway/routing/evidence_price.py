@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from servanda.gateway.routing.state import Rules, SliceState, Track, Transition, Watched
+from servanda.gateway.routing.state import Rules, SliceState, Track, Transition, WatchedCell
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
 from servanda.theory.stats.log_moment import log_mean_exp
@@ -28,7 +28,7 @@ _FEW = 0.05  # of the requests: less makes hardly another mean, and is not worth
 
 
 @dataclass(frozen=True)
-class Weighed:
+class CellEvidence:
     """The evidence of one cell against one price.
 
     Args:
@@ -38,7 +38,7 @@ class Weighed:
         near: 0 of no evidence, 1 where the price is paid, at most 1.
     """
 
-    cell: Watched
+    cell: WatchedCell
     process: str
     log_evidence: float
     log_price: float
@@ -54,57 +54,62 @@ class Weighed:
         return self.log_evidence - self.log_price
 
 
-def added(track: Track, one: GroupRatio | RequestDraws, limit: float, chance: float) -> Track:
+def add_request(
+    track: Track, statistic: GroupRatio | RequestDraws, limit: float, chance: float
+) -> Track:
     """The track after one more request.
 
     Args:
         one: of its tokens; without a prompt group, the request did not meet the cell.
         chance: with what probability the request was scored.
     """
-    if not one.n:
+    if not statistic.n:
         return track
-    above, below = one.above_growth(limit), one.below_growth(limit)
+    above, below = statistic.above_growth(limit), statistic.below_growth(limit)
     if len(track.above) != len(above):  # the first request, or bets of an earlier version
         nothing = (0.0,) * len(above), (0.0,) * len(below), (-math.inf,) * len(above)
         track = replace(track, above=nothing[0], below=nothing[1], alarm=nothing[2])
-    unseen = one.missing / max(1, one.known + one.missing)
-    late, late_tokens = track.late + one.total, track.late_tokens + one.known
+    unseen = statistic.missing / max(1, statistic.known + statistic.missing)
+    late, late_tokens = track.late + statistic.total, track.late_tokens + statistic.known
     if late <= limit * late_tokens:
         late, late_tokens = 0.0, 0
     return Track(
         n=track.n + 1,
-        missing=track.missing + one.missing,
+        missing=track.missing + statistic.missing,
         above=tuple((above + track.above).tolist()),
         below=tuple((below + track.below).tolist()),
         alarm=tuple((np.logaddexp(0.0, track.alarm) + above).tolist()),
-        total=track.total + one.total,
-        tokens=track.tokens + one.known,
+        total=track.total + statistic.total,
+        tokens=track.tokens + statistic.known,
         late=late,
         late_tokens=late_tokens,
-        weighted=track.weighted + one.total / chance,
-        weights=track.weights + one.known / chance,
+        weighted=track.weighted + statistic.total / chance,
+        weights=track.weights + statistic.known / chance,
         hidden=track.hidden + (unseen - track.hidden) / LATELY,
     )
 
 
-def leaving(rules: Rules, cell: Watched, track: Track) -> Weighed:
+def evidence_above(rules: Rules, cell: WatchedCell, track: Track) -> CellEvidence:
     """The evidence that the cell is beyond its limit, of the process that is nearer its price."""
     policy = rules.policy
     price = math.log(policy.enter_evidence * rules.cells)
     if not track.above:
-        return Weighed(cell, "since", 0.0, price, 0.0)
+        return CellEvidence(cell, "since", 0.0, price, 0.0)
     since = log_mean_exp(np.array(track.above))
-    first = Weighed(cell, "since", since, price, towards(_near(since, price), cell.refutes))
+    near = nearness_of(_near(since, price), cell.refutes)
+    first = CellEvidence(cell, "since", since, price, near)
     alarm = log_mean_exp(np.array(track.alarm))
     dear = price + math.log(policy.horizon)
     # a mean at its limit makes S grow like the number of requests: that much is no suspicion
     usual = math.log(min(track.n, policy.horizon))
     near = 1.0 if alarm >= dear else _near(alarm - math.log(track.n), dear - usual)
-    second = Weighed(cell, "alarm", alarm, dear, towards(near, cell.refutes))
+    second = CellEvidence(cell, "alarm", alarm, dear, nearness_of(near, cell.refutes))
     return max(first, second, key=lambda w: (w.paid, w.near))
 
 
-def returning(rules: Rules, cell: Watched, track: Track, doubt: int | None = None) -> Weighed:
+def evidence_within(
+    rules: Rules, cell: WatchedCell, track: Track, doubt: int | None = None
+) -> CellEvidence:
     """The evidence that the cell is within its limit.
 
     Args:
@@ -113,64 +118,64 @@ def returning(rules: Rules, cell: Watched, track: Track, doubt: int | None = Non
     """
     price = math.log(rules.policy.leave_evidence * rules.cells)
     if not track.below:
-        found = 0.0
+        log_evidence = 0.0
     elif doubt is not None and doubt < len(track.below):
-        found = track.below[doubt]
+        log_evidence = track.below[doubt]
     else:
-        found = log_mean_exp(np.array(track.below))
-    return Weighed(cell, "back", found, price, _near(found, price))
+        log_evidence = log_mean_exp(np.array(track.below))
+    return CellEvidence(cell, "back", log_evidence, price, _near(log_evidence, price))
 
 
-def doubts(one: SliceState, found: Sequence[Weighed]) -> dict[str, int]:
+def doubts(slice_: SliceState, evidence: Sequence[CellEvidence]) -> dict[str, int]:
     """Of each cell that was refuted, the way of drawing tokens that has most of its evidence."""
-    return {w.cell.clause: _likeliest(one, w) for w in found if w.cell.refutes and w.paid}
+    return {w.cell.clause: _likeliest(slice_, w) for w in evidence if w.cell.refutes and w.paid}
 
 
-def _likeliest(one: SliceState, found: Weighed) -> int:
-    track = one.tracks[found.cell.clause]
-    return int(np.argmax(track.alarm if found.process == "alarm" else track.above))
+def _likeliest(slice_: SliceState, evidence: CellEvidence) -> int:
+    track = slice_.tracks[evidence.cell.clause]
+    return int(np.argmax(track.alarm if evidence.process == "alarm" else track.above))
 
 
-def broken(one: SliceState, found: Weighed) -> str:
+def failure_text(slice_: SliceState, evidence: CellEvidence) -> str:
     """What is wrong where the price is paid, after the name of the cell."""
-    if not found.cell.refutes:
+    if not evidence.cell.refutes:
         return "is beyond its limit"
-    drawn = names()[_likeliest(one, found)]
+    drawn = names()[_likeliest(slice_, evidence)]
     return f"fails: tokens are not drawn as infer reports, but more as with {drawn}"
 
 
-def decided(change: Transition, found: Weighed, one: SliceState) -> Transition:
+def with_evidence(change: Transition, evidence: CellEvidence, slice_: SliceState) -> Transition:
     """The transition, with the evidence that decided it."""
-    cell, track = found.cell, one.tracks.get(found.cell.clause, Track())
+    cell, track = evidence.cell, slice_.track(evidence.cell.clause)
     return replace(
         change,
         cell=cell.name,
-        value=cell.low + cell.scale * (late_mean if found.process == "alarm" else mean)(track),
+        value=cell.low + cell.scale * (late_mean if evidence.process == "alarm" else mean)(track),
         limit=math.nan if cell.refutes else cell.low + cell.scale * cell.limit,
-        log_evidence=found.log_evidence,
-        log_price=found.log_price,
+        log_evidence=evidence.log_evidence,
+        log_price=evidence.log_price,
         n=track.n,
-        keys=len(one.keys),
+        keys=len(slice_.keys),
     )
 
 
-def weighed(rules: Rules, state: SliceState) -> tuple[Weighed, ...]:
+def evidence_of(rules: Rules, slice_: SliceState) -> tuple[CellEvidence, ...]:
     """The evidence that each cell of a slice is beyond its limit, the nearest decision first."""
-    found = (leaving(rules, c, state.tracks.get(c.clause, Track())) for c in rules.on(state.name))
-    return tuple(sorted(found, key=lambda w: (w.paid, w.near, w.excess), reverse=True))
+    evidence = (evidence_above(rules, c, slice_.track(c.clause)) for c in rules.on(slice_.name))
+    return tuple(sorted(evidence, key=lambda w: (w.paid, w.near, w.excess), reverse=True))
 
 
-def slowest(rules: Rules, state: SliceState) -> Weighed | None:
+def slowest(rules: Rules, slice_: SliceState) -> CellEvidence | None:
     """The cell of a slice that is farthest from showing that it is within its limit.
 
     One that refutes shows nothing, but where the slice left for it.
     """
-    found = [
-        returning(rules, c, state.tracks.get(c.clause, Track()), state.doubts.get(c.clause))
-        for c in rules.on(state.name)
-        if not c.refutes or c.clause in state.doubts
+    evidence = [
+        evidence_within(rules, c, slice_.track(c.clause), slice_.doubts.get(c.clause))
+        for c in rules.on(slice_.name)
+        if not c.refutes or c.clause in slice_.doubts
     ]
-    return min(found, key=lambda w: w.near, default=None)
+    return min(evidence, key=lambda w: w.near, default=None)
 
 
 def mean(track: Track) -> float:
@@ -186,16 +191,16 @@ def late_mean(track: Track) -> float:
     return track.late / track.late_tokens if track.late_tokens else mean(track)
 
 
-def left_out(rules: Rules, one: SliceState) -> str:
+def excluded_note(rules: Rules, slice_: SliceState) -> str:
     """Of which requests the means of a slice are, where one user asks for more than his part."""
-    asked = one.scored + one.passed
-    if one.passed < _FEW * asked or not one.passed:
+    requests = slice_.scored + slice_.passed
+    if slice_.passed < _FEW * requests or not slice_.passed:
         return ""
     part = f"requests of which no user has more than {1 / rules.parts:.0%}"
-    return f", over {part} ({one.passed:,} of {asked:,} were left out)"
+    return f", over {part} ({slice_.passed:,} of {requests:,} were left out)"
 
 
-def towards(near: float, refutes: bool) -> float:
+def nearness_of(near: float, refutes: bool) -> float:
     """How near a cell is to a decision, by the part of its price that there is.
 
     While nothing is wrong, the evidence of how tokens are drawn is that of a fair game, and not of

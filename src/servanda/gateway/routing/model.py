@@ -97,7 +97,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Known:
+class RequestFacts:
     """What is known of a request before it is sent anywhere.
 
     Args:
@@ -149,8 +149,8 @@ def snapshot_of(data: Any) -> Snapshot:
     Raises:
         EvidenceError: it is none.
     """
-    found = from_plain(Snapshot, data)
-    return replace(found, slices=tuple(replace(s, cut=_cut(s.cut)) for s in found.slices))
+    snapshot = from_plain(Snapshot, data)
+    return replace(snapshot, slices=tuple(replace(s, cut=_cut(s.cut)) for s in snapshot.slices))
 
 
 def _cut(cut: Cut) -> Cut:

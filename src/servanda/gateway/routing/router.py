@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from servanda.gateway.routing.hash_split import place
-from servanda.gateway.routing.model import Decision, Known, Pool, SliceRoute, Snapshot
+from servanda.gateway.routing.model import Decision, Pool, RequestFacts, SliceRoute, Snapshot
 from servanda.judgement.slices.rules import LABEL, Term
 
 _TOKENS = "request.prompt_tokens"
@@ -17,7 +17,7 @@ _REMEMBERED = 4096  # combinations of labels whose slices are kept
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _Route:
     """What slices say together of a route."""
 
     share: float
@@ -27,7 +27,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True)
-class _Together:
+class _SliceSet:
     """The slices that a request lies in, and what follows from them alone.
 
     Args:
@@ -39,8 +39,8 @@ class _Together:
     slices: tuple[SliceRoute, ...]
     names: tuple[str, ...]
     acting: bool
-    done: _Chosen
-    would: _Chosen
+    done: _Route
+    would: _Route
     away: tuple[SliceRoute, ...]
     largest: float
     largest_away: float
@@ -61,7 +61,7 @@ class Router:
         self._matching = lru_cache(_REMEMBERED)(self._match)
         self._together = lru_cache(_REMEMBERED)(self._put_together)
 
-    def decide(self, known: Known, *, now: float) -> Decision:
+    def decide(self, facts: RequestFacts, *, now: float) -> Decision:
         """Where a request goes.
 
         Among the slices of a request a person's word comes before any decision, stable before
@@ -73,35 +73,36 @@ class Router:
         snapshot = self.snapshot
         if snapshot is None:
             return Decision(self._without, self._without, False, False, 0.0, (), "no snapshot", 0)
-        lies = self._together(self._names(known))
-        names = lies.names
-        if not self._inside(known):
+        matched = self._together(self._names(facts))
+        names = matched.names
+        if not self._inside(facts):
             other = _OUTSIDE[snapshot.outside]
             return Decision(other, other, False, False, 0.0, names, "outside", snapshot.version)
-        if now >= snapshot.valid_until and lies.acting:
+        if now >= snapshot.valid_until and matched.acting:
             pool = snapshot.without
             return Decision(pool, pool, False, False, 0.0, names, "expired", snapshot.version)
-        at = place(self._salt, "share", known.sticky)
-        done = lies.done
+        at = place(self._salt, "share", facts.sticky)
+        done = matched.done
         pool = self._pool(done, at)
         reason = done.reason if pool != "infer" or done.reason.endswith("pinned") else "share"
-        if known.session not in (None, pool) and not done.critical:
-            pool, reason = known.session or pool, "session"
+        if facts.session not in (None, pool) and not done.critical:
+            pool, reason = facts.session or pool, "session"
         mirrored = (
             pool == "stable"
             and done.mirror > 0
-            and place(self._salt, "mirror", known.request) < done.mirror
+            and place(self._salt, "mirror", facts.request) < done.mirror
         )
-        instead = self._pool(lies.would, at)
-        of, chance = lies.slices, lies.largest
-        if lies.away and "stable" in (pool, instead):
-            of, chance = lies.away, lies.largest_away
+        instead = self._pool(matched.would, at)
+        of, chance = matched.slices, matched.largest
+        if matched.away and "stable" in (pool, instead):
+            of, chance = matched.away, matched.largest_away
         chance = max(chance, snapshot.sample)
         if pool != "infer" and not mirrored:
             chance = 0.0
         # one draw for all: the samples are nested
-        draw = place(self._salt, "sample", known.request) if chance else 1.0
+        draw = place(self._salt, "sample", facts.request) if chance else 1.0
         sampled = draw < chance
+        drawn = {route.name: route.sample for route in of if draw < route.sample} if sampled else {}
         return Decision(
             pool=pool,
             would=instead,
@@ -111,40 +112,40 @@ class Router:
             slices=names,
             reason=reason,
             version=snapshot.version,
-            drawn={one.name: one.sample for one in of if draw < one.sample} if sampled else {},
+            drawn=drawn,
         )
 
-    def _pool(self, chosen: _Chosen, at: float) -> Pool:
+    def _pool(self, chosen: _Route, at: float) -> Pool:
         assert self.snapshot is not None
         return "infer" if at < chosen.share or not self.snapshot.has_stable else "stable"
 
-    def _chosen(self, slices: tuple[SliceRoute, ...]) -> _Chosen:
+    def _chosen(self, slices: tuple[SliceRoute, ...]) -> _Route:
         """The shares of slices that are followed, taken together."""
         assert self.snapshot is not None
-        critical = any(one.critical for one in slices)
-        mirror = max((one.mirror for one in slices), default=0.0) or self.snapshot.mirror
+        critical = any(route.critical for route in slices)
+        mirror = max((route.mirror for route in slices), default=0.0) or self.snapshot.mirror
         for to, share in (("stable", 0.0), ("infer", 1.0)):
-            for one in slices:
-                if one.pinned == to:
-                    return _Chosen(share, mirror, f"{one.name} pinned", True)
+            for route in slices:
+                if route.pinned == to:
+                    return _Route(share, mirror, f"{route.name} pinned", True)
         base = self.snapshot.base
         # infer may serve nobody at all: a promotion was rolled back, and no session waits for that
-        chosen = _Chosen(base, mirror, "split", critical or base <= 0)
-        for one in slices:
-            if one.share < chosen.share:
-                chosen = _Chosen(one.share, mirror, f"{one.name} {one.status}", critical)
+        chosen = _Route(base, mirror, "split", critical or base <= 0)
+        for route in slices:
+            if route.share < chosen.share:
+                chosen = _Route(route.share, mirror, f"{route.name} {route.status}", critical)
         return chosen
 
-    def _names(self, known: Known) -> tuple[str, ...]:
+    def _names(self, facts: RequestFacts) -> tuple[str, ...]:
         """The slices that a request lies in."""
-        by_label = self._matching(tuple(map(known.labels.get, self._labels)))
+        by_label = self._matching(tuple(map(facts.labels.get, self._labels)))
         if not self._by_tokens:
             return by_label
         return tuple(
             name
             for name in by_label
             if all(
-                term.met_by(known.prompt_tokens)
+                term.met_by(facts.prompt_tokens)
                 for term in self._by_name[name].cut.terms
                 if term.field == _TOKENS
             )
@@ -156,40 +157,40 @@ class Router:
         def met(term: Term) -> bool:
             return term.field == _TOKENS or term.met_by(given[term.field.removeprefix(LABEL)])
 
-        return tuple(one.name for one in self._all if all(map(met, one.cut.terms)))
+        return tuple(route.name for route in self._all if all(map(met, route.cut.terms)))
 
-    def _put_together(self, names: tuple[str, ...]) -> _Together:
+    def _put_together(self, names: tuple[str, ...]) -> _SliceSet:
         slices = tuple(self._by_name[name] for name in names)
-        acting = tuple(one for one in slices if one.acts or one.pinned)
-        away = tuple(one for one in slices if one.mirror > 0)
-        return _Together(
+        acting = tuple(route for route in slices if route.acts or route.pinned)
+        away = tuple(route for route in slices if route.mirror > 0)
+        return _SliceSet(
             slices=slices,
             names=names,
             acting=bool(acting),
             done=self._chosen(acting),
             would=self._chosen(slices),
             away=away,
-            largest=max((one.sample for one in slices), default=0.0),
-            largest_away=max((one.sample for one in away), default=0.0),
+            largest=max((route.sample for route in slices), default=0.0),
+            largest_away=max((route.sample for route in away), default=0.0),
         )
 
-    def _inside(self, known: Known) -> bool:
+    def _inside(self, facts: RequestFacts) -> bool:
         """Whether a request lies in the contract's envelope, as far as anybody knows."""
         assert self.snapshot is not None
         span = self.snapshot.prompt_tokens
-        if span is None or known.prompt_tokens is None:
+        if span is None or facts.prompt_tokens is None:
             return True
-        return span[0] <= known.prompt_tokens <= span[1]
+        return span[0] <= facts.prompt_tokens <= span[1]
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
         """Labels that any slice looks at."""
-        fields = sorted({f for one in self._all for f in one.cut.fields if f.startswith(LABEL)})
+        fields = sorted({f for route in self._all for f in route.cut.fields if f.startswith(LABEL)})
         return tuple(field.removeprefix(LABEL) for field in fields)
 
     @cached_property
     def _by_tokens(self) -> bool:
-        return any(_TOKENS in one.cut.fields for one in self._all)
+        return any(_TOKENS in route.cut.fields for route in self._all)
 
     @property
     def counts_tokens(self) -> bool:
@@ -203,7 +204,7 @@ class Router:
 
     @cached_property
     def _by_name(self) -> Mapping[str, SliceRoute]:
-        return {one.name: one for one in self._all}
+        return {route.name: route for route in self._all}
 
     @cached_property
     def _salt(self) -> bytes:

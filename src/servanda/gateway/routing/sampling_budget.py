@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from servanda.contract.model import WHOLE
-from servanda.gateway.routing.evidence_price import weighed
+from servanda.gateway.routing.evidence_price import evidence_of
 from servanda.gateway.routing.state import RoutingState, Rules, SliceState
 
 LEAST = 1e-4  # of every slice: a fault that nobody looks for is never seen
@@ -31,7 +31,7 @@ def samples(
     """
     policy = rules.policy
     near = max(policy.sample, policy.sample_near)
-    urgent = {name: urgency(rules, one) for name, one in state.slices.items()}
+    urgent = {name: urgency(rules, slice_) for name, slice_ in state.slices.items()}
     spend = _Spending(rates, policy.budget / cost_s if cost_s > 0 else float("inf"))
     for name in sorted((n for n in urgent if urgent[n] > 0), key=lambda n: -urgent[n]):
         spend.on(name, near)
@@ -40,19 +40,19 @@ def samples(
     return {name: spend.share(name) for name in urgent}
 
 
-def urgency(rules: Rules, one: SliceState) -> float:
+def urgency(rules: Rules, slice_: SliceState) -> float:
     """How much a slice's next request matters to a decision; 0: no more than any other.
 
     What users are served by infer comes before what they are not.
     """
-    if one.status == "probation":
+    if slice_.status == "probation":
         return 0.5
-    if one.status not in ("suspect", "recovering"):
+    if slice_.status not in ("suspect", "recovering"):
         return 0.0
-    found = weighed(rules, one)
-    if found and found[0].paid and len(one.keys) >= rules.policy.keys:
+    evidence = evidence_of(rules, slice_)
+    if evidence and evidence[0].paid and len(slice_.keys) >= rules.policy.keys:
         return 0.0  # it is decided, and held by something that more evidence does not bring
-    return 1.0 + (found[0].near if found else 0.0)
+    return 1.0 + (evidence[0].near if evidence else 0.0)
 
 
 class _Spending:

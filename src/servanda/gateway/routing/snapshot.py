@@ -15,21 +15,21 @@ _DRIFT = 0.25  # of a share of samples, less than which makes no new snapshot
 
 def cuts(rules: Rules) -> dict[str, Cut]:
     """The slices of routing by name: the most specific first, the whole last, which always is."""
-    found = {cell.slice: cell.cut for cell in rules.watched if cell.slice != WHOLE}
-    ordered = sorted(found.values(), key=lambda cut: -len(cut.terms))  # stable: as watched
+    cuts_ = {cell.slice: cell.cut for cell in rules.watched if cell.slice != WHOLE}
+    ordered = sorted(cuts_.values(), key=lambda cut: -len(cut.terms))  # stable: as watched
     return {**{cut.name: cut for cut in ordered}, WHOLE: Cut(WHOLE)}
 
 
-def acts(rules: Rules, one: SliceState) -> bool:
+def acts(rules: Rules, slice_: SliceState) -> bool:
     """Whether what is decided of a slice is done: by its pin, or else by the contract's mode."""
     if rules.contract.stable is None:
         return False
-    if one.pin is not None and one.pin.to in ("enforce", "observe"):
-        return one.pin.to == "enforce"
+    if slice_.pin is not None and slice_.pin.to in ("enforce", "observe"):
+        return slice_.pin.to == "enforce"
     return rules.enforces
 
 
-def snapshot(
+def build_snapshot(
     rules: Rules,
     state: RoutingState,
     *,
@@ -75,19 +75,18 @@ def snapshot(
     )
 
 
-def _route(rules: Rules, one: SliceState, cut: Cut, base: float, sample: float) -> SliceRoute:
-    pinned = one.pin.to if one.pin is not None and one.pin.to in ("stable", "infer") else ""
+def _route(rules: Rules, slice_: SliceState, cut: Cut, base: float, sample: float) -> SliceRoute:
     # without a mirror nobody would see that infer is sound again
-    unseen = one.status in (*AWAY, "recovering") or pinned == "stable"
+    unseen = slice_.status in (*AWAY, "recovering") or slice_.pinned == "stable"
     return SliceRoute(
         cut=cut,
-        status=one.status,
-        share=base * served(one),
+        status=slice_.status,
+        share=base * served(slice_),
         mirror=rules.policy.mirror if unseen else 0.0,
         sample=sample,
-        acts=acts(rules, one),
-        critical=any(cell.critical for cell in rules.on(one.name)),
-        pinned=pinned,
+        acts=acts(rules, slice_),
+        critical=any(cell.critical for cell in rules.on(slice_.name)),
+        pinned=slice_.pinned,
     )
 
 
@@ -97,7 +96,7 @@ def differ(old: Snapshot, made: Snapshot) -> bool:
 
 
 def _lasting(made: Snapshot) -> Snapshot:
-    slices = tuple(replace(one, sample=0.0) for one in made.slices)
+    slices = tuple(replace(route, sample=0.0) for route in made.slices)
     return replace(made, version=0, valid_until=0.0, slices=slices)
 
 
@@ -105,8 +104,8 @@ def _drifted(old: SliceRoute, made: SliceRoute) -> bool:
     return abs(made.sample - old.sample) > _DRIFT * old.sample
 
 
-def served(one: SliceState) -> float:
+def served(slice_: SliceState) -> float:
     """Of an active slice's share, what infer serves of this one, by what was decided of it."""
-    if one.status in AWAY:
+    if slice_.status in AWAY:
         return 0.0
-    return RAMP[one.step] if one.status == "recovering" else 1.0
+    return RAMP[slice_.step] if slice_.status == "recovering" else 1.0

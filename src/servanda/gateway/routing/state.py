@@ -19,7 +19,7 @@ _PARTS = 4
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedCell:
     """A clause on a slice that is known before the request: a cell that routing acts on.
 
     Args:
@@ -61,7 +61,7 @@ class Rules:
     """
 
     contract: Contract
-    watched: tuple[Watched, ...]
+    watched: tuple[WatchedCell, ...]
 
     @property
     def policy(self) -> Routing:
@@ -86,12 +86,12 @@ class Rules:
         return max(1, len(self.watched))
 
     @cached_property
-    def by_slice(self) -> Mapping[str, tuple[Watched, ...]]:
+    def by_slice(self) -> Mapping[str, tuple[WatchedCell, ...]]:
         """The cells of each slice, in the order in which they are watched."""
         names = dict.fromkeys(cell.slice for cell in self.watched)
         return {name: tuple(c for c in self.watched if c.slice == name) for name in names}
 
-    def on(self, name: str) -> tuple[Watched, ...]:
+    def on(self, name: str) -> tuple[WatchedCell, ...]:
         """The cells of one slice; () where nothing is watched on it."""
         return self.by_slice.get(name, ())
 
@@ -182,20 +182,28 @@ class SliceState:
     told: tuple[str, ...] = ()
 
     @property
+    def pinned(self) -> Literal["", "stable", "infer"]:
+        """The pool that a person named for it; "" where nobody did."""
+        return self.pin.to if self.pin is not None and self.pin.to in ("stable", "infer") else ""
+
+    def track(self, clause: str) -> Track:
+        return self.tracks.get(clause, Track())
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Who asked for the latest evidence, each once; nobody is who did not say."""
         return tuple(dict.fromkeys(filter(None, self.recent)))
 
 
-def named(one: SliceState) -> str:
+def status_text(slice_: SliceState) -> str:
     """Where a slice stands, as a transition says it: its status, and its pin."""
-    return one.status if one.pin is None else f"{one.status}, pinned to {one.pin.to}"
+    return slice_.status if slice_.pin is None else f"{slice_.status}, pinned to {slice_.pin.to}"
 
 
-def fresh(one: SliceState) -> SliceState:
+def without_evidence(slice_: SliceState) -> SliceState:
     """The slice without evidence, and without what followed from it."""
     return replace(
-        one,
+        slice_,
         tracks={},
         recent=(),
         misread=0.0,
@@ -233,7 +241,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Facts:
+class TrafficFacts:
     """What is measured of the traffic, when states are looked at.
 
     Args:
@@ -257,7 +265,7 @@ class Transition:
     """A change of a slice, with the evidence that made it: what the ledger keeps.
 
     Args:
-        number: of all transitions of this leader's state, from 1, without gaps.
+        number: of all transitions of this controller's state, from 1, without gaps.
         before, after: statuses, such as "active"; with a pin "active, pinned to stable".  The
             same where the ramp went on, and where what was decided is held: `reason` says it.
         acted: whether the route changed, or only would have.

@@ -1,19 +1,17 @@
 # The machine of routing: a state, and what moves it.
 #
 # Everything is a value and every function is pure: time comes as an argument, and the same
-# scores and looks in the same order make the same state.  `absorb` only gathers evidence; a
-# slice moves in `look`, a person moves it by `pin`.
+# scores and evaluations in the same order make the same state.  `absorb` only gathers evidence; a
+# slice moves in `transition.advance`, a person moves it by `pin`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from servanda.contract.model import Contract
 from servanda.errors import ContractError
-from servanda.gateway.routing.evidence_price import LATELY, added
+from servanda.gateway.routing.evidence_price import LATELY, add_request
 from servanda.gateway.routing.model import Pin
-from servanda.gateway.routing.snapshot import acts, cuts, snapshot
+from servanda.gateway.routing.snapshot import cuts
 from servanda.gateway.routing.state import (
     RoutingState,
     Rules,
@@ -21,33 +19,14 @@ from servanda.gateway.routing.state import (
     SliceState,
     Track,
     Transition,
-    Watched,
-    fresh,
-    named,
+    WatchedCell,
+    status_text,
+    without_evidence,
 )
-from servanda.gateway.routing.transition import look
 from servanda.registry import did_you_mean
-
-__all__ = [
-    "absorb",
-    "acts",
-    "begin",
-    "look",
-    "pin",
-    "rebase",
-    "routed",
-    "rules_of",
-    "set_back",
-    "snapshot",
-]
 
 _AT_LEAST = 2  # requests that every key may have
 _RUNS = 32  # of promotions, whose last turn is known
-
-
-def rules_of(contract: Contract, watched: Iterable[Watched]) -> Rules:
-    """What a contract says of its routing, with the cells that it is judged by."""
-    return Rules(contract, tuple(watched))
 
 
 def begin(rules: Rules, *, now: float) -> RoutingState:
@@ -64,7 +43,7 @@ def absorb(rules: Rules, state: RoutingState, score: Score) -> RoutingState:
     it chooses no outcomes.
     """
     slices = dict(state.slices)
-    by_slice: dict[str, list[Watched]] = {}
+    by_slice: dict[str, list[WatchedCell]] = {}
     for cell in rules.watched:
         if (cell.clause, cell.slice) in score.statistics and cell.slice in slices:
             by_slice.setdefault(cell.slice, []).append(cell)
@@ -76,20 +55,20 @@ def absorb(rules: Rules, state: RoutingState, score: Score) -> RoutingState:
 
 
 def _with(
-    rules: Rules, one: SliceState, score: Score, cells: list[Watched], chance: float
+    rules: Rules, slice_: SliceState, score: Score, cells: list[WatchedCell], chance: float
 ) -> SliceState:
-    found = [(cell, score.statistics[cell.clause, cell.slice]) for cell in cells]
-    if not any(statistic.n for _, statistic in found):
-        return one
-    if _filled(rules, one, score.key):
-        return replace(one, passed=one.passed + 1)
-    tracks = dict(one.tracks)
-    for cell, statistic in found:
+    statistics = [(cell, score.statistics[cell.clause, cell.slice]) for cell in cells]
+    if not any(statistic.n for _, statistic in statistics):
+        return slice_
+    if _filled(rules, slice_, score.key):
+        return replace(slice_, passed=slice_.passed + 1)
+    tracks = dict(slice_.tracks)
+    for cell, statistic in statistics:
         track = tracks.get(cell.clause, Track())
-        tracks[cell.clause] = added(track, statistic, cell.limit, chance)
-    recent = (*one.recent, score.key)[-remembered(rules) :]
-    misread = one.misread + (score.misread - one.misread) / LATELY
-    return replace(one, tracks=tracks, recent=recent, misread=misread, scored=one.scored + 1)
+        tracks[cell.clause] = add_request(track, statistic, cell.limit, chance)
+    recent = (*slice_.recent, score.key)[-remembered(rules) :]
+    misread = slice_.misread + (score.misread - slice_.misread) / LATELY
+    return replace(slice_, tracks=tracks, recent=recent, misread=misread, scored=slice_.scored + 1)
 
 
 def remembered(rules: Rules) -> int:
@@ -100,7 +79,7 @@ def remembered(rules: Rules) -> int:
     return max(128, 8 * rules.policy.keys)
 
 
-def _filled(rules: Rules, one: SliceState, key: str) -> bool:
+def _filled(rules: Rules, slice_: SliceState, key: str) -> bool:
     """Whether a key has its part of the latest evidence: a quarter, or more where fewer users
     than four are enough for the contract.
 
@@ -110,8 +89,8 @@ def _filled(rules: Rules, one: SliceState, key: str) -> bool:
     """
     if not key:
         return False
-    had = one.recent.count(key)
-    return had > max(_AT_LEAST, len(one.recent) / rules.parts)
+    had = slice_.recent.count(key)
+    return had > max(_AT_LEAST, len(slice_.recent) / rules.parts)
 
 
 def pin(
@@ -155,8 +134,8 @@ def pin(
         number=state.transitions + 1,
         at=now,
         slice=slice,
-        before=named(before),
-        after=named(after),
+        before=status_text(before),
+        after=status_text(after),
         acted=True,
         reason=reason,
         n=after.scored,
@@ -178,14 +157,15 @@ def rebase(rules: Rules, state: RoutingState, *, now: float, keep: bool) -> Rout
     now = max(now, state.clock)
     slices: dict[str, SliceState] = {}
     for name in cuts(rules):
-        one = state.slices.get(name, SliceState(name, since=now))
+        slice_ = state.slices.get(name, SliceState(name, since=now))
         clauses = {cell.clause for cell in rules.on(name)}
         if keep:
             slices[name] = replace(
-                one, tracks={c: track for c, track in one.tracks.items() if c in clauses}
+                slice_,
+                tracks={c: track for c, track in slice_.tracks.items() if c in clauses},
             )
         else:
-            slices[name] = fresh(one)
+            slices[name] = without_evidence(slice_)
     return replace(state, slices=slices, clock=now)
 
 
@@ -199,19 +179,21 @@ def set_back(state: RoutingState, *, now: float) -> RoutingState:
         return state
     slices = {
         name: replace(
-            one,
-            since=one.since - ahead,
-            step_since=one.step_since - ahead,
-            moves=tuple(at - ahead for at in one.moves),
-            calm=None if one.calm is None else one.calm - ahead,
-            pin=None if one.pin is None else replace(one.pin, expires=one.pin.expires - ahead),
+            slice_,
+            since=slice_.since - ahead,
+            step_since=slice_.step_since - ahead,
+            moves=tuple(at - ahead for at in slice_.moves),
+            calm=None if slice_.calm is None else slice_.calm - ahead,
+            pin=None
+            if slice_.pin is None
+            else replace(slice_.pin, expires=slice_.pin.expires - ahead),
         )
-        for name, one in state.slices.items()
+        for name, slice_ in state.slices.items()
     }
     return replace(state, slices=slices, clock=now)
 
 
-def routed(
+def with_route(
     state: RoutingState,
     *,
     share: float | None,

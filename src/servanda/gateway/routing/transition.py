@@ -1,4 +1,4 @@
-# A look: each slice goes at most one step, by its evidence, the clock, and what is measured.
+# Each slice goes at most one step an evaluation, by its evidence, the clock, and what is measured.
 #
 #     active <-> suspect -> quarantined -> probation -> recovering -> active
 #                                ^-------------'------------'
@@ -12,29 +12,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from servanda.contract.model import WHOLE
-from servanda.gateway.routing.divert_conditions import missing
+from servanda.gateway.routing.divert_conditions import unmet_conditions
 from servanda.gateway.routing.evidence_price import (
     CALM,
     SUSPICIOUS,
-    Weighed,
-    broken,
-    decided,
+    CellEvidence,
     doubts,
-    left_out,
+    evidence_of,
+    excluded_note,
+    failure_text,
     slowest,
-    weighed,
+    with_evidence,
 )
 from servanda.gateway.routing.model import AWAY, Pin, Status
 from servanda.gateway.routing.snapshot import acts
 from servanda.gateway.routing.state import (
     RAMP,
-    Facts,
     RoutingState,
     Rules,
     SliceState,
+    TrafficFacts,
     Transition,
-    fresh,
-    named,
+    status_text,
+    without_evidence,
 )
 
 SELF = "servanda"
@@ -44,23 +44,23 @@ MISREAD = 0.005  # of the latest requests were answered for another prompt: one 
 STEP_SCORED = 20  # requests that each step of the ramp is judged by, at least
 _STEPS = 4  # a step of the ramp lasts this part of the dwell, at least
 
-Found = tuple[Weighed, ...]
+Evidence = tuple[CellEvidence, ...]
 
 
-def look(
-    rules: Rules, state: RoutingState, facts: Facts
+def advance(
+    rules: Rules, state: RoutingState, facts: TrafficFacts
 ) -> tuple[RoutingState, tuple[Transition, ...]]:
     """The state after every slice was looked at once, and what changed.
 
     A clock that went back is taken to stand still until it is where it was.
     """
-    return _Look(rules, state, replace(facts, now=max(facts.now, state.clock))).done()
+    return _Evaluation(rules, state, replace(facts, now=max(facts.now, state.clock))).done()
 
 
-class _Look:
-    """One look: the slices as they are by now, and the changes so far."""
+class _Evaluation:
+    """One evaluation: the slices as they are by now, and the changes so far."""
 
-    def __init__(self, rules: Rules, state: RoutingState, facts: Facts) -> None:
+    def __init__(self, rules: Rules, state: RoutingState, facts: TrafficFacts) -> None:
         self._rules = rules
         self._state = state
         self._facts = facts
@@ -71,11 +71,11 @@ class _Look:
     def done(self) -> tuple[RoutingState, tuple[Transition, ...]]:
         for name in self._slices:
             self._expire(self._slices[name])
-        found = {name: weighed(self._rules, one) for name, one in self._slices.items()}
+        evidence = {name: evidence_of(self._rules, slice_) for name, slice_ in self._slices.items()}
         # the surest fault first: it has the first call on what room there is
-        for name in sorted(found, key=lambda n: -found[n][0].excess if found[n] else 0.0):
+        for name in sorted(evidence, key=lambda n: -evidence[n][0].excess if evidence[n] else 0.0):
             if self._slices[name].status == self._state.slices[name].status:
-                self._slice(self._slices[name], found[name])
+                self._slice(self._slices[name], evidence[name])
         after = replace(
             self._state,
             slices=self._slices,
@@ -84,169 +84,163 @@ class _Look:
         )
         return after, tuple(self._changes)
 
-    def _slice(self, one: SliceState, found: Found) -> None:
-        if one.status == "quarantined":
-            if self._now >= one.since + one.dwell_s:
-                reason = f"it was away for {one.dwell_s:g} s"
-                after = replace(fresh(one), status="probation", since=self._now)
-                self._note(one, after, (), reason)
-        elif one.status == "probation":
-            self._probation(one, found)
-        elif found and found[0].paid:
-            self._paid(one, found)
+    def _slice(self, slice_: SliceState, evidence: Evidence) -> None:
+        if slice_.status == "quarantined":
+            if self._now >= slice_.since + slice_.dwell_s:
+                reason = f"it was away for {slice_.dwell_s:g} s"
+                after = replace(without_evidence(slice_), status="probation", since=self._now)
+                self._note(slice_, after, (), reason)
+        elif slice_.status == "probation":
+            self._probation(slice_, evidence)
+        elif evidence and evidence[0].paid:
+            self._paid(slice_, evidence)
         else:
-            one = self._seen(replace(one, held=""))
-            step = self._ramp if one.status == "recovering" else self._serve
-            step(one, found)
+            slice_ = self._seen(replace(slice_, held=""))
+            step = self._ramp if slice_.status == "recovering" else self._serve
+            step(slice_, evidence)
 
-    def _seen(self, one: SliceState) -> SliceState:
+    def _seen(self, slice_: SliceState) -> SliceState:
         """Where answers have no value a fault may hide for ever, and somebody is told once; so it
         is where they are for another prompt."""
-        lost = max((track.hidden for track in one.tracks.values()), default=0.0)
+        lost = max((track.hidden for track in slice_.tracks.values()), default=0.0)
         missing = f"{lost:.0%} of what was lately scored has no value, and may hide a fault"
-        other = f"infer answered {one.misread:.0%} of the latest scored requests for another prompt"
-        found = {"missing": (lost, HIDDEN, missing)}
-        found["prompt"] = one.misread, MISREAD, f"{other} than stable makes of them"
-        for kind, (share, most, held) in found.items():
+        other = f"infer answered {slice_.misread:.0%} of the latest scored requests for another"
+        other += " prompt than stable makes of them"
+        shares = {"missing": (lost, HIDDEN, missing), "prompt": (slice_.misread, MISREAD, other)}
+        for kind, (share, most, held) in shares.items():
             if share >= most:
-                one = self._hold_once(one, kind, held)
+                slice_ = self._hold_once(slice_, kind, held)
             elif share < most / 2:
-                one = replace(one, told=_without(one.told, kind))
-        return one
+                slice_ = replace(slice_, told=_without(slice_.told, kind))
+        return slice_
 
-    def _expire(self, one: SliceState) -> None:
-        if one.pin is None or self._now < one.pin.expires:
+    def _expire(self, slice_: SliceState) -> None:
+        if slice_.pin is None or self._now < slice_.pin.expires:
             return
-        after = replace(one, pin=None)
-        reason = f"the pin of {one.pin.actor} is over"
+        after = replace(slice_, pin=None)
+        reason = f"the pin of {slice_.pin.actor} is over"
         # infer serves again what was taken from it: somebody wants to know
-        back = one.status in AWAY and acts(self._rules, one) and not acts(self._rules, after)
-        pages = self._pages(one) if back else ()
-        self._note(one, after, (), reason, acted=True, pages=pages)
+        back = slice_.status in AWAY and acts(self._rules, slice_) and not acts(self._rules, after)
+        pages = self._pages(slice_) if back else ()
+        self._note(slice_, after, (), reason, acted=True, pages=pages)
 
     # where infer serves
 
-    def _serve(self, one: SliceState, found: Found) -> None:
+    def _serve(self, slice_: SliceState, evidence: Evidence) -> None:
         """Between active and suspect the route is the same, and more is scored."""
-        near = found[0].near if found else 0.0
-        if one.status == "active":
+        near = evidence[0].near if evidence else 0.0
+        if slice_.status == "active":
             if near >= SUSPICIOUS:
-                after = replace(one, status="suspect", since=self._now, calm=None)
-                self._note(one, after, found, "the e-value passed the warning level")
+                after = replace(slice_, status="suspect", since=self._now, calm=None)
+                self._note(slice_, after, evidence, "the e-value passed the warning level")
             else:
-                self._slices[one.name] = one
+                self._slices[slice_.name] = slice_
             return
-        calm = one.calm if one.calm is not None else self._now
-        after = replace(one, calm=calm if near < CALM else None)
+        calm = slice_.calm if slice_.calm is not None else self._now
+        after = replace(slice_, calm=calm if near < CALM else None)
         if after.calm is not None and self._now >= calm + self._rules.policy.dwell:
             after = replace(after, status="active", since=self._now, calm=None, told=())
-            self._note(one, after, found, "the e-value is below the warning level again")
+            self._note(slice_, after, evidence, "the e-value is below the warning level again")
         else:
-            self._slices[one.name] = after
+            self._slices[slice_.name] = after
 
-    def _paid(self, one: SliceState, found: Found) -> None:
+    def _paid(self, slice_: SliceState, evidence: Evidence) -> None:
         """The price is paid: the slice leaves infer, or it is said why it does not."""
-        asking = tuple(w for w in found if w.paid and w.cell.diverts)
+        asking = tuple(w for w in evidence if w.paid and w.cell.diverts)
         for_all = tuple(w for w in asking if w.cell.diverts == "all")
         whole = self._slices[WHOLE]
+        measured = (self._rules, self._slices, self._facts)
         lacks = {"rule": "no rule of the contract diverts it"}
         # where the whole is away already, its rule asks for nothing more than the slice
-        if for_all and (one.name == WHOLE or whole.status not in AWAY):
-            lacks = self._missing(one, for_all, whole, exempt=True)
+        if for_all and (slice_.name == WHOLE or whole.status not in AWAY):
+            lacks = unmet_conditions(*measured, slice_, for_all, moved=whole, exempt=True)
             if not lacks:
-                if one.name != WHOLE:
-                    self._quarantine(one, for_all, load=0.0)  # the whole brings it along
+                if slice_.name != WHOLE:
+                    self._quarantine(slice_, for_all, load=0.0)  # the whole brings it along
                 self._quarantine(whole, for_all, load=self._facts.in_flight.get(WHOLE, 0.0))
                 return
         by_itself = len(asking) > len(for_all) or whole.status in AWAY
         if asking and by_itself:
-            lacks = self._missing(one, asking, one, exempt=False)
+            lacks = unmet_conditions(*measured, slice_, asking, moved=slice_, exempt=False)
             if not lacks:
-                self._quarantine(one, asking, load=self._facts.in_flight.get(one.name, 0.0))
+                self._quarantine(slice_, asking, load=self._facts.in_flight.get(slice_.name, 0.0))
                 return
-        self._hold(one, asking or found, lacks)
+        self._hold(slice_, asking or evidence, lacks)
 
-    def _missing(
-        self, one: SliceState, paid: Found, moved: SliceState, *, exempt: bool
-    ) -> dict[str, str]:
-        return missing(
-            self._rules, self._slices, self._facts, one=one, paid=paid, moved=moved, exempt=exempt
-        )
-
-    def _hold(self, one: SliceState, found: Found, lacks: dict[str, str]) -> None:
+    def _hold(self, slice_: SliceState, evidence: Evidence, lacks: dict[str, str]) -> None:
         """It stays, and each kind of reason is told once."""
-        said = "; ".join(lacks.values())
-        verb = "not diverted" if acts(self._rules, one) else "would not be diverted"
-        told = tuple(dict.fromkeys((*one.told, *lacks)))
-        status: Status = "suspect" if one.status == "active" else one.status
-        after = replace(one, status=status, held=f"{verb}: {said}", told=told, calm=None)
-        if status != one.status:
+        reasons = "; ".join(lacks.values())
+        verb = "not diverted" if acts(self._rules, slice_) else "would not be diverted"
+        told = tuple(dict.fromkeys((*slice_.told, *lacks)))
+        status: Status = "suspect" if slice_.status == "active" else slice_.status
+        after = replace(slice_, status=status, held=f"{verb}: {reasons}", told=told, calm=None)
+        if status != slice_.status:
             after = replace(after, since=self._now)
-        if told != one.told or status != one.status:
-            pages = self._pages(one) if told != one.told else ()
-            self._note(one, after, found, after.held, pages=pages)
+        if told != slice_.told or status != slice_.status:
+            pages = self._pages(slice_) if told != slice_.told else ()
+            self._note(slice_, after, evidence, after.held, pages=pages)
         else:
-            self._slices[one.name] = after
+            self._slices[slice_.name] = after
 
-    def _quarantine(self, one: SliceState, found: Found, *, load: float) -> None:
+    def _quarantine(self, slice_: SliceState, evidence: Evidence, *, load: float) -> None:
         policy = self._rules.policy
-        left = one.status != "probation"  # else it is away already
-        again = not left or one.status == "recovering"
+        left = slice_.status != "probation"  # else it is away already
+        again = not left or slice_.status == "recovering"
         # back for less time than a ramp and the dwell take: that is the same fault once more
-        again |= bool(one.moves) and self._now < one.moves[-1] + 2 * one.dwell_s
-        dwell = min(policy.longest_dwell, 2 * one.dwell_s) if again else policy.dwell
+        again |= bool(slice_.moves) and self._now < slice_.moves[-1] + 2 * slice_.dwell_s
+        dwell = min(policy.longest_dwell, 2 * slice_.dwell_s) if again else policy.dwell
         after = replace(
-            fresh(one),
+            without_evidence(slice_),
             status="quarantined",
             since=self._now,
             dwell_s=dwell,
-            relapses=one.relapses + 1 if again else 0,
+            relapses=slice_.relapses + 1 if again else 0,
             step=0,
             load=load,
-            moves=self._moves(one) if left else one.moves,
+            moves=self._moves(slice_) if left else slice_.moves,
         )
-        cell = found[0].cell
+        cell = evidence[0].cell
         of = self._state.slices[cell.slice]
-        after = replace(after, doubts={**one.doubts, **doubts(of, found)})
-        reason = f"{cell.name} {broken(of, found[0])}{left_out(self._rules, of)}"
+        after = replace(after, doubts={**slice_.doubts, **doubts(of, evidence)})
+        reason = f"{cell.name} {failure_text(of, evidence[0])}{excluded_note(self._rules, of)}"
         reason += f"; again, so that the dwell is {dwell:g} s" if again else ""
-        pages = tuple(dict.fromkeys((*self._pages(one), *cell.pages)))
-        self._note(one, after, found, reason, acted=left, pages=pages)
+        pages = tuple(dict.fromkeys((*self._pages(slice_), *cell.pages)))
+        self._note(slice_, after, evidence, reason, acted=left, pages=pages)
         if len(after.moves) > policy.moves_per_hour:
             self._too_often(after)
 
     # where stable serves
 
-    def _probation(self, one: SliceState, found: Found) -> None:
-        if found and found[0].paid:
-            self._quarantine(one, found, load=one.load)
+    def _probation(self, slice_: SliceState, evidence: Evidence) -> None:
+        if evidence and evidence[0].paid:
+            self._quarantine(slice_, evidence, load=slice_.load)
             return
-        slow = slowest(self._rules, one)
+        slow = slowest(self._rules, slice_)
         if slow is None:
-            ready = not self._holds_all(one)
+            ready = not self._holds_all(slice_)
         else:
-            ready = slow.paid and one.scored > 0
+            ready = slow.paid and slice_.scored > 0
         if not ready:
             return
-        if one.pin is not None and one.pin.to in ("stable", "infer"):
-            held = f"not brought back: pinned to {one.pin.to} by {one.pin.actor}"
-            self._slices[one.name] = replace(one, held=held)
+        if slice_.pin is not None and slice_.pinned:
+            held = f"not brought back: pinned to {slice_.pin.to} by {slice_.pin.actor}"
+            self._slices[slice_.name] = replace(slice_, held=held)
             return
-        moves = self._moves(one)
+        moves = self._moves(slice_)
         if len(moves) > self._rules.policy.moves_per_hour:
-            self._too_often(one)
+            self._too_often(slice_)
             return
         after = replace(
-            fresh(one),
+            without_evidence(slice_),
             status="recovering",
             since=self._now,
             step=0,
             step_since=self._now,
             moves=moves,
         )
-        kept = f"every cell is within its limit{left_out(self._rules, one)}"
-        reason = f"{kept}; infer serves {RAMP[0]:.0%} of its share"
-        self._note(one, after, () if slow is None else (slow,), reason, acted=True)
+        limits = f"every cell is within its limit{excluded_note(self._rules, slice_)}"
+        reason = f"{limits}; infer serves {RAMP[0]:.0%} of its share"
+        self._note(slice_, after, () if slow is None else (slow,), reason, acted=True)
 
     def _holds_all(self, whole: SliceState) -> bool:
         """Whether a slice is away whose rule took the whole with it.
@@ -254,93 +248,97 @@ class _Look:
         The whole has no cell of its own then, and comes back when they have.
         """
         return any(
-            one.status in AWAY and any(c.diverts == "all" for c in self._rules.on(one.name))
-            for one in self._slices.values()
-            if one.name != whole.name
+            other.status in AWAY and any(c.diverts == "all" for c in self._rules.on(other.name))
+            for other in self._slices.values()
+            if other.name != whole.name
         )
 
-    def _ramp(self, one: SliceState, found: Found) -> None:
+    def _ramp(self, slice_: SliceState, evidence: Evidence) -> None:
         """A step further, after its time and its requests, and while nothing is suspicious."""
-        self._slices[one.name] = one
-        early = self._now < one.step_since + one.dwell_s / _STEPS
-        few = bool(found) and one.scored < one.step_scored + STEP_SCORED
-        near = found[0].near if found else 0.0
-        pinned = one.pin is not None and one.pin.to in ("stable", "infer")
-        if early or few or near >= SUSPICIOUS or pinned:
+        self._slices[slice_.name] = slice_
+        early = self._now < slice_.step_since + slice_.dwell_s / _STEPS
+        few = bool(evidence) and slice_.scored < slice_.step_scored + STEP_SCORED
+        near = evidence[0].near if evidence else 0.0
+        if early or few or near >= SUSPICIOUS or slice_.pinned:
             return
-        if one.step == len(RAMP) - 1:
+        if slice_.step == len(RAMP) - 1:
             after = replace(
-                fresh(one), status="active", since=self._now, step=0, load=0.0, doubts={}
+                without_evidence(slice_),
+                status="active",
+                since=self._now,
+                step=0,
+                load=0.0,
+                doubts={},
             )
-            self._note(one, after, found, "it kept its limits through the ramp", acted=True)
+            self._note(slice_, after, evidence, "it kept its limits through the ramp", acted=True)
             return
-        step = one.step + 1
-        after = replace(one, step=step, step_since=self._now, step_scored=one.scored)
+        step = slice_.step + 1
+        after = replace(slice_, step=step, step_since=self._now, step_scored=slice_.scored)
         reason = f"infer serves {RAMP[step]:.0%} of its share"
-        self._note(one, after, found, reason, acted=True)
+        self._note(slice_, after, evidence, reason, acted=True)
 
     # what every change has
 
-    def _moves(self, one: SliceState) -> tuple[float, ...]:
+    def _moves(self, slice_: SliceState) -> tuple[float, ...]:
         """Of the last hour, with one now."""
-        kept = (at for at in one.moves if at > self._now - HOUR_S)
-        return (*kept, self._now)[-self._rules.policy.moves_per_hour - 1 :]
+        recent = (at for at in slice_.moves if at > self._now - HOUR_S)
+        return (*recent, self._now)[-self._rules.policy.moves_per_hour - 1 :]
 
-    def _too_often(self, one: SliceState) -> None:
+    def _too_often(self, slice_: SliceState) -> None:
         """It went to and fro too often: stable has it for a while, and somebody is told.
 
         What is only watched is not pinned, since a pin is followed whatever the mode.
         """
         moves = self._rules.policy.moves_per_hour
-        lasts = max(HOUR_S, one.dwell_s)
+        lasts = max(HOUR_S, slice_.dwell_s)
         often = f"it changed its route more than {moves} times in an hour"
-        if acts(self._rules, one):
+        if acts(self._rules, slice_):
             ends = self._now + lasts
-            if one.pin is not None:  # "enforce", without which nothing would hold it afterwards
-                ends = max(ends, one.pin.expires)
-            after = replace(one, pin=Pin("stable", SELF, often, ends))
+            if slice_.pin is not None:  # "enforce", without which nothing would hold it afterwards
+                ends = max(ends, slice_.pin.expires)
+            after = replace(slice_, pin=Pin("stable", SELF, often, ends))
             reason = f"{often}; stable serves it for {lasts:g} s"
-            self._note(one, after, (), reason, acted=True, pages=self._pages(one))
+            self._note(slice_, after, (), reason, acted=True, pages=self._pages(slice_))
             return
-        self._hold_once(one, "moves", f"would stay on stable: {often}")
+        self._hold_once(slice_, "moves", f"would stay on stable: {often}")
 
-    def _hold_once(self, one: SliceState, kind: str, held: str) -> SliceState:
+    def _hold_once(self, slice_: SliceState, kind: str, held: str) -> SliceState:
         """Say something of a slice that stays where it is; somebody is told the first time."""
-        after = replace(one, held=held, told=(*_without(one.told, kind), kind))
-        self._slices[one.name] = after
-        if kind not in one.told:
-            self._note(one, after, (), held, pages=self._pages(one))
+        after = replace(slice_, held=held, told=(*_without(slice_.told, kind), kind))
+        self._slices[slice_.name] = after
+        if kind not in slice_.told:
+            self._note(slice_, after, (), held, pages=self._pages(slice_))
         return after
 
-    def _pages(self, one: SliceState) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(p for c in self._rules.on(one.name) for p in c.pages))
+    def _pages(self, slice_: SliceState) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(p for c in self._rules.on(slice_.name) for p in c.pages))
 
     def _note(
         self,
-        one: SliceState,
+        slice_: SliceState,
         after: SliceState,
-        found: Found,
+        evidence: Evidence,
         reason: str,
         *,
         acted: bool = False,
         pages: tuple[str, ...] = (),
     ) -> None:
         """Take the change over, and write it down with the evidence that decided it."""
-        self._slices[one.name] = after
+        self._slices[slice_.name] = after
         change = Transition(
             number=self._state.transitions + len(self._changes) + 1,
             at=self._now,
-            slice=one.name,
-            before=named(one),
-            after=named(after),
-            acted=acted and (acts(self._rules, one) or one.pin != after.pin),
+            slice=slice_.name,
+            before=status_text(slice_),
+            after=status_text(after),
+            acted=acted and (acts(self._rules, slice_) or slice_.pin != after.pin),
             reason=reason,
-            n=one.scored,
-            keys=len(one.keys),
+            n=slice_.scored,
+            keys=len(slice_.keys),
             pages=pages,
         )
-        if found:
-            change = decided(change, found[0], self._state.slices[found[0].cell.slice])
+        if evidence:
+            change = with_evidence(change, evidence[0], self._state.slices[evidence[0].cell.slice])
         self._changes.append(change)
 
 

@@ -3,15 +3,17 @@
 import math
 from dataclasses import replace
 
+import msgspec
+
 from servanda.errors import EvidenceError
 from servanda.gateway.controller.status import (
-    CellStanding,
-    GatewayStanding,
-    LeftOut,
-    PoolStanding,
-    ScoringStanding,
-    SliceStanding,
-    Standing,
+    CellStatus,
+    ControllerStatus,
+    GatewayStatus,
+    PoolStatus,
+    ScoringStatus,
+    SliceStatus,
+    UnwatchedCell,
 )
 from servanda.gateway.routing.model import Pin, SliceRoute, Snapshot
 from servanda.gateway.routing.router import Router
@@ -34,7 +36,7 @@ def cell(clause="tv-mean", value=0.012, log_evidence=-2.0, log_below=6.0, **more
         "log_price": PRICE,
         "n": 188,
     }
-    return CellStanding(
+    return CellStatus(
         clause, value=value, log_evidence=log_evidence, log_below=log_below, **(known | more)
     )
 
@@ -53,7 +55,7 @@ def slice_(name, status="active", *, log_evidence=-2.0, rising=False, **more):
         "sample": 0.01,
         "history": tuple((NOW - 600 + 10 * i, y) for i, y in enumerate(path)),
     }
-    return SliceStanding(name, status, **(known | more))
+    return SliceStatus(name, status, **(known | more))
 
 
 def broken(name="long", **more):
@@ -73,7 +75,7 @@ def broken(name="long", **more):
     return slice_(name, **(known | more))
 
 
-def standing(**more):
+def status(**more):
     known = {
         "slices": (
             broken(),
@@ -86,14 +88,14 @@ def standing(**more):
             transition(2, "suspect", "quarantined", NOW - 760),
         ),
         "moves": 2,
-        "left_out": (LeftOut("tail", "late", "its tokens are known only after the answer"),),
+        "left_out": (UnwatchedCell("tail", "late", "its tokens are known only after the answer"),),
         "pools": {
-            "infer": PoolStanding(12, 31, 64),
-            "stable": PoolStanding(3, 9, 16),
+            "infer": PoolStatus(12, 31, 64),
+            "stable": PoolStatus(3, 9, 16),
         },
         "diverted": 0.06,
         "gateways": (gateway(),),
-        "scoring": ScoringStanding(
+        "scoring": ScoringStatus(
             alive=True,
             queued=14,
             room=512,
@@ -110,7 +112,7 @@ def standing(**more):
         "began": NOW - 3_600,
         "ledger_where": "ledger/",
     }
-    return Standing(
+    return ControllerStatus(
         **(
             {
                 "name": "gateway-demo",
@@ -166,19 +168,19 @@ def gateway(name="gateway-1", start=NOW - 4_000, **more):
         "first_byte": {"infer": {"buckets": {"0.1": 7, "inf": 1}, "sum": 61.0}},
     }
     known = {"heard": NOW - 0.3, "version": 17, "taken": 412, "counts": counts}
-    return GatewayStanding(name, start, **(known | more))
+    return GatewayStatus(name, start, **(known | more))
 
 
-class Leader:
-    """The attributes of leader.leading.Leader."""
+class Controller:
+    """The attributes of controller.Controller."""
 
     def __init__(self, now=None):
-        self.now = now or standing()
+        self.now = now or status()
         self.asked = []
         self.refuse_reload = ""
         self.wait = None  # a call of it holds up whoever follows
 
-    def standing(self):
+    def status(self):
         return self.now
 
     @property
@@ -216,11 +218,11 @@ class Leader:
         self._change(slice_, pin=None)
         return (transition(4, "active, pinned to stable", "active", actor=actor, reason=reason),)
 
-    def route(self, body, *, actor):
-        self.asked.append(("route", dict(body), actor))
+    def route(self, route):
+        self.asked.append(("route", msgspec.structs.asdict(route)))
 
-    def reload(self, *, actor):
-        self.asked.append(("reload", actor))
+    def reload(self):
+        self.asked.append(("reload",))
         return self.refuse_reload
 
     def close(self):

@@ -9,7 +9,7 @@ import uvicorn
 from servanda.gateway.controller.web.app import app
 from servanda.gateway.controller.web.auth import Limits
 from servanda.gateway.http.api_keys import ROLES, Keys
-from servanda.gateway.http.listener import Bounded, bound
+from servanda.gateway.http.listener import BoundedProtocol, bind
 
 WAIT_S = 60  # for what comes at once, unless the test is red
 KEY = {role: f"{role}-key-0123456789abcdef" for role in ROLES}
@@ -25,7 +25,7 @@ def live(leader, keys=KEYS, **limits):
     """A client of a leader's listener; it has no key of its own."""
     config = uvicorn.Config(
         app(leader, keys, Limits(**limits)),
-        http=Bounded,  # as `servanda serve` has it
+        http=BoundedProtocol,  # as `servanda serve` has it
         lifespan="on",
         log_level="critical",
         ws="none",
@@ -38,7 +38,7 @@ def live(leader, keys=KEYS, **limits):
             await super().startup(sockets)
             ready.set()
 
-    with bound("127.0.0.1", 0, "--admin") as taken:
+    with bind("127.0.0.1", 0, "--admin") as taken:
         running = AnnouncingServer(config)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [taken]})
         thread.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from servanda.gateway.controller.status import ScoringStanding
+from servanda.gateway.controller.status import ScoringStatus
 from servanda.gateway.controller.web.gateway_metrics import REASONS
 from servanda.gateway.controller.web.metrics import Metrics
 from tests.gateway.controller.web import fake
@@ -53,11 +53,11 @@ class Told:
     """Metrics of a standing that the test moves on."""
 
     def __init__(self, standing=None):
-        self.standing = standing or fake.standing()
-        self.metrics = Metrics(lambda: self.standing)
+        self.status = standing or fake.status()
+        self.metrics = Metrics(lambda: self.status)
 
     def read(self):
-        text, _ = self.metrics.told()
+        text, _ = self.metrics.exposition()
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in text_string_to_metric_families(text.decode())
@@ -77,7 +77,7 @@ class Told:
 def test_the_reference_and_the_example_name_the_metrics_that_there_are():
     names = {
         name
-        for family in text_string_to_metric_families(Metrics(fake.standing).told()[0].decode())
+        for family in text_string_to_metric_families(Metrics(fake.status).exposition()[0].decode())
         for name in [f"{family.name}_total" if family.type == "counter" else family.name]
     }
     page = (ROOT / "docs" / "reference" / "gateway_metrics.md").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def test_the_reference_and_the_example_name_the_metrics_that_there_are():
 
 
 def test_every_metric_is_there_with_a_type_and_words():
-    text, _ = Metrics(fake.standing).told()
+    text, _ = Metrics(fake.status).exposition()
     families = [*text_string_to_metric_families(text.decode())]
     assert {family.name for family in families} == FAMILIES
     for family in families:
@@ -145,15 +145,15 @@ def test_each_number_is_the_one_of_the_standing(name, labels, value):
 @pytest.mark.parametrize(("above", "verdict"), [(0.1, 0), (-0.1, 1)])
 def test_a_limit_is_kept_once_that_is_shown(above, verdict):
     cell = fake.cell(log_below=fake.LEAVE + above)
-    told = Told(fake.standing(slices=(fake.slice_("all", cells=(cell,)),)))
+    told = Told(fake.status(slices=(fake.slice_("all", cells=(cell,)),)))
     assert told.value("servanda_clause_verdict", slice="all") == verdict
 
 
 def test_what_nobody_measured_is_absent_and_not_zero():
     empty = fake.cell(value=float("nan"), interval=None)
-    bare = fake.standing(
+    bare = fake.status(
         slices=(fake.slice_("all", cells=(empty,)),),
-        scoring=ScoringStanding(),
+        scoring=ScoringStatus(),
         gateways=(),
         made=0.0,
     )
@@ -192,7 +192,7 @@ def test_no_counter_ever_falls():
     told = Told()
     one, two = fake.gateway("one"), fake.gateway("two")
     new = fake.gateway("one", start=fake.NOW, counts={"decisions": {"all\tinfer\tshare": 1}})
-    whole = told.standing.slices
+    whole = told.status.slices
     looks = [
         {"gateways": (one,)},
         {"gateways": (one, two)},
@@ -205,7 +205,7 @@ def test_no_counter_ever_falls():
     ]
     before = {}
     for look in looks:
-        told.standing = fake.standing(**look)
+        told.status = fake.status(**look)
         now = counters(told.read())
         assert now.keys() >= before.keys()
         for key, value in before.items():
@@ -214,18 +214,18 @@ def test_no_counter_ever_falls():
 
 
 def test_what_ended_gateways_counted_is_kept_once():
-    told = Told(fake.standing(gateways=(fake.gateway("one"),)))
+    told = Told(fake.status(gateways=(fake.gateway("one"),)))
     which = {"slice": "all", "pool": "infer", "reason": "share"}
     assert told.value("servanda_route_decisions_total", **which) == 20_000
 
     restarted = fake.gateway("one", start=fake.NOW, counts={"decisions": {"all\tinfer\tshare": 7}})
-    told.standing = fake.standing(gateways=(restarted,))
+    told.status = fake.status(gateways=(restarted,))
     for _ in range(3):
         assert told.value("servanda_route_decisions_total", **which) == 20_007
 
 
 def test_transitions_are_counted_once_and_none_is_lost():
-    told = Told(fake.standing())
+    told = Told(fake.status())
     seen = {"from": "suspect", "to": "quarantined"}
     assert told.value("servanda_transitions_total", **seen) == 1
     assert told.value("servanda_transitions_total", **seen) == 1
@@ -234,7 +234,7 @@ def test_transitions_are_counted_once_and_none_is_lost():
         fake.transition(61, "suspect", "quarantined"),
         fake.transition(62, "a", "active, pinned to x"),
     )
-    told.standing = fake.standing(transitions=later, moves=62)
+    told.status = fake.status(transitions=later, moves=62)
 
     assert told.value("servanda_transitions_total", **seen) == 2
     assert told.value("servanda_transitions_total", **{"from": "other", "to": "pinned"}) == 1
@@ -263,7 +263,7 @@ def test_nobody_who_sends_requests_can_make_a_series():
         *(fake.gateway(bad, counts={"decisions": [], "overhead": None}) for bad in HOSTILE),
         fake.gateway("odd", counts={"decisions": None, "overhead": {"buckets": "1", "sum": "x"}}),
     )
-    told = Told(fake.standing(gateways=gateways, transitions=steps, moves=len(steps)))
+    told = Told(fake.status(gateways=gateways, transitions=steps, moves=len(steps)))
 
     read = told.read()
 
@@ -277,12 +277,12 @@ def test_nobody_who_sends_requests_can_make_a_series():
 
 def test_a_name_with_quotes_is_told_as_it_is():
     odd = 'a"b\\c\nd'
-    told = Told(fake.standing(slices=(fake.slice_(odd),), name=odd))
+    told = Told(fake.status(slices=(fake.slice_(odd),), name=odd))
     assert told.value("servanda_slice_acts", slice=odd, contract=odd) == 0
 
 
 def test_a_scraper_gets_the_format_that_it_asks_for():
-    with live(fake.Leader()) as client:
+    with live(fake.Controller()) as client:
         plain = client.get("/metrics", headers=bearer("viewer"))
         assert plain.headers["content-type"].startswith("text/plain; version=")
         assert "servanda_info{" in plain.text

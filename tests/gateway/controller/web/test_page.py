@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import ContractError
-from servanda.gateway.controller.status import ScoringStanding, Standing
+from servanda.gateway.controller.status import ControllerStatus, ScoringStatus
 from servanda.gateway.controller.web import page, phrases
-from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served, spark
+from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, spark
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.model import STATUSES, Pin
 from servanda.traces.serialization import from_plain, to_plain
@@ -18,7 +18,7 @@ from tests.gateway.controller.web import fake
 from tests.kit import parse
 
 VIEWER, OPERATOR = Holder("vera", "viewer"), Holder("otto", "operator")
-QUIET = fake.standing().slices[1:]
+QUIET = fake.status().slices[1:]
 YOUNG = fake.slice_("young", scored=1, cells=(fake.cell(log_below=0.1, n=1),))
 NEW = fake.slice_("new", scored=0, keys=0, history=())
 
@@ -93,13 +93,13 @@ def pinned(to, **more):
     ],
 )
 def test_the_first_line_says_how_things_stand(known, text):
-    head = phrases.headline(fake.standing(**known))
+    head = phrases.headline(fake.status(**known))
     assert f"{head.glyph} {head.text}" == text
 
 
 def test_many_slices_are_named_and_then_counted():
     away = tuple(fake.slice_(f"s{i}", "quarantined", acts=True) for i in range(7))
-    head = phrases.headline(fake.standing(slices=away))
+    head = phrases.headline(fake.status(slices=away))
     assert head.text == "s0, s1, s2 and 4 more are served by stable."
 
 
@@ -138,7 +138,7 @@ def test_a_state_has_a_word_and_a_glyph_and_not_colour_alone(one, said):
     ],
 )
 def test_a_row_says_who_serves_it_now(one, base, who):
-    assert phrases.now(one, fake.standing(slices=(one,), base=base)) == who
+    assert phrases.served_by(one, fake.status(slices=(one,), base=base)) == who
 
 
 PINNED = {to: Pin(to, "a", "b", fake.NOW + 1) for to in ("stable", "infer")}
@@ -163,13 +163,16 @@ ALL = fake.slice_("all", "quarantined", acts=True, route=0.0)
 )
 def test_where_the_whole_traffic_goes_there_goes_every_slice_of_it(one, whole, who, meant):
     """As the router has it: a person's word before a decision, and stable before infer."""
-    at = fake.standing(slices=(one, whole))
-    assert (phrases.now(one, at), phrases.meant(one, at)) == (who, meant)
+    at = fake.status(slices=(one, whole))
+    assert (phrases.served_by(one, at), phrases.served_by(one, at, if_acted=True)) == (who, meant)
 
 
 def test_what_a_promotion_does_not_give_infer_is_no_decision_of_ours():
     one = fake.slice_("a")
-    assert phrases.meant(one, fake.standing(slices=(one,), base=0.05)) == "infer 5.0 %"
+    assert (
+        phrases.served_by(one, fake.status(slices=(one,), base=0.05), if_acted=True)
+        == "infer 5.0 %"
+    )
 
 
 def test_the_worst_slice_comes_first_and_the_whole_last():
@@ -182,12 +185,12 @@ def test_the_worst_slice_comes_first_and_the_whole_last():
         fake.broken(),
         pinned("infer"),
     )
-    found = [row.one.name for row in page.rows(fake.standing(slices=slices))]
+    found = [row["slice"].name for row in page.rows(fake.status(slices=slices))]
     assert found == ["domain=math", "long", "odd", "back", "near", "calm", "all"]
 
 
 def test_the_page_shows_what_a_person_needs():
-    html = page.page(fake.standing(), OPERATOR)
+    html = page.page(fake.status(), OPERATOR)
     for text in (
         "0.1727",
         "limit 0.05",
@@ -212,14 +215,14 @@ def test_problems_come_first():
         "store": "the store is locked",
         "ledger": "the ledger is full",
         "reload": "contract.yaml:1:1: no",
-        "scoring": ScoringStanding(problem="the train kernel ended"),
+        "scoring": ScoringStatus(problem="the train kernel ended"),
     }
-    html = page.fragment(fake.standing(**bad), VIEWER)
+    html = page.fragment(fake.status(**bad), VIEWER)
     assert "4 things to look at" in html
     assert html.index("4 things to look at") < html.index("<h1")
     for text in ("the store is locked", "the ledger is full", "contract.yaml:1:1: no"):
         assert text in html
-    assert "things to look at" not in page.fragment(fake.standing(), VIEWER)
+    assert "things to look at" not in page.fragment(fake.status(), VIEWER)
 
 
 def test_a_contract_that_is_refused_is_told_on_one_line_without_the_line_of_its_text():
@@ -232,8 +235,8 @@ def test_a_contract_that_is_refused_is_told_on_one_line_without_the_line_of_its_
 
 
 def test_only_who_may_pin_is_offered_a_pin():
-    assert "data-act" in page.page(fake.standing(), OPERATOR)
-    for html in (page.page(fake.standing(), VIEWER), page.fragment(fake.standing(), VIEWER)):
+    assert "data-act" in page.page(fake.status(), OPERATOR)
+    for html in (page.page(fake.status(), VIEWER), page.fragment(fake.status(), VIEWER)):
         assert "<button" not in html and "<form" not in html and "<dialog" not in html
 
 
@@ -265,7 +268,7 @@ def hostile(text):
         served={text: 5, "infer": 3},
     )
     step = fake.transition(1, text, text, reason=text, actor=text, cell=text)
-    return fake.standing(
+    return fake.status(
         name=text,
         contract=text,
         run=text,
@@ -275,7 +278,7 @@ def hostile(text):
         store=text,
         ledger_where=text,
         gateways=(fake.gateway(name=text, counts=counted(text)),),
-        scoring=ScoringStanding(outside={text: 3}, problem=text),
+        scoring=ScoringStatus(outside={text: 3}, problem=text),
     )
 
 
@@ -284,17 +287,17 @@ def test_why_requests_are_no_evidence_is_shown_the_most_frequent_first():
     counts["a"]["unsampled"]["stop"] = counts["b"]["unsampled"]["stop"] = 900
     gateways = tuple(fake.gateway(name=name, counts=told) for name, told in counts.items())
 
-    html = page.page(fake.standing(gateways=gateways), OPERATOR)
+    html = page.page(fake.status(gateways=gateways), OPERATOR)
 
     assert "drawn and no evidence: 1,800 stop · 4 why a4 · 4 why b4 · 3 why a3 · 3 why b3" in html
     assert "4 more reasons" in html
-    silent = page.page(fake.standing(gateways=(fake.gateway(counts={}),)), OPERATOR)
+    silent = page.page(fake.status(gateways=(fake.gateway(counts={}),)), OPERATOR)
     assert "drawn and no evidence" not in silent
 
 
 def test_a_log_that_takes_no_rows_is_a_problem():
     full = fake.gateway(name="g1", counts={"log": "No space left on device"})
-    one = fake.standing(gateways=(full, fake.gateway(name="g2", counts={"log": ""})))
+    one = fake.status(gateways=(full, fake.gateway(name="g2", counts={"log": ""})))
 
     said = "gateway g1 cannot write its log of requests: No space left on device"
     assert [text for text in one.problems if "log" in text] == [said]
@@ -326,7 +329,7 @@ def test_odd_numbers_are_drawn_within_the_frame():
             for point in drawn.points.split():
                 x, y = map(float, point.split(","))
                 assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
-            assert "nan" not in page.fragment(fake.standing(slices=(one,)), VIEWER)
+            assert "nan" not in page.fragment(fake.status(slices=(one,)), VIEWER)
 
 
 def test_a_long_history_keeps_its_peaks():
@@ -347,13 +350,13 @@ def test_the_price_is_reached_where_the_line_says_so():
 
 
 def test_a_bar_adds_up_to_the_whole():
-    parts = served({"stable": 1, "infer": 2, "refused": 1, "none": 0})
+    parts = served_parts({"stable": 1, "infer": 2, "refused": 1, "none": 0})
     assert [(p.pool, p.x, p.width) for p in parts] == [
         ("infer", 0, 50.0),
         ("stable", 50.0, 25.0),
         ("other", 75.0, 25.0),
     ]
-    assert served({}) == ()
+    assert served_parts({}) == ()
 
 
 @pytest.mark.parametrize("status", STATUSES)
@@ -361,13 +364,13 @@ def test_a_bar_adds_up_to_the_whole():
 @pytest.mark.parametrize("acts", [True, False])
 def test_every_state_has_a_page(status, mode, acts):
     one = fake.slice_("a", status, acts=acts, share=None, served={}, cells=())
-    bare = fake.standing(slices=(one,), mode=mode, gateways=(), pools={}, began=0.0)
+    bare = fake.status(slices=(one,), mode=mode, gateways=(), pools={}, began=0.0)
     assert "<h1" in page.page(bare, OPERATOR)
 
 
 def test_a_standing_travels_as_json():
-    standing = fake.standing()
-    assert to_plain(from_plain(Standing, to_plain(standing))) == to_plain(standing)
+    status = fake.status()
+    assert to_plain(from_plain(ControllerStatus, to_plain(status))) == to_plain(status)
 
 
 @pytest.mark.parametrize(
@@ -383,4 +386,4 @@ def test_a_standing_travels_as_json():
 def test_a_decision_says_whether_anything_was_moved(step, text):
     before, after, acted = step
     one = fake.transition(3, before, after, acted=acted)
-    assert f">{text}</span>" in page.fragment(fake.standing(transitions=(one,), moves=3), VIEWER)
+    assert f">{text}</span>" in page.fragment(fake.status(transitions=(one,), moves=3), VIEWER)

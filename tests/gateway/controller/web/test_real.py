@@ -4,21 +4,21 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servanda.errors import MeasurementError
-from servanda.gateway.controller.status import Standing
+from servanda.gateway.controller.status import ControllerStatus
 from servanda.gateway.controller.web import page
 from servanda.gateway.controller.web import text as status_text
 from servanda.gateway.routing.model import snapshot_of
 from servanda.traces.serialization import from_plain
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 from tests.gateway.controller.web.serving import bearer, live
 from tests.gateway.controller.web.test_page import OPERATOR
 
 
 @pytest.fixture
 def served(tmp_path):
-    path = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING)
-    clock = leads.Clock()
-    leader = leads.leader(path, clock)
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
+    clock = controllers.Clock()
+    leader = controllers.controller(path, clock)
     try:
         with live(leader) as client:
             yield client, leader, clock, path
@@ -27,14 +27,14 @@ def served(tmp_path):
 
 
 def told(client, rows, first):
-    body = leads.message(rows, first=first)
+    body = controllers.message(rows, first=first)
     return client.post("/v1/follow", json=body, headers=bearer("gateway")).json()
 
 
 def test_a_faulty_slice_leaves_and_everybody_is_told(served):
     client, leader, clock, path = served
     told(client, [], 0)
-    rows = leads.rows(path, 240)
+    rows = controllers.rows(path, 240)
     for i in range(0, len(rows), 24):
         clock.now = rows[i + 23]["at"] + 3
         reply = told(client, rows[i : i + 24], i)
@@ -43,19 +43,19 @@ def test_a_faulty_slice_leaves_and_everybody_is_told(served):
     assert reply["taken"] >= 0
 
     data = client.get("/v1/status", headers=bearer("viewer")).json()
-    standing = from_plain(Standing, data)
-    gone = {one.name: one.status for one in standing.slices}
+    status = from_plain(ControllerStatus, data)
+    gone = {one.name: one.status for one in status.slices}
     assert gone["first=a"] == "quarantined" and gone["first=b"] in ("active", "suspect")
-    assert 0 <= standing.now - standing.made < 600
+    assert 0 <= status.now - status.made < 600
 
     html = client.get("/", headers=bearer("operator")).text
     assert "first=a is served by stable" in html
-    assert "first=a is served by stable" in status_text.text(standing, "http://x")
+    assert "first=a is served by stable" in status_text.text(status, "http://x")
 
     snapshot = client.get("/v1/route/snapshot", headers=bearer("gateway"))
     route = {one.name: one for one in snapshot_of(snapshot.json()).slices}["first=a"]
     assert (route.share, route.acts) == (0.0, True)
-    assert snapshot.headers["etag"] == f'"{standing.version}"'
+    assert snapshot.headers["etag"] == f'"{status.version}"'
 
     text = client.get("/metrics", headers=bearer("viewer")).text
     found = {
@@ -64,7 +64,7 @@ def test_a_faulty_slice_leaves_and_everybody_is_told(served):
         for s in family.samples
     }
     assert found["servanda_slice_state", "first=a", "quarantined"] == 1
-    assert found["servanda_samples_total", None, "scored"] == standing.scoring.scored > 0
+    assert found["servanda_samples_total", None, "scored"] == status.scoring.scored > 0
     assert found["servanda_rescore_lag_seconds_count", None, None] > 0
     assert found["servanda_rescore_lag_seconds_sum", None, None] > 0
 
@@ -87,7 +87,7 @@ def test_a_pin_is_followed_and_kept_in_the_ledger_by_its_actor(served):
         headers=bearer("gateway"),
     ).json()
     assert (decided["pool"], decided["reason"]) == ("stable", "first=b pinned")
-    assert "first=b is served by stable" in page.page(leader.standing(), OPERATOR)
+    assert "first=b is served by stable" in page.page(leader.status(), OPERATOR)
 
     body = {"slice": "first=b", "reason": "it works"}
     assert client.post("/v1/admin/unpin", json=body, headers=bearer("operator")).status_code == 200

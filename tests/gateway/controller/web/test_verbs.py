@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.errors import ContractError, MeasurementError
-from servanda.gateway.controller.status import ScoringStanding, Standing
+from servanda.gateway.controller.status import ControllerStatus, ScoringStatus
 from servanda.gateway.controller.web import text
-from servanda.gateway.controller.web.client import Asking
+from servanda.gateway.controller.web.client import ControllerClient
 from servanda.gateway.routing.model import Pin
 from servanda.traces.serialization import from_plain
 from tests.gateway.controller.web import fake
@@ -19,7 +19,7 @@ from tests.gateway.controller.web.serving import KEY, live
 
 @pytest.fixture
 def server():
-    leader = fake.Leader()
+    leader = fake.Controller()
     with live(leader) as client:
         yield str(client.base_url).rstrip("/"), leader
 
@@ -184,9 +184,9 @@ def test_an_answer_that_is_none_is_told(status, content, says):
     def answer(request):
         return httpx2.Response(status, content=content, headers={"location": "http://elsewhere"})
 
-    asking = Asking("http://leader/", "k", httpx2.MockTransport(answer))
+    asking = ControllerClient("http://leader/", "k", httpx2.MockTransport(answer))
     with pytest.raises(MeasurementError) as found:
-        asking.standing()
+        asking.status()
     assert says in str(found.value) and str(found.value).startswith("http://leader: ")
 
 
@@ -195,12 +195,12 @@ def test_a_refusal_of_the_body_is_a_wrong_call():
         return httpx2.Response(400, json={"error": {"message": "no", "hint": "yes"}})
 
     with pytest.raises(ContractError, match="http://leader: no\n  hint: yes"):
-        Asking("http://leader", "k", httpx2.MockTransport(answer)).unpin("a", "b")
+        ControllerClient("http://leader", "k", httpx2.MockTransport(answer)).unpin("a", "b")
 
 
 def test_status_shows_a_row_a_slice(server):
     url, leader = server
-    leader.now = fake.standing(
+    leader.now = fake.status(
         mode="observe",
         slices=(fake.broken("prompt > 32k", acts=False), fake.slice_("all", share=1.0)),
         diverted=0.0,
@@ -234,7 +234,7 @@ def test_a_pin_as_json_is_what_moved(server):
 def test_status_as_json_is_the_standing(server):
     url, leader = server
     done = servanda("gateway", "status", "--gateway", url, "--format", "json")
-    assert from_plain(Standing, json.loads(done.output)) == leader.now
+    assert from_plain(ControllerStatus, json.loads(done.output)) == leader.now
 
 
 def test_status_of_a_run_and_of_a_gateway_are_two_things(server):
@@ -245,9 +245,9 @@ def test_status_of_a_run_and_of_a_gateway_are_two_things(server):
 
 def test_problems_pins_and_odd_names_are_told_on_lines_of_their_own():
     odd = "a\nb\x1b[31m'; rm -rf /"
-    standing = fake.standing(
+    standing = fake.status(
         store="the store\nis locked",
-        scoring=ScoringStanding(problem="the train kernel ended", dropped=2),
+        scoring=ScoringStatus(problem="the train kernel ended", dropped=2),
         slices=(
             fake.broken(odd, acts=False),
             fake.slice_("c", pin=Pin("stable", "anna", odd, fake.NOW + 90)),

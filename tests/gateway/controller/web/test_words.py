@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from servanda.gateway.controller.status import CellStanding, SliceStanding
+from servanda.gateway.controller.status import CellStatus, SliceStatus
 from servanda.gateway.controller.web import phrases
 
 
 def test_how_tokens_are_drawn_comes_first_only_where_it_is_suspicious():
-    tv = CellStanding("tv", 0.1, value=0.02, log_evidence=0.1, log_price=9.0)
-    drawn = CellStanding(
+    tv = CellStatus("tv", 0.1, value=0.02, log_evidence=0.1, log_price=9.0)
+    drawn = CellStatus(
         "sampler_fidelity", 0.0, "nats", value=-0.3, log_evidence=2.0, log_price=9.0, refutes=True
     )
-    one = SliceStanding("a", "active", 0.0, cells=(drawn, tv))
+    one = SliceStatus("a", "active", 0.0, cells=(drawn, tv))
     assert phrases.worst(one) is tv
 
     bad = replace(drawn, log_evidence=5.0)

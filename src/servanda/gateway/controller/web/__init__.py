@@ -1,1 +1,1 @@
-# The leader's listener: what gateways follow, what people ask and decide, metrics and the page.
+# The controller's listener: what gateways follow, what people ask and decide, metrics and the page.

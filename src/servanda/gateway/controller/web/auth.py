@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +14,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from servanda.errors import ServandaError
-from servanda.gateway.controller.web.requests import Refused
+from servanda.gateway.controller.web.requests import RequestError
 from servanda.gateway.http.api_keys import RIGHTS, Holder, Keys, Right
 
 OPEN = "/healthz"  # the one path that needs no key
 ASSETS = "/assets/"
 HOLDER = "servanda.holder"  # of the scope
+_KEY_NEEDED = "a key is needed: Authorization: Bearer KEY"
 _SAFE = (
     ("x-content-type-options", "nosniff"),
     ("x-frame-options", "DENY"),
@@ -51,7 +51,7 @@ class Limits:
     idle_s: float = 30.0
 
 
-class Guarded:
+class Guard:
     """An app behind keys, limits and headers."""
 
     def __init__(self, app: ASGIApp, keys: Keys, limits: Limits) -> None:
@@ -80,31 +80,27 @@ class Guarded:
             return
         self._in_flight += 1
         try:
-            answer = None if scope["path"] == OPEN else self._stopped(scope)
+            answer = None if scope["path"] == OPEN else self._refusal(scope)
             await (answer or self._app)(scope, receive, safely)
         except asyncio.TimeoutError:
             return  # the client reads no more; the server closes the connection
         finally:
             self._in_flight -= 1
 
-    def _stopped(self, scope: Scope) -> Response | None:
+    def _refusal(self, scope: Scope) -> Response | None:
         """Why a request comes no further; None where it does."""
         headers = Headers(scope=scope)
         given = headers.getlist("authorization")
         holder = self._keys.who(given[0] if len(given) == 1 else None)
         if holder is None:
-            message = "a key is needed: Authorization: Bearer KEY"
-            if given:
-                message = "this key is not known here"
-            return told(
-                Refused(401, message, "in a browser: any user, and the key for the password"),
-                {"www-authenticate": 'Basic realm="servanda", charset="UTF-8"'},
-            )
+            message = "this key is not known here" if given else _KEY_NEEDED
+            hint = "in a browser: any user, and the key for the password"
+            challenge = {"www-authenticate": 'Basic realm="servanda", charset="UTF-8"'}
+            return error_reply(401, ServandaError(message, hint=hint), challenge)
         # a browser says where a request comes from; ours come from our own page
-        if scope["method"] not in ("GET", "HEAD") and headers.get(
-            "sec-fetch-site", "same-origin"
-        ) not in ("same-origin", "none"):
-            return told(Refused(403, "this comes from another site"))
+        site = headers.get("sec-fetch-site", "same-origin")
+        if scope["method"] not in ("GET", "HEAD") and site not in ("same-origin", "none"):
+            return error_reply(403, ServandaError("this comes from another site"))
         scope[HOLDER] = holder
         return None
 
@@ -113,47 +109,39 @@ def holder_of(request: Request) -> Holder:
     return request.scope[HOLDER]
 
 
-def allowed(request: Request, *rights: Right) -> None:
-    """Pass whoever has one of the rights.
+def require_right(request: Request, right: Right) -> None:
+    """Pass whoever has the right.
 
     Raises:
-        Refused: who asks has none of them.
+        RequestError: who asks does not have it.
     """
     holder = holder_of(request)
-    if any(map(holder.may, rights)):
+    if holder.may(right):
         return
-    roles = " or ".join(dict.fromkeys(RIGHTS[right][0] for right in rights))
-    raise Refused(
+    article = "an" if holder.role[0] in "aeiou" else "a"
+    raise RequestError(
         403,
-        f"{holder.name} is {_an(holder.role)}, and this needs the role {roles}",
+        f"{holder.name} is {article} {holder.role}, and this needs the role {RIGHTS[right][0]}",
         "ask with such a key, or give this one the role in the file of keys",
     )
 
 
-def _an(role: str) -> str:
-    return f"an {role}" if role[0] in "aeiou" else f"a {role}"
-
-
 def busy() -> Response:
-    return told(Refused(503, "too many requests at a time", "ask again"), {"retry-after": "1"})
+    error = ServandaError("too many requests at a time", hint="ask again")
+    return error_reply(503, error, {"retry-after": "1"})
 
 
-def told(error: Refused, headers: dict[str, str] | None = None) -> Response:
+def error_reply(
+    status: int, error: ServandaError, headers: dict[str, str] | None = None
+) -> Response:
     """An error as JSON."""
-    return told_as(error.status, error, headers)
-
-
-def told_as(status: int, error: ServandaError, headers: dict[str, str] | None = None) -> Response:
-    found = {
-        "message": "; ".join(_line(error)),
+    lines = (f"{p.where}: {p.message}" if p.where else p.message for p in error.problems)
+    body = {
+        "message": "; ".join(lines),
         "hint": next((p.hint for p in error.problems if p.hint), ""),
         "code": status,
     }
-    return json_reply({"error": found}, status, headers)
-
-
-def _line(error: ServandaError) -> Iterable[str]:
-    return (f"{p.where}: {p.message}" if p.where else p.message for p in error.problems)
+    return json_reply({"error": body}, status, headers)
 
 
 def json_reply(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

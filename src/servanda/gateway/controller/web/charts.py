@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from servanda.gateway.controller.status import CellStanding, SliceStanding
+from servanda.gateway.controller.status import CellStatus, SliceStatus
 from servanda.gateway.controller.web.phrases import returns
 from servanda.report.format import percent
 
@@ -43,20 +43,21 @@ class Part:
     share: str
 
 
-def spark(one: SliceStanding, cell: CellStanding | None, now: float) -> Spark | None:
+def spark(slice_: SliceStatus, cell: CellStatus | None, now: float) -> Spark | None:
     """The evidence of a slice; None where nothing was scored yet."""
     if cell is None:
         return None
-    told = [(t, y) for t, y in one.history if math.isfinite(t) and math.isfinite(y)]
-    told = _thinned(sorted(told))
-    if not told and not one.scored:
+    history = [(t, y) for t, y in slice_.history if math.isfinite(t) and math.isfinite(y)]
+    history = _thinned(sorted(history))
+    if not history and not slice_.scored:
         return None
-    told = [*told, (max(now, told[-1][0]) if told else now, _finite(cell.nearness))]
-    begin, end = told[0][0], told[-1][0]
+    history = [*history, (max(now, history[-1][0]) if history else now, _finite(cell.nearness))]
+    begin, end = history[0][0], history[-1][0]
     span = max(end - begin, _LEAST_S)
-    points = [(_x((t - end) / span + 1), _y(y)) for t, y in told]
+    # the latest is the end of the line, wherever it begins
+    points = [(round(2 + ((t - end) / span + 1) * (WIDTH - 6), 1), _y(y)) for t, y in history]
     back = None
-    if returns(one) and 0 < cell.log_leave_price < math.inf:
+    if returns(slice_) and 0 < cell.log_leave_price < math.inf:
         back = _y(max(0.0, cell.log_below / cell.log_leave_price))
     says = f"evidence against the limit: {percent(max(0.0, _finite(cell.nearness)))} of its price"
     if back is not None:
@@ -65,39 +66,35 @@ def spark(one: SliceStanding, cell: CellStanding | None, now: float) -> Spark | 
     return Spark(drawn, points[-1], _y(1.0), back, says)
 
 
-def _thinned(told: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thinned(history: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """At most so many points; of those left out the largest of each run stays."""
-    if len(told) <= _POINTS:
-        return told
-    step = math.ceil(len(told) / _POINTS)
-    return [max(told[i : i + step], key=lambda p: p[1]) for i in range(0, len(told), step)]
+    if len(history) <= _POINTS:
+        return history
+    step = math.ceil(len(history) / _POINTS)
+    return [max(history[i : i + step], key=lambda p: p[1]) for i in range(0, len(history), step)]
 
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _x(part: float) -> float:
-    return round(2 + min(max(part, 0.0), 1.0) * (WIDTH - 6), 1)
-
-
 def _y(fraction: float) -> float:
     return round(HEIGHT - 2 - min(max(fraction, 0.0), _TOP) / _TOP * (HEIGHT - 4), 1)
 
 
-def served(counts: Mapping[str, int]) -> tuple[Part, ...]:
+def served_parts(counts: Mapping[str, int]) -> tuple[Part, ...]:
     """Who served, as pieces of one bar; none where nobody was served."""
     known = {pool: counts.get(pool, 0) for pool in ("infer", "stable")}
     known |= {pool: n for pool, n in sorted(counts.items()) if pool not in known}
     total = sum(n for n in known.values() if n > 0)
-    found, x = [], 0.0
+    parts, x = [], 0.0
     for pool, n in known.items():
         if n > 0:
             width = 100 * n / total
             kind = pool if pool in ("infer", "stable") else "other"
-            found.append(Part(kind, round(x, 2), round(width, 2), _part(n / total)))
+            parts.append(Part(kind, round(x, 2), round(width, 2), _part(n / total)))
             x += width
-    return tuple(found)
+    return tuple(parts)
 
 
 def _part(share: float) -> str:

@@ -1,20 +1,20 @@
-# Asking a leader over HTTP, as the command line does.  The key is in no message.
+# A controller is asked over HTTP, as the command line does.  The key is in no message.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 
 from servanda.contract.model import base_of
 from servanda.engines.http_policy import read_body, server_url
 from servanda.engines.tls import TRUST_HINT, distrusted, trusted
-from servanda.errors import ContractError, EvidenceError, MeasurementError, ServandaError
-from servanda.gateway.controller.status import Standing
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.gateway.controller.status import ControllerStatus
 from servanda.traces.serialization import from_plain
 
 VARIABLE = "SERVANDA_ADMIN_KEY"
@@ -31,28 +31,37 @@ def key_from(file: Path | None, environ: Mapping[str, str]) -> str:
     Raises:
         ContractError: there is none.
     """
-    found = environ.get(VARIABLE, "")
+    text = environ.get(VARIABLE, "")
     if file is not None:
         try:
             with file.open("rb") as held:  # it may be a pipe, of a store of secrets
-                found = held.read(_LONGEST).decode()
+                text = held.read(_LONGEST).decode()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ContractError(
                 f"{file} cannot be read: {why}", hint="it holds the key and nothing else"
             ) from None
-    key = found.strip()
+    key = text.strip()
     if not key or not (key.isascii() and key.isprintable()) or len(key.split()) != 1:
         place = str(file) if file is not None else VARIABLE
         raise ContractError(
-            f"{place} holds no key" if found or file else f"no key: {place} is not set",
+            f"{place} holds no key" if text or file else f"no key: {place} is not set",
             hint=f"set {VARIABLE}, or give --key-file with the key alone",
         )
     return key
 
 
-class Asking:
-    """A leader at a URL, asked with a key.
+class _Error(msgspec.Struct):
+    message: str
+    hint: str
+
+
+class _ErrorReply(msgspec.Struct):
+    error: _Error
+
+
+class ControllerClient:
+    """A controller at a URL, asked with a key.
 
     Args:
         transport: of httpx2, in tests.
@@ -71,14 +80,14 @@ class Asking:
         self._headers = {"authorization": f"Bearer {key}", "accept": "application/json"}
         self._transport = transport
 
-    def standing(self) -> Standing:
+    def status(self) -> ControllerStatus:
         """How things stand there.
 
         Raises:
-            MeasurementError: it cannot be reached, refuses, or is no leader.
+            MeasurementError: it cannot be reached, refuses, or is no controller.
         """
         try:
-            return from_plain(Standing, self._asked("GET", "/v1/status"))
+            return from_plain(ControllerStatus, self._request("GET", "/v1/status"))
         except EvidenceError as error:
             raise MeasurementError(
                 f"{self.url}: {error.problems[0].message}",
@@ -89,28 +98,21 @@ class Asking:
         """Pin a slice; the transitions that followed.
 
         Raises:
-            ContractError: the leader refuses what is asked; MeasurementError: as above.
+            ContractError: the controller refuses what is asked; MeasurementError: as above.
         """
         body = {"slice": slice_, "to": to, "ttl_s": ttl_s, "reason": reason}
-        return self._asked("POST", "/v1/admin/pin", body).get("transitions", [])
+        return self._request("POST", "/v1/admin/pin", body).get("transitions", [])
 
     def unpin(self, slice_: str, reason: str) -> list[dict[str, Any]]:
-        """Release a slice; the transitions that followed.
-
-        Raises:
-            ContractError: the leader refuses what is asked; MeasurementError: as above.
-        """
+        """Release a slice; the transitions that followed.  Raises: as `pin` does."""
         body = {"slice": slice_, "reason": reason}
-        return self._asked("POST", "/v1/admin/unpin", body).get("transitions", [])
+        return self._request("POST", "/v1/admin/unpin", body).get("transitions", [])
 
-    def _asked(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _request(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        url, transport = f"{self.url}{path}", self._transport
         try:
-            with httpx2.Client(
-                transport=self._transport, timeout=_TIMEOUT, verify=trusted()
-            ) as client:
-                request = client.build_request(
-                    method, f"{self.url}{path}", json=body, headers=self._headers
-                )
+            with httpx2.Client(transport=transport, timeout=_TIMEOUT, verify=trusted()) as client:
+                request = client.build_request(method, url, json=body, headers=self._headers)
                 answer = client.send(request, stream=True, follow_redirects=False)
                 status, data = answer.status_code, read_body(answer.iter_bytes(), _MOST) or b""
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
@@ -118,38 +120,26 @@ class Asking:
                 f"{self.url} cannot be reached: {_reason(error)}",
                 hint=TRUST_HINT if distrusted(error) else _WHERE,
             ) from None
-        found = _json(data)
-        if status == 200 and isinstance(found, dict):
-            return found
-        raise self._refused(status, found)
-
-    def _refused(self, status: int, found: Any) -> ServandaError:
-        told = found.get("error") if isinstance(found, dict) else None
-        told = told if isinstance(told, dict) else {}
-        message, hint = str(told.get("message") or ""), str(told.get("hint") or "")
-        if not message or "hint" not in told:
+        try:
+            if status == 200:
+                return msgspec.json.decode(data, type=dict[str, Any])
+            error = msgspec.json.decode(data, type=_ErrorReply).error
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             # the gateway's listener answers in the words of OpenAI
-            return MeasurementError(
+            raise MeasurementError(
                 f"{self.url}: status {status}, and it is no leader of servanda", hint=_WHERE
-            )
+            ) from None
         if status == 401:
-            hint = f"{VARIABLE} or --key-file holds a key of the leader's file of keys"
-        failed = ContractError if status in (400, 404) else MeasurementError
-        return failed(f"{self.url}: {message}", hint=hint)
+            error.hint = f"{VARIABLE} or --key-file holds a key of the leader's file of keys"
+        kind = ContractError if status in (400, 404) else MeasurementError
+        raise kind(f"{self.url}: {error.message}", hint=error.hint)
 
 
 def _reason(error: Exception) -> str:
     """Why nothing was heard, as the system says it."""
-    said = _NUMBER.sub("", str(error).strip())
+    message = _NUMBER.sub("", str(error).strip())
     if isinstance(error, httpx2.TimeoutException):
-        return f"no answer in time ({said or type(error).__name__})"
-    if "WRONG_VERSION_NUMBER" in said:
-        return f"it does not speak TLS as asked for; is it http://? ({said})"
-    return said or type(error).__name__
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+        return f"no answer in time ({message or type(error).__name__})"
+    if "WRONG_VERSION_NUMBER" in message:
+        return f"it does not speak TLS as asked for; is it http://? ({message})"
+    return message or type(error).__name__

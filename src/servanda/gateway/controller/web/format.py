@@ -33,13 +33,12 @@ def evidence(log_e: float) -> str:
     value = math.exp(log_e)
     for word, unit in (("billion", 1e9), ("million", 1e6)):
         if value >= 0.9999995 * unit:
-            return f"{_three(value / unit)} {word}"
+            return (
+                f"{value / unit:,.0f} {word}"
+                if value >= 100 * unit
+                else f"{value / unit:.3g} {word}"
+            )
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _three(value: float) -> str:
-    """Three digits of a number from 1 to 1000."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _power(digits: str, tens: int) -> str:

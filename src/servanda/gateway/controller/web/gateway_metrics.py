@@ -6,12 +6,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
-from servanda.gateway.controller.status import GatewayStanding
+from servanda.gateway.controller.status import GatewayStatus
 from servanda.gateway.proxy.counters import numbers
 from servanda.gateway.routing.model import STATUSES
 
@@ -25,7 +31,7 @@ _PLAIN_REASONS = ("share", "split", "session", "outside", "expired", "no snapsho
 REASONS = (*_PLAIN_REASONS, "pinned", *STATUSES, "other")
 
 
-class Ended:
+class CumulativeCounts:
     """Counts of gateways, with those of processes that have ended.
 
     Args:
@@ -37,10 +43,10 @@ class Ended:
         self._ended: Counter[Any] = Counter()
         self._running: dict[tuple[str, float], Counter[Any]] = {}
 
-    def of(self, gateways: Iterable[GatewayStanding]) -> Counter[Any]:
-        now = {(one.name, one.start): self._read(one.counts) for one in gateways}
-        for which, counts in self._running.items():
-            if which not in now:
+    def total(self, gateways: Iterable[GatewayStatus]) -> Counter[Any]:
+        now = {(gateway.name, gateway.start): self._read(gateway.counts) for gateway in gateways}
+        for process, counts in self._running.items():
+            if process not in now:
                 self._ended.update(counts)
         self._running = now
         total = Counter(self._ended)
@@ -54,32 +60,18 @@ def among(known: Collection[str]) -> Callable[[str], str]:
     return lambda part: part if part in known else "other"
 
 
-def tally(name: str, *labels: Callable[[str], str]) -> Ended:
+def counts_of(name: str, *labels: Callable[[str], str]) -> CumulativeCounts:
     """One of a gateway's counts, whose keys are as many words as there are labels."""
 
     def read(counts: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
-        found: Counter[tuple[str, ...]] = Counter()
+        total: Counter[tuple[str, ...]] = Counter()
         for key, n in numbers(counts.get(name)):
             parts = key.split("\t", len(labels) - 1)
             parts += [""] * (len(labels) - len(parts))
-            found[tuple(of(part) for of, part in zip(labels, parts, strict=True))] += n
-        return found
+            total[tuple(label(part) for label, part in zip(labels, parts, strict=True))] += n
+        return total
 
-    return Ended(read)
-
-
-def counter(
-    name: str, says: str, contract: str, labels: tuple[str, ...], found: Mapping[Any, float]
-) -> Metric:
-    """One counter; `found` has the values of the labels."""
-    family = CounterMetricFamily(name, says, labels=("contract", *labels))
-    for values, n in sorted(found.items()):
-        family.add_metric((contract, *values), n)
-    return family
-
-
-def of_pool(told: Any, key: str) -> Any:
-    return told.get(key) if isinstance(told, Mapping) else None
+    return CumulativeCounts(read)
 
 
 def reason(text: str) -> str:
@@ -94,18 +86,18 @@ def reason(text: str) -> str:
     return last if last in REASONS else "other"
 
 
-def spent(told: Any) -> Counter[float | str]:
-    """Bound of a bucket -> requests in it, and the sum of their seconds.
+def seconds_of(histogram: Any) -> Counter[float | str]:
+    """Bound of a bucket -> requests in it, and "sum" -> their seconds.
 
     Args:
-        told: {"buckets": {bound: n}, "sum": s}.
+        histogram: {"buckets": {bound: n}, "sum": s}.
     """
-    found: Counter[float | str] = Counter()
-    if isinstance(told, Mapping):
-        for bound, n in numbers(told.get("buckets")):
-            found[_bound(bound)] += n
-        found.update(dict(numbers({"sum": told.get("sum")})))
-    return found
+    total: Counter[float | str] = Counter()
+    if isinstance(histogram, Mapping):
+        for bound, n in numbers(histogram.get("buckets")):
+            total[_bound(bound)] += n
+        total.update(dict(numbers({"sum": histogram.get("sum")})))
+    return total
 
 
 def _bound(text: str) -> float:
@@ -115,25 +107,41 @@ def _bound(text: str) -> float:
         return math.inf
 
 
-def merged(spent: Counter[Any]) -> tuple[dict[float, float], float]:
-    """Buckets by bound, not yet added up, and the sum."""
-    return {bound: n for bound, n in spent.items() if bound != "sum"}, spent["sum"]
+def _family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    says: str,
+    contract: str,
+    values: Iterable[tuple[tuple[str, ...], float]],
+    labels: tuple[str, ...] = (),
+) -> Metric:
+    """One metric; `values` has the values of the labels, and the number of each."""
+    family = kind(f"servanda_{name}", says, labels=("contract", *labels))
+    for label_values, n in values:
+        family.add_metric((contract, *label_values), n)
+    return family
+
+
+counter = partial(_family, CounterMetricFamily)
+gauge = partial(_family, GaugeMetricFamily)
 
 
 def histogram(
     name: str,
     says: str,
     contract: str,
-    found: Iterable[tuple[tuple[str, ...], tuple[dict[float, float], float]]],
+    values: Iterable[tuple[tuple[str, ...], Counter[float | str]]],
     labels: tuple[str, ...] = (),
 ) -> Metric:
-    """One histogram; `found` has the values of the labels, the buckets and the sum of each."""
-    family = HistogramMetricFamily(name, says, labels=("contract", *labels))
-    for values, (buckets, total) in found:
-        if not buckets:
+    """One histogram; `values` has the values of the labels, and `seconds_of` each."""
+    family = HistogramMetricFamily(f"servanda_{name}", says, labels=("contract", *labels))
+    for label_values, counts in values:
+        bounds = {bound for bound in counts if isinstance(bound, float)}
+        if not bounds:
             continue
-        bounds = sorted({*buckets, math.inf})
-        added = accumulate(buckets.get(bound, 0) for bound in bounds)
-        texts = ["+Inf" if math.isinf(bound) else repr(bound) for bound in bounds]
-        family.add_metric((contract, *values), [*zip(texts, added, strict=True)], total)
+        ordered = sorted(bounds | {math.inf})
+        added = accumulate(counts[bound] for bound in ordered)
+        names = ["+Inf" if math.isinf(bound) else repr(bound) for bound in ordered]
+        buckets = [*zip(names, added, strict=True)]
+        family.add_metric((contract, *label_values), buckets, counts["sum"])
     return family

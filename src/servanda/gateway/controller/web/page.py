@@ -1,4 +1,4 @@
-# The page of a leader: how things stand, on one screen.  Served whole, and again as a fragment
+# The page of a controller: its status, on one screen.  Served whole, and again as a fragment
 # for the script that keeps it fresh; without the script the browser loads it anew.
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from importlib import resources
 from typing import Any
 
 from servanda.gateway.controller.status import (
-    CellStanding,
-    GatewayStanding,
-    SliceStanding,
-    Standing,
+    ControllerStatus,
+    GatewayStatus,
+    SliceStatus,
 )
 from servanda.gateway.controller.web import format, phrases
-from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, Part, Spark, served, spark
+from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, spark
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.proxy.counters import numbers
 from servanda.gateway.routing.state import Transition
@@ -44,51 +43,6 @@ class Asset:
         return hashlib.sha256(self.data).hexdigest()[:12]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A slice on the page.
-
-    Args:
-        share: of the traffic; now: who serves it; meant: who would, by what was decided.
-        served, would: who served it, and who would have.
-        cell: the one that is nearest to its price; rest: the others.
-    """
-
-    one: SliceStanding
-    name: str
-    share: str
-    glyph: str
-    state: str
-    tone: str
-    since: str
-    why: list[str]
-    now: str
-    meant: str
-    served: tuple[Part, ...]
-    would: tuple[Part, ...]
-    total: str
-    cell: CellStanding | None
-    rest: tuple[CellStanding, ...]
-    spark: Spark | None
-
-    @property
-    def pinned(self) -> bool:
-        return self.one.pin is not None
-
-
-@dataclass(frozen=True)
-class Move:
-    """A decision of the past."""
-
-    at: str
-    stamp: str
-    slice: str
-    text: str
-    tone: str
-    numbers: str
-    reason: str
-
-
 def _assets() -> Mapping[str, Asset]:
     folder = resources.files("servanda.gateway.controller.web") / "assets"
     names = ("page.css", "page.js")
@@ -100,18 +54,18 @@ def _assets() -> Mapping[str, Asset]:
 ASSETS: Mapping[str, Asset] = _assets()
 
 
-def page(standing: Standing, holder: Holder) -> str:
+def page(status: ControllerStatus, holder: Holder) -> str:
     """The whole page.
 
     Args:
         holder: who looks at it: pins are offered to whoever may pin.
     """
-    return _template("page.html").render(**view(standing, holder))
+    return _template("page.html").render(**view(status, holder))
 
 
-def fragment(standing: Standing, holder: Holder) -> str:
+def fragment(status: ControllerStatus, holder: Holder) -> str:
     """What changes of the page."""
-    return _template("fragment.html").render(**view(standing, holder))
+    return _template("fragment.html").render(**view(status, holder))
 
 
 @lru_cache(maxsize=2)
@@ -135,79 +89,74 @@ def _printable(value: Any) -> Any:
     return _CONTROL.sub("\ufffd", value)
 
 
-def view(standing: Standing, holder: Holder) -> dict[str, Any]:
+def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
     """Everything that the page shows, by the names that its templates use."""
     return {
-        "s": standing,
-        "head": phrases.headline(standing),
-        "rows": rows(standing),
+        "s": status,
+        "head": phrases.headline(status),
+        "rows": rows(status),
         "left_out": [
-            (line(one.clause, 60), phrases.place(one.slice), line(one.why, 200))
-            for one in standing.left_out
+            (line(cell.clause, 60), phrases.place(cell.slice), line(cell.why, 200))
+            for cell in status.left_out
         ],
-        "moves": [_move(t, standing.now) for t in reversed(standing.transitions[-_MOVES:])],
-        "pools": _pools(standing),
-        "scoring": _scoring(standing),
-        "gateways": [_gateway(one, standing) for one in standing.gateways],
-        "problems": [phrases.problem(text, 400) for text in standing.problems],
-        "name": line(standing.name, 80),
-        "digest": standing.contract.removeprefix("sha256:")[:8],
-        "run": " ".join(filter(None, (line(standing.run, 40), line(standing.leg, 40)))),
+        "moves": [_move(t, status.now) for t in reversed(status.transitions[-_MOVES:])],
+        "pools": _pools(status),
+        "scoring": _scoring(status),
+        "gateways": [_gateway(cell, status) for cell in status.gateways],
+        "problems": [phrases.problem(text, 400) for text in status.problems],
+        "name": line(status.name, 80),
+        "digest": status.contract.removeprefix("sha256:")[:8],
+        "run": " ".join(filter(None, (line(status.run, 40), line(status.leg, 40)))),
         "holder": holder,
         "may_pin": holder.may("pin"),
-        "now": format.clock(standing.now, standing.now),
-        "now_stamp": format.stamp(standing.now),
+        "now": format.clock(status.now, status.now),
+        "now_stamp": format.stamp(status.now),
         "assets": ASSETS,
         "spark_width": WIDTH,
         "spark_height": HEIGHT,
-        "measured": format.measured,
-        "evidence": format.evidence,
-        "value_of": phrases.value,
-        "versus_limit": phrases.versus,
+        "format": format,
+        "phrases": phrases,
         "counted": count,
-        "nearest": phrases.nearest,
-        "returns": phrases.returns,
         "percent": percent,
         "line": line,
     }
 
 
-def rows(standing: Standing) -> tuple[Row, ...]:
+def rows(status: ControllerStatus) -> list[dict[str, Any]]:
     """Worst first, the whole traffic last."""
 
-    def order(one: SliceStanding) -> tuple[bool, bool, int, float]:
-        cell = phrases.worst(one)
+    def order(slice_: SliceStatus) -> tuple[bool, bool, int, float]:
+        cell = phrases.worst(slice_)
         near = cell.nearness if cell is not None else -1.0
-        return one.name == "all", one.pin is None, _RANK[one.status], -near
+        return slice_.name == "all", slice_.pin is None, _RANK[slice_.status], -near
 
-    return tuple(_row(one, standing) for one in sorted(standing.slices, key=order))
-
-
-def _row(one: SliceStanding, standing: Standing) -> Row:
-    glyph, state, tone = phrases.state(one)
-    cell = phrases.worst(one)
-    total = sum(one.served.values())
-    return Row(
-        one=one,
-        name=phrases.place(one.name, 120),
-        share=percent(one.share),
-        glyph=glyph,
-        state=state,
-        tone=tone,
-        since=duration(standing.now - one.since) if one.since else "",
-        why=phrases.why(one, standing.now),
-        now=phrases.now(one, standing),
-        meant=phrases.meant(one, standing),
-        served=served(one.served),
-        would=served(one.would) if dict(one.would) != dict(one.served) else (),
-        total=f"{total:,}" if total else "",
-        cell=cell,
-        rest=tuple(c for c in one.cells if c is not cell),
-        spark=spark(one, cell, standing.now),
-    )
+    return [_row(slice_, status) for slice_ in sorted(status.slices, key=order)]
 
 
-def _move(t: Transition, now: float) -> Move:
+def _row(slice_: SliceStatus, status: ControllerStatus) -> dict[str, Any]:
+    glyph, state, tone = phrases.state(slice_)
+    cell = phrases.worst(slice_)
+    same = dict(slice_.would) == dict(slice_.served)
+    return {
+        "slice": slice_,
+        "name": phrases.place(slice_.name, 120),
+        "share": percent(slice_.share),
+        "glyph": glyph,
+        "state": state,
+        "tone": tone,
+        "since": duration(status.now - slice_.since) if slice_.since else "",
+        "why": phrases.why(slice_, status.now),
+        "now": phrases.served_by(slice_, status),
+        "meant": phrases.served_by(slice_, status, if_acted=True),
+        "served": served_parts(slice_.served),
+        "would": () if same else served_parts(slice_.would),
+        "cell": cell,
+        "rest": [c for c in slice_.cells if c is not cell],
+        "spark": spark(slice_, cell, status.now),
+    }
+
+
+def _move(t: Transition, now: float) -> dict[str, str]:
     numbers = []
     if t.cell is not None and t.value == t.value:
         limit = f", limit {format.figure(t.limit)}" if t.limit == t.limit else ""
@@ -221,30 +170,30 @@ def _move(t: Transition, now: float) -> Move:
     before, after = line(t.before, 40), line(t.after, 40)
     verb = "" if t.acted or after.partition(",")[0] in ("active", "suspect") else "would be "
     who = f"{line(t.actor, 40)}: " if t.actor != "servanda" else ""
-    return Move(
-        at=format.clock(t.at, now),
-        stamp=format.stamp(t.at),
-        slice=phrases.place(t.slice, 60),
-        text=f"{before} → {verb}{after}" if before != after else after,
-        tone=phrases.TONE.get(t.after.partition(",")[0], "bad"),
-        numbers=" · ".join(numbers),
-        reason=who + line(t.reason, 300),
-    )
+    return {
+        "at": format.clock(t.at, now),
+        "stamp": format.stamp(t.at),
+        "slice": phrases.place(t.slice, 60),
+        "text": f"{before} → {verb}{after}" if before != after else after,
+        "tone": phrases.TONE.get(t.after.partition(",")[0], "bad"),
+        "numbers": " · ".join(numbers),
+        "reason": who + line(t.reason, 300),
+    }
 
 
-def _pools(standing: Standing) -> list[dict[str, Any]]:
-    totals = _totals(standing)
-    bars = {part.pool: part for part in served(totals)}
-    found = []
-    for name, pool in standing.pools.items():
+def _pools(status: ControllerStatus) -> list[dict[str, Any]]:
+    totals = _totals(status)
+    bars = {part.pool: part for part in served_parts(totals)}
+    pools = []
+    for name, pool in status.pools.items():
         flight = f"{pool.in_flight:,} in flight, {pool.peak:,} at most"
         if pool.headroom is not None:
             flight += f" of {pool.most:,}: room for {pool.headroom:,}"
         elif name == "stable":
             flight += "; how much it can take is not known"
-        if name == "stable" and (instead := phrases.failovers(standing)):
+        if name == "stable" and (instead := phrases.failovers(status)):
             flight += f"; {instead}"
-        found.append(
+        pools.append(
             {
                 "name": name,
                 "requests": f"{totals.get(name, 0):,}",
@@ -253,57 +202,61 @@ def _pools(standing: Standing) -> list[dict[str, Any]]:
                 "open": pool.open,
             }
         )
-    return found
+    return pools
 
 
-def _totals(standing: Standing) -> dict[str, int]:
+def _totals(status: ControllerStatus) -> dict[str, int]:
     """Requests by the pool whose reply they got, of all gateways."""
     totals: Counter[str] = Counter()
-    for gateway in standing.gateways:
+    for gateway in status.gateways:
         for key, n in numbers(gateway.counts.get("answers")):
             totals[key.rpartition("\t")[2]] += n
     return totals
 
 
-def _scoring(standing: Standing) -> dict[str, Any]:
-    s = standing.scoring
-    ran = max(standing.now - standing.began, 1.0) if standing.began else None
+def _scoring(status: ControllerStatus) -> dict[str, Any]:
+    s = status.scoring
+    ran = max(status.now - status.began, 1.0) if status.began else None
     facts = [f"{s.scored:,} scored", f"{s.missing:,} missing", f"{s.dropped:,} dropped"]
     facts += [f"{n:,} {line(why, 40)}" for why, n in s.outside.items() if n]
     facts += [f"{s.restarts:,} restarts"] if s.restarts else []
     queue = f"{s.queued:,} of {s.room:,} wait" if s.room else f"{s.queued:,} wait"
     if s.lag_s is not None:
         queue += f", {duration(s.lag_s)} behind"
-    took = duration(s.seconds)
-    spent = f"{took} of the train kernel"
+    spent = f"{duration(s.seconds)} of the train kernel"
     if ran is not None:
         spent += f", {s.seconds / ran:.2g} s a second"
     if s.budget:
         spent += f" of {s.budget:.2g} allowed"
-    told = {"alive": s.alive, "facts": " · ".join(facts), "queue": queue, "spent": spent}
-    return {**told, "unsampled": _unsampled(standing)}
+    return {
+        "alive": s.alive,
+        "facts": " · ".join(facts),
+        "queue": queue,
+        "spent": spent,
+        "unsampled": _unsampled(status),
+    }
 
 
-def _unsampled(standing: Standing) -> str:
+def _unsampled(status: ControllerStatus) -> str:
     """Why requests that were drawn for the sample are no evidence, the most frequent first."""
-    found: Counter[str] = Counter()
-    for one in standing.gateways:
-        for why, n in numbers(one.counts.get("unsampled")):
-            found[line(why, 40)] += int(n)
-    parts = [f"{n:,} {why}" for why, n in found.most_common(_REASONS)]
-    more = len(found) - len(parts)
+    reasons: Counter[str] = Counter()
+    for gateway in status.gateways:
+        for why, n in numbers(gateway.counts.get("unsampled")):
+            reasons[line(why, 40)] += int(n)
+    parts = [f"{n:,} {why}" for why, n in reasons.most_common(_REASONS)]
+    more = len(reasons) - len(parts)
     return " · ".join([*parts, *([f"{more} more reasons"] if more > 0 else [])])
 
 
-def _gateway(one: GatewayStanding, standing: Standing) -> dict[str, Any]:
-    silent = standing.now - one.heard
+def _gateway(gateway: GatewayStatus, status: ControllerStatus) -> dict[str, Any]:
+    silent = status.now - gateway.heard
     return {
-        "name": line(one.name, 60),
+        "name": line(gateway.name, 60),
         "heard": f"{duration(silent)} ago" if silent >= 1 else "now",
         "late": silent > 10,
-        "version": one.version,
-        "old": one.version < standing.version,
-        "behind": one.behind,
-        "skew": f"{one.skew_s:+.1f} s" if abs(one.skew_s) >= 1 else "",
-        "up": duration(standing.now - one.start),
+        "version": gateway.version,
+        "old": gateway.version < status.version,
+        "behind": gateway.behind,
+        "skew": f"{gateway.skew_s:+.1f} s" if abs(gateway.skew_s) >= 1 else "",
+        "up": duration(status.now - gateway.start),
     }

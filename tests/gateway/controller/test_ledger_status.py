@@ -6,18 +6,21 @@ from dataclasses import replace
 import pytest
 
 from servanda.cli.main import main
-from servanda.gateway.controller.ledger_status import recalled, text
+from servanda.gateway.controller.ledger_status import ledger_statuses, render
 from servanda.promotion.ledger.entry import LedgerError
 from servanda.promotion.ledger.open import open_ledger
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 
 
 @pytest.fixture
 def where(tmp_path):
     """A ledger in which first=a left infer, and first=b was pinned to stable and released."""
-    path, clock = leads.contract(tmp_path, q=leads.FAULTY, routing=leads.ACTING), leads.Clock()
-    leader = leads.leader(path, clock)
-    leads.drive(leader, clock, leads.rows(path, 160))
+    path, clock = (
+        controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING),
+        controllers.Clock(),
+    )
+    leader = controllers.controller(path, clock)
+    controllers.drive(leader, clock, controllers.rows(path, 160))
     leader.pin("first=b", "stable", 60, actor="ann", reason="a look")
     leader.unpin("first=b", actor="ann", reason="seen")
     leader.pin("first=c", "stable", 60, actor="ann", reason="a look")
@@ -45,7 +48,7 @@ def test_status_says_in_one_line_which_slices_of_a_gateway_are_away(where, capsy
 
 def test_a_slice_that_stands_where_it_stood_keeps_its_time(where):
     with open_ledger(where, reading=True, key=b"") as ledger:
-        (found,) = recalled(ledger)
+        (found,) = ledger_statuses(ledger)
         moves = [e.body for e in ledger.entries() if e.body.get("slice") == "first=a"]
     assert found.slices["first=a"].since == moves[-1]["at"]
     assert {name for name, one in found.slices.items() if one.away} == {"first=a", "first=c"}
@@ -53,11 +56,11 @@ def test_a_slice_that_stands_where_it_stood_keeps_its_time(where):
 
 def test_a_pin_to_infer_keeps_a_slice_there(where):
     with open_ledger(where, reading=True, key=b"") as ledger:
-        (found,) = recalled(ledger)
+        (found,) = ledger_statuses(ledger)
     pinned = replace(found.slices["first=a"], stands="quarantined, pinned to infer")
     acting = replace(pinned, stands="quarantined, pinned to enforce")
     assert (pinned.away, acting.away) == (False, True)
-    assert text(replace(found, slices={"first=a": pinned})).startswith(
+    assert render(replace(found, slices={"first=a": pinned})).startswith(
         "toy-gateway (enforce): infer serves 1 slice; last entry"
     )
 
@@ -83,4 +86,4 @@ def test_an_entry_that_no_leader_writes_is_named(where):
         first, *_ = ledger.entries()
     body = {key: value for key, value in first.body.items() if key != "mode"}
     with pytest.raises(LedgerError, match="entry 1 of run toy-gateway cannot be told again"):
-        recalled(Odd([replace(first, body=body)]))
+        ledger_statuses(Odd([replace(first, body=body)]))

@@ -1,4 +1,4 @@
-# The process of a leader: what it says, and what it takes over, while it leads.
+# The process of a leader: what it says, and what it takes over, while it runs.
 
 import threading
 from contextlib import contextmanager
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from servanda.gateway.controller import process
-from servanda.gateway.controller.process import Leading, Settings
-from tests.gateway.controller import leads
+from servanda.gateway.controller.process import ControllerProcess, Settings
+from tests.gateway.controller import controllers
 
 
 class Said:
@@ -29,14 +29,14 @@ class Said:
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "_LOOK_S", 0.01)
-    path = leads.contract(tmp_path)
-    leader = leads.leader(path, leads.Clock(), ledger="")
+    path = controllers.contract(tmp_path)
+    leader = controllers.controller(path, controllers.Clock(), ledger="")
 
     @contextmanager
     def watching():
         said = Said()
         settings = Settings(str(path), str(tmp_path), "", "127.0.0.1", 0)
-        leading = Leading(settings, say=said)
+        leading = ControllerProcess(settings, say=said)
         thread = threading.Thread(target=leading._watch, args=(leader,), daemon=True)
         thread.start()
         try:
@@ -55,9 +55,9 @@ def test_a_text_that_is_wrong_while_another_is_taken_over_does_not_end_the_watch
     path, leader, watching = watched
     right, reload = path.read_text(), leader.reload
 
-    def meanwhile(*, actor):
+    def meanwhile():
         monkeypatch.setattr(leader, "reload", reload)
-        refused = reload(actor=actor)
+        refused = reload()
         path.write_text("nonsense")  # somebody writes on
         return refused
 
@@ -73,14 +73,14 @@ def test_a_text_that_is_wrong_while_another_is_taken_over_does_not_end_the_watch
 
 def test_a_bug_is_said_once_and_the_contract_is_watched_all_the_same(watched, monkeypatch):
     path, leader, watching = watched
-    standing, left = leader.standing, [ZeroDivisionError("ours")] * 3
+    status, left = leader.status, [ZeroDivisionError("ours")] * 3
 
     def odd():
         if left:
             raise left.pop()
-        return standing()
+        return status()
 
-    monkeypatch.setattr(leader, "standing", odd)
+    monkeypatch.setattr(leader, "status", odd)
     with watching() as (leading, said):
         said.wait("! a bug of servanda: ZeroDivisionError: ours")
         path.write_text(path.read_text().replace("name: toy}", "name: toy, version: v2}"))

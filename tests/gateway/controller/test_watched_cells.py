@@ -5,16 +5,16 @@ import re
 import pytest
 
 from servanda.errors import ContractError
-from servanda.gateway.controller.watched_cells import watch
+from servanda.gateway.controller.watched_cells import select_cells
 from servanda.runner.load import load
 from tests import kit
-from tests.gateway.controller import leads
+from tests.gateway.controller import controllers
 from tests.kit import parse
 
 
 def watched(folder, **more):
-    path, _ = kit.write(folder, **{"slices": leads.SLICES, "q": leads.NEARLY, **more})
-    return watch(load(path))
+    path, _ = kit.write(folder, **{"slices": controllers.SLICES, "q": controllers.NEARLY, **more})
+    return select_cells(load(path))
 
 
 def test_slices_that_are_known_before_the_request_are_watched(tmp_path):
@@ -49,14 +49,14 @@ def test_a_limit_relative_to_stable_is_left_out(tmp_path):
 def test_a_mean_without_a_bound_is_left_out_for_nothing_would_bring_its_slice_back(tmp_path):
     """The language refuses it in a file, and a contract that Python made is none."""
     more = "  - {id: k3, metric: k3_nats, aggregate: mean, at_most: 0.1, clip: 2}\n"
-    path, _ = kit.write(tmp_path, slices=leads.SLICES, more=more)
+    path, _ = kit.write(tmp_path, slices=controllers.SLICES, more=more)
     contract = load(path)
-    assert not watch(contract).left_out
+    assert not select_cells(contract).left_out
     tv, k3 = contract.statistical
     unbounded = contract.model_copy(
         update={"statistical": (tv, k3.model_copy(update={"clip": None}))}
     )
-    found = watch(unbounded)
+    found = select_cells(unbounded)
     assert {cell.clause for cell in found.watched} == {"tv", "sampler_fidelity"}
     assert {left.why for left in found.left_out} == {
         "its mean has no bound, so that nothing could bring its slice back"
@@ -66,8 +66,10 @@ def test_a_mean_without_a_bound_is_left_out_for_nothing_would_bring_its_slice_ba
 @pytest.mark.parametrize("claim", ["population", "realised"])
 def test_a_request_is_a_prompt_group_whatever_is_claimed(tmp_path, claim):
     found = watched(tmp_path, claim=claim, samples=4)
-    assert {cell.claim for cell in found.cells.values()} == {"population"}
-    assert {cell.capacity for cell in found.cells.values()} == {6}  # max_new_tokens, of one answer
+    assert {cell.claim for cell in found.by_name.values()} == {"population"}
+    assert {cell.capacity for cell in found.by_name.values()} == {
+        6
+    }  # max_new_tokens, of one answer
 
 
 def test_rules_say_what_is_diverted_and_who_is_paged(tmp_path):
@@ -111,7 +113,7 @@ def test_a_referee_that_is_an_arm_is_refused(tmp_path):
     path, _ = kit.write(tmp_path)
     path.write_text(path.read_text().replace("q.json", "p.json"))
     with pytest.raises(ContractError, match="one kernel: the referee may not be an arm"):
-        watch(load(path))
+        select_cells(load(path))
 
 
 SERVERS = """\
@@ -139,11 +141,11 @@ def test_a_referee_on_a_server_of_users_is_refused(train, says):
     """It would serve them, and be asked for the logprobs of prompts while it does."""
     contract, _ = parse(SERVERS.format(train=train), "x.yaml", engines=["openai_http"])
     with pytest.raises(ContractError, match=re.escape(says)):
-        watch(contract)
+        select_cells(contract)
 
 
 def test_a_contract_of_which_nothing_can_be_watched_is_refused(tmp_path):
     path, _ = kit.write(tmp_path)
     path.write_text(path.read_text().replace("at_most: 0.05", "at_most: 0.05, mode: monitor"))
     with pytest.raises(ContractError, match="no statistical clause of toy can be watched"):
-        watch(load(path))
+        select_cells(load(path))

@@ -8,7 +8,7 @@ import pytest
 from servanda.errors import ContractError, MeasurementError
 from servanda.gateway.controller import supervisor
 from servanda.gateway.controller.process import Settings
-from servanda.gateway.controller.supervisor import Supervised
+from servanda.gateway.controller.supervisor import Supervisor
 
 WAIT_S = 60  # for what comes soon, unless the test is red
 SETTINGS = Settings("c.yaml", "state", "", "127.0.0.1", 0)
@@ -25,7 +25,7 @@ sys.stdout.buffer.write(bytes([255, 10]))
 @pytest.mark.parametrize("line", ["3", "null", "[1]", '"at"', "a library that prints"])
 def test_what_a_library_prints_is_passed_on_and_ends_nothing(line):
     said = []
-    assert not Supervised(SETTINGS, said.append)._heard(line + "\n")
+    assert not Supervisor(SETTINGS, said.append)._handle_event(line + "\n")
     assert said == [line]
 
 
@@ -39,7 +39,7 @@ class Watched:
     def __init__(self, ready=len):
         self.said, self.changed = [], threading.Condition()
         self.ready, self.refused = threading.Event(), threading.Event()
-        self.supervised = Supervised(SETTINGS, self.say)
+        self.supervised = Supervisor(SETTINGS, self.say)
         self._ready = ready
 
     def say(self, line):
@@ -167,4 +167,4 @@ def test_nobody_knows_where_a_leader_is_before_it_says_so():
     with pytest.raises(
         MeasurementError, match="the leader is being started, and has no address yet"
     ):
-        Supervised(SETTINGS, print).where()
+        Supervisor(SETTINGS, print).where()

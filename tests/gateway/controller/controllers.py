@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from servanda.engines import open_engine
-from servanda.gateway.controller.controller import Leader
+from servanda.gateway.controller.controller import Controller
 from tests import kit, serving
 
 LABELS = {"a": {"first": "a"}, "b": {"first": "b"}, "c": {"first": "c"}}
@@ -44,12 +44,12 @@ def contract(folder, *, q=None, routing=OBSERVING, limit=0.05, **more):
     return path
 
 
-def leader(path, clock, *, state="state", ledger="ledger.db", **more):
+def controller(path, clock, *, state="state", ledger="ledger.db", **more):
     """A leader that does nothing by itself, on engines in this process."""
     folder = Path(path).parent
     more = {"open": here, "threads": False, "key": b"", **more}
     ledger = str(folder / ledger) if ledger and "://" not in ledger else ledger
-    return Leader(path, state=folder / state, ledger=ledger, clock=clock, **more)
+    return Controller(path, state=folder / state, ledger=ledger, clock=clock, **more)
 
 
 def rows(path, n, *, seed=0, users=40, kernel=None, start=0, at=START, prompts=None, **more):
@@ -96,4 +96,4 @@ def drive(leader, clock, rows, *, batch=16, first=0, **more):
 
 
 def status(leader, name):
-    return next(one for one in leader.standing().slices if one.name == name)
+    return next(one for one in leader.status().slices if one.name == name)
