@@ -233,7 +233,7 @@ PRINTS_ELSEWHERE = {
     "promotion ledger show": "promotion/ledger/test_cli.py",
     "gateway status": "gateway/controller/web/test_verbs.py",
     "gateway pin": "gateway/controller/web/test_verbs.py",
-    "gateway audit": "gateway/controller/test_auditing.py",
+    "gateway audit": "gateway/controller/test_audit.py",
     "tools check-dump": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
 }
