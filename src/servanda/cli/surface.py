@@ -17,19 +17,19 @@ from servanda.runner.compare.surface.difference import LayerResult, conclusion, 
 _TEXTS = 32  # of the workload, that both tokenizers are asked to encode
 
 
-def looked(asked: Options, say: Callable[..., None]) -> tuple[LayerResult, ...]:
+def compare_surface(options: Options, say: Callable[..., None]) -> tuple[LayerResult, ...]:
     """What differs above the kernels of two servers, said line by line; () of other kernels.
 
     Raises:
         ContractError, MeasurementError: as `prepare` and the servers do.
     """
-    named = {"A": asked.a, "B": asked.b}
     kernels = {
-        name: parse_kernel(text, engines=engine_names(), name=name) for name, text in named.items()
+        name: parse_kernel(text, engines=engine_names(), name=name)
+        for name, text in (("A", options.a), ("B", options.b))
     }
     if any(kernel.url is None for kernel in kernels.values()):
         return ()
-    texts = plain_texts(asked.prompts)[:_TEXTS]
+    texts = plain_texts(options.prompts)[:_TEXTS]
     findings: list[LayerResult] = []
     with ExitStack() as opened:
         a, b = (
@@ -41,6 +41,6 @@ def looked(asked: Options, say: Callable[..., None]) -> tuple[LayerResult, ...]:
             say(*lines(finding))
             if finding.layer == "tokenizer" and finding.outcome == "differs":
                 break
-    odd = differs(findings)
-    say(*([f"surface   ✗ {conclusion(odd)}"] if odd else []), "")
-    return odd
+    differences = differs(findings)
+    say(*([f"surface   ✗ {conclusion(differences)}"] if differences else []), "")
+    return differences
