@@ -15,7 +15,7 @@ from servanda.cli.main import main
 from servanda.engines.pack_file import read_pack
 from servanda.rl import Monitor
 from tests.gateway.controller import controllers
-from tests.rl.monitor.test_memory import observe
+from tests.rl.monitor.test_state_file import observe
 
 OLD = Path(__file__).parent / "data" / "of_0_1"
 DUMP = Path(__file__).parents[1] / "examples" / "tiny-dump"

@@ -176,8 +176,8 @@ def refuse_unfit(
     for prompt, tokens in zip(corpus.prompts, ids, strict=True):
         where = Where(corpus.file, prompt.line, 1)
         if not tokens or max(tokens) >= vocabulary:
-            found = f"id {max(tokens)}" if tokens else "no token at all"
-            message = f"{found} in a prompt for a vocabulary of {vocabulary} ids"
+            what = f"id {max(tokens)}" if tokens else "no token at all"
+            message = f"{what} in a prompt for a vocabulary of {vocabulary} ids"
             problems.append(Problem(message, where, advice))
         elif context is not None and len(tokens) + width > context:
             new = f" and {width} new ones" if width else ""
@@ -245,12 +245,12 @@ def as_declared(
         "sampling": sampling.model_dump_json(),
     }
     for item in _ABOUT:
-        said = trace.about.get(item)
-        if said is not None and _plain(said) != _plain(declared[item]):
+        recorded = trace.about.get(item)
+        if recorded is not None and _plain(recorded) != _plain(declared[item]):
             drawn = item == "path" and path != path_of(kernel, side)  # the path is of scoring
             by = "answers are drawn by" if drawn else "the contract declares"
             raise MeasurementError(
-                f"{engine} recorded {item} {said}, and {by} {declared[item]}",
+                f"{engine} recorded {item} {recorded}, and {by} {declared[item]}",
                 hint="numbers made otherwise do not speak of this contract: scoring a prompt "
                 "does not certify decoding, nor one sampling another",
             )
@@ -269,9 +269,9 @@ def as_declared(
     return trace
 
 
-def _plain(said: str) -> object:
+def _plain(recorded: str) -> object:
     """Texts that mean the same are the same: {"a":1} and { "a": 1 }."""
     try:
-        return json.loads(said)
+        return json.loads(recorded)
     except ValueError:
-        return said
+        return recorded

@@ -12,73 +12,74 @@ SAME = "both sides' logprobs are equal in every bit"
 DECLARE = "declare `bitwise: true` in the contract"
 
 
-def objection(contract: Contract, found: Agreement) -> str:
+def objection(contract: Contract, counts: Agreement) -> str:
     """Why the two columns can be no evidence; "" where they can.
 
     Some sequences may be equal and others not where the kernels are run here: a fault that
     begins at a length, for one.  A trainer's columns have no such reason.
     """
-    if contract.bitwise or found.tokens < ENOUGH:
+    if contract.bitwise or counts.tokens < ENOUGH:
         return ""
-    if found.everywhere:
+    if counts.everywhere:
         return (
-            f"{SAME}, on all {found.tokens:,} tokens that could differ (probability below "
+            f"{SAME}, on all {counts.tokens:,} tokens that could differ (probability below "
             f"{INFORMATIVE:g}): one column was copied (a bypass mode, an engine that is the "
             "trainer, or one that reports its logprobs), or the kernels really are bitwise equal; "
             f"if they are, {DECLARE}"
         )
-    if contract.kernels.infer.engine == EXTERNAL and found.mixed:
+    if contract.kernels.infer.engine == EXTERNAL and counts.mixed:
         return (
-            f"{SAME} in {found.copies:,} of {found.sequences:,} sequences, and differ in the "
+            f"{SAME} in {counts.copies:,} of {counts.sequences:,} sequences, and differ in the "
             "others: those were copied from one side to the other, or only a part of the kernels "
             f"is bitwise equal; if that is so, {DECLARE}"
         )
-    if contract.kernels.infer.engine == EXTERNAL and found.mostly:
+    if contract.kernels.infer.engine == EXTERNAL and counts.mostly:
         return (
-            f"{SAME} on {found.equal:,} of {found.tokens:,} tokens that could differ, and "
-            f"{found.close:,} of {found.sequences:,} sequences differ at a few tokens alone, by "
+            f"{SAME} on {counts.equal:,} of {counts.tokens:,} tokens that could differ, and "
+            f"{counts.close:,} of {counts.sequences:,} sequences differ at a few tokens alone, by "
             "more than rounding: most of a column was copied from one side to the other, or only a "
             f"part of the kernels is bitwise equal; if that is so, {DECLARE}"
         )
     return ""
 
 
-def remarks(contract: Contract, found: Agreement) -> tuple[str, ...]:
+def remarks(contract: Contract, counts: Agreement) -> tuple[str, ...]:
     """What equal or nearly equal columns leave open, one sentence each."""
-    said = []
-    if found.everywhere and contract.bitwise:
-        said.append(
-            f"{SAME}, on all {found.tokens:,} tokens that could differ, as `bitwise: true` "
+    sentences = []
+    if counts.everywhere and contract.bitwise:
+        sentences.append(
+            f"{SAME}, on all {counts.tokens:,} tokens that could differ, as `bitwise: true` "
             "declares: this run could not have shown a disagreement"
         )
-    elif found.everywhere:
-        said.append(
-            f"{SAME}, and only {found.tokens:,} of the tokens have a probability below "
+    elif counts.everywhere:
+        sentences.append(
+            f"{SAME}, and only {counts.tokens:,} of the tokens have a probability below "
             f"{INFORMATIVE:g}: too few to say whether a column was copied"
         )
-    elif found.tokens and contract.bitwise:
-        said.append(
-            f"`bitwise: true` is declared, and {found.tokens - found.equal:,} of {found.tokens:,} "
-            f"tokens that could differ do, by {found.mean_distance:.1e} nats on average"
+    elif counts.tokens and contract.bitwise:
+        sentences.append(
+            f"`bitwise: true` is declared, and {counts.tokens - counts.equal:,} of "
+            f"{counts.tokens:,} tokens that could differ do, by {counts.mean_distance:.1e} nats on "
+            "average"
         )
-    elif found.tokens >= ENOUGH and found.copies > 1:
-        said.append(
-            f"{SAME} in {found.copies:,} of {found.sequences:,} sequences: on them the two sides "
+    elif counts.tokens >= ENOUGH and counts.copies > 1:
+        sentences.append(
+            f"{SAME} in {counts.copies:,} of {counts.sequences:,} sequences: on them the two sides "
             "are one program, or one column was copied"
         )
-    elif found.tokens >= ENOUGH and found.mostly:
-        said.append(
-            f"{SAME} on {found.equal:,} of {found.tokens:,} tokens that could differ, though the "
+    elif counts.tokens >= ENOUGH and counts.mostly:
+        sentences.append(
+            f"{SAME} on {counts.equal:,} of {counts.tokens:,} tokens that could differ, though the "
             "others differ by more than rounding: in part the two sides are one program, or a "
             "column was copied"
         )
-    coarse = "" if contract.bitwise or not found.one_program else _coarse(contract.kernels)
+    coarse = "" if contract.bitwise or not counts.one_program else _coarse(contract.kernels)
     if coarse:
-        said.append(
-            f"where the two sides differ, it is by float32 rounding ({found.mean_distance:.1e} "
+        sentences.append(
+            f"where the two sides differ, it is by float32 rounding ({counts.mean_distance:.1e} "
             f"nats on average), and {coarse}: both sides look like one program"
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _coarse(kernels: Kernels) -> str:

@@ -56,8 +56,8 @@ def clauses_at(
             guarded.add((clause.metric, workload))
     for workload in workloads:
         for guard in _guards_of(contract, workload):
-            found = {guard.metric, _INSTEAD.get(guard.metric)}
-            if workload in certified and not any((m, workload) in guarded for m in found):
+            metrics = {guard.metric, _INSTEAD.get(guard.metric)}
+            if workload in certified and not any((m, workload) in guarded for m in metrics):
                 name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
                 changes = {"id": name, "workload": workload}
                 yield "observability", ("observability",), guard.model_copy(update=changes)

@@ -165,26 +165,26 @@ def _placeholder(line: str) -> bool:
 
 def _replaced(lines: Sequence[str], blocks: Mapping[str, Sequence[str]]) -> list[str]:
     """Lines with whole top-level blocks replaced."""
-    found, inside = [], False
+    replaced, inside = [], False
     for line in lines:
         top = bool(line) and not line[0].isspace()
         if top:
             key = line.split(":", 1)[0]
             inside = key in blocks
             if inside:
-                found += blocks[key]
+                replaced += blocks[key]
         if not line:
             inside = False
         if not inside:
-            found.append(line)
-    return found
+            replaced.append(line)
+    return replaced
 
 
 def _sliced(lines: Sequence[str], names: Sequence[str]) -> list[str]:
     """Lines whose clauses on slices name those that there are."""
     both, only = (f"slices: [{', '.join(some)}]" for some in (["all", *names], names))
-    kept = lines if names else [line for line in lines if _SLICED not in line]
-    return [line.replace(_WHOLE_AND_SLICED, both).replace(_SLICED, only) for line in kept]
+    sliced = lines if names else [line for line in lines if _SLICED not in line]
+    return [line.replace(_WHOLE_AND_SLICED, both).replace(_SLICED, only) for line in sliced]
 
 
 def _against_stable(lines: Sequence[str]) -> list[str]:
@@ -193,20 +193,22 @@ def _against_stable(lines: Sequence[str]) -> list[str]:
         "{id: against-today, metric: tv, aggregate: mean, at_most: {times: 1.0, of: stable}, "
         "mode: monitor, slices: [all]}"
     )
-    told = "  # is the candidate as near to the referee as today's kernel is?  Shown, not enforced"
-    return [*lines[:at], told, f"  - {clause}", *lines[at:]]
+    comment = (
+        "  # is the candidate as near to the referee as today's kernel is?  Shown, not enforced"
+    )
+    return [*lines[:at], comment, f"  - {clause}", *lines[at:]]
 
 
 def _contributing(lines: Sequence[str], names: Sequence[str]) -> list[str]:
     """Lines with what slices of outcomes add to the divergence: shown, for it has no limit."""
     at = [*lines].index("statistical:") + 1
-    limit = next(found[1] for found in map(_TV.search, lines) if found)
-    told = "  # what these tokens add to the TV of all; known after the token, so not enforced"
+    limit = next(match[1] for match in map(_TV.search, lines) if match)
+    comment = "  # what these tokens add to the TV of all; known after the token, so not enforced"
     clause = (
         f"{{id: adds, metric: tv_contribution, aggregate: mean, clip: 1.0, at_most: {limit}, "
         f"mode: monitor, slices: [{', '.join(names)}]}}"
     )
-    return [*lines[:at], told, f"  - {clause}", *lines[at:]]
+    return [*lines[:at], comment, f"  - {clause}", *lines[at:]]
 
 
 def _workload(parts: Parts) -> list[str]:

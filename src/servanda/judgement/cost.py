@@ -102,13 +102,13 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
         lengths: workload -> tokens of each prompt; None: estimated from characters.
         probe: of the first workload.
     """
-    found = {
+    prompt_lengths = {
         s.name: (lengths or {}).get(s.name) or estimated_lengths(s.corpus) for s in plan.schedules
     }
     prompt_tokens = sequences = width = 0
     for schedule in plan.schedules:
         rows = [u.row for i in range(schedule.rounds) for u in schedule.units(i)]
-        prompt_tokens += sum(found[schedule.name][row] for row in rows)
+        prompt_tokens += sum(prompt_lengths[schedule.name][row] for row in rows)
         sequences += len(rows)
         width += len(rows) * schedule.width
     schedules = {s.name: s for s in plan.schedules}
@@ -124,7 +124,7 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
         disk_bytes=None if probe is None else sequences * probe.disk_bytes // probe.sequences,
         probed=0 if probe is None else probe.sequences,
         decides=tuple(
-            _decides(plan, cell, schedules[cell.workload], found[cell.workload], probe)
+            _decides(plan, cell, schedules[cell.workload], prompt_lengths[cell.workload], probe)
             for cell in plan.cells
             if isinstance(cell.kind, Certificate)
             and not isinstance(cell.kind, RelativeCertificate)
@@ -154,7 +154,7 @@ def _decides(
     assert isinstance(cell.kind, Certificate)
     n, fill = _expected(cell, schedule, lengths, probe)
     feed = cell.kind.feed
-    found = reach(n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill)
+    reachable = reach(n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill)
 
     def shown(x: float | None) -> float | None:
         return None if x is None else feed.value(x)
@@ -166,10 +166,10 @@ def _decides(
         n=n,
         limit=feed.value(feed.limit),
         threshold=feed.threshold,
-        holds=shown(found.holds) if feed.proves else None,
-        violated=shown(found.violated),
-        holds_even=shown(found.holds_even) if feed.proves else None,
-        violated_even=shown(found.violated_even),
+        holds=shown(reachable.holds) if feed.proves else None,
+        violated=shown(reachable.violated),
+        holds_even=shown(reachable.holds_even) if feed.proves else None,
+        violated_even=shown(reachable.violated_even),
     )
 
 

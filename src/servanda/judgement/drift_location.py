@@ -71,10 +71,10 @@ def contrast(portrait: Portrait) -> Contrast | None:
     Source:
         P. McCullagh and J. Nelder, Generalized Linear Models, 1989, §6.2 (the deviance).
     """
-    found = [c for name in FIELDS for c in _of_field(name, portrait.by.get(name, ()))]
-    found = [c for c in found if c.ratio >= _RATIO and c.deviance >= _DEVIANCE]
+    contrasts = [c for name in FIELDS for c in _of_field(name, portrait.by.get(name, ()))]
+    contrasts = [c for c in contrasts if c.ratio >= _RATIO and c.deviance >= _DEVIANCE]
     # edges with no token between them tell the same: the one nearest to those that drift
-    return max(found, key=lambda c: (c.deviance, c.edge if c.above else -c.edge), default=None)
+    return max(contrasts, key=lambda c: (c.deviance, c.edge if c.above else -c.edge), default=None)
 
 
 def parted(portrait: Portrait, like: Contrast) -> float | None:
@@ -90,17 +90,17 @@ def parted(portrait: Portrait, like: Contrast) -> float | None:
 
 
 def _of_field(name: str, bins: Sequence[Sums]) -> list[Contrast]:
-    found = []
+    contrasts = []
     for i in range(1, len(bins)):
         below, above = sum(bins[:i], Sums()), sum(bins[i:], Sums())
         if min(below.n, above.n) < _LEAST or not below.tv + above.tv:
             continue
         up = _mean(above) > _mean(below)
         inside, outside = (above, below) if up else (below, above)
-        found.append(
+        contrasts.append(
             Contrast(name, EDGES[name][i - 1], up, inside, outside, _deviance(below, above))
         )
-    return found
+    return contrasts
 
 
 def _deviance(a: Sums, b: Sums) -> float:

@@ -55,10 +55,10 @@ def asked_for(
     contract: Contract, cells: Sequence[CellVerdict]
 ) -> tuple[str | Mapping[str, Any], ...]:
     """The actions of every rule that is met as they are written, each once, in order."""
-    found: list[str | Mapping[str, Any]] = []
+    actions: list[str | Mapping[str, Any]] = []
     for rule, _ in rules_met(contract, cells):
-        found += [do for do in rule.do if do not in found]
-    return tuple(found)
+        actions += [do for do in rule.do if do not in actions]
+    return tuple(actions)
 
 
 def actions_of(contract: Contract, cells: Sequence[CellVerdict]) -> tuple[str, ...]:

@@ -151,8 +151,8 @@ def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:
     weighed: dict[tuple[str, int], Weighed] = {}
     portraits: dict[tuple[str, str], Portrait] = {}
     for r in rounds:
-        weighed[r.workload, r.index], found = _weigh_round(plan, r)
-        portraits = added(portraits, {(r.workload, name): p for name, p in found.items()})
+        weighed[r.workload, r.index], profiles = _weigh_round(plan, r)
+        portraits = added(portraits, {(r.workload, name): p for name, p in profiles.items()})
     return Evidence(key, plan.digest, weighed, {}, portraits)
 
 
@@ -287,8 +287,8 @@ def _golden_view(
 class _Absent(dict[str, Array]):
     """Columns in which what no golden text has reads as absent."""
 
-    def __init__(self, found: Mapping[str, Array], n: int) -> None:
-        super().__init__(found)
+    def __init__(self, columns: Mapping[str, Array], n: int) -> None:
+        super().__init__(columns)
         self._n = n
 
     def __missing__(self, field: str) -> Array:

@@ -43,16 +43,16 @@ def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
     # what infer drew flatters infer; it stands in where there are no fixed texts
     fixed = golden.total.n > 0
     name = "perplexity, ±1 %" if fixed else "perplexity of the drawn tokens, ±1 %"
-    found = [_perplexity(name, golden if fixed else infer)]
+    thresholds = [_perplexity(name, golden if fixed else infer)]
     for name, source, column, limit in _MEANS:
         value = infer.total.mean(column)
-        found.append(_at_most(f"{name} ≤ {limit:g} ({source})", value, limit))
-    found.append(_p99(infer))
+        thresholds.append(_at_most(f"{name} ≤ {limit:g} ({source})", value, limit))
+    thresholds.append(_p99(infer))
     flips = infer.total.mean("flips")
     agreement = None if flips is None else 1 - flips
     shown = "not measured" if agreement is None else f"{100 * agreement:.2f} %"
     passes = None if flips is None else flips <= _FLIPS
-    return (*found, Gate("top-1 agreement ≥ 98 %", agreement, shown, passes))
+    return (*thresholds, Gate("top-1 agreement ≥ 98 %", agreement, shown, passes))
 
 
 def _perplexity(name: str, portrait: Portrait) -> Gate:

@@ -280,10 +280,10 @@ def unpromised(plan: Plan) -> Iterator[Problem]:
     if plan.leg is None or any(not isinstance(c.kind, NotHere | Later) for c in promises):
         return
     reasons = {c.clause.id: c.kind.reason for c in promises if isinstance(c.kind, NotHere | Later)}
-    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     yield Problem(
         f"no enforced promise can be judged at {plan.stage}, so nothing could ever hold there: "
-        f"{told or 'there is none'}",
+        f"{text or 'there is none'}",
         plan.contract.where("promotion", plan.stage),
         f"add a statistical clause that is enforced at {plan.stage}, or remove "
         f"promotion.{plan.stage}",
@@ -306,10 +306,10 @@ def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     if needed is not None and (endless or needed <= most):
         return
     unit = cell.units_of(kind.each)
-    asked = "no number of" if needed is None else f"at least {needed:,}"
+    needs = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
-        f"kernels would need {asked} {unit}, and the run is expected to have {most:,} there",
+        f"kernels would need {needs} {unit}, and the run is expected to have {most:,} there",
         plan.contract.where(*cell.place, "at_most"),
         f"raise `at_most`, or the second number of promotion.{plan.stage}.sequences",
     )

@@ -29,15 +29,15 @@ def unanswered(
     if of not in REWARDS or not REWARDS[of].needs:
         return  # what a function of the contract's own reads, only it knows
     needs = REWARDS[of].needs
-    told: set[Place] = set()
+    reported: set[Place] = set()
     for cell in cells:
-        if DRAWS not in cell.kind.peers or not cell.workload or cell.place in told:
+        if DRAWS not in cell.kind.peers or not cell.workload or cell.place in reported:
             continue
         corpus = corpora[cell.workload]
         line = _lacking(corpus, cell.cut)
         if line is None:
             continue
-        told.add(cell.place)
+        reported.add(cell.place)
         answered = [
             name
             for name, when in known_by_name(contract).items()

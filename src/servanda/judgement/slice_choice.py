@@ -59,8 +59,8 @@ def starting_slices(
     rules: list[SliceRule] = []
     notes: list[str] = []
     for label in sorted({name for prompt in corpus.prompts for name in prompt.labels}):
-        found, note = _by_label(room, label)
-        rules += found
+        labelled, note = _by_label(room, label)
+        rules += labelled
         notes += note
     edges = _edges(room, lengths)
     if edges:
@@ -120,19 +120,19 @@ def _by_label(room: _Room, label: str) -> tuple[list[SliceRule], list[str]]:
 
 def named(value: str) -> str:
     """A label, or a value of one, as a part of a slice's name."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_.") else "-" for c in value)
-    return kept[:40] or "none"
+    letters = "".join(c if c.isascii() and (c.isalnum() or c in "_.") else "-" for c in value)
+    return letters[:40] or "none"
 
 
 def apart(rules: Sequence[SliceRule]) -> tuple[SliceRule, ...]:
     """Rules whose names differ: two labels may look alike as names."""
     seen: Counter[str] = Counter()
-    found = []
+    renamed = []
     for rule in rules:
         seen[rule.name] += 1
         n = seen[rule.name]
-        found.append(rule if n == 1 else rule.model_copy(update={"name": f"{rule.name}.{n}"}))
-    return tuple(found)
+        renamed.append(rule if n == 1 else rule.model_copy(update={"name": f"{rule.name}.{n}"}))
+    return tuple(renamed)
 
 
 def _depths(

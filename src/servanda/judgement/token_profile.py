@@ -251,8 +251,8 @@ def _fine(abs_N: Array) -> dict[str, int]:
     # a value at an edge may be rounded into the bin below it
     power_K += large_K >= LEAST * (1 + FINE) ** (power_K + 1)
     power_K -= large_K < LEAST * (1 + FINE) ** power_K
-    found, n = np.unique(power_K, return_counts=True)
-    return dict(zip(map(str, found.tolist()), n.tolist(), strict=True))
+    power, n = np.unique(power_K, return_counts=True)
+    return dict(zip(map(str, power.tolist()), n.tolist(), strict=True))
 
 
 def _worst(
@@ -265,13 +265,13 @@ def _worst(
     at_U = np.flatnonzero(usable_N)
     largest = np.argsort(-abs_U, kind="stable")[:KEPT]
     starts_S = np.cumsum(trace.length_S) - trace.length_S
-    found = []
+    tokens = []
     for u in largest.tolist():
         at = int(at_U[u])
         # the last sequence that starts here or before: those before it may be empty
         s = int(np.searchsorted(starts_S, at, side="right")) - 1
         drawn = trace.token_N[starts_S[s] : at].tolist()
-        found.append(
+        tokens.append(
             Worst(
                 abs_log_ratio=float(abs_U[u]),
                 sequence=int(trace.sequence_S[s]),
@@ -286,7 +286,7 @@ def _worst(
                 context=tuple(drawn[-CONTEXT:]),
             )
         )
-    return _largest(found)
+    return _largest(tokens)
 
 
 def _recorded(trace: Trace, name: str, at: int) -> float | None:

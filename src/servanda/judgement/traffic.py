@@ -182,12 +182,12 @@ def traffic_of(
 
 def _sampled(request: Request, workload: Workload) -> str:
     """Why what a request asked for is not what the workload declares; "" where it is."""
-    asked, declared = request.sampling, workload.sampling
-    others = (v for name, v in asked.items() if name not in _OF_ITS_OWN)
+    sampling, declared = request.sampling, workload.sampling
+    others = (v for name, v in sampling.items() if name not in _OF_ITS_OWN)
     if any(value is not None for value in others):
         return SAMPLING  # nobody here knows what it does to the draw
     for name, default in Sampling().model_dump().items():  # type: ignore[call-arg]
-        value, wanted = asked.get(name), getattr(declared, name)
+        value, wanted = sampling.get(name), getattr(declared, name)
         if name == "top_k":
             value = None if value in _NO_TOP_K else value
         elif value is None:
@@ -203,14 +203,16 @@ def _refuse_gaps(launched: tuple[Request, ...]) -> None:
         where = request.where
         if request.index != index:
             if request.index < index:
-                found = f"request {request.index} of {request.leg} comes after request {index - 1}"
+                message = (
+                    f"request {request.index} of {request.leg} comes after request {index - 1}"
+                )
                 hint = "a request is logged once, in launch order"
             else:
                 gap = index if request.index == index + 1 else f"{index} to {request.index - 1}"
-                found = f"request {gap} of {request.leg} is not in the log"
+                message = f"request {gap} of {request.leg} is not in the log"
                 hint = "a launched request may not vanish: log one without an answer as "
                 hint += '{"lost": REASON}, and keep every file of the log while the leg goes on'
-            raise EvidenceError(found, where=where, hint=hint)
+            raise EvidenceError(message, where=where, hint=hint)
         if request.served <= served:
             raise EvidenceError(
                 f"'served' is {request.served} at request {index} of {request.leg}, and was "

@@ -262,14 +262,16 @@ def judge(
         blind_spots=_blind_spots(plan, cells, looked, every) if intervals else (),
     )
     measured = [*every, golden] if golden else every
-    found = sum((part.agreement for part in measured), Agreement())
-    return agreed(verdict, plan.contract, found) if intervals else verdict
+    agreement = sum((part.agreement for part in measured), Agreement())
+    return agreed(verdict, plan.contract, agreement) if intervals else verdict
 
 
-def agreed(verdict: Verdict, contract: Contract, found: Agreement) -> Verdict:
+def agreed(verdict: Verdict, contract: Contract, agreement: Agreement) -> Verdict:
     """The verdict where both sides could not disagree; what is violated all the same stays so."""
-    why = objection(contract, found)
-    spots = tuple(BlindSpot("data", text) for text in ([why] if why else remarks(contract, found)))
+    why = objection(contract, agreement)
+    spots = tuple(
+        BlindSpot("data", text) for text in ([why] if why else remarks(contract, agreement))
+    )
     verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
     return unsound(verdict, SAME) if why and verdict.outcome != "violated" else verdict
 
@@ -312,10 +314,10 @@ def _beside(
 
 def _portraits(evidence: Evidence) -> dict[str, Portrait]:
     """Of all workloads together, by what they show."""
-    found: dict[str, Portrait] = {}
+    portraits: dict[str, Portrait] = {}
     for (_, name), portrait in evidence.portraits.items():
-        found = added(found, {name: portrait})
-    return found
+        portraits = added(portraits, {name: portrait})
+    return portraits
 
 
 def _outcome(cells: list[CellVerdict]) -> Outcome:
@@ -336,11 +338,11 @@ def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -
     for v in verdicts:
         if v.section == "observability" and v.enforced and v.outcome in ("violated", "error"):
             failed.setdefault(v.workload, []).append(v)
-    found = []
+    judged = []
     for cell, v in zip(cells, verdicts, strict=True):
         guards = failed.get(cell.workload, [])
         if guards and isinstance(cell.kind, Sampled):
             note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(g.clause for g in guards))}"
             v = v.but(outcome="inconclusive", open=False, more=None, note=note)
-        found.append(v)
-    return found
+        judged.append(v)
+    return judged

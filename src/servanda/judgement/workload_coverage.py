@@ -48,12 +48,12 @@ def listed(names: Iterable[str]) -> str:
 
 def _sampled(cells: Sequence[CellVerdict]) -> dict[str, list[CellVerdict]]:
     """Cells on sampled tokens, by slice; none where the run has no token at all."""
-    found: dict[str, list[CellVerdict]] = {}
+    by_slice: dict[str, list[CellVerdict]] = {}
     for cell in cells:
         if cell.section == "statistical" and cell.outcome != "not applicable" and cell.workload:
-            found.setdefault(cell.slice, []).append(cell)
-    measured = any(cell.n for of in found.values() for cell in of)
-    return {name: of for name, of in found.items() if name != WHOLE} if measured else {}
+            by_slice.setdefault(cell.slice, []).append(cell)
+    measured = any(cell.n for of in by_slice.values() for cell in of)
+    return {name: of for name, of in by_slice.items() if name != WHOLE} if measured else {}
 
 
 def _without_tokens(cells: Sequence[CellVerdict]) -> Iterator[str]:

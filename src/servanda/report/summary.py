@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.clauses.fidelity import FOUND_TRAIN
+from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import excess, limit, measured, reason, where, worst_first
 from servanda.report.format import count, line, percent
@@ -88,7 +88,7 @@ def _untrusted(bad: Sequence[CellVerdict]) -> bool:
 
 
 def _broken(bad: Sequence[CellVerdict]) -> str:
-    if any(c.note == FOUND_TRAIN for c in bad):
+    if any(c.note == REJECTION_OF_TRAIN for c in bad):
         return "What train draws does not follow the distribution that it reports."
     if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."

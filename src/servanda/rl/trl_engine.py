@@ -205,7 +205,7 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
     """
     from servanda.rl.sync_drill.drill import preflight
 
-    return instead_of_training(path, arguments, lambda found: preflight(found, **options))
+    return instead_of_training(path, arguments, lambda target: preflight(target, **options))
 
 
 def instead_of_training(

@@ -175,9 +175,9 @@ def _share() -> float:
     return share
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one.shape == other.shape and bool(
-        one.isclose(other, rtol=0, atol=0, equal_nan=True).all()
+def _same(own: Any, other: Any) -> bool:
+    return own.shape == other.shape and bool(
+        own.isclose(other, rtol=0, atol=0, equal_nan=True).all()
     )
 
 

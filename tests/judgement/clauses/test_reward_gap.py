@@ -15,7 +15,7 @@ from servanda.contract.model import Sampling
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Interrupted, MeasurementError
 from servanda.judgement.clauses.base import DRAWS, REWARD
-from servanda.judgement.clauses.fidelity import FOUND_TRAIN, SamplerFidelity, log_evidence
+from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN, SamplerFidelity, log_evidence
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.cost import cost_of
 from servanda.judgement.verdict import judge
@@ -206,7 +206,7 @@ def test_a_train_kernel_that_draws_otherwise_than_it_scores_is_refuted(tmp_path)
     verdict = check(path)
     fidelity = next(c for c in verdict.cells if c.metric == "sampler_fidelity")
     assert fidelity.outcome == "violated"
-    assert fidelity.note == FOUND_TRAIN
+    assert fidelity.note == REJECTION_OF_TRAIN
     assert headline(verdict).text.startswith("What train draws does not follow")
     gap = gap_of(verdict)
     assert gap.outcome == "inconclusive" and "precondition failed" in gap.note

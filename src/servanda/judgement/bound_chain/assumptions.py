@@ -55,9 +55,9 @@ def _state(name: str, contract: Contract, verdict: Verdict | None) -> tuple[Stat
             return "declared", "declared, not tested"
         return "untested", "not declared: write gradient: {ratio: bypass} where it is so"
     if assumption.tested_by:
-        found = _tested(assumption.tested_by, contract, verdict)
-        if found is not None:
-            return found
+        tested = _tested(assumption.tested_by, contract, verdict)
+        if tested is not None:
+            return tested
         if name in _DECLARED:
             return "declared", "declared, not tested"
         return "untested", f"not tested; {' or '.join(assumption.tested_by)} could reject it"
@@ -96,8 +96,8 @@ def _tested(
             return "rejected", f"REJECTED by {cell.metric}"
     tried = [cell for cell in cells if cell.outcome in ("holds", "violated")]
     if tried:
-        told = (f"{cell.n:,} {cell.units}, by {cell.metric}" for cell in tried)
-        return "not rejected", f"not rejected on {' and on '.join(told)}"
+        counts = (f"{cell.n:,} {cell.units}, by {cell.metric}" for cell in tried)
+        return "not rejected", f"not rejected on {' and on '.join(counts)}"
     return ("open", f"{cells[0].metric} has not decided yet") if cells else None
 
 

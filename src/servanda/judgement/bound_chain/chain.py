@@ -79,19 +79,19 @@ class _Path(Start):
             raise LeaveOut("it speaks of parts of the traffic, the chain of the whole")
         metric = self.clause.metric
         if self.section == "numerical":
-            found = {"logit_osc_nats": self._from_osc, "tv": self._from_golden_tv}.get(metric)
-            if found is not None and (self.clause.aggregate or "max") != "max":
+            path = {"logit_osc_nats": self._from_osc, "tv": self._from_golden_tv}.get(metric)
+            if path is not None and (self.clause.aggregate or "max") != "max":
                 raise LeaveOut("only a maximum says something of every position")
         else:
-            found = {
+            path = {
                 "tv": self._from_tv,
                 "abs_log_ratio_nats": self._from_log_ratio,
                 "reward_drift": self._from_reward_drift,
                 "weight_gap": self._from_weight_gap,
             }.get(metric, self._from_itself if metric in CHAIN else None)
-        if found is None:
+        if path is None:
             raise LeaveOut(f"no bound of the chain starts from {metric}")
-        yield from found()
+        yield from path()
 
     # from facts about golden texts
 
@@ -179,8 +179,8 @@ class _Path(Start):
         beyond = self.clause.at_most
         if self.clause.percentile is None or not isinstance(beyond, float):
             raise LeaveOut("only a percentile with a number for a limit bounds a mean")
-        told = f"share of tokens beyond {beyond:g} nats of log-ratio"
-        share = self.start(told, most=1.0)
+        what_share = f"share of tokens beyond {beyond:g} nats of log-ratio"
+        share = self.start(what_share, most=1.0)
         yield share
         inputs = (beyond, min(share.number, 1.0))
         what = f"{_NEXT_TV}, on average"

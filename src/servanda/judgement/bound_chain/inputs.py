@@ -29,11 +29,11 @@ class LeaveOut(Exception):  # noqa: N818 - a reason, not an error
 
 def tokens_of(contract: Contract, workload: str) -> int | None:
     """Most tokens of an answer, the end-of-text step included; None where nobody says."""
-    found = contract.all_workloads.get(workload)
-    if found is None:
+    declared = contract.all_workloads.get(workload)
+    if declared is None:
         return None
-    declared = "max_new_tokens" in found.sampling.model_fields_set
-    return found.sampling.max_new_tokens if declared or found.source == "prompts" else None
+    written = "max_new_tokens" in declared.sampling.model_fields_set
+    return declared.sampling.max_new_tokens if written or declared.source == "prompts" else None
 
 
 @dataclass(frozen=True)

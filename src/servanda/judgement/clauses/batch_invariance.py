@@ -73,7 +73,7 @@ class BatchInvariance(Kind):
         verdict = blank(
             cell,
             "holds",
-            "; ".join(map(_told, paths, paths.values())),
+            "; ".join(map(_note, paths, paths.values())),
             kind="fact",
             unit="nat",
             value=value,
@@ -90,7 +90,7 @@ class BatchInvariance(Kind):
         return verdict
 
 
-def _told(path: str, difference: Difference) -> str:
+def _note(path: str, difference: Difference) -> str:
     return (
         f"{path}: {difference.differing:,} of {difference.n:,} logprobs change in batches of "
         f"{difference.batch_size}, by at most {difference.largest:.2g} nats"

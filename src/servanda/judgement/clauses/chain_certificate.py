@@ -32,7 +32,7 @@ class ChainCertificate(Certificate, ABC):
         return self.metric_unit
 
     @property
-    def said(self) -> str:
+    def phrase(self) -> str:
         """The metric as the middle of a sentence, with what this contract makes of it."""
         return self.meaning
 

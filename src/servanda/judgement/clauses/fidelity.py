@@ -24,7 +24,7 @@ from servanda.judgement.clauses.base import (
     View,
 )
 from servanda.judgement.clauses.guards import errors_of, lost, refuted
-from servanda.judgement.clauses.strength import NOTHING, SHARES, Seen, seen_of, weakest
+from servanda.judgement.clauses.strength import NOTHING, SHARES, Positions, positions_of, weakest
 from servanda.judgement.clauses.top_tokens import Likeliest
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, log_factors
@@ -34,7 +34,7 @@ from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
 from servanda.theory.stats.served_tokens import Served
 from servanda.traces.token_history import SETS
 
-FOUND_TRAIN = (
+REJECTION_OF_TRAIN = (
     "the tokens that train drew for its own answers do not follow the distribution that it "
     "reports: an undisclosed temperature, top-p or greedy decoding, so their rewards are not "
     "those of the kernel that scores"
@@ -57,7 +57,7 @@ class Drawn:
     sets: Refutation = field(default_factory=Refutation)
     cells: Cells = field(default_factory=Cells)
     met: tuple[tuple[float, float], ...] = ()
-    seen: Seen = field(default_factory=Seen, repr=False, compare=False)
+    seen: Positions = field(default_factory=Positions, repr=False, compare=False)
 
     def __add__(self, other: Drawn) -> Drawn:
         pairs = zip(self.met, other.met, strict=False)
@@ -110,22 +110,22 @@ def _grown(parts: Sequence[Refutation]) -> Array:
 class _Fidelity(Kind):
     """Judges `Drawn`; can only reject."""
 
-    found: ClassVar[str]
+    rejection: ClassVar[str]
     unseen: ClassVar[str]
 
     def _judged(
-        self, cell: Cell, rounds: Sequence[Drawn], look: Look, found: str, unseen: str
+        self, cell: Cell, rounds: Sequence[Drawn], look: Look, rejection: str, unseen: str
     ) -> CellVerdict:
         log_e, families = log_evidence(rounds)
         whole = sum(rounds, Drawn())
-        return refuted(cell, whole.ranks, log_e, look, _why(whole, families, found), unseen)
+        return refuted(cell, whole.ranks, log_e, look, _why(whole, families, rejection), unseen)
 
 
-def _why(whole: Drawn, families: tuple[float, float, float], found: str) -> str:
+def _why(whole: Drawn, families: tuple[float, float, float], rejection: str) -> str:
     """What a rejection says: of the family that has the most evidence."""
     ranks, sets, cells = families
     if ranks >= max(sets, cells):
-        return found
+        return rejection
     if sets >= cells and whole.sets.growth:
         growth = np.array(whole.sets.growth).reshape(len(SETS), -1).max(axis=1)
         worst = int(np.argmax(growth))
@@ -155,7 +155,7 @@ class SamplerFidelity(_Fidelity):
     """
 
     counts = True
-    found: ClassVar[str] = (
+    rejection: ClassVar[str] = (
         "served tokens do not follow the reported distribution: an undisclosed "
         "temperature, top-p or mask, or logprobs of another transform"
     )
@@ -165,15 +165,15 @@ class SamplerFidelity(_Fidelity):
     )
 
     def weigh(self, cell: Cell, view: View) -> Mapping[str, Drawn]:
-        found = {"infer": _evidence(cell, view)}
+        drawn = {"infer": _evidence(cell, view)}
         if DRAWS in view.peers:
-            found["train"] = _evidence(cell, view.peers[DRAWS])
-        return found
+            drawn["train"] = _evidence(cell, view.peers[DRAWS])
+        return drawn
 
     def judge(
         self, cell: Cell, rounds: list[Mapping[str, Drawn]], floor: object, look: Look
     ) -> CellVerdict:
-        texts = {"infer": self.found, "train": FOUND_TRAIN}
+        texts = {"infer": self.rejection, "train": REJECTION_OF_TRAIN}
         sides, shared = self._shared(rounds, look)
         verdicts = []
         for side in sides:
@@ -238,7 +238,7 @@ def _evidence(cell: Cell, view: View) -> Drawn:
         Refutation(table.n, tuple(growth_J.tolist()), missing) if len(bets_JN) else Refutation(),
         table.cells(missing),
         table.met(),
-        seen_of(table.mass_NK, table.inside, by_rank=by_rank, missing=missing),
+        positions_of(table.mass_NK, table.inside, by_rank=by_rank, missing=missing),
     )
 
 
@@ -267,7 +267,7 @@ class ServedFidelity(_Fidelity):
     """
 
     counts = True
-    found: ClassVar[str] = (
+    rejection: ClassVar[str] = (
         "served tokens do not follow the distribution that their logprobs speak of, as train "
         "ranks them: an undisclosed temperature, top-p or mask, or a token that is never drawn"
     )
@@ -315,11 +315,11 @@ class ServedFidelity(_Fidelity):
             Served.of(bets_JN, ratio_n, missing, error_n) if len(bets_JN) else Refutation(),
             table.cells(missing, weight),
             table.met(),
-            seen_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank, missing=missing),
+            positions_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank, missing=missing),
         )
 
     def judge(self, cell: Cell, rounds: list[Drawn], floor: object, look: Look) -> CellVerdict:
-        return self._judged(cell, rounds, look, self.found, self.unseen)
+        return self._judged(cell, rounds, look, self.rejection, self.unseen)
 
     def unexamined(self, cell: Cell, rounds: list[Drawn], look: Look) -> tuple[str, ...]:
         """As `SamplerFidelity.unexamined`."""

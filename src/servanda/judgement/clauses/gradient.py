@@ -116,7 +116,7 @@ class Gap(ChainCertificate):
         return 1.0
 
     @property
-    def said(self) -> str:
+    def phrase(self) -> str:
         return f"{self.meaning}, {_SUMS[self.loss]}"
 
     def values(self, cell: Cell, view: View) -> Array:

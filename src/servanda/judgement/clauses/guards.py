@@ -30,21 +30,21 @@ from servanda.traces.trace import Trace
 class _Refuting(Kind):
     """Can only reject: `violated` at the price of any cell, else met at the first look.
 
-    `found`: what a rejection says.
+    `rejection`: what a rejection says.
     """
 
     counts = True
-    found: ClassVar[str]
+    rejection: ClassVar[str]
 
     def judge(self, cell: Cell, rounds: list[Refutation], floor: object, look: Look) -> CellVerdict:
         log_e = peak([np.array(r.growth) for r in rounds if r.growth])
-        return refuted(cell, sum(rounds, Refutation()), log_e, look, self.found)
+        return refuted(cell, sum(rounds, Refutation()), log_e, look, self.rejection)
 
 
 def refuted(
-    cell: Cell, whole: Refutation, log_e: float, look: Look, found: str, unseen: str = ""
+    cell: Cell, whole: Refutation, log_e: float, look: Look, rejection: str, unseen: str = ""
 ) -> CellVerdict:
-    """`violated` with the note `found`, or else met.
+    """`violated` with the note `rejection`, or else met.
 
     Args:
         whole: of all rounds; log_e: the most evidence that any prefix of them held, nats.
@@ -61,7 +61,7 @@ def refuted(
         e_violated=log_e if whole.n else None,
     )
     if log_e >= look.log_price_violated:
-        return verdict.but(outcome="violated", note=found)
+        return verdict.but(outcome="violated", note=rejection)
     if unseen and not whole.growth and (whole.n or whole.missing):
         return verdict.but(note=unseen)
     if not whole.n or look.launched < look.first:
@@ -79,7 +79,7 @@ def lost(cell: Cell, view: View) -> int:
 class Coherent(_Refuting):
     """The two logprobs of each token can be those of two distributions: E_infer w <= 1."""
 
-    found: ClassVar[str] = (
+    rejection: ClassVar[str] = (
         "the weights train / infer average above 1, which no two distributions give: raw "
         "logprobs on one side and processed ones on the other, or logprobs of other tokens"
     )
@@ -102,8 +102,8 @@ def capture_of(trace: Trace) -> str:
 
     The coarsest that its values can have been kept in: never a finer one than theirs.
     """
-    said = trace.about.get("capture", "")
-    return said if said in CAPTURES else captured(trace.columns["logp"])
+    declared = trace.about.get("capture", "")
+    return declared if declared in CAPTURES else captured(trace.columns["logp"])
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class RescoredRatio(Kind):
         return windows[cell.clause.over]
 
     def judge(self, cell: Cell, rounds: list[Coverage], floor: object, look: Look) -> CellVerdict:
-        found = rounds[0] if rounds else Coverage()
+        counts = rounds[0] if rounds else Coverage()
         limit, over = limit_of(cell.clause), cell.clause.over
         window = "" if over is None else f" in the last {duration_text(over)}"
         verdict = blank(
@@ -226,17 +226,17 @@ class RescoredRatio(Kind):
             f"infer served no request{window}",
             kind="fact",
             limit=limit,
-            n=found.served,
+            n=counts.served,
             units="requests",
             open=True,
         )
-        if not found.served:
+        if not counts.served:
             return verdict
-        value = found.scored / found.served
+        value = counts.scored / counts.served
         verdict = verdict.but(value=value)
         if value >= limit:
             return verdict.but(outcome="holds", open=False, note="")
         return verdict.but(
-            note=f"{found.scored:,} of {found.served:,} requests that infer served{window} were "
+            note=f"{counts.scored:,} of {counts.served:,} requests that infer served{window} were "
             "scored again: log a larger sample of them"
         )

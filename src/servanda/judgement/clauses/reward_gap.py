@@ -174,7 +174,7 @@ class RewardGap(BySequence, Sampled):
                 "own_law",
                 *(("independent",) if cell.claim == "population" else ()),
             ),
-            note=_told(met),
+            note=_note(met),
             open=True,
         )
         if not met:
@@ -220,7 +220,7 @@ class RewardGap(BySequence, Sampled):
         return (2 * x - 1) * self.span
 
 
-def _told(rounds: list[Paired]) -> str:
+def _note(rounds: list[Paired]) -> str:
     """What each kernel earns; and where nobody could earn anything else, that this shows little."""
     n = sum(r.process.known for r in rounds)
     if not n:

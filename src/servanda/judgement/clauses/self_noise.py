@@ -39,14 +39,14 @@ class SelfNoise(Kind):
 
     def weigh(self, cell: Cell, view: View) -> Mapping[str, Grown]:
         limit = limit_of(cell.clause)
-        found = {}
+        grown = {}
         for side in SELVES:
             if side in view.peers:
                 peer = view.peers[side]
                 process = units_of(cell, peer, peer.values("tv")).process(cell)
                 below, above = process.below_growth(limit), process.above_growth(limit)
-                found[side] = Grown(process, below, above)
-        return found
+                grown[side] = Grown(process, below, above)
+        return grown
 
     def judge(
         self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Look

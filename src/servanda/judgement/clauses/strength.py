@@ -35,7 +35,7 @@ _TRANSFORMS = ("colder", "hotter", "top_p")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Positions:
     """Positions of a run at which the strength of a guard is worked out; `+` adds later rounds.
 
     Args:
@@ -57,8 +57,8 @@ class Seen:
     by_rank: bool = False
     missing: int = 0
 
-    def __add__(self, other: Seen) -> Seen:
-        return Seen(
+    def __add__(self, other: Positions) -> Positions:
+        return Positions(
             self.n + other.n,
             self.masses + other.masses,
             self.inside + other.inside,
@@ -77,7 +77,7 @@ class Seen:
         mass_nK, times = mass_NK[at], self.n / len(at)
         factors_JnC = cell_factors(mass_nK)
         spread = max(self.spread - self.drift**2 / self.n, 0.0)
-        found: dict[str, float | None] = {}
+        smallest: dict[str, float | None] = {}
         for fault, strengths in STRENGTHS.items():
             share, beside = SHARES[0], 1
             if fault in _TRANSFORMS:
@@ -90,29 +90,29 @@ class Seen:
             needed = price + math.log(tilts.mean.shape[1] * beside / share)
             needed -= self.missing * math.log(LEAK)
             reached = tilts.scaled(times).reached(needed, self.drift, spread)
-            found[fault] = None if reached is None else strengths[reached]
-        return found
+            smallest[fault] = None if reached is None else strengths[reached]
+        return smallest
 
 
-def seen_of(
+def positions_of(
     mass_NK: Array,
     inside: Mapping[str, Array],
     ratio_N: Array | None = None,
     *,
     by_rank: bool,
     missing: int = 0,
-) -> Seen:
-    """Of one round; see `Seen`.
+) -> Positions:
+    """Of one round; see `Positions`.
 
     Args:
         ratio_N: log train / infer of the drawn token, where that weighs each factor.
     """
     n = len(mass_NK)
     if not n:
-        return Seen(missing=missing)
+        return Positions(missing=missing)
     at = np.arange(0, n, max(1, math.ceil(n / _EACH)))
     finite_N = ratio_N[np.isfinite(ratio_N)] if ratio_N is not None else np.zeros(0)
-    return Seen(
+    return Positions(
         n,
         (mass_NK[at],),
         ({name: in_NK[at] for name, in_NK in inside.items()},),
@@ -128,8 +128,8 @@ def _wide(of_NK: Array, width: int) -> Array:
 
 
 def _of_transform(fault: str, mass_NK: Array, factors_JNC: Array, ranks: bool) -> Tilts:
-    found = by_cells(fault, mass_NK, np.zeros(mass_NK.shape, dtype=bool), factors_JNC)
-    return found.beside(by_rank(fault, mass_NK, log_densities, edges())) if ranks else found
+    tilts = by_cells(fault, mass_NK, np.zeros(mass_NK.shape, dtype=bool), factors_JNC)
+    return tilts.beside(by_rank(fault, mass_NK, log_densities, edges())) if ranks else tilts
 
 
 def _of_penalty(fault: str, mass_NK: Array, in_NK: Array) -> Tilts:
@@ -141,25 +141,25 @@ def _of_penalty(fault: str, mass_NK: Array, in_NK: Array) -> Tilts:
     return by_cells(fault, mass_NK, in_NK, factors_RNC)
 
 
-def weakest(guard: str, cells: Cells, seen: Seen, look: Look) -> tuple[str, ...]:
+def weakest(guard: str, cells: Cells, seen: Positions, look: Look) -> tuple[str, ...]:
     """What a guard was too weak to see, in sentences; one that looked at nothing is not here."""
     price = look.log_price_violated
-    found = seen.reached(price)
-    colder, hotter = found["colder"], found["hotter"]
+    reached = seen.reached(price)
+    colder, hotter = reached["colder"], reached["hotter"]
     off = None if colder is None or hotter is None else max(1 - colder, hotter - 1)
     parts = [
         "no temperature" if off is None else f"a temperature that is off by {100 * off:.3g} %",
-        "no top-p" if found["top_p"] is None else f"a top-p of {found['top_p']:g} or less",
+        "no top-p" if reached["top_p"] is None else f"a top-p of {reached['top_p']:g} or less",
     ]
     for kind in _SET:
-        if kind in found:
-            value, name = found[kind], f"{kind} penalty"
+        if kind in reached:
+            value, name = reached[kind], f"{kind} penalty"
             parts.append(f"no {name}" if value is None else f"a {name} of {value:g}{_ON[kind]}")
     texts = [
         f"{guard} would have rejected, on these {cells.n:,} tokens and with probability 0.9, "
         f"{', '.join(parts[:-1])} and {parts[-1]}; smaller ones may pass"
     ]
-    if "repetition" not in found:
+    if "repetition" not in reached:
         texts.append(f"{guard}: penalties were not examined, for the record has no column of them")
     ids, pairs = cells.smallest_lie(price + math.log(1 / SHARES[2]))
     texts.append(
@@ -182,11 +182,11 @@ def weak_guards(looked: Sequence[tuple[Cell, list[Any], Look, Outcome]]) -> tupl
         for cell, rounds, look, outcome in looked
         if outcome == "holds"
     ]
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    by_place: dict[tuple[str, str], tuple[str, ...]] = {}
     for cell, texts in limited:
         place = (cell.workload, cell.cut.name)
-        found[place] = found.get(place) or texts
-    return tuple(text for texts in found.values() for text in texts)
+        by_place[place] = by_place.get(place) or texts
+    return tuple(text for texts in by_place.values() for text in texts)
 
 
 def _tv(value: float | None) -> str:

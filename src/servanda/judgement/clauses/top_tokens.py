@@ -70,12 +70,12 @@ class Likeliest:
 
     def bets(self) -> Array:
         """Log factors of each set at each odds, [sets * odds, N]; none where no set is known."""
-        found = []
+        bets = []
         for in_NK in self.inside.values():
             mass_N = np.where(in_NK, self.mass_NK, 0.0).sum(axis=1)
             low_N, high_N = mass_N * np.exp(-self.error), mass_N * np.exp(self.error)
-            found.append(log_bets(low_N, high_N, self._hit(in_NK)))
-        return np.concatenate(found) if found else np.zeros((0, self.n))
+            bets.append(log_bets(low_N, high_N, self._hit(in_NK)))
+        return np.concatenate(bets) if bets else np.zeros((0, self.n))
 
     def met(self) -> tuple[tuple[float, float], ...]:
         """Of each set, how often it was drawn and its expected count."""

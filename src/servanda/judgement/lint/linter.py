@@ -62,5 +62,5 @@ def check(
 
 
 def _where(finding: Finding, marks: Marks) -> Where:
-    found = marks.key(finding.path) if finding.key else marks.near(finding.path)
-    return replace(found, text="") if finding.bare else found
+    place = marks.key(finding.path) if finding.key else marks.near(finding.path)
+    return replace(place, text="") if finding.bare else place

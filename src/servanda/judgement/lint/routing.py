@@ -19,8 +19,8 @@ def routing(contract: Contract) -> Iterator[Finding]:
 
 def _without_route(contract: Contract) -> Iterator[Finding]:
     rule = contract.routing
-    said = "without_snapshot" in rule.model_fields_set
-    if said and rule.without_snapshot == "stable" and contract.stable is None:
+    declared = "without_snapshot" in rule.model_fields_set
+    if declared and rule.without_snapshot == "stable" and contract.stable is None:
         message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
         hint = "declare stable:, or write without_snapshot: infer"
         yield Finding(("routing", "without_snapshot"), message, hint)

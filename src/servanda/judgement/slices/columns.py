@@ -30,19 +30,19 @@ def columns(
         prompts: of each sequence of the pair.
     """
     trace = pair.infer
-    found: dict[str, Array] = {}
+    values: dict[str, Array] = {}
     for field in fields:
         if field == "context.position":
-            found[field] = pair.position_N.astype(np.float64)
+            values[field] = pair.position_N.astype(np.float64)
         elif field == "request.prompt_tokens":
-            found[field] = np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
+            values[field] = np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
         elif field in FIELDS:
-            found[field] = column(field, trace.columns, len(trace.token_N))
+            values[field] = column(field, trace.columns, len(trace.token_N))
         else:
             label = field.removeprefix(LABEL)
             label_S = np.array([p.labels.get(label) for p in prompts], dtype=object)
-            found[field] = np.repeat(label_S, trace.length_S)
-    return found
+            values[field] = np.repeat(label_S, trace.length_S)
+    return values
 
 
 def class_of(token: str) -> str:

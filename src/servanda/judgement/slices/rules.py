@@ -115,9 +115,9 @@ def column(name: str, recorded: Mapping[str, NDArray[np.float64]], n: int) -> ND
 def known(rule: SliceRule) -> Known:
     """When it is known whether something falls into a slice: when its last field is."""
     names = [*(rule.match or {}), *([rule.split] if rule.split else [])]
-    found = {field.known for field in map(field_of, names) if field is not None}
+    moments = {field.known for field in map(field_of, names) if field is not None}
     for when in _LATEST_FIRST:
-        if when in found:
+        if when in moments:
             return when
     return "request"
 

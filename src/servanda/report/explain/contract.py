@@ -149,7 +149,7 @@ def promise(cell: Cell) -> str:
     if metric in CHAIN and clause.aggregate is None:
         kind, unit = cell.kind, CHAIN[metric].metric_unit
         if isinstance(kind, ChainCertificate):  # and not one that is judged at another stage
-            meaning, unit = kind.said, kind.metric_unit
+            meaning, unit = kind.phrase, kind.metric_unit
         if isinstance(kind, BySequence) or CHAIN[metric].known == "request":
             tokens = tokens.replace("tokens", "answers").replace("those", "answers")
         return f"{_upper(meaning)}: over {tokens}, it {_limit(clause, 'at_most', unit)}."

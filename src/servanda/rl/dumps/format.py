@@ -55,18 +55,18 @@ def place(name: str) -> str:
     """
     if name == WHOLE:
         return "all trained tokens"
-    if found := re.fullmatch(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?", name):
-        steps = f"steps {found[1]} to {found[2]}" if found[2] else f"step {found[1]}"
-        return f"{steps}, {place(found[3])}" if found[3] else steps
-    if found := re.fullmatch(r"(turn|start|stale)-(\d+)(?:-(on)|-to-(\d+))?", name):
-        kind, low, on, high = found.groups()
+    if match := re.fullmatch(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?", name):
+        steps = f"steps {match[1]} to {match[2]}" if match[2] else f"step {match[1]}"
+        return f"{steps}, {place(match[3])}" if match[3] else steps
+    if match := re.fullmatch(r"(turn|start|stale)-(\d+)(?:-(on)|-to-(\d+))?", name):
+        kind, low, on, high = match.groups()
         if kind == "stale":
             more = " and more" if on else f" to {high}" if high else ""
             return f"tokens {low}{more} updates old"
         turns = f"turns {low} to {high}" if high else f"turn {low}{' and later' if on else ''}"
         return turns if kind == "turn" else f"first 3 tokens of {turns}"
-    if found := re.fullmatch(r"(position|length)(?:<(\d+)|=(\d+)\.\.(\d+)|>=(\d+))", name):
-        kind, below, low, high, least = found.groups()
+    if match := re.fullmatch(r"(position|length)(?:<(\d+)|=(\d+)\.\.(\d+)|>=(\d+))", name):
+        kind, below, low, high, least = match.groups()
         of = "answer tokens" if kind == "position" else "contexts of"
         tokens = "" if kind == "position" else " tokens"
         if below:
@@ -74,6 +74,6 @@ def place(name: str) -> str:
         if least:
             return f"{of} from {least} on" if not tokens else f"{of} {least}{tokens} and more"
         return f"{of} {low} to {high}{tokens}"
-    if found := re.fullmatch(r"(env|replica)-(.*)", name):
-        return f"{found[1]} {found[2]}"
+    if match := re.fullmatch(r"(env|replica)-(.*)", name):
+        return f"{match[1]} {match[2]}"
     return name

@@ -11,7 +11,7 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import quantile_shown
 from servanda.judgement.token_profile import Portrait
 from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
-from servanda.report.cell_text import excess
+from servanda.report.cell_text import GLYPH, excess
 from servanda.report.format import line, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
@@ -19,7 +19,6 @@ from servanda.rl.dumps.filters import ONLY_FILTERED
 from servanda.rl.dumps.judge import DumpVerdict
 from servanda.rl.dumps.step_verdicts import is_step
 
-_GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓"}
 _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # red slices that are shown
 _WORST_STEPS, _WORST_SEQUENCES = 3, 3  # that are shown
@@ -95,7 +94,7 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
 def _guard(cell: CellVerdict) -> Iterator[str]:
     """What a guard of the contract adds to the findings: only where it is not met."""
     if cell.outcome in ("violated", "error"):
-        glyph = _GLYPH[cell.outcome if cell.enforced else "error"]
+        glyph = GLYPH[cell.outcome if cell.enforced else "error"]
         yield f"  {glyph} {cell.note}"
 
 
@@ -121,7 +120,7 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
 
 
 def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
-    glyph = _GLYPH.get(cell.outcome, "–") if cell.enforced else "!"
+    glyph = GLYPH[cell.outcome] if cell.enforced else "!"
     value = format.number(cell, cell.value)
     if cell.interval:
         low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)

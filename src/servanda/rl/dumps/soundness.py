@@ -86,8 +86,8 @@ def of_empty(empty: Mapping[int, str]) -> list[DataLine]:
     if not empty:
         return []
     steps = ", ".join(map(str, [*empty][:_SHOWN])) + (" …" if len(empty) > _SHOWN else "")
-    one = len(empty) == 1
-    text = f"step{'' if one else 's'} {steps} {'has' if one else 'have'} no sequence that can be "
+    subject = f"step {steps} has" if len(empty) == 1 else f"steps {steps} have"
+    text = f"{subject} no sequence that can be "
     return [DataLine("warning", f"{text}used (first: {next(iter(empty.values()))})")]
 
 

@@ -227,12 +227,12 @@ class DumpStatistics:
         """What the last step holds by itself, and the same with what a filter removed of it."""
         plan, groups = self._plan, len(self._groups)
         assert plan is not None and self.step_weighed is not None
-        kept, drawn = (
+        trained, drawn = (
             of and Evidence(EMPTY, plan.digest, {(WORKLOAD, 0): replace(of, groups=groups)})
             for of in (self.step_weighed, self.step_drawn)
         )
-        assert kept is not None
-        return plan, kept, drawn
+        assert trained is not None
+        return plan, trained, drawn
 
     @property
     def agreement(self) -> Agreement:

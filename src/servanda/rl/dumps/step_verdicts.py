@@ -50,8 +50,8 @@ class JudgedSteps:
         if not statistics.steps:
             return
         step = next(reversed(statistics.steps.values()))
-        plan, kept, drawn = statistics.of_step()
-        weighed = kept.rounds[WORKLOAD, 0]
+        plan, trained, drawn = statistics.of_step()
+        weighed = trained.rounds[WORKLOAD, 0]
         findings: tuple[Finding, ...] = ()
         if not self.alone:
             findings = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
@@ -59,7 +59,7 @@ class JudgedSteps:
             self._sound = Soundness(self._sound)
         errors, atoms = errors_of(findings), statistics.step_atoms
         judged = self.window.judge(
-            len(self.rows) + 1, step.step, plan, kept, drawn, atoms, errors, intervals=False
+            len(self.rows) + 1, step.step, plan, trained, drawn, atoms, errors, intervals=False
         )
         # tokens that a step lacks are counted over the whole dump, which may lack a few
         wrong = errors_of(f for f in findings if f.check != "coverage")

@@ -48,7 +48,7 @@ class _Part:
     """A step: its sums, those with what a filter removed of it, and what its cells speak of."""
 
     step: int
-    kept: Weighed
+    trained: Weighed
     drawn: Weighed | None
     atoms: Atoms
 
@@ -95,7 +95,7 @@ class Window:
         number: int,
         step: int,
         plan: Plan,
-        kept: Evidence,
+        trained: Evidence,
         drawn: Evidence | None,
         atoms: Atoms,
         errors: Sequence[str] = (),
@@ -105,22 +105,22 @@ class Window:
         """The number-th step, from 1: by itself, and its slices with the steps before it.
 
         Args:
-            kept: of the tokens that were trained on; drawn: with those that a filter removed,
+            trained: of the tokens that were trained on; drawn: with those that a filter removed,
                 None where it removed none.
             atoms: of the step's tokens; errors: why they can be no evidence.
         """
         # a step is looked at twice: alone, and with those before it
         part = step_part(number) / (2 if self.size > 1 else 1)
 
-        def verdict(kept: Evidence, drawn: Evidence | None) -> Verdict:
-            own = judge(plan, kept, intervals=intervals, part=part)
+        def verdict(trained: Evidence, drawn: Evidence | None) -> Verdict:
+            own = judge(plan, trained, intervals=intervals, part=part)
             if drawn is None:
                 return own
             return bracketed(own, judge(plan, drawn, intervals=intervals, part=part))
 
-        alone = verdict(kept, drawn)
+        alone = verdict(trained, drawn)
         failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
-        if not kept.rounds[WORKLOAD, 0].tokens:
+        if not trained.rounds[WORKLOAD, 0].tokens:
             errors = ()  # a step that was filtered empty has no data that could be wrong
         if errors := (*errors, *failed):
             pairs = zip(alone.cells, unsound(alone, errors[0]).cells, strict=True)
@@ -129,14 +129,14 @@ class Window:
             return StepVerdict(cells, {}, atoms, errors, alone.needs_tokens)
         if self.size == 1:
             return StepVerdict(alone.cells, {}, atoms, (), alone.needs_tokens)
-        sums = kept.rounds[WORKLOAD, 0]
+        sums = trained.rounds[WORKLOAD, 0]
         others = [known for known in self._parts if known.step != step]
         both = None if drawn is None else drawn.rounds[WORKLOAD, 0]
         self._parts = [*others, _Part(step, sums, both, atoms)][-self.size :]
         decided = ("holds", "violated", "not applicable")
         if all(c.slice == WHOLE or c.outcome in decided for c in alone.cells):
             return StepVerdict(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
-        joint = verdict(*self._together(kept))
+        joint = verdict(*self._together(trained))
         full = len(self._parts) == self.size
         cells = tuple(
             _chosen(own, other, full) for own, other in zip(alone.cells, joint.cells, strict=True)
@@ -146,13 +146,15 @@ class Window:
         together = {c.slice: first for c, own in pairs if c is not own}
         return StepVerdict(cells, together, self._atoms(), (), alone.needs_tokens)
 
-    def _together(self, kept: Evidence) -> tuple[Evidence, Evidence | None]:
+    def _together(self, trained: Evidence) -> tuple[Evidence, Evidence | None]:
         """The evidence of all steps of the window, and that with what a filter removed."""
-        every = replace(kept, rounds={(WORKLOAD, 0): reduce(added, (p.kept for p in self._parts))})
+        every = replace(
+            trained, rounds={(WORKLOAD, 0): reduce(added, (p.trained for p in self._parts))}
+        )
         if all(part.drawn is None for part in self._parts):
             return every, None
-        drawn = reduce(added, (part.drawn or part.kept for part in self._parts))
-        return every, replace(kept, rounds={(WORKLOAD, 0): drawn})
+        drawn = reduce(added, (part.drawn or part.trained for part in self._parts))
+        return every, replace(trained, rounds={(WORKLOAD, 0): drawn})
 
     def _atoms(self) -> Atoms:
         sums: dict[int, list[float]] = {}

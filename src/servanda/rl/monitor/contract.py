@@ -52,18 +52,19 @@ class RunContract:
         Raises:
             ContractError: there is no such preset or file, or its text is wrong.
         """
-        if isinstance(given, Contract):
-            return cls("", _declared(_in_a_trainer(given), bitwise))
-        if not isinstance(given, str | Path):
+        if isinstance(given, str | Path):
+            name = str(given)
+            if name in PRESETS or (Path(name).name == name and not Path(name).suffix):
+                preset = dump_preset.preset_of(name)
+                return cls(preset, dump_preset.contract_of(preset, preset, (), bitwise=bitwise)[1])
+            given = load(given)
+        if not isinstance(given, Contract):
             raise ContractError(
                 f"the contract of a monitor is a {type(given).__name__}",
                 hint="give a Contract, the path of one, or a preset's name, such as 'verl-sync'",
             )
-        name = str(given)
-        if name in PRESETS or (Path(name).name == name and not Path(name).suffix):
-            preset = dump_preset.preset_of(name)
-            return cls(preset, dump_preset.contract_of(preset, preset, (), bitwise=bitwise)[1])
-        return cls("", _declared(_in_a_trainer(load(given)), bitwise))
+        contract = _in_a_trainer(given)
+        return cls("", contract.model_copy(update={"bitwise": True}) if bitwise else contract)
 
     @property
     def slices_itself(self) -> bool:
@@ -116,10 +117,6 @@ class RunContract:
             declared = self.contract.bitwise
             return dump_preset.contract_of(self.preset, self.preset, rules, bitwise=declared)[1]
         return self.contract.model_copy(update={"slices": tuple(rules)})
-
-
-def _declared(contract: Contract, bitwise: bool) -> Contract:
-    return contract.model_copy(update={"bitwise": True}) if bitwise else contract
 
 
 def _in_a_trainer(contract: Contract) -> Contract:

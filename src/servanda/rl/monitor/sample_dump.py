@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.rl.monitor.batch import Batch
+from servanda.rl.monitor.batch import Array, Batch
 from servanda.theory.sampling import uniforms
 
 
@@ -59,14 +59,10 @@ class SampleDump:
         before = token_BT.shape[1] - width
         present_BT = (np.arange(token_BT.shape[1]) < before + last_B[:, None]) & (token_BT >= 0)
         groups = batch.group_B or tuple(f"{rank}.{b}" for b in range(batch.sequences))
-        beside = {
-            "staleness": batch.staleness_BT,
-            "advantages": batch.advantage_BT,
-        }
-        wide = {
-            name: None if values is None else np.broadcast_to(values, batch.mask_BT.shape)[at]
-            for name, values in beside.items()
-        }
+
+        def wide(values: Array | None) -> Array | None:
+            return None if values is None else np.broadcast_to(values, batch.mask_BT.shape)[at]
+
         return Writer(self.folder, rank).step(
             batch.weights,
             token_BT[at],
@@ -76,6 +72,6 @@ class SampleDump:
             present=present_BT[at],
             groups=[groups[b] for b in at],
             labels={name: [values[b] for b in at] for name, values in batch.labels.items()},
-            staleness=wide["staleness"],
-            advantages=wide["advantages"],
+            staleness=wide(batch.staleness_BT),
+            advantages=wide(batch.advantage_BT),
         )

@@ -60,15 +60,15 @@ class Atoms:
 
 def families(cuts: Sequence[Cut]) -> list[list[int]]:
     """Slices by index, together where they ask of the same numbers; no slice is in two."""
-    found: list[tuple[set[str], list[int]]] = []
+    groups: list[tuple[set[str], list[int]]] = []
     for i, cut in enumerate(cuts):
         fields, members = set(cut.fields), [i]
-        for other in [pair for pair in found if pair[0] & fields]:
-            found.remove(other)
+        for other in [pair for pair in groups if pair[0] & fields]:
+            groups.remove(other)
             fields |= other[0]
             members = [*other[1], *members]
-        found.append((fields, members))
-    return [sorted(members) for _, members in found]
+        groups.append((fields, members))
+    return [sorted(members) for _, members in groups]
 
 
 def crossed(parts: Sequence[Atoms], most: int) -> list[tuple[Atoms, list[int]]]:
@@ -77,14 +77,14 @@ def crossed(parts: Sequence[Atoms], most: int) -> list[tuple[Atoms, list[int]]]:
     Args:
         most: atoms that may come of it.
     """
-    found: list[tuple[Atoms, list[int]]] = []
+    crossings: list[tuple[Atoms, list[int]]] = []
     for i, part in sorted(enumerate(parts), key=lambda pair: len(pair[1])):
-        if found and len(found[-1][0]) * len(part) <= most:
-            atoms, members = found[-1]
-            found[-1] = (atoms.times(part), [*members, i])
+        if crossings and len(crossings[-1][0]) * len(part) <= most:
+            atoms, members = crossings[-1]
+            crossings[-1] = (atoms.times(part), [*members, i])
         else:
-            found.append((part, [i]))
-    return found
+            crossings.append((part, [i]))
+    return crossings
 
 
 def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
@@ -183,13 +183,13 @@ def _table(batch: Batch, edges: Array) -> Array:
 
 def _edges(field: str, cuts: Iterable[Cut]) -> Array:
     """Every number that a slice compares the field with, ascending."""
-    found: set[float] = set()
+    numbers: set[float] = set()
     for term in (term for cut in cuts for term in cut.terms if term.field == field):
         if term.op in ("in", "not_in"):
-            found.update(float(value) for value in term.value)
+            numbers.update(float(value) for value in term.value)
         elif term.op != "exists":
-            found.add(float(term.value))
-    return np.array(sorted(found))
+            numbers.add(float(term.value))
+    return np.array(sorted(numbers))
 
 
 def _stand_ins(edges: Array) -> Array:
@@ -197,11 +197,11 @@ def _stand_ins(edges: Array) -> Array:
     if not len(edges):
         return np.array([0.0, np.nan])
     ends = np.r_[edges[0] - 1, edges, edges[-1] + 1]
-    found = np.empty(2 * len(edges) + 2)
-    found[0:-1:2] = (ends[:-1] + ends[1:]) / 2
-    found[1:-1:2] = edges
-    found[-1] = np.nan
-    return found
+    numbers = np.empty(2 * len(edges) + 2)
+    numbers[0:-1:2] = (ends[:-1] + ends[1:]) / 2
+    numbers[1:-1:2] = edges
+    numbers[-1] = np.nan
+    return numbers
 
 
 def _class_of(values: Array, edges: Array) -> Array:

@@ -85,7 +85,7 @@ def _suspicious(batch: Batch) -> bool:
     train_BT, infer_BT = batch.logp_train_BT, batch.logp_infer_BT
     highest = (np.fmax.reduce(logp, axis=None, initial=0.0) for logp in (train_BT, infer_BT))
     filled = (
-        ((one == 0) & (other < FAR_NATS)).any()
-        for one, other in ((train_BT, infer_BT), (infer_BT, train_BT))
+        ((own == 0) & (other < FAR_NATS)).any()
+        for own, other in ((train_BT, infer_BT), (infer_BT, train_BT))
     )
     return any(high > 0 for high in highest) or any(filled)

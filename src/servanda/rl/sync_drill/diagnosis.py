@@ -52,11 +52,11 @@ def cause_of(
         adapted: the module has adapters that are trained.
         layers: how many layers were drilled.
     """
-    seen = [group for group in groups if group.mark != "unseen"]
-    wrong = [group for group in seen if group.mark == "violated"]
+    visible = [group for group in groups if group.mark != "unseen"]
+    wrong = [group for group in visible if group.mark == "violated"]
     if wrong or baseline.mixed or poison.mark == "violated":
-        cause = _of_the_sync(baseline, poison, seen, wrong) or _by_the_deaf(
-            seen, [group for group in wrong if not group.late], poison, adapted, layers
+        cause = _of_the_sync(baseline, poison, visible, wrong) or _by_the_deaf(
+            visible, [group for group in wrong if not group.late], poison, adapted, layers
         )
         if cause:
             return cause
@@ -70,7 +70,7 @@ def cause_of(
 
 
 def _of_the_sync(
-    baseline: Baseline, poison: PoisonResult, seen: Sequence[Response], wrong: Sequence[Response]
+    baseline: Baseline, poison: PoisonResult, visible: Sequence[Response], wrong: Sequence[Response]
 ) -> str:
     """What is wrong with all of a sync, or with when it arrives."""
     if baseline.mixed or poison.mixed or any(group.mixed for group in wrong):
@@ -79,25 +79,25 @@ def _of_the_sync(
         return "stale_cache"
     late = [group for group in wrong if group.late]
     if late and len(late) == len(wrong):
-        return "dropped" if len(late) < len(seen) else "late"
+        return "dropped" if len(late) < len(visible) else "late"
     if poison.late and not wrong:
         return "dropped"
     return "stopped" if wrong and all(group.stopped for group in wrong) else ""
 
 
 def _by_the_deaf(
-    seen: Sequence[Response],
+    visible: Sequence[Response],
     wrong: Sequence[Response],
     poison: PoisonResult,
     adapted: bool,
     layers: int,
 ) -> str:
     deaf = [group for group in wrong if _is_lost(group)]
-    adapters = [group for group in seen if group.kind == "adapter"]
-    adapters_only = adapted and len(adapters) == len(seen)
+    adapters = [group for group in visible if group.kind == "adapter"]
+    adapters_only = adapted and len(adapters) == len(visible)
     if adapted and adapters and all(g in deaf for g in adapters) and len(wrong) == len(adapters):
         return "adapter_ignored"
-    if len(deaf) == len(seen) and (seen or poison.follow < NEAR):
+    if len(deaf) == len(visible) and (visible or poison.follow < NEAR):
         return "adapter_ignored" if adapters_only else "never_synced"
     if any(not _is_lost(group) and not group.lost for group in wrong):
         return ""  # something else is wrong as well, and no name explains all
@@ -108,7 +108,7 @@ def _by_the_deaf(
     lost = {group.layer for group in deaf if group.layer is not None}
     if len(lost) == 1 and layers > 1 and _all_within(wrong, lost):
         kinds = {group.kind for group in deaf}
-        here = {group.kind for group in seen if group.layer in lost}
+        here = {group.kind for group in visible if group.layer in lost}
         if kinds >= here and (len(here) > 1 or here == {"adapter"}):
             return "one_layer"
         if kinds == {"mlp"}:

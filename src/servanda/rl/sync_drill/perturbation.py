@@ -144,7 +144,7 @@ def judged(
     responses = []
     for number, perturbation in enumerate(perturbations):
         moved = float(np.abs(perturbation.own_N).mean()) / floor
-        seen = moved >= SEEN
+        is_seen = moved >= SEEN
         follow, spread = fits[number] if fits else (np.nan, np.inf)
         if not fits and whole is not None:
             follow, spread = whole.follow, whole.spread
@@ -153,9 +153,9 @@ def judged(
                 name=perturbation.group.name,
                 kind=perturbation.group.kind,
                 layer=perturbation.group.layer,
-                follow=float(follow) if seen else float("nan"),
+                follow=float(follow) if is_seen else float("nan"),
                 spread=float(spread),
-                residual=whole.residual_nats / floor if whole and seen else 0.0,
+                residual=whole.residual_nats / floor if whole and is_seen else 0.0,
                 moved=moved,
                 size=float(perturbation.size),
                 block=block_name([each.group for each in perturbations]),
@@ -183,7 +183,7 @@ def _parts(
             continue
         fits = part_slopes(pieces, own_N, change_N) if len(pieces) * _FITTED <= own_N.size else ()
         if not fits or all(np.isnan(follow) for follow, _ in fits):
-            fits = tuple(part_slopes([one], own_N, change_N)[0] for one in pieces)
+            fits = tuple(part_slopes([piece_N], own_N, change_N)[0] for piece_N in pieces)
         for (number, piece, piece_N), (follow, spread) in zip(placed, fits, strict=True):
             total = float(np.abs(piece_N).sum())
             moved = float(piece_N @ piece_N) / total / floor if total else 0.0

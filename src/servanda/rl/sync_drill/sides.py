@@ -48,8 +48,8 @@ class Sides:
         """
         rows = rows or self.rows
         # a copy: whoever scores may keep or change what it was given
-        asked = [[*row] for row in rows]
-        answer = self._called(lambda: self.trainee.score(asked), "score")
+        copy = [[*row] for row in rows]
+        answer = self._called(lambda: self.trainee.score(copy), "score")
         return flat(answer, rows, "the engine", self.stage)
 
     def sync(self) -> None:

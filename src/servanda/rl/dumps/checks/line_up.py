@@ -59,7 +59,7 @@ class LineUp:
         z = {lag: math.atanh(max(-0.999999, min(value, 0.999999))) for lag, value in r.items()}
         best = max((lag for lag in LAGS if lag), key=lambda lag: z[lag])
         margin = max(_LEAST, _SIGMAS * math.sqrt(2 / pairs))
-        seen = f"lag 0: r {_short(r[0])}, next {_short(r[best])}"
+        lags = f"lag 0: r {_short(r[0])}, next {_short(r[best])}"
         if z[0] < -margin and -z[0] > max(map(abs, (z[lag] for lag in LAGS if lag))) + margin:
             text = (
                 f"one side rises where the other falls (lag 0: r {_short(r[0])}): are they losses "
@@ -73,14 +73,14 @@ class LineUp:
             )
             return Finding("line_up", "unsound", text, numbers, self.first)
         if z[0] <= z[best] + margin:
-            text = f"the two sides line up at no lag ({seen}): are they of the same tokens?"
+            text = f"the two sides line up at no lag ({lags}): are they of the same tokens?"
             state = "unsound" if margin == _LEAST else "warning"  # few pairs decide nothing
             return Finding("line_up", state, text, numbers, self.first)
         odd = self.shifted, self.long, _SHIFTED_SHARE
         if self.shifted > _SHIFTED_SHARE * self.long:
-            text = f"{self.shifted:,} of {self.long:,} long sequences are shifted ({seen} in all)"
+            text = f"{self.shifted:,} of {self.long:,} long sequences are shifted ({lags} in all)"
             return Finding("line_up", "unsound", text, numbers, self.first, odd)
-        return Finding("line_up", "ok", f"rows line up ({seen})", numbers, odd=odd)
+        return Finding("line_up", "ok", f"rows line up ({lags})", numbers, odd=odd)
 
 
 def _sums(rollouts: Rollouts, known_N: Array, lag: int) -> Array:

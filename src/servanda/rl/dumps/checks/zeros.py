@@ -26,7 +26,7 @@ _SIDES = ("sampler", "trainer")
 class _Place:
     """Tokens at one place of a turn that the other side is not sure of, and those written as 0."""
 
-    told: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
+    unsure: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
     zero: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
 
 
@@ -68,10 +68,10 @@ class Zeros:
             "trainer": (rollouts.logp_train_N, rollouts.logp_infer_N),
         }
         for side, (own_N, other_N) in sides.items():
-            told_N = mask_N & (other_N < NEAR_NATS)
-            zero_N = told_N & (own_N == 0)
+            unsure_N = mask_N & (other_N < NEAR_NATS)
+            zero_N = unsure_N & (own_N == 0)
             for name, at_N in where.items():
-                self.places[name].told[side] += int((told_N & at_N).sum())
+                self.places[name].unsure[side] += int((unsure_N & at_N).sum())
                 self.places[name].zero[side] += int((zero_N & at_N).sum())
             self.at_ends.add(rollouts, zero_N & ~where["rest"])
         # one drawn token beside a turn: the mask lies off by it (a scored prompt has more of them)
@@ -88,19 +88,19 @@ class Zeros:
         for side in _SIDES:
             rest = self.places["rest"]
             # of answers that are all beginning and end there is no elsewhere
-            usual = (rest.zero[side] + 1) / (rest.told[side] + 1) if rest.told[side] else 0.0
+            usual = (rest.zero[side] + 1) / (rest.unsure[side] + 1) if rest.unsure[side] else 0.0
             for name in ("end", "turn", "start"):
                 place = self.places[name]
-                zero, told = place.zero[side], place.told[side]
-                if zero >= LEAST and zero > SYSTEMATIC * told and zero > TIMES * usual * told:
+                zero, unsure = place.zero[side], place.unsure[side]
+                if zero >= LEAST and zero > SYSTEMATIC * unsure and zero > TIMES * usual * unsure:
                     return name, side
         return None
 
     def finding(self) -> Finding:
         filled = self.train + self.infer
         numbers = {"tokens": filled, "train": self.train, "infer": self.infer}
-        if (found := self.systematic()) is not None:
-            return Finding("zeros", "unsound", self._text(*found), numbers, self.at_ends.place)
+        if (place := self.systematic()) is not None:
+            return Finding("zeros", "unsound", self._text(*place), numbers, self.at_ends.place)
         odd = filled, self.tokens, UNSOUND
         if not filled:
             return Finding("zeros", "ok", "no zero-filled logprobs", {"tokens": 0}, odd=odd)
@@ -114,15 +114,15 @@ class Zeros:
 
     def _text(self, name: str, side: str) -> str:
         place = self.places[name]
+        zero, total = place.zero[side], place.unsure[side]
         turns = sum(self.places[n].zero[side] for n in ("end", "turn"))
+        what = "last trained token of sequences"
         if name == "start":
-            what, zero, told = "first trained token of turns", place.zero[side], place.told[side]
-        elif turns > place.zero[side]:
+            what = "first trained token of turns"
+        elif turns > zero:
             what, zero = "last trained token of turns", turns
-            told = sum(self.places[n].told[side] for n in ("end", "turn"))
-        else:
-            what, zero, told = "last trained token of sequences", place.zero[side], place.told[side]
-        text = f"the {side} has a logprob of exactly 0 at the {what}, {zero:,} of {told:,} times"
+            total = sum(self.places[n].unsure[side] for n in ("end", "turn"))
+        text = f"the {side} has a logprob of exactly 0 at the {what}, {zero:,} of {total:,} times"
         if name != "start" and self.late > self.runs / 2:
             return f"{text}: the loss mask is off by one, it begins and ends one token late"
         if name == "start" and self.early > self.runs / 2:

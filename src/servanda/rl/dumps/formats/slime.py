@@ -41,7 +41,7 @@ class SlimeImporter:
         return base.Detection("slime", folder, files, sure, why)
 
     def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
-        seen: set[tuple[str, bytes]] = set()
+        known: set[tuple[str, bytes]] = set()
         loaded = [(file, _samples(_loaded(file), file)) for file in files]
         # of a step: miles counts updates since its process began, and a rollout's number goes on
         newest = max((v for _, many in loaded for s in many for v in _versions(s)), default=0)
@@ -56,9 +56,9 @@ class SlimeImporter:
                 if len(files) > 1:  # ranks that split tensors hold the same samples
                     data = row.token.tobytes() + row.logp_infer.tobytes()
                     key = (str(sample.get("sample_index")), hashlib.blake2b(data).digest())
-                    if key in seen:
+                    if key in known:
                         continue
-                    seen.add(key)
+                    known.add(key)
                 yield place, row
 
 

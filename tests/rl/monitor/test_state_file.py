@@ -108,7 +108,7 @@ def test_a_file_of_another_contract_is_refused(tmp_path):
 
 
 def test_a_run_remembers_when_it_would_have_been_stopped(tmp_path):
-    from tests.rl.monitor.test_acting import RULES, given
+    from tests.rl.monitor.test_actions import RULES, given
     from tests.rl.monitor.test_monitor import contract
 
     path = tmp_path / "state.jsonl"
