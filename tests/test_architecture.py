@@ -68,7 +68,7 @@ SHARED = {
 }
 # established nouns and adjectives of the field
 NOUNS = {
-    *("authoring", "finding", "kernel_string", "padding", "quantized", "ragged"),
+    *("authoring", "finding", "kernel_string", "padding", "quantized"),
     *("recorded", "rescoring", "rounding", "routing", "sampling", "scaling", "slicing", "training"),
 }
 

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS, REMOVED
+from servanda.cli.commands import FIRST, GROUPS, HINTS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.main import main
 from servanda.cli.options import DASH, FileType, OutputPath
 from servanda.engines import faults
@@ -65,8 +65,8 @@ def now(old):
 
 def test_every_old_command_is_there_or_says_where_it_went():
     for old in OLD:
-        if old in REMOVED:
-            assert servanda(old).exit_code == 2 and REMOVED[old] in servanda(old).stderr
+        if old in HINTS:
+            assert servanda(old).exit_code == 2 and HINTS[old] in servanda(old).stderr
         else:
             assert " ".join(now(old)) in COMMANDS
     assert {old.split()[0] for old in OLD} >= {*OLD_NAMES}
@@ -124,7 +124,7 @@ def test_an_old_spelling_does_the_same_and_says_one_line_on_stderr(folder, old):
     assert before.exit_code in (0, 1, 2, 3, 4) and before.stdout + after.stderr
 
 
-@pytest.mark.parametrize("old", [old for old in OLD if old not in REMOVED])
+@pytest.mark.parametrize("old", [old for old in OLD if old not in HINTS])
 def test_every_old_option_is_still_read(old):
     known = {name for param in COMMANDS[" ".join(now(old))].params for name in param.opts}
     renamed = OLD_OPTIONS.get(now(old)[-1], {})
@@ -177,7 +177,7 @@ def described(param):
     values = {click.Choice: "choices", FileType: "dash"}.get(type(kind), "min")
     return {
         "type": (type(kind).__name__, kind.name, str(getattr(kind, values, ""))),
-        "metavar": param.metavar,
+        "metavar": param.metavar or kind.name.upper(),
         "help": (param.help or "").split(".  ")[0].rstrip("."),
         "multiple": param.multiple,
         "envvar": param.envvar,
@@ -233,7 +233,7 @@ PRINTS_ELSEWHERE = {
     "promotion ledger show": "promotion/ledger/test_cli.py",
     "gateway status": "gateway/controller/web/test_verbs.py",
     "gateway pin": "gateway/controller/web/test_verbs.py",
-    "gateway audit": "gateway/controller/test_auditing.py",
+    "gateway audit": "gateway/controller/test_audit.py",
     "tools check-dump": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
 }
@@ -488,11 +488,25 @@ def test_options_and_old_spellings_complete_too():
         (["gateway", "approve"], "did you mean `servanda promotion approve`?"),
         (["promotion", "promote"], "did you mean `servanda promote`?"),
         (["contract", "zzz"], "known: calibrate, derive"),
+        (["help"], "`servanda --help`"),
+        (["verify"], "`servanda promotion ledger verify`"),
     ],
 )
 def test_a_command_in_another_group_is_named_with_its_group(words, hint):
     done = servanda(*words)
     assert done.exit_code == 2 and f"  hint: {hint}" in done.stderr
+
+
+def test_a_decision_on_a_run_that_is_none_begins_no_ledger(folder):
+    done = servanda("promotion", "rollback", "toy", "--reason", "x", "--ledger", "typo.db")
+    assert done.exit_code == 4 and "there is no ledger at typo.db" in done.stderr
+    assert not (folder / "typo.db").exists()
+
+
+def test_a_run_directory_is_explained_by_its_chain(folder):
+    (folder / "run").mkdir()
+    done = servanda("contract", "explain", "run")
+    assert done.exit_code == 2 and "of a run directory: explain --chain" in done.stderr
 
 
 def test_the_first_page_names_every_command_once():

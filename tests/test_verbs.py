@@ -20,9 +20,9 @@ from servanda.engines.worker import interpreter_of
 from servanda.errors import MeasurementError
 from servanda.report.explain.glossary import names
 from servanda.runner import run
+from servanda.theory.stats.interval import units_expected
 from servanda.theory.stats.multiplicity import attempt_alpha
 from servanda.theory.stats.reachable import reach
-from servanda.theory.stats.sample_size import units_expected
 from tests import kit
 from tests.contract.test_whole_language import TRAINER
 from tests.kit import parse

@@ -21,7 +21,7 @@ from servanda.judgement import plan as planning
 from servanda.judgement.bound_chain.chain import chain
 from servanda.runner import load, run
 from servanda.theory.bounds.sequence import sequence_tv_from_osc, sequence_tv_from_token_tv
-from servanda.theory.stats.sample_size import units_expected
+from servanda.theory.stats.interval import units_expected
 from tests import kit
 from tests.drawn import examples
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -45,7 +45,13 @@ def audit_command(
     Exit codes: 0 nothing to divert, 1 a slice is beyond its limit, 2 the text or the call is
     wrong, 3 nothing was scored, 4 the log, an engine or the state failed.
     """
-    _refuse_absent(logs, follow)
+    for path in (path for path in logs if not path.exists()):
+        if not follow:
+            raise MeasurementError(
+                f"the log {path} is not there",
+                hint="--log takes a file of rows, or a folder of .jsonl files",
+            )
+        click.echo(f"{path} is not there yet: waiting for it", err=True)
     with ExitStack() as stack:
         folder = state or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         audit = stack.enter_context(
@@ -62,17 +68,6 @@ def audit_command(
         else:
             show(render(audited))
     sys.exit(audited.exit_code)
-
-
-def _refuse_absent(logs: Sequence[Path], follow: bool) -> None:
-    """Refuse a log that is not there; one that is followed may come."""
-    for path in (path for path in logs if not path.exists()):
-        if not follow:
-            raise MeasurementError(
-                f"the log {path} is not there",
-                hint="--log takes a file of rows, or a folder of .jsonl files",
-            )
-        click.echo(f"{path} is not there yet: waiting for it", err=True)
 
 
 def _print_moves(moves: Iterable[Transition]) -> None:

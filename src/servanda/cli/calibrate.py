@@ -100,7 +100,9 @@ def calibrate(
             text = run.text
         limits = {place: f"{limit:g}" for place, limit in calibration.limits.items()}
         text = rewritten(text, limits, calibration.notes)
-        caught = _caught(run, text)
+        # which faults the new limits would have caught at the size of this run
+        plan = run.planned(text)
+        caught = power_of(replace(plan, attempt=1), run.weighed(plan), signatures.catalogue())
     aside = str(save) == DASH  # only the contract goes to stdout then
     if format_ == "json":
         data = {"contract_text": text, "warnings": _warnings(verdict, calibration)}
@@ -139,13 +141,6 @@ def _of_standard(run: Finished, power: float, resamples: int) -> tuple[Calibrati
             rows = tuple(replace(row, before=None) for row in calibration.rows)
             return replace(calibration, rows=rows), text
         without |= idle
-
-
-def _caught(run: Finished, text: str) -> tuple[Caught, ...]:
-    """Which faults the new limits would have caught at the size of this run."""
-    plan = run.planned(text)
-    evidence = run.weighed(plan)
-    return power_of(replace(plan, attempt=1), evidence, signatures.catalogue())
 
 
 def _lines(

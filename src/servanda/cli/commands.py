@@ -64,7 +64,8 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
 }
 # a command whose module is not called as it is
 MODULES = {
-    ("gateway", "status"): "gateway_status",
+    ("gateway", "pin"): "slice_routes",
+    ("gateway", "status"): "slice_routes",
     ("promotion", "approve"): "decisions",
     ("promotion", "override"): "decisions",
     ("promotion", "rollback"): "decisions",
@@ -87,4 +88,11 @@ OLD_OPTIONS = {
     "compare": {"--save": "--save-contract"},
     "check-dump": {"--save": "--save-contract"},
 }
-REMOVED = {"bench": "in a clone of the repository: python -m benchmarks.theory"}
+# what people look for that is no command -> where it is
+HINTS = {
+    "bench": "in a clone of the repository: python -m benchmarks.theory",
+    "export": "`servanda promotion ledger export`",
+    "help": "`servanda --help`, `servanda GROUP --help`, `servanda COMMAND --help`",
+    "verify": "`servanda promotion ledger verify`",
+    "version": "`servanda --version`",
+}

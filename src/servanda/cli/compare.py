@@ -11,7 +11,7 @@ from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
 from servanda.cli.output import show, show_json
 from servanda.cli.progress import watching
-from servanda.cli.surface import looked
+from servanda.cli.surface import compare_surface
 from servanda.engines.worker import spawn
 from servanda.report.base import FORMATS
 from servanda.runner.compare.contract import (
@@ -71,7 +71,7 @@ def compare_command(
 
     with Engines(spawn) as engines, watching(quiet) as watch:
         request = Asked(**options)  # type: ignore[arg-type]
-        differences = () if plan else looked(request, say)
+        differences = () if plan else compare_surface(request, say)
         if differences and quiet:  # the exit code stands on it
             click.echo(f"surface   ✗ {conclusion(differences)}", err=aside)
         if differences and differences[0].layer == "tokenizer":

@@ -56,6 +56,8 @@ def explain(what: str, chain: bool, format_: str) -> None:
         else:
             show(text)
         return
+    if Path(what).is_dir():
+        raise ContractError(f"{what} is a folder", hint="of a run directory: explain --chain")
     contract = contract_at(what)
     plan, problems = planning.draft(contract, *load.corpora(contract))
     text = explain_contract(plan)

@@ -53,11 +53,11 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
         "infer": (contract.kernels.infer, infer, ("kernels", "infer")),
         "stable": (contract.stable, stable, ("stable",)),
     }
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     for pool, (kernel, given, place) in pools.items():
         url = given or (kernel.url if kernel is not None else None)
         if url is not None:
-            found[pool] = url
+            urls[pool] = url
         elif kernel is not None:
             raise ContractError(
                 f"{pool} is {kernel}, and no server of it is named: a gateway passes requests on",
@@ -70,7 +70,7 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
                 where=contract.where("kernels", "train", "url"),
                 hint=f"--{pool}-url names another server",
             )
-    return found
+    return urls
 
 
 def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Say) -> Config:
@@ -86,8 +86,10 @@ def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Sa
         pools[pool] = _pool(contract, pool, url, waits, say)
     if "stable" not in pools:
         say("! there is no stable kernel: nothing can be diverted, and nothing is asked twice")
-    names = " and ".join(f"{pool} calls its model {one.served!r}" for pool, one in pools.items())
-    if len({one.served for one in pools.values()} - {""}) > 1:
+    names = " and ".join(
+        f"{pool} calls its model {server.served!r}" for pool, server in pools.items()
+    )
+    if len({server.served for server in pools.values()} - {""}) > 1:
         say(f"! {names}: a request that names its model is known to one of them alone")
     fields = [s.split for s in contract.slices if s.split and s.split.startswith(LABEL)]
     for label in sorted({field.removeprefix(LABEL) for field in fields} - {*contract.labels}):
@@ -124,13 +126,13 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
             hint=f"export it: {role}",
         )
     try:
-        found = Upstream(url, key)
+        upstream = Upstream(url, key)
     except ContractError:
         raise ContractError(
             f"--leader is {url!r}",
             hint="write http://HOST:PORT, as `servanda serve --leader-only` says of its page",
         ) from None
-    at, headers = f"{found.base}/v1/route/snapshot", {"authorization": f"Bearer {key}"}
+    at, headers = f"{upstream.base}/v1/route/snapshot", {"authorization": f"Bearer {key}"}
     try:
         reply = httpx2.get(
             at, headers=headers, timeout=_ANSWERS_S, trust_env=False, verify=trusted()
@@ -139,7 +141,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
         say(f"! the leader at {url} does not answer yet, and is asked on: {type(error).__name__}")
         if distrusted(error):
             say(f"  {TRUST_HINT}")
-        return found
+        return upstream
     if reply.status_code in (401, 403):
         raise ContractError(f"the leader at {url} refuses the key of {LEADER_KEY}", hint=role)
     try:
@@ -156,7 +158,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
         )
     if led.contract != contract.digest:
         say(f"! the leader follows another text of {led.name}: {led.contract[:8]}")
-    return found
+    return upstream
 
 
 def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Upstream:
@@ -184,22 +186,22 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
         total_s=waits.total_s,
     )
     try:
-        found = _met(bare, kernel, at, key)
+        server = _described(bare, kernel, at, key)
     except MeasurementError as error:
         until = "until it does it" if pool == "infer" else "it"  # infer is asked until it says so
-        told = "" if kernel.dialect else f"; {until} is taken to be of {bare.dialect}"
-        say(f"! {pool} does not answer yet, and is asked on{told}: {error.args[0]}")
+        dialect = "" if kernel.dialect else f"; {until} is taken to be of {bare.dialect}"
+        say(f"! {pool} does not answer yet, and is asked on{dialect}: {error.args[0]}")
         say(f"  {error.problems[0].hint}")
         if pool != "infer":
             return bare
-        return replace(bare, probe=partial(_met, bare, kernel, at, key))
-    if pool == "infer" and found.defaults is None:
+        return replace(bare, probe=partial(_described, bare, kernel, at, key))
+    if pool == "infer" and server.defaults is None:
         say(
             "! infer does not say how it samples what a request leaves unsaid: only requests that "
             "name temperature, top_p, top_k, min_p and all penalties are evidence; declare "
             "kernels.infer.sampling_defaults (or start vLLM with --enable-scale-out)"
         )
-    return found
+    return server
 
 
 def _key(kernel: Kernel, pool: str) -> Key:
@@ -214,7 +216,7 @@ def _key(kernel: Kernel, pool: str) -> Key:
     return own if own.value or kernel.key_env is None else key_of(kernel)
 
 
-def _met(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:
+def _described(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:
     """The pool, with what its server says of itself.
 
     Raises:

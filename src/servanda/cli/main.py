@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from servanda._version import __version__
-from servanda.cli.commands import FIRST, GROUPS, MODULES, OLD_NAMES, OLD_OPTIONS, REMOVED
+from servanda.cli.commands import FIRST, GROUPS, HINTS, MODULES, OLD_NAMES, OLD_OPTIONS
 from servanda.errors import ServandaError
 from servanda.registry import did_you_mean
 
@@ -63,8 +63,10 @@ def _no_command(name: str, here: Mapping[str, str], ctx: click.Context) -> click
     places = {command: command for command in FIRST}
     places |= {old: " ".join(now) for old, now in OLD_NAMES.items()}
     near = get_close_matches(name, [*here, *places], n=1)
-    hint = REMOVED.get(name) or did_you_mean(name, [*here])
-    if near and near[0] not in here:
+    hint = did_you_mean(name, [*here])
+    if name in HINTS:
+        hint = HINTS[name]
+    elif near and near[0] not in here:
         hint = f"did you mean `servanda {places[near[0]]}`?"
     return click.UsageError(f"there is no command {name!r}\n  hint: {hint}", ctx)
 

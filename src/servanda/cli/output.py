@@ -83,8 +83,8 @@ def _refuse_folder(path: Path) -> None:
         raise click.BadParameter(f"{path} {what}")
 
 
-def write_text(path: Path, text: str) -> None:
-    """A contract to its file, or to standard output where that is -.
+def write_text(path: Path, text: str, hint: str = "") -> None:
+    """A text to its file, or to standard output where that is -.
 
     Raises:
         MeasurementError: it cannot be written.
@@ -95,7 +95,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MeasurementError(f"{path} cannot be written: {error.strerror or error}") from None
+        message = f"{path} cannot be written: {error.strerror or error}"
+        raise MeasurementError(message, hint=hint) from None
 
 
 def clear(path: Path) -> None:
@@ -114,14 +115,8 @@ def write(verdict: Verdict, format_: str, path: Path) -> None:
     Raises:
         MeasurementError: the file cannot be written.
     """
-    text = FORMATS[format_](verdict)
-    try:
-        path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise MeasurementError(
-            f"{path} cannot be written: {error.strerror or error}",
-            hint="the verdict is kept in the run directory: servanda tools report RUN_DIR -o FILE",
-        ) from None
+    hint = "the verdict is kept in the run directory: servanda tools report RUN_DIR -o FILE"
+    write_text(path, FORMATS[format_](verdict).removesuffix("\n") + "\n", hint)
 
 
 def show(text: str, *, err: bool = False) -> None:

@@ -61,8 +61,8 @@ def _bar(above: Callable[[], str]) -> Iterator[Watch]:
 
     class Bar(Bars):
         def get_renderables(self) -> Iterator[RenderableType]:
-            if told := above():
-                yield Text(told)
+            if text := above():
+                yield Text(text)
             yield from super().get_renderables()
 
     columns = (

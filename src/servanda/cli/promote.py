@@ -15,8 +15,8 @@ from servanda.cli.promotion_options import (
     actor_option,
     code_of,
     notify,
-    notify_late,
     opened,
+    print_problems,
     print_story,
 )
 from servanda.contract.clause import STAGES
@@ -24,6 +24,7 @@ from servanda.promotion.ledger.entry import Outrun
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report
 from servanda.promotion.run.history import Story
+from servanda.promotion.run.outbox import tell_late
 from servanda.promotion.run.promoter import Build, Step
 from servanda.promotion.run.promoter import promote as promote_build
 from servanda.promotion.run.request_log_files import absent
@@ -96,7 +97,8 @@ def promote(
                 for line in missing if every is not None else ():
                     click.echo(f"  {line}", err=True)
 
-        notify_late(ledger, name, sinks)
+        # what was decided before whoever did it was killed
+        print_problems(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
         build = Build(contract, run_dir, logs, fresh)
         while True:
             try:
@@ -130,12 +132,12 @@ def promote(
 
 def _missing(step: Step, logs: tuple[Path, ...]) -> list[str]:
     """What a live leg waits for, and which of its requests are no evidence."""
-    looked = step.looked
-    if looked is None or looked.plan.traffic is None:
+    look = step.looked
+    if look is None or look.plan.traffic is None:
         return []
     ended = step.story.state.ended  # it waits for nothing
-    waits = [] if ended else [*absent(logs), *filter(None, [looked.waiting])]
-    outside = [f"{n:,} requests are no evidence: {why}" for why, n in looked.outside.items()]
+    waits = [] if ended else [*absent(logs), *filter(None, [look.waiting])]
+    outside = [f"{n:,} requests are no evidence: {why}" for why, n in look.outside.items()]
     return [*(f"waiting: {what}" for what in waits), *outside]
 
 

@@ -22,7 +22,7 @@ from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
 from servanda.promotion.run.history import Story, refreshed
-from servanda.promotion.run.outbox import Told, tell, tell_late
+from servanda.promotion.run.outbox import Told, tell
 from servanda.promotion.state import Status
 
 _WAITS, _FAILED = 3, 4
@@ -84,13 +84,6 @@ def notify(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> Story:
     return refreshed(ledger, story)
 
 
-def notify_late(ledger: Ledger, name: str, sinks: Sequence[Sink]) -> None:
-    """The same of all that was decided of a contract, by its name, before whoever did it was
-    killed.
-    """
-    _print_problems(tell_late(ledger, name, sinks, now=time.time, wait=time.sleep))
-
-
 def act(
     decide: Callable[[Ledger, Story, float], Story],
     *,
@@ -109,6 +102,8 @@ def act(
         receivers: as `sinks_of` takes them.
     """
     sinks = sinks_of(**receivers)
+    with opened(where, reading=True) as ledger:
+        named(ledger, run)  # a run that is none begins no ledger
     with opened(where) as ledger:
         story = named(ledger, run)
         try:
@@ -127,11 +122,11 @@ def act(
 
 
 def _missed(ledger: Ledger, story: Story, sinks: Sequence[Sink]) -> bool:
+    return print_problems(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
+
+
+def print_problems(deliveries: Sequence[Told]) -> bool:
     """Whether a receiver could not be told; which one is said."""
-    return _print_problems(tell(ledger, story.run, sinks, now=time.time, wait=time.sleep))
-
-
-def _print_problems(deliveries: Sequence[Told]) -> bool:
     problems = [delivery for delivery in deliveries if delivery.problem]
     for delivery in problems:
         click.echo(f"{delivery.sink} was not told: {delivery.problem}", err=True)

@@ -44,7 +44,9 @@ def selftest_command(
     ):
         for row in selftest(url, Path(place), referee=referee, watch=watch, **options):
             rows.append(row)
-            say(_line(row))
+            by = f" by {', '.join(row.by)}" if row.by else ""
+            outcome, tokens = f"{row.verdict.outcome}{by}", row.verdict.tokens
+            say(f"{'✓' if row.passed else '✗'} {row.case:<30} {outcome}, {tokens:,} tokens")
     if aside:
         show_json(
             [
@@ -61,10 +63,3 @@ def selftest_command(
         say(f"not found at this size: {'; '.join(missed)}. Try more: --sequences")
         sys.exit(3)
     say("a gate on this server holds when nothing is wrong, and sees an undisclosed sampler")
-
-
-def _line(row: Row) -> str:
-    verdict = row.verdict
-    by = f"by {', '.join(row.by)}" if row.by else ""
-    outcome = f"{verdict.outcome} {by}".strip()
-    return f"{'✓' if row.passed else '✗'} {row.case:<30} {outcome}, {verdict.tokens:,} tokens"

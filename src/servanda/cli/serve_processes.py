@@ -76,13 +76,13 @@ def serve(
     at: tuple[str, int],
     leader: str | None,
     waits: Waits,
-    **told: Any,
+    **fields: Any,
 ) -> None:
     """Serve users.
 
     Args:
         leader: that somebody else started; None: one is started here.
-        told: further fields of the gateway's Config.
+        fields: further ones of the gateway's Config.
 
     Raises:
         ServandaError: it cannot serve, or its leader refuses what it was told.
@@ -97,7 +97,7 @@ def serve(
         _check(contract, settings)
     with bind(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
         urls = dict(settings.urls)
-        config = replace(config_of(contract, urls, waits, _say), keys=files.keys, **told)
+        config = replace(config_of(contract, urls, waits, _say), keys=files.keys, **fields)
         supervised = None
         if leader is None:
             followed, supervised = _supervised(settings, files.certificate)
@@ -177,8 +177,8 @@ def _led(made: Made, settings: Settings, url: str) -> None:
 
 
 def _say_users(config: Config, url: str, host: str, urls: dict[str, str], leads: bool) -> None:
-    asked = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
-    _say(f"users ask at {url}/v1, and it asks {asked}  (Ctrl-C ends it)")
+    pools = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
+    _say(f"users ask at {url}/v1, and it asks {pools}  (Ctrl-C ends it)")
     if leads:
         _say(f"{config.without} serves (routing.without_snapshot) until the leader is ready")
     if host not in _OWN and not (config.keys and config.keys.clients):

@@ -18,19 +18,19 @@ from servanda.runner.compare.surface.text import conclusion, lines
 _TEXTS = 32  # of the workload, that both tokenizers are asked to encode
 
 
-def looked(asked: Asked, say: Callable[..., None]) -> tuple[Finding, ...]:
+def compare_surface(options: Asked, say: Callable[..., None]) -> tuple[Finding, ...]:
     """What differs above the kernels of two servers, said line by line; () of other kernels.
 
     Raises:
         ContractError, MeasurementError: as `prepare` and the servers do.
     """
-    named = {"A": asked.a, "B": asked.b}
     kernels = {
-        name: parse_kernel(text, engines=engine_names(), name=name) for name, text in named.items()
+        name: parse_kernel(text, engines=engine_names(), name=name)
+        for name, text in (("A", options.a), ("B", options.b))
     }
     if any(kernel.url is None for kernel in kernels.values()):
         return ()
-    texts = plain_texts(asked.prompts)[:_TEXTS]
+    texts = plain_texts(options.prompts)[:_TEXTS]
     findings: list[Finding] = []
     with ExitStack() as opened:
         a, b = (
@@ -42,6 +42,6 @@ def looked(asked: Asked, say: Callable[..., None]) -> tuple[Finding, ...]:
             say(*lines(finding))
             if finding.layer == "tokenizer" and finding.outcome == "differs":
                 break
-    odd = differs(findings)
-    say(*([f"surface   ✗ {conclusion(odd)}"] if odd else []), "")
-    return odd
+    differences = differs(findings)
+    say(*([f"surface   ✗ {conclusion(differences)}"] if differences else []), "")
+    return differences

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, Stage
 from servanda.contract.model import BEST_ONLY, Contract
-from servanda.judgement.clauses.base import DRAWS, GUARDS, Kind, Source
+from servanda.judgement.clauses.base import (
+    DRAWS,
+    GUARDS,
+    Cell,
+    CellVerdict,
+    Kind,
+    Look,
+    Source,
+    blank,
+)
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.mass_gap import MassGap
-from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.scaling import feed_of
@@ -40,6 +50,32 @@ _NOT_LIVE: Mapping[Source, str] = MappingProxyType(
 )
 # who asks train what was served needs no word of infer
 _INSTEAD = {"sampler_fidelity": "served_fidelity"}
+
+
+@dataclass(frozen=True)
+class Later(Kind):
+    """Known by name; the answer is inconclusive, never a pass."""
+
+    reason: str
+    source: ClassVar[Source] = "none"
+
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
+        return blank(cell, "inconclusive", self.reason)
+
+
+@dataclass(frozen=True)
+class NotHere(Kind):
+    """Does not exist at this stage, or on these engines: shown with the reason, not counted.
+
+    Unless the clause is `required`: then its absence is an error.
+    """
+
+    reason: str
+    required: bool = False
+    source: ClassVar[Source] = "none"
+
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
+        return blank(cell, "error" if self.required else "not applicable", self.reason)
 
 
 def clauses_at(

@@ -13,10 +13,9 @@ from servanda.contract.identity import digest_of
 from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
-from servanda.judgement.clause_kinds import clauses_at, kind_of
+from servanda.judgement.clause_kinds import Later, NotHere, clauses_at, kind_of
 from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.envelope import CornerFact, corners_of
-from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.clauses.numerical import Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.reward_gap import RewardGap

@@ -126,16 +126,13 @@ def draw(logp_RV: Floats, uniform_R: Floats) -> Ints:
     return np.minimum(token_R, last_R).astype(np.int64)
 
 
-def standing(logp_RV: Floats, token_R: Ints) -> tuple[Floats, Floats]:
+def standing(logp_RV: Floats, token_R: Ints, p_RV: Floats | None = None) -> tuple[Floats, Floats]:
     """How many tokens rank before the given one, and their probability, each [R].
 
     Together with the token's own probability, the latter gives the randomised PIT of the
     draw.
     """
-    return _standing(logp_RV, np.exp(logp_RV), token_R)
-
-
-def _standing(logp_RV: Floats, p_RV: Floats, token_R: Ints) -> tuple[Floats, Floats]:
+    p_RV = np.exp(logp_RV) if p_RV is None else p_RV
     own_R1 = np.take_along_axis(logp_RV, token_R[:, None], axis=-1)
     ids_V = np.arange(logp_RV.shape[-1])
     before_RV = (logp_RV > own_R1) | ((logp_RV == own_R1) & (ids_V < token_R[:, None]))
@@ -143,12 +140,9 @@ def _standing(logp_RV: Floats, p_RV: Floats, token_R: Ints) -> tuple[Floats, Flo
     return before_RV.sum(axis=-1).astype(np.float64), mass_R
 
 
-def entropy_nats(logp_RV: Floats) -> Floats:
-    """Shannon entropy of each row, [R], nats."""
-    return _entropy(logp_RV, np.exp(logp_RV))
-
-
-def _entropy(logp_RV: Floats, p_RV: Floats) -> Floats:
+def entropy_nats(logp_RV: Floats, p_RV: Floats | None = None) -> Floats:
+    """Shannon entropy of each row, [R], nats; p_RV where the probabilities are known."""
+    p_RV = np.exp(logp_RV) if p_RV is None else p_RV
     # a token without mass adds 0, where the product would be 0 * -inf
     return -(p_RV * np.maximum(logp_RV, -1e300)).sum(axis=-1)
 
@@ -207,12 +201,12 @@ def columns_of(logp_RV: Floats, token_R: Ints) -> dict[str, Floats]:
     p_RV = np.exp(logp_RV)
     top1_R = logp_RV.argmax(axis=-1)
     rows_R = np.arange(len(token_R))
-    rank_R, mass_before_R = _standing(logp_RV, p_RV, token_R)
+    rank_R, mass_before_R = standing(logp_RV, token_R, p_RV)
     return {
         "logp": logp_RV[rows_R, token_R],
         "top1": top1_R.astype(np.float64),
         "rank": rank_R,
-        "entropy_nats": _entropy(logp_RV, p_RV),
+        "entropy_nats": entropy_nats(logp_RV, p_RV),
         "p_max": p_RV[rows_R, top1_R],
         "mass_before": mass_before_R,
         **likeliest(logp_RV, BEST),

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from servanda.theory.stats.interval import units_at_best
+from servanda.theory.stats.interval import units_at_best, units_expected
 from servanda.theory.stats.log_moment import LogMoment
-from servanda.theory.stats.sample_size import units_expected
 
 CASES = [(0.1, 0.05), (0.05, 0.01), (0.2, 0.3), (0.02, 0.06)]
 

@@ -18,8 +18,8 @@ from servanda.authoring.calibrate.resample import Again, drawn
 from servanda.contract.clause import Relative
 from servanda.contract.model import Clause, Place
 from servanda.errors import EvidenceError
+from servanda.judgement.clause_kinds import NotHere
 from servanda.judgement.clauses.base import Cell, CellVerdict
-from servanda.judgement.clauses.not_applicable import NotHere
 from servanda.judgement.clauses.numerical import BoundedFact, Fact
 from servanda.judgement.clauses.numerical import Calibration as CalibrationFact
 from servanda.judgement.clauses.statistical import Certificate

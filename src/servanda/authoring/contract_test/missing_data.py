@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from servanda.authoring.contract_test.model import Case, ContractTest, Level
+from servanda.judgement.clause_kinds import Later
 from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, CellVerdict, Look
 from servanda.judgement.clauses.envelope import CornerFact, CornerRun
 from servanda.judgement.clauses.guards import Coverage, Windows
-from servanda.judgement.clauses.not_applicable import Later
 from servanda.judgement.clauses.numerical import BoundedFact, Fact
 from servanda.judgement.clauses.service_level import (
     LOOKS,

@@ -9,8 +9,8 @@ from servanda.authoring.mutation.mutants import Mutant
 from servanda.contract.clause import STAGES
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
+from servanda.judgement.clause_kinds import Later, NotHere
 from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.plan import draft
 from servanda.traces.corpus import Corpus
 

@@ -46,11 +46,13 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
     return "inconclusive"
 
 
-def peak(rounds: Sequence[Array]) -> float:
+def peak(rounds: Sequence[Array], claim: Claim = "population") -> float:
     """The most evidence that any closed prefix of rounds held, nats.
 
     Args:
         rounds: log e-values of the mixture's components, one array a round; they add up.
+        claim: realised: it speaks of what was measured so far, so what was red may be so no
+            more, and all rounds count together.
 
     Ville's inequality covers all prefixes at once, so a fixed truth that was refuted once
     stays refuted.
@@ -58,6 +60,7 @@ def peak(rounds: Sequence[Array]) -> float:
     if not rounds:
         return 0.0
     grown = np.cumsum(rounds, axis=0)
+    grown = grown[-1:] if claim == "realised" else grown
     top = grown.max(axis=1)
     return float((top + np.log(np.exp(grown - top[:, None]).mean(axis=1))).max())
 

@@ -185,14 +185,11 @@ class RewardGap(BySequence, Sampled):
             verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
         inside = [sum((r.growth.inside[i] for r in met), np.zeros(1)) for i in (0, 1)]
         outside = [[r.growth.outside[i] for r in met] for i in (0, 1)]
-        if cell.claim == "realised":
-            # speaks of the answers measured so far, so what was red may be so no more
-            outside = [[sum(end, np.zeros(1))] for end in outside]
         # both ends must be shown to hold, one is enough to fail: each costs half of alpha.
         # For `holds` either end could be tested at alpha, since only one of them can be false;
         # but then the answer and the printed interval, which is two-sided, would disagree.
         e_holds = min(map(log_mean_exp, inside)) - math.log(2)
-        e_violated = max(map(peak, outside)) - math.log(2)
+        e_violated = max(peak(end, cell.claim) for end in outside) - math.log(2)
         verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)
         if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)

@@ -71,12 +71,10 @@ class SelfNoise(Kind):
             return verdict.but(open=True, note="no token was measured twice with a usable logprob")
         noisier = max(tallies, key=lambda side: tallies[side].mean)
         # two sides share the price, so that either may be called unsteady
-        e_violated = {}
-        for side, grown in met.items():
-            above = [g.above for g in grown]
-            if cell.claim == "realised":  # speaks of the tokens measured so far
-                above = [sum(above, np.zeros(1))]
-            e_violated[side] = peak(above) - math.log(2)
+        e_violated = {
+            side: peak([g.above for g in grown], cell.claim) - math.log(2)
+            for side, grown in met.items()
+        }
         e_holds = min(log_mean_exp(sum((g.below for g in gs), np.zeros(1))) for gs in met.values())
         verdict = verdict.but(
             value=tallies[noisier].mean,

@@ -229,11 +229,8 @@ class Certificate(Sampled):
         # twice the floor is seldom beyond the limit, and moves from look to look
         at_limit = red_line == feed.limit
         above = [r.above if at_limit else r.process.above_growth(red_line) for r in met]
-        if cell.claim == "realised" and met:
-            # speaks of the tokens measured so far, so what was red may be so no more
-            above = [sum(above, np.zeros(1))]
         e_holds = log_mean_exp(below) if met and feed.proves else 0.0
-        e_violated = peak(above)
+        e_violated = peak(above, cell.claim)
         processes = [r.process for r in rounds]
         verdict = self.described(cell, processes, floor, look).but(
             limit=feed.value(feed.limit), e_holds=e_holds, e_violated=e_violated

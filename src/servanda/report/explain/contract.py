@@ -7,11 +7,11 @@ from pathlib import PurePath
 
 from servanda.contract.clause import Relative
 from servanda.contract.model import Clause
+from servanda.judgement.clause_kinds import Later, NotHere
 from servanda.judgement.clauses.base import GUARDS, Cell
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.mass_gap import MassGap
-from servanda.judgement.clauses.not_applicable import Later, NotHere
 from servanda.judgement.clauses.numerical import Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.reward_gap import RewardGap
@@ -23,8 +23,7 @@ from servanda.report.explain.promotion import explain_course
 from servanda.report.format import exact_percent, wrapped
 from servanda.report.table import table
 from servanda.theory.divergence.base import DIVERGENCES
-from servanda.theory.stats.interval import units_at_best
-from servanda.theory.stats.sample_size import units_expected
+from servanda.theory.stats.interval import units_at_best, units_expected
 
 _WIDTH = 96
 _TOKENS = {

@@ -14,10 +14,10 @@ from servanda.contract.model import EXTERNAL, Clause, Contract, Kernel
 from servanda.contract.presets import PRESETS
 from servanda.errors import ContractError
 from servanda.judgement import plan as planning
+from servanda.judgement.clause_kinds import NotHere
 from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.guards import Coherent, UsableRatio
-from servanda.judgement.clauses.not_applicable import NotHere
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import given
-from servanda.theory.bounds.ragged import Floats, log_ratios
+from servanda.theory.bounds.domain import Floats, given, log_ratios
 from servanda.theory.bounds.sequence import shortfall
 from servanda.theory.bounds.theorem import theorem
 from servanda.theory.divergence.topk_rows import TopK

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import given
-from servanda.theory.bounds.ragged import Floats, lengths, log_ratios, over_sequences
+from servanda.theory.bounds.domain import Floats, given, lengths, log_ratios, over_sequences
 from servanda.theory.bounds.theorem import theorem
 
 _FINITE = sys.float_info.max

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from servanda.theory.bounds.domain import given
-from servanda.theory.bounds.ragged import Floats, lengths, log_ratios
+from servanda.theory.bounds.domain import Floats, given, lengths, log_ratios
 from servanda.theory.bounds.sequence import shortfall
 from servanda.theory.bounds.theorem import theorem
 

@@ -1,4 +1,5 @@
-# From evidence to an interval, and to how much more evidence would decide.
+# From evidence to an interval, and to how much more evidence would decide; and, before anything
+# was measured, how many units an answer takes.
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import NEG, Floats, Process, log_mean_exp
+from servanda.theory.stats.log_moment import NEG, POS, Floats, Process, log_mean_exp
 
 _STEPS = 40  # halvings: the end is known to 2^-40 of [0, 1]
 
@@ -75,3 +76,35 @@ def units_at_best(limit: float, alpha: float, best: float = 0.0) -> int | None:
     """
     growth = np.log1p(NEG * best) - np.log1p(NEG * limit)
     return units_to_decide(growth, 1, math.log(1 / alpha))
+
+
+def units_expected(
+    limit: float, truth: float, alpha: float, cells: int = 1, best: float = 0.0
+) -> int | None:
+    """Units at which a mean of `truth` is told from `limit`, if every x is `best` or 1.
+
+    Values of 0 and 1 are the worst case: of all variables in [0, 1] with that mean they
+    give the least evidence, on either side, because log(1 + t x) is concave in x.  What is
+    returned is where the evidence reaches its price if it grows as it does on average; half
+    of the runs need more.
+
+    Args:
+        limit: of the mean, in (0, 1).
+        truth: the mean, in [0, 1].
+        alpha: the chance of a wrong answer.
+        cells: how many cells share alpha; the price of a violation, while `holds` is not split.
+        best: what a unit of identical kernels is, in [0, 1); the truth is not below it.
+
+    Returns:
+        None where the truth is the limit, or the limit 0: no number of units tells them.
+
+    >>> units_expected(0.01, 0.005, 0.05), units_expected(0.01, 0.0, 0.05)
+    (3404, 478)
+    """
+    share = (truth - best) / (1 - best)
+    bets = NEG if truth <= limit else POS
+    growth = share * np.log1p(bets) + (1 - share) * np.log1p(bets * best)
+    growth = growth - np.log1p(bets * limit)
+    if truth <= limit:
+        return units_to_decide(growth, 1, math.log(1 / alpha))
+    return units_to_decide(growth, 1, math.log(max(cells, 1) / alpha))

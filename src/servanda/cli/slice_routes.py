@@ -1,4 +1,5 @@
-# `servanda gateway pin`: a person's word about a slice, at a gateway's leader.
+# `servanda gateway status` and `pin`: the slices of a running gateway, as its leader says and moves
+# them.
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import click
 from servanda.cli.options import FILE, shared, together
 from servanda.cli.output import show, show_json
 from servanda.errors import ContractError
+from servanda.gateway.controller.web import text as slices
 from servanda.report.format import line
 
 _LONGEST_S = 30 * 86_400.0
@@ -28,6 +30,21 @@ admin_options = together(
     ),
     shared("--format"),
 )
+
+
+@click.command("status")
+@admin_options
+def status(gateway: str | None, key_file: Path | None, format_: str) -> None:
+    """Show how things stand at the leader of a gateway now, a row a slice.
+
+    Exit codes: 0 it answered, 2 the call is wrong, 4 nobody answers there.
+    """
+    client = admin_client(gateway, key_file)
+    now = client.status()
+    if format_ == "json":
+        show_json(now)
+    else:
+        show(slices.text(now, client.url))
 
 
 @click.command()
