@@ -138,7 +138,7 @@ def kernels(folder, served=SERVED):
     with contextlib.ExitStack() as stack:
         urls = []
         for name in ("q.json", "p.json"):
-            words = ("serve-kernel", f"table:{folder / name}", "--port", 0, "--log", "toy")
+            words = ("serve-kernel", f"table:{folder / name}", "--port", 0, "--served", "toy")
             server = Program(*words, "--wait-ms", 0, "--test-mode", cwd=folder)
             urls.append(stack.enter_context(server).line(r"http://\S+")[0])
         yield tuple(urls)

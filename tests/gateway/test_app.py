@@ -379,9 +379,7 @@ def test_completions_are_posted(running):
     assert (answer.status_code, error(answer)["message"]) == (405, "/v1/completions takes POST")
 
 
-KEYS = Keys.of(
-    ("anna", "client", "anna's-key-0123456789"), ("root", "admin", "root's-key-0123456789")
-)
+KEYS = Keys(("anna", "client", "anna's-key-0123456789"), ("root", "admin", "root's-key-0123456789"))
 
 
 def test_users_need_a_key_where_there_are_keys(pools):

@@ -499,7 +499,7 @@ def test_one_client_opens_no_breaker_that_others_need(pools):
     """Infer alone fails what one key sends, again and again; the other key's requests go on."""
     infer, _ = pools
     infer.script = poisoned
-    keys = Keys.of(*((name, "client", f"key of {name}") for name in ("bad", "good")))
+    keys = Keys(*((name, "client", f"key of {name}") for name in ("bad", "good")))
     with Running(config(*pools, keys=keys)) as running:
         running.gateway.take(snapshot())
         for _ in range(30):

@@ -356,7 +356,7 @@ def clock():
 
 def launches(clock, **limits):
     counts = Counts()
-    return LaunchLog("g", Limits(**limits), counts, None, clock=clock, now=lambda: 5.0), counts
+    return LaunchLog(Limits(**limits), counts, None, clock=clock, now=lambda: 5.0), counts
 
 
 def launched(rows, sampling=None):

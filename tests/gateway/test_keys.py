@@ -101,11 +101,11 @@ def test_a_file_of_keys_tells_who_asks(tmp_path):
     ],
 )
 def test_whoever_has_no_key_is_nobody(header):
-    assert Keys.of(("anna", "admin", ANNA)).who(header) is None
+    assert Keys(("anna", "admin", ANNA)).who(header) is None
 
 
 def test_a_password_may_hold_colons():
-    keys = Keys.of(("anna", "admin", "one:two:three:four"))
+    keys = Keys(("anna", "admin", "one:two:three:four"))
     assert keys.who(basic("me", "one:two:three:four")) == Holder("anna", "admin")
 
 
@@ -114,7 +114,7 @@ def test_all_keys_are_compared_whichever_it_is(monkeypatch):
     import hmac
 
     compared, real = [], hmac.compare_digest
-    keys = Keys.of(*((f"k{i}", "viewer", f"key-{i}-0123456789abc") for i in range(5)))
+    keys = Keys(*((f"k{i}", "viewer", f"key-{i}-0123456789abc") for i in range(5)))
     monkeypatch.setattr(
         "servanda.gateway.http.api_keys.hmac.compare_digest",
         lambda a, b: compared.append(b) or real(a, b),
@@ -128,8 +128,8 @@ def test_all_keys_are_compared_whichever_it_is(monkeypatch):
 
 
 def test_users_need_a_key_only_where_one_of_them_has_one():
-    assert not Keys.of(("anna", "admin", ANNA), ("gw", "gateway", GATE)).clients
-    assert Keys.of(("anna", "admin", ANNA), ("u", "client", USER)).clients
+    assert not Keys(("anna", "admin", ANNA), ("gw", "gateway", GATE)).clients
+    assert Keys(("anna", "admin", ANNA), ("u", "client", USER)).clients
 
 
 @pytest.mark.parametrize(
@@ -236,10 +236,10 @@ def test_a_file_that_is_not_there_or_not_utf8_or_huge_is_refused(tmp_path):
 
 
 def test_a_key_in_no_repr_and_in_no_attribute():
-    keys = Keys.of(("anna", "admin", ANNA))
+    keys = Keys(("anna", "admin", ANNA))
     assert repr(keys) == "Keys of anna (admin)"
     assert ANNA not in repr(vars(keys))
-    assert repr(Keys.of()) == "Keys of nobody"
+    assert repr(Keys()) == "Keys of nobody"
 
 
 def test_a_file_that_others_may_read_is_warned_of(tmp_path):

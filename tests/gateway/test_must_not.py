@@ -479,7 +479,7 @@ def test_one_user_alone_moves_no_slice(tmp_path):
 def test_rows_of_one_key_are_of_one_key_whatever_it_says():
     """Sessions and users are for the client to choose; who it is, is not."""
     with world(snapshot(sample=1.0)) as w:
-        client = w.gateway(keys=Keys.of(("ana", "client", "k" * 32)))
+        client = w.gateway(keys=Keys(("ana", "client", "k" * 32)))
         headers = {"authorization": f"Bearer {'k' * 32}"}
         for n in range(6):
             ask(client, session=f"s{n}", user=f"u{n}", headers=headers)

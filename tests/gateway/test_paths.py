@@ -27,7 +27,7 @@ CLOSED = (
     ("POST", "/v1/completions/render"),
     ("GET", "/v1/a_path_of_tomorrow"),
 )
-KEYS = Keys.of(("anna", "client", "anna's-key-0123456789"))
+KEYS = Keys(("anna", "client", "anna's-key-0123456789"))
 HEADERS = {"authorization": "Bearer anna's-key-0123456789"}
 
 

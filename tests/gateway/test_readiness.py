@@ -135,6 +135,6 @@ def test_readiness_needs_no_key_and_no_room(pools):
     from servanda.gateway.http.api_keys import Keys
     from servanda.gateway.proxy.config import Limits
 
-    keys = Keys.of(("anna", "client", "anna's-key-0123456789"))
+    keys = Keys(("anna", "client", "anna's-key-0123456789"))
     with Running(config(*pools, keys=keys, limits=Limits(in_flight=0))) as running:
         assert ready(running)[0] == 200

@@ -33,7 +33,7 @@ def files(tmp_path):
     file, said = tmp_path / "keys.yaml", []
     write(file, row("anna", ANNA))
     found = ListenerFiles(str(file), None, said.append, [("own", "gateway", GATE)])
-    return file, found, found.look, said
+    return file, found, found.read_changed, said
 
 
 def who(keys, key):
@@ -113,8 +113,8 @@ def test_on_demand_it_is_read_though_it_has_not_changed(files, monkeypatch):
 
 
 def test_keys_that_nobody_needed_may_come_to_be_needed():
-    keys = Keys.of()
-    keys.take(Keys.of(("anna", "client", ANNA)))
+    keys = Keys()
+    keys.take(Keys(("anna", "client", ANNA)))
     assert keys.clients and who(keys, ANNA) == "anna"
 
 
@@ -168,7 +168,7 @@ def test_a_certificate_that_is_renewed_is_shown_from_then_on(tmp_path, authority
 
     issued(tmp_path, authority)
     for _ in range(3):
-        found.look()
+        found.read_changed()
     assert said == [f"{chain} was read again: new connections are shown its certificate"]
     second = shown(found.certificate.context, trusting)
     assert second != first
@@ -183,7 +183,7 @@ def test_a_renewal_that_fails_leaves_the_certificate_of_before(tmp_path, authori
 
     write(chain, authority.issue_cert("localhost").cert_chain_pems[0].bytes().decode())
     for _ in range(3):
-        found.look()
+        found.read_changed()
     assert len(said) == 1 and "key values mismatch" in said[0]
     assert shown(found.certificate.context, trusting) == first
 

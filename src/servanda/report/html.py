@@ -66,15 +66,16 @@ class GateRow(NamedTuple):
 @FORMATS.register("html")
 def render(verdict: Verdict) -> str:
     """One self-contained page of HTML."""
-    page = _environment().get_template("page.html")
+    page = environment("servanda.report").get_template("page.html")
     return page.render(**view(verdict))
 
 
-def _environment() -> Any:
+def environment(package: str) -> Any:
+    """The environment of the templates of a package."""
     import jinja2
 
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("servanda.report"),
+        loader=jinja2.PackageLoader(package),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_printable,

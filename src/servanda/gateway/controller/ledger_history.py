@@ -200,10 +200,12 @@ def _routed(history: _StoreHistory, t: Transition) -> Iterator[str]:
     elif after not in _MOVES[before] and t.slice != "all":
         # the whole may be taken along from wherever it stands
         yield f"says {t.slice} went from {t.before} to {t.after} in one step"
-    yield from _shown(history, t, before, after)
+    yield from _evidence_problems(history, t, before, after)
 
 
-def _shown(history: _StoreHistory, t: Transition, before: str, after: str) -> Iterator[str]:
+def _evidence_problems(
+    history: _StoreHistory, t: Transition, before: str, after: str
+) -> Iterator[str]:
     """What a change costs, and whether the entry says that it was paid."""
     if before == after or after not in ("quarantined", "recovering"):
         return

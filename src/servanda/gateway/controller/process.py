@@ -142,14 +142,14 @@ class ControllerProcess:
         self._seen = stamps_of(self._contract)
         while not self._ended.wait(_LOOK_S):
             try:
-                self._look(controller)
+                self._check(controller)
             except Exception as error:  # a bug of ours, after which nothing would be taken over
                 bug = f"a bug of servanda: {type(error).__name__}: {error}"
                 if bug != self._bug:
                     self._say(f"! {bug}")
                 self._bug = bug
 
-    def _look(self, controller: Controller) -> None:
+    def _check(self, controller: Controller) -> None:
         self._print(controller.status())
         now = stamps_of(self._contract)
         # a file that is not there is just being written anew

@@ -148,7 +148,7 @@ class Scorer:
         same_policy(train, infer)
         nothing = Batch((), (), self.cells.width)
         # logprobs that say nothing of the draw are refused before the first of them comes
-        self._drew(()).generate(nothing, self.cells.workload.sampling.transform, 0)
+        self._replay_engine(()).generate(nothing, self.cells.workload.sampling.transform, 0)
 
     def score(self, rows: Sequence[Row]) -> list[ScoredRow]:
         """What rows say, in their order.  Train is not asked for those that were dropped.
@@ -162,7 +162,7 @@ class Scorer:
             rows = [self._checked(row) for row in rows]
             evidence = [row for row in rows if not row.outside]
             known = [row for row in evidence if row.slices is None]
-            statistics = self._said(known)
+            statistics = self._statistics_by_row(known)
         except (MeasurementError, ContractError) as error:
             raise TrainDownError(str(error), rows) from None
         self.outside.update(row.outside for row in rows if row.outside and row.request)
@@ -178,7 +178,7 @@ class Scorer:
         self.outside.update(why for row in known if _place(row) not in statistics)
         return [ScoredRow(r, statistics.get(_place(r)), _seed(r)) for r in rows]
 
-    def _said(self, rows: Sequence[Row]) -> dict[tuple[str, float, int], Statistics]:
+    def _statistics_by_row(self, rows: Sequence[Row]) -> dict[tuple[str, float, int], Statistics]:
         """What rows say; one that cannot be weighed does not keep the others from it.
 
         Its answer is lost then: what it is like may not decide whether the request counts.
@@ -191,9 +191,10 @@ class Scorer:
                 if row.request is None or row.request.lost:
                     return {}
                 none: dict[str, Any] = {"tokens": (), "logp": (), "best": (), "finish": ""}
-                return self._said([replace(row, request=replace(row.request, **none, lost=ODD))])
+                lost = replace(row.request, **none, lost=ODD)
+                return self._statistics_by_row([replace(row, request=lost)])
         middle = len(rows) // 2
-        return {**self._said(rows[:middle]), **self._said(rows[middle:])}
+        return {**self._statistics_by_row(rows[:middle]), **self._statistics_by_row(rows[middle:])}
 
     def _checked(self, row: Row) -> Row:
         """The row, with why it is no evidence where it is none.
@@ -227,10 +228,10 @@ class Scorer:
         width = self.cells.width
         known = [within(row.request, width) for row in rows if row.request]
         requests = [replace(request, index=i) for i, request in enumerate(known)]
-        drew = self._drew(requests)
+        replay = self._replay_engine(requests)
         batch = Batch(tuple(range(len(requests))), tuple(r.prompt for r in requests), width)
         sampling = self.cells.workload.sampling.transform
-        infer = drew.generate(batch, sampling, 0)
+        infer = replay.generate(batch, sampling, 0)
         wanted = [
             i
             for i, row in enumerate(rows)
@@ -254,7 +255,7 @@ class Scorer:
             return False
         return about.context is None or len(request.prompt) + tokens <= about.context
 
-    def _drew(self, requests: Sequence[Request]) -> TrafficReplayEngine:
+    def _replay_engine(self, requests: Sequence[Request]) -> TrafficReplayEngine:
         kernel = self.cells.contract.kernels.infer
         return TrafficReplayEngine(kernel, self.infer or _UNASKED, requests)
 
@@ -266,7 +267,7 @@ class Scorer:
         if not wanted:
             return train, 0
         given = replace(batch, continuations=infer.continuations).take([*wanted])
-        scores = self._asked(given, self.noise.waiting)
+        scores = self._score_with_train(given, self.noise.waiting)
         logp_N = train.columns["logp"]
         starts = np.cumsum(infer.length_S) - infer.length_S
         for row, logp in scores.items():
@@ -277,7 +278,7 @@ class Scorer:
         self.noise.chosen(infer, {i: r for i, r in wanted.items() if i in scores}, scores)
         return train, failed
 
-    def _asked(self, given: Batch, again: Sequence[Request]) -> dict[int, Any]:
+    def _score_with_train(self, given: Batch, again: Sequence[Request]) -> dict[int, Any]:
         """row -> train's logprobs, and those of `again` as -1, -2, ...; some may be missing."""
         batch = Batch(
             (*given.sequence_S, *range(-1, -1 - len(again), -1)),

@@ -201,7 +201,7 @@ class ControllerState:
 
     def with_evidence(self, scored: Sequence[ScoredRow]) -> Change:
         """The change by rows, in their order."""
-        state, kept = self.routing, []
+        state, stored = self.routing, []
         for scored_row in scored:
             if scored_row.statistics is None or scored_row.row.outside:
                 continue
@@ -212,8 +212,8 @@ class ControllerState:
             state = machine.absorb(self.rules, state, score)
             for (clause, slice_), statistic in scored_row.statistics.items():
                 numbers = (statistic.total, statistic.known, statistic.missing)
-                kept.append(Sample(row.at, slice_, clause, *numbers, row.chance, key))
-        return Change(state, scored=scored, samples=tuple(kept))
+                stored.append(Sample(row.at, slice_, clause, *numbers, row.chance, key))
+        return Change(state, scored=scored, samples=tuple(stored))
 
     def commit(
         self,

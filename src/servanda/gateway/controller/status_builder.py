@@ -9,7 +9,7 @@ import numpy as np
 
 from servanda.gateway.controller.gateways import Gateways
 from servanda.gateway.controller.status import CellStatus, SliceStatus, UnwatchedCell
-from servanda.gateway.routing.evidence_price import evidence_within
+from servanda.gateway.routing.evidence_price import evidence_within, mean
 from servanda.gateway.routing.model import AWAY, SliceRoute
 from servanda.gateway.routing.snapshot import acts
 from servanda.gateway.routing.state import RoutingState, Rules, SliceState, Track, WatchedCell
@@ -77,7 +77,7 @@ def _cell(
         clause=cell.clause,
         limit=cell.low + cell.scale * cell.limit,
         unit=cell.unit,
-        value=_value(cell, track),
+        value=cell.low + cell.scale * track.weighted / track.weights if track.weights > 0 else None,
         interval=_interval(cell, track),
         floor=None if floor is None else cell.low + cell.scale * floor,
         log_evidence=log_mean_exp(np.array(track.above)) if met else 0.0,
@@ -94,19 +94,13 @@ def _cell(
     )
 
 
-def _value(cell: WatchedCell, track: Track) -> float | None:
-    return cell.low + cell.scale * track.weighted / track.weights if track.weights > 0 else None
-
-
 def _interval(cell: WatchedCell, track: Track) -> tuple[float, float] | None:
     """Rough: as if tokens were independent draws of a yes or a no, which has the largest spread."""
-    if cell.refutes:
+    if cell.refutes or track.weights <= 0 or not track.tokens:
         return None
-    if track.weights <= 0 or not track.tokens:
-        return None
-    mean = min(1.0, max(0.0, track.weighted / track.weights))
-    error = _ERRORS * math.sqrt(mean * (1 - mean) / track.tokens)
-    low, high = max(0.0, mean - error), min(1.0, mean + error)
+    center = min(1.0, max(0.0, mean(track)))
+    error = _ERRORS * math.sqrt(center * (1 - center) / track.tokens)
+    low, high = max(0.0, center - error), min(1.0, center + error)
     return cell.low + cell.scale * low, cell.low + cell.scale * high
 
 

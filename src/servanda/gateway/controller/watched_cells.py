@@ -176,7 +176,7 @@ def _unwatched(cell: Cell) -> str:
 def _watched(contract: Contract, cell: Cell) -> WatchedCell:
     kind = cell.kind
     assert isinstance(kind, Certificate)
-    diverts, pages = _asked(contract, cell.clause.id, cell.section)
+    diverts, pages = _actions_of(contract, cell.clause.id, cell.section)
     return WatchedCell(
         clause=cell.clause.id,
         cut=cell.cut,
@@ -201,7 +201,7 @@ def _draws(contract: Contract, watched: Sequence[WatchedCell]) -> Iterator[Watch
     clause = next(own, _FIDELITY)
     while clause in taken:
         clause += "_"
-    diverts, pages = _asked(contract, clause, "observability")
+    diverts, pages = _actions_of(contract, clause, "observability")
     for cut in dict.fromkeys(cell.cut for cell in watched):
         cells = [cell for cell in watched if cell.cut == cut]
         yield WatchedCell(
@@ -219,7 +219,7 @@ def _draws(contract: Contract, watched: Sequence[WatchedCell]) -> Iterator[Watch
 Diverts = Literal["", "slice", "all"]
 
 
-def _asked(contract: Contract, clause: str, section: str) -> tuple[Diverts, tuple[str, ...]]:
+def _actions_of(contract: Contract, clause: str, section: str) -> tuple[Diverts, tuple[str, ...]]:
     """What rules ask for where a clause is violated: what is diverted, and who is paged."""
     actions = [action_of(do) for rule in _rules(contract, clause, section) for do in rule.do]
     to = {value for name, value in actions if name == "divert"}

@@ -9,7 +9,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -58,19 +58,20 @@ class Keys:
     They may be exchanged while they are in use, by `take`.
 
     Args:
+        held: (name, role, key) of each holder.
         warning: what is wrong with the file's permissions; "" for nothing.
     """
 
-    def __init__(self, held: Mapping[Holder, str], *, warning: str = "") -> None:
-        salt = secrets.token_bytes(32)
+    def __init__(self, *held: tuple[str, Role, str], warning: str = "") -> None:
         # one value, so that nobody sees the digests of one file with the salt of another
-        self._known = salt, tuple((_digest(salt, key), holder) for holder, key in held.items())
+        self._known: tuple[bytes, tuple[tuple[bytes, Holder], ...]] = secrets.token_bytes(32), ()
         self.warning = warning
+        self._add(held)
 
-    @classmethod
-    def of(cls, *held: tuple[str, Role, str]) -> Keys:
-        """From (name, role, key) of each holder."""
-        return cls({Holder(name, role): key for name, role, key in held})
+    def _add(self, held: Iterable[tuple[str, Role, str]]) -> None:
+        salt, before = self._known
+        more = ((_digest(salt, key), Holder(name, role)) for name, role, key in held)
+        self._known = salt, (*before, *more)
 
     @classmethod
     def read(cls, path: Path, environ: Mapping[str, str] = os.environ) -> Keys:
@@ -87,14 +88,13 @@ class Keys:
         problems = sorted(_problems(data, places, environ), key=_place)
         if problems:
             raise ContractError.all(problems)
-        held = {Holder(holder["name"], holder["role"]): _key_of(holder, environ) for holder in data}
-        return cls(held, warning=_warning(path))
+        held = ((h["name"], h["role"], _key_of(h, environ)) for h in data)
+        return cls(*held, warning=_warning(path))
 
     def plus(self, *held: tuple[str, Role, str]) -> Keys:
         """The same keys, and those of further holders: (name, role, key) of each."""
-        keys, (salt, before) = copy(self), self._known
-        more = ((_digest(salt, key), Holder(name, role)) for name, role, key in held)
-        keys._known = salt, (*before, *more)
+        keys = copy(self)
+        keys._add(held)
         return keys
 
     def take(self, others: Keys) -> None:
@@ -126,13 +126,13 @@ class Keys:
             authorization: the header's value, `Bearer KEY`, or `Basic` with any user and KEY for
                 the password, as browsers send it; None: there was none.
         """
-        found = None
+        who = None
         salt, held = self._known
         given = _digest(salt, _given(authorization))
         for digest, holder in held:  # to the end: where it was found cannot be timed
             if hmac.compare_digest(given, digest):
-                found = holder
-        return found
+                who = holder
+        return who
 
     def __repr__(self) -> str:
         return f"Keys of {', '.join(f'{h.name} ({h.role})' for h in self.holders) or 'nobody'}"

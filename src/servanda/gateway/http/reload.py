@@ -42,7 +42,7 @@ class ReloadedFiles:
         by a signal."""
         self._demanded.set()
 
-    def look(self) -> None:
+    def read_changed(self) -> None:
         """Read them if they were written, and have not changed since the look before: half a
         file can be read without an error, too."""
         now, before = stamps_of(self._files), self._seen
@@ -94,7 +94,7 @@ class ListenerFiles:
         held: Sequence[tuple[str, Role, str]] = (),
     ) -> None:
         self._rereads: list[ReloadedFiles] = []
-        self.keys = self._keys(Path(keys), say, held) if keys else Keys.of(*held)
+        self.keys = self._keys(Path(keys), say, held) if keys else Keys(*held)
         self.certificate = self._certificate(*tls, say) if tls else None
         self.scheme = "https" if tls else "http"
 
@@ -103,10 +103,10 @@ class ListenerFiles:
         for files in self._rereads:
             files.demand()
 
-    def look(self) -> None:
+    def read_changed(self) -> None:
         """Read those that were written."""
         for files in self._rereads:
-            files.look()
+            files.read_changed()
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class ListenerFiles:
 
         def watch() -> None:
             while not ended.wait(_LOOK_S):
-                self.look()
+                self.read_changed()
 
         thread = threading.Thread(target=watch, name="files", daemon=True)
         thread.start()

@@ -38,7 +38,7 @@ class App:
         self.gateway = gateway
         self._limits = gateway.config.limits
         self._total_s = max(pool.total_s for pool in gateway.config.pools.values())
-        self._keys = gateway.config.keys or Keys.of()
+        self._keys = gateway.config.keys or Keys()
         self._paths = AllowedPaths(*gateway.config.allow)
         self._completions, self._others = CompletionHandler(gateway), PassthroughHandler(gateway)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -70,7 +70,7 @@ class Gateway:
         self.tokens = PromptTokens(limits, self.counter)
         log = RequestLog(config.log) if config.log is not None else None
         self.log = log
-        self.launches = LaunchLog(config.name, limits, self.counts, log, clock=clock, now=self.now)
+        self.launches = LaunchLog(limits, self.counts, log, clock=clock, now=self.now)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._prefix, self._last = secrets.token_hex(6), 0
 

@@ -48,7 +48,6 @@ class LaunchLog:
 
     def __init__(
         self,
-        name: str,
         limits: Limits,
         counts: Counts,
         log: RequestLog | None,
@@ -56,7 +55,7 @@ class LaunchLog:
         clock: Callable[[], float],
         now: Callable[[], float],
     ) -> None:
-        self._name, self._limits, self._counts, self._log = name, limits, counts, log
+        self._limits, self._counts, self._log = limits, counts, log
         self._clock, self._now = clock, now
         self.in_flight = InFlightMeans(clock)
         self._sent: dict[Leg, int] = dict(log.sent) if log else {}

@@ -58,7 +58,7 @@ class LogprobCapture:
         self._fingerprint: Any = None
         self.prompt_tokens: int | None = None
         self.whole = False
-        self._said = False  # whether there is any text
+        self._has_text = False  # whether there is any text
         self._broken = ""
 
     def reply(self, body: bytes) -> bytes:
@@ -145,7 +145,7 @@ class LogprobCapture:
             for name in ("stop_reason", "matched_stop"):
                 value = value_of(choice, name)
                 self._ended_by = self._ended_by if value is None else value
-            self._said = self._said or any(_says(value_of(choice, name)) for name in _WORDS)
+            self._has_text = self._has_text or any(_says(value_of(choice, name)) for name in _WORDS)
             self._keep(choice, logprobs)
         changed = self._take_ids(choice)
         if not self._request.logprobs and logprobs is not None:
@@ -213,7 +213,7 @@ class LogprobCapture:
         """What is wrong with the answer that needs no statistics; "" for nothing."""
         if any(not _is_number(value) for value in self._logps):
             return "unknown logprob"
-        if self._finish == "length" and not (self._said or self._ids or self._logps):
+        if self._finish == "length" and not (self._has_text or self._ids or self._logps):
             return "empty answer"
         return "malformed" if self._broken == "malformed" else ""
 

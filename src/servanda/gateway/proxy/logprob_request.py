@@ -129,11 +129,11 @@ def _logprobs(
         most = max(k, kind.least)
         shown = {"logprobs": True, "top_logprobs": most} if request.chat else {"logprobs": most}
         return {**shown, **kind.named}, k
-    asked = values.get("top_logprobs" if request.chat else "logprobs")
-    if isinstance(asked, int) and asked < kind.least:
+    most_asked = values.get("top_logprobs" if request.chat else "logprobs")
+    if isinstance(most_asked, int) and most_asked < kind.least:
         raise NoEvidence(SHOWN)
     named = kind.by_step or values.get("return_tokens_as_token_ids") is True
-    return {}, asked if named and kind.best and isinstance(asked, int) else 0
+    return {}, most_asked if named and kind.best and isinstance(most_asked, int) else 0
 
 
 def mirrored(request: CompletionRequest) -> bytes | None:

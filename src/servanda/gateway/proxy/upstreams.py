@@ -118,13 +118,13 @@ class Server:
         """
         headers = self.own_headers()
 
-        async def asked() -> tuple[int, bytes]:
+        async def reply() -> tuple[int, bytes]:
             response = await self.send("POST", path, headers, body)
             with contextlib.closing(response):
                 return response.status, await read_body(response, most)
 
         try:
-            return await asyncio.wait_for(asked(), timeout_s)
+            return await asyncio.wait_for(reply(), timeout_s)
         except asyncio.TimeoutError:
             raise UpstreamError("timeout") from None
 

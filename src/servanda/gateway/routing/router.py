@@ -154,10 +154,10 @@ class Router:
     def _match(self, labels: tuple[str | None, ...]) -> tuple[str, ...]:
         given: Mapping[str, Any] = dict(zip(self._labels, labels, strict=True))
 
-        def met(term: Term) -> bool:
+        def matches(term: Term) -> bool:
             return term.field == _TOKENS or term.met_by(given[term.field.removeprefix(LABEL)])
 
-        return tuple(route.name for route in self._all if all(map(met, route.cut.terms)))
+        return tuple(route.name for route in self._all if all(map(matches, route.cut.terms)))
 
     def _put_together(self, names: tuple[str, ...]) -> _SliceSet:
         slices = tuple(self._by_name[name] for name in names)

@@ -13,7 +13,7 @@ from servanda.gateway.http.listener import BoundedProtocol, bind
 
 WAIT_S = 60  # for what comes at once, unless the test is red
 KEY = {role: f"{role}-key-0123456789abcdef" for role in ROLES}
-KEYS = Keys.of(*((f"a-{role}", role, key) for role, key in KEY.items()))
+KEYS = Keys(*((f"a-{role}", role, key) for role, key in KEY.items()))
 
 
 def bearer(role):

@@ -136,7 +136,7 @@ def test_a_browser_logs_in_with_a_key_for_the_password(shared):
 
 
 def test_without_keys_nobody_is_let_in():
-    with live(fake.Controller(), Keys.of()) as client:
+    with live(fake.Controller(), Keys()) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/v1/status", headers=bearer("admin")).status_code == 401
         assert client.get("/v1/status", headers={"authorization": "Bearer"}).status_code == 401
@@ -549,8 +549,7 @@ def test_every_route_has_a_role_in_every_method(server):
     client, leader = server
     known = {path.replace("page.js", "{name}").replace("page.css", "{name}") for path in READS}
     routes = {
-        route.path: route.methods
-        for route in ControllerRoutes(leader, KEYS, Limits()).routes().routes
+        route.path: route.methods for route in ControllerRoutes(leader, Limits()).routes().routes
     }
     assert set(routes) == {*known, *ROUTE, *ACTS, "/healthz"}
 

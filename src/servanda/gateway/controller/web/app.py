@@ -45,14 +45,14 @@ def app(controller: Controller, keys: Keys, limits: Limits = Limits()) -> ASGIAp
     Args:
         keys: without one of them nothing is told but that the process lives.
     """
-    return Guard(ControllerRoutes(controller, keys, limits).routes(), keys, limits)
+    return Guard(ControllerRoutes(controller, limits).routes(), keys, limits)
 
 
 class ControllerRoutes:
     """A controller behind its routes; the guard has found the holder of the key."""
 
-    def __init__(self, controller: Controller, keys: Keys, limits: Limits) -> None:
-        self._controller, self._keys, self._limits = controller, keys, limits
+    def __init__(self, controller: Controller, limits: Limits) -> None:
+        self._controller, self._limits = controller, limits
         self._metrics = Metrics(controller.status)
         self._people = CapacityLimiter(_THREADS)
         self._gateways = CapacityLimiter(_THREADS)

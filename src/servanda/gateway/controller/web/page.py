@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from servanda.gateway.controller.status import (
 from servanda.gateway.controller.web import format, phrases
 from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, spark
 from servanda.gateway.http.api_keys import Holder
-from servanda.gateway.proxy.counters import numbers
 from servanda.gateway.routing.state import Transition
 from servanda.report.format import count, duration, line, percent
+from servanda.report.html import environment
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
 _MOVES = 12  # of the latest decisions
 _REASONS = 5  # why requests are no evidence, that are shown
@@ -70,23 +68,7 @@ def fragment(status: ControllerStatus, holder: Holder) -> str:
 
 @lru_cache(maxsize=2)
 def _template(name: str) -> Any:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("servanda.gateway.controller.web"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template(name)
-
-
-def _printable(value: Any) -> Any:
-    """Texts without control characters, which HTML has no way to hold; markup as it is."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return _CONTROL.sub("\ufffd", value)
+    return environment("servanda.gateway.controller.web").get_template(name)
 
 
 def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
@@ -208,9 +190,8 @@ def _pools(status: ControllerStatus) -> list[dict[str, Any]]:
 def _totals(status: ControllerStatus) -> dict[str, int]:
     """Requests by the pool whose reply they got, of all gateways."""
     totals: Counter[str] = Counter()
-    for gateway in status.gateways:
-        for key, n in numbers(gateway.counts.get("answers")):
-            totals[key.rpartition("\t")[2]] += n
+    for key, n in phrases.counted(status, "answers").items():
+        totals[key.rpartition("\t")[2]] += n
     return totals
 
 
@@ -240,9 +221,8 @@ def _scoring(status: ControllerStatus) -> dict[str, Any]:
 def _unsampled(status: ControllerStatus) -> str:
     """Why requests that were drawn for the sample are no evidence, the most frequent first."""
     reasons: Counter[str] = Counter()
-    for gateway in status.gateways:
-        for why, n in numbers(gateway.counts.get("unsampled")):
-            reasons[line(why, 40)] += int(n)
+    for why, n in phrases.counted(status, "unsampled").items():
+        reasons[line(why, 40)] += int(n)
     parts = [f"{n:,} {why}" for why, n in reasons.most_common(_REASONS)]
     more = len(reasons) - len(parts)
     return " · ".join([*parts, *([f"{more} more reasons"] if more > 0 else [])])

@@ -165,7 +165,7 @@ def _named(slices: list[SliceStatus]) -> str:
 def _more(status: ControllerStatus) -> str:
     """The line under the sentence: how much was scored, and what it costs."""
     scoring = status.scoring
-    launched = sum(dict(numbers(g.counts.get("launched"))).get(WHOLE, 0) for g in status.gateways)
+    launched = counted(status, "launched")[WHOLE]
     of = f" of {launched:,}" if launched else ""
     parts = [f"scored {scoring.scored:,}{of} requests"]
     if status.diverted:
@@ -185,11 +185,17 @@ def problem(text: str, longest: int) -> str:
     return line(_EXCERPT.sub("", text), longest)
 
 
+def counted(status: ControllerStatus, name: str) -> Counter[str]:
+    """One count, of all gateways together."""
+    total: Counter[str] = Counter()
+    for gateway in status.gateways:
+        total.update(dict(numbers(gateway.counts.get(name))))
+    return total
+
+
 def failovers(status: ControllerStatus) -> str:
     """How many requests stable answered in place of infer, and why; "" of none."""
-    counts: Counter[str] = Counter()
-    for gateway in status.gateways:
-        counts.update(dict(numbers(gateway.counts.get("failovers"))))
+    counts = counted(status, "failovers")
     if not counts:
         return ""
     why = ", ".join(f"{line(reason, 20)} {n:,}" for reason, n in counts.most_common())
