@@ -9,8 +9,9 @@ import click
 
 from servanda.cli.input import contract_bytes
 from servanda.cli.options import FILE, FILE_OR_DASH, given, shared, until
-from servanda.cli.output import REPORT_OPTIONS, report_places, show, write
+from servanda.cli.output import REPORT_OPTIONS, report_places, write
 from servanda.cli.progress import watching
+from servanda.cli.stdout import show
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.report.base import FORMATS
 from servanda.runner import load, run

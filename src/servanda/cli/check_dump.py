@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from servanda.cli.options import DASH, FILE, shared
-from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, show, write, write_text
+from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, write, write_text
 from servanda.cli.progress import watching
+from servanda.cli.stdout import show
 from servanda.errors import ContractError
 from servanda.report.base import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump

@@ -9,8 +9,8 @@ import click
 
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
-from servanda.cli.output import show, show_json
 from servanda.cli.progress import watching
+from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.engines.worker import spawn
 from servanda.report.base import FORMATS

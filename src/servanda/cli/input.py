@@ -1,4 +1,4 @@
-# What commands read: contracts and verdicts, from files or from standard input.
+# What commands read: contracts, from files or from standard input.
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from servanda.cli.options import DASH
 from servanda.contract.model import Contract
 from servanda.contract.yaml_reader import MAX_BYTES
 from servanda.errors import ContractError, Problem
-from servanda.judgement.verdict import Verdict
 from servanda.runner import load
-from servanda.runner.finished_run import read, verdict_of
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -40,15 +38,6 @@ def contract_at(file: str | Path) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     return load.read(*contract_bytes(file))
-
-
-def verdict_at(path: Path) -> Verdict:
-    """The verdict of a run directory, of a file, or of standard input.
-
-    Raises:
-        EvidenceError: there is none.
-    """
-    return verdict_of(sys.stdin.buffer.read(), Path("stdin")) if str(path) == DASH else read(path)
 
 
 def each(call: Callable[[S], T], items: Iterable[S]) -> list[T]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import PRINTS, shared
-from servanda.cli.output import clear, show, show_json
+from servanda.cli.output import clear
 from servanda.cli.promotion_options import ledger_key, opened
+from servanda.cli.stdout import show, show_json
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
 from servanda.promotion.ledger.entry import Entry

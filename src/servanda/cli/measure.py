@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import DASH, FILE_OR_DASH, shared
-from servanda.cli.output import show_json
 from servanda.cli.progress import watching
+from servanda.cli.stdout import show_json
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 
 

@@ -14,8 +14,8 @@ from servanda.authoring.mutation.report import render
 from servanda.authoring.mutation.result import Mutation
 from servanda.authoring.mutation.run import discard, mutate, never
 from servanda.cli.options import shared, together, until
-from servanda.cli.output import show, show_json
 from servanda.cli.progress import watching
+from servanda.cli.stdout import show, show_json
 from servanda.engines.faults import FAULTS
 
 _WORST = (130, 1, 3, 0)  # of the exit codes of several contracts, the first that is there

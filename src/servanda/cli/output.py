@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from servanda.cli.options import DASH, PRINTS, shared, together
+from servanda.cli.stdout import show
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.verdict import Verdict
 from servanda.report.base import FORMATS, SUFFIXES, format_of
-from servanda.traces.serialization import to_plain
 
 # of commands that print a verdict
 REPORT_OPTIONS = together(
@@ -117,16 +113,3 @@ def write(verdict: Verdict, format_: str, path: Path) -> None:
     """
     hint = "the verdict is kept in the run directory: servanda tools report RUN_DIR -o FILE"
     write_text(path, FORMATS[format_](verdict).removesuffix("\n") + "\n", hint)
-
-
-def show(text: str, *, err: bool = False) -> None:
-    """Print, though whoever reads may have seen enough; the exit code still counts."""
-    try:
-        click.echo(text, err=err)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def show_json(data: Any, *, err: bool = False) -> None:
-    """Print data; a number that does not exist is null, an infinite one a text."""
-    show(json.dumps(to_plain(data), indent=1), err=err)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
-from servanda.cli.input import verdict_at
-from servanda.cli.options import FILE_OR_DASH
-from servanda.cli.output import REPORT_OPTIONS, chosen, clear, show, write
+from servanda.cli.options import DASH, FILE_OR_DASH
+from servanda.cli.output import REPORT_OPTIONS, chosen, clear, write
+from servanda.cli.stdout import show
 from servanda.report.base import FORMATS
+from servanda.runner.finished_run import read, verdict_of
 
 
 @click.command()
@@ -22,7 +24,8 @@ def report(path: Path, format_: str | None, output: Path | None) -> None:
     `check --format json` printed, and - reads that from standard input.  Exits 0 once it is
     rendered: it is `check` that gates.
     """
-    verdict = verdict_at(path)
+    piped = str(path) == DASH
+    verdict = verdict_of(sys.stdin.buffer.read(), Path("stdin")) if piped else read(path)
     format_ = chosen(format_, output)
     if output is None:
         show(FORMATS[format_](verdict))

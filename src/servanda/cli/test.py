@@ -15,7 +15,7 @@ from servanda.authoring.contract_test.results import SuiteResult
 from servanda.cli.input import each
 from servanda.cli.mutate import mutate_options, refuse_without, run_mutations
 from servanda.cli.options import FILE, shared
-from servanda.cli.output import show, show_json
+from servanda.cli.stdout import show, show_json
 
 _FAILED = 1
 

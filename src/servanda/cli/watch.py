@@ -10,7 +10,7 @@ import click
 
 from servanda.cli.check_dump import refuse_run
 from servanda.cli.options import FILE, shared, together
-from servanda.cli.output import show
+from servanda.cli.stdout import show
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl.watch.contract import WatchOptions
 from servanda.rl.watch.loop import WatchLoop
