@@ -130,8 +130,8 @@ def test_a_damaged_verdict_of_a_run_is_written_again_by_the_same_check(tmp_path)
     file = tmp_path / "run" / "attempt-1" / "verdict.json"
     before = json.loads(file.read_text())
     file.write_text("\n")
-    for verb in ("report", "calibrate"):
-        done = call(verb, tmp_path / "run")
+    for verb in (("tools", "report"), ("contract", "calibrate")):
+        done = call(*verb, tmp_path / "run")
         assert done.exit_code == 4
         assert done.stderr == (
             f"{file} is not JSON of a verdict: Expecting value: line 2 column 1 (char 1)\n"

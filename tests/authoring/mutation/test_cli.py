@@ -37,7 +37,7 @@ def test_a_score_that_is_too_low_exits_1_and_says_so(tmp_path):
     enough = call(tmp_path, "--mutate", "--only", "limits", "--at-least", "0.1", "--quiet")
 
     assert (low.exit_code, enough.exit_code) == (1, 0)
-    score = r"mutation score (\d+) of (\d+) \(\d+ %\): limits \1 of \2"
+    score = r"mutation score (\d+) of (\d+) \([\d.]+ %\): limits \1 of \2"
     assert re.fullmatch(score + "; 0.99 is wanted: not enough", low.output.splitlines()[-1])
     assert re.fullmatch(score + "; 0.1 is wanted: enough", enough.output.splitlines()[-1])
 

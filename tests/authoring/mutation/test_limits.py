@@ -37,7 +37,7 @@ def few(tmp_path_factory):
 def test_tests_that_ask_about_everything_notice_everything(sharp):
     assert sharp.counts() == (24, 24)
     assert (sharp.score, sharp.exit_code(1.0), sharp.toothless) == (1.0, 0, ())
-    assert str(sharp).endswith("mutation score 24 of 24 (100 %): limits 24 of 24")
+    assert render(sharp).endswith("mutation score 24 of 24 (100 %): limits 24 of 24")
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def test_an_honest_server_is_not_rejected_at_any_look(tmp_path, honest):
         ]
         verdict = judged(*views)
         wrong += verdict.outcome == "violated"
-        assert verdict.note in ("not rejected", SamplerFidelity.found)
+        assert verdict.note in ("not rejected", SamplerFidelity.rejection)
     assert wrong <= 5
 
 

@@ -285,7 +285,7 @@ def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerd
 
 
 class Kind:
-    """A kind of clause; each has its own `weigh` and `judge`.
+    """A kind of clause; each has a `judge` of its own, and those that need evidence a `weigh`.
 
     `counts`: whether its cells can be violated, and so share in alpha.
     `source`: what is weighed: the workload's rounds, the golden texts (a View of either),
@@ -301,7 +301,8 @@ class Kind:
     peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: Any, /) -> Statistic:
-        raise NotImplementedError
+        """The statistic of what was measured; None of a kind that needs none."""
+        return None
 
     def noise(self, cell: Cell, view: Any, /) -> Any:
         return None
