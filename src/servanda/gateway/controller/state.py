@@ -195,9 +195,8 @@ class ControllerState:
 
         Not to the end of all numbers: no later one could be made, and nobody would follow.
         """
-        if version >= _VERSIONS:
-            return
-        self.meta = replace(self.meta, version=max(self.meta.version, version))
+        if version < _VERSIONS:
+            self.meta = replace(self.meta, version=max(self.meta.version, version))
 
     def with_evidence(self, scored: Sequence[ScoredRow]) -> Change:
         """The change by rows, in their order."""

@@ -94,7 +94,7 @@ class SelfNoise:
     """
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._scored = 0
         self._first: list[tuple[Request, Trace]] = []
         self._noise: dict[tuple[str, str], tuple[float, int]] = {}
 
@@ -130,8 +130,8 @@ class SelfNoise:
     ) -> None:
         """Choose among the rows of a batch that were scored, by their number alone."""
         for row, request in requests.items():
-            self._seen += 1
-            if self._seen % _AGAIN == 1:
+            self._scored += 1
+            if self._scored % _AGAIN == 1:
                 trace = some(infer, [row])
                 repeated = replace(request, tokens=trace.continuations[0], best=())
                 self._first.append((repeated, replace(trace, columns={"logp": scores[row]})))

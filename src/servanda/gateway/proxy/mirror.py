@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 
 from servanda.gateway.proxy.exchange import is_packed
 from servanda.gateway.proxy.gateway import Gateway
@@ -105,10 +106,8 @@ class Mirror:
         server = self._server
         headers = {**server.own_headers(), "x-servanda-mirror": "1"}
         response = await server.send("POST", routed.path, headers, body)
-        try:
+        with closing(response):
             text = await read_body(response, self._limits.reply_bytes)
-        finally:
-            response.close()
         if response.status >= 500:
             self._gateway.record_failure(server, "5xx", routed.client)
         else:

@@ -136,16 +136,13 @@ class ControllerRoutes:
 
     def _set_pin(self, parse: Callable[[bytes], PinRequest]) -> Handler:
         async def handler(request: Request) -> Response:
-            pin = parse(await self._body(request))
+            asked = parse(await self._body(request))
             who = holder_of(request).name
 
             def transitions() -> tuple[Transition, ...]:
-                self._refuse_unwatched(pin.slice)
-                if pin.to is None:
-                    return self._controller.unpin(pin.slice, actor=who, reason=pin.reason)
-                return self._controller.pin(
-                    pin.slice, pin.to, pin.ttl_s, actor=who, reason=pin.reason
-                )
+                self._refuse_unwatched(asked.slice)
+                pin = self._controller.pin
+                return pin(asked.slice, asked.to, asked.ttl_s, actor=who, reason=asked.reason)
 
             return await self._json(lambda: {"transitions": [*map(to_plain, transitions())]})
 

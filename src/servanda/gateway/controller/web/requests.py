@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast, get_args
 
@@ -134,7 +134,8 @@ def route_of(data: bytes) -> PromotionRoute | None:
     body = body_of(data, *PromotionRoute.__struct_fields__, *_EFFECT)
     if body.get("kind", "route") != "route":
         return None
-    return _converted(lambda: messages.route_of(body))
+    hint = "send the body of a promotion's route effect as it is"
+    return _converted(PromotionRoute, body, "a route", hint)
 
 
 def request_facts_of(data: bytes) -> RequestFacts:
@@ -144,15 +145,15 @@ def request_facts_of(data: bytes) -> RequestFacts:
         RequestError: the body is none.
     """
     body = body_of(data, *_Facts.__struct_fields__)
-    facts = _converted(lambda: messages.converted(_Facts, body, "a request", _FACTS))
+    facts = _converted(_Facts, body, "a request", _FACTS)
     sticky = facts.request if facts.sticky is None else facts.sticky
     labels, tokens = facts.labels or {}, facts.prompt_tokens
     return RequestFacts(facts.request, sticky, labels, tokens, facts.session)
 
 
-def _converted(convert: Callable[[], T]) -> T:
+def _converted(kind: type[T], body: dict[str, Any], noun: str, hint: str) -> T:
     try:
-        return convert()
+        return messages.converted(kind, body, noun, hint)
     except EvidenceError as error:
         raise RequestError(400, error.problems[0].message, error.problems[0].hint) from None
 
