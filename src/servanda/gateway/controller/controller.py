@@ -90,7 +90,7 @@ class Controller:
                 cells, self._state, open, clock=clock, timeout_s=timeout_s, room=room
             )
         except BaseException:
-            self._state.close()
+            self._state.store.close()
             raise
         self._reload, self._closed = "", Event()
         self._router = Router(self._state.snapshot)
@@ -336,4 +336,4 @@ class Controller:
         self._worker.scorer.train.end()
         for thread in self._threads:
             thread.join(_LONGEST_S)
-        self._state.close()
+        self._state.store.close()

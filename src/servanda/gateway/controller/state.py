@@ -273,15 +273,10 @@ class ControllerState:
         self.epoch += change.fresh
         if new:
             self.snapshot = snapshot
-        self._count(change, now)
+        for row in (s.row for s in change.scored if s.statistics is not None):
+            self.lag_s = max(0.0, now - row.at)  # a gateway's clock may be ahead
+            self.lags.add(self.lag_s)
         return True
-
-    def _count(self, change: Change, now: float) -> None:
-        rows = [s.row for s in change.scored if s.statistics is not None]
-        for row in rows:
-            self.lags.add(max(0.0, now - row.at))  # a gateway's clock may be ahead
-        if rows:
-            self.lag_s = max(0.0, now - rows[-1].at)
 
     def _opened(
         self, rules: Rules, change: Change, transitions: Sequence[Transition], now: float
@@ -329,9 +324,6 @@ class ControllerState:
             return True
         # rows that are launched under an old contract are no evidence any more
         return meta.since > old.version or differ(old, snapshot)
-
-    def close(self) -> None:
-        self.store.close()
 
 
 def _followed(rules: Rules, meta: StoredMeta) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -161,8 +160,3 @@ def view_of(cells: WatchedCells, requests: Sequence[Request], pair: TracePair) -
         width=cells.width,
         may_meet=may_meet,
     )
-
-
-def unscored(infer: Trace) -> Trace:
-    """Train's trace of requests that it has no number for: every token is missing."""
-    return replace(infer, columns={"logp": np.full(len(infer.token_N), math.nan)})

@@ -104,7 +104,6 @@ class ListenerFiles:
             files.demand()
 
     def read_changed(self) -> None:
-        """Read those that were written."""
         for files in self._rereads:
             files.read_changed()
 

@@ -97,10 +97,8 @@ class Mirror:
 
     async def _post(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
         """Status and body of a reply; None where that is packed, though nobody asked for it."""
-        about = self._server.about
-        return await asyncio.wait_for(
-            self._reply(routed, body), min(about.first_byte_s, about.total_s)
-        )
+        seconds = min(self._server.about.first_byte_s, self._server.about.total_s)
+        return await asyncio.wait_for(self._reply(routed, body), seconds)
 
     async def _reply(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
         server = self._server

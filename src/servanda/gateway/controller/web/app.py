@@ -224,6 +224,5 @@ async def _alive(_: Request) -> Response:
 async def _not_found(_: Request, error: HTTPException) -> Response:
     hint = "" if error.status_code != 404 else "/ is the page; the others are in the reference"
     headers = dict(error.headers) if error.headers else None
-    return error_reply(
-        error.status_code, ServandaError(str(error.detail).lower(), hint=hint), headers
-    )
+    problem = ServandaError(str(error.detail).lower(), hint=hint)
+    return error_reply(error.status_code, problem, headers)

@@ -103,15 +103,11 @@ def pin_of(data: bytes) -> PinRequest:
     if to not in _PINS:
         raise RequestError(400, f"to is {json_text(to)}", f"known: {', '.join(_PINS)}")
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0:
-        raise RequestError(
-            400, f"ttl_s is {json_text(ttl_s)}, not a number of seconds", "such as 86400"
-        )
+        message = f"ttl_s is {json_text(ttl_s)}, not a number of seconds"
+        raise RequestError(400, message, "such as 86400")
     if ttl_s > LONGEST_PIN_S:
-        raise RequestError(
-            400,
-            "a pin holds for 30 days at most",
-            "pin again when it ends, or change the contract",
-        )
+        hint = "pin again when it ends, or change the contract"
+        raise RequestError(400, "a pin holds for 30 days at most", hint)
     return PinRequest(_text(body, "slice"), _reason(body), cast(PinTo, to), float(ttl_s))
 
 
@@ -161,9 +157,8 @@ def _converted(kind: type[T], body: dict[str, Any], noun: str, hint: str) -> T:
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str) or not value or len(value) > _NAME:
-        raise RequestError(
-            400, f"{key} is {json_text(value)}, not a text", f"1 to {_NAME} characters"
-        )
+        message = f"{key} is {json_text(value)}, not a text"
+        raise RequestError(400, message, f"1 to {_NAME} characters")
     return value
 
 
