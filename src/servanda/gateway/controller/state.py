@@ -238,7 +238,10 @@ class ControllerState:
             rules, state, version=meta.version + 1, salt=meta.salt, now=now, samples=shares
         )
         new = self._newer(snapshot, meta, now)
-        opened = _followed(rules, meta)
+        # digest of what routing follows: a change of it is told
+        cells = [(cell.name, cell.limit, cell.diverts) for cell in rules.watched]
+        policy = rules.policy.model_dump(mode="json")
+        opened = digest_of([rules.digest, policy, cells, dict(meta.kernels)])
         records = []
         if opened != meta.opened:
             records.append(self._opened(rules, change, transitions, max(now, state.clock)))
@@ -324,13 +327,6 @@ class ControllerState:
             return True
         # rows that are launched under an old contract are no evidence any more
         return meta.since > old.version or differ(old, snapshot)
-
-
-def _followed(rules: Rules, meta: StoredMeta) -> str:
-    """Digest of what routing follows: a change of it is told."""
-    cells = [(cell.name, cell.limit, cell.diverts) for cell in rules.watched]
-    policy = rules.policy.model_dump(mode="json")
-    return digest_of([rules.digest, policy, cells, dict(meta.kernels)])
 
 
 def _meta(meta: StoredMeta, state: RoutingState, shown: Sequence[Transition]) -> dict[str, Any]:

@@ -54,7 +54,6 @@ async def send_error(send: Send, error: ErrorReply, more: tuple[Header, ...] = (
 
 
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """A reply in one piece."""
     headers.append((b"content-length", str(len(body)).encode()))
     start: MutableMapping[str, Any] = {"type": "http.response.start"}
     await send({**start, "status": status, "headers": headers})

@@ -112,11 +112,7 @@ def pin_of(data: bytes) -> PinRequest:
 
 
 def unpin_of(data: bytes) -> PinRequest:
-    """A pin that is released.
-
-    Raises:
-        RequestError: the body is none.
-    """
+    """A pin that is released.  Raises: as `pin_of` does."""
     body = body_of(data, "slice", "reason")
     return PinRequest(_text(body, "slice"), _reason(body))
 
