@@ -4,12 +4,14 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
-from servanda.gateway.controller.store import Store
+from servanda.gateway.controller.store import FILE, Sample
 from servanda.promotion.ledger.open import open_ledger
 
 CHILD = "from tests.gateway.controller.killed import child; import sys; child(*sys.argv[1:])"
@@ -74,10 +76,13 @@ def survived(path, rows, kills, seed):
 
 def samples(path):
     """(slice, clause, at) of what was counted, in order; each request once."""
-    store = Store(path.parent / "state")
-    found = [(s.at, s.slice, s.clause) for s in store.samples(10**6)][::-1]
-    store.close()
-    return found
+    return [(s.at, s.slice, s.clause) for s in stored_samples(path.parent / "state")]
+
+
+def stored_samples(folder):
+    """The samples of a store, the oldest first."""
+    with closing(sqlite3.connect(folder / FILE)) as db:
+        return [Sample(*row[1:]) for row in db.execute("SELECT * FROM samples ORDER BY id")]
 
 
 def ledger(path):

@@ -9,8 +9,8 @@ from servanda.cli.main import main
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
-from servanda.gateway.controller.messages import route_of
 from servanda.gateway.controller.store import FILE
+from servanda.gateway.controller.web import requests
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
 from servanda.promotion.ledger.open import open_ledger
 from servanda.traces.request_log import OTHER_PROMPT
@@ -22,6 +22,10 @@ from tests.gateway.controller import controllers
 def entries(folder, name="ledger.db"):
     with open_ledger(str(folder / name), reading=True) as ledger:
         return [*ledger.entries()]
+
+
+def route_of(body):
+    return requests.route_of(json.dumps(body).encode())
 
 
 def told(folder):
@@ -281,7 +285,7 @@ def test_a_person_pins_and_takes_it_back_and_the_ledger_names_who(tmp_path, cloc
     leader = controllers.controller(path, clock)
     leader.pin("first=b", "stable", 3600, actor="ann", reason="a drill")
     assert leader.decide(RequestFacts("r", "s", {"first": "b"})).pool == "stable"
-    leader.unpin("first=b", actor="bob", reason="done")
+    leader.pin("first=b", None, actor="bob", reason="done")
     assert leader.decide(RequestFacts("r", "s", {"first": "b"})).pool == "infer"
     with pytest.raises(ContractError, match="no slice is named 'first=z'"):
         leader.pin("first=z", "stable", 3600, actor="ann", reason="x")
@@ -299,9 +303,8 @@ def test_a_promotions_route_is_followed(tmp_path, clock):
     leader.route(route_of(body))
     made = leader.snapshot
     assert (made.base, made.sample, made.run, made.leg) == (0.25, 1.0, "toy-1", "canary-1")
-    with pytest.raises(
-        EvidenceError, match=r"a route: share is 2, expected `float` <= 1\.0\n  hint: send the body"
-    ):
+    refusal = r"a route: share is 2, expected `float` <= 1\.0\n  hint: send the body"
+    with pytest.raises(requests.RequestError, match=refusal):
         leader.route(route_of({**body, "share": 2}))
     leader.close()
     again = controllers.controller(controllers.contract(tmp_path), clock)
@@ -339,7 +342,7 @@ def test_a_route_that_comes_late_is_passed_over_also_after_a_restart(tmp_path, c
     assert again.route(route_of({**body, "run": "toy-2", "share": 0.5, "turn": 1}))
     assert not again.route(route_of({**body, "turn": 5}))
     assert again.snapshot.base == 0.5
-    with pytest.raises(EvidenceError, match='turn is "six", expected'):
+    with pytest.raises(requests.RequestError, match='turn is "six", expected'):
         again.route(route_of({**body, "turn": "six"}))
     again.close()
 
@@ -371,7 +374,7 @@ def test_a_gateway_that_claims_the_last_version_there_is_keeps_no_other_from_fol
     leader.follow(controllers.message([], gateway="rogue", version=version))
     for _ in range(3):
         leader.pin("all", "stable", 60.0, actor="ann", reason="a new snapshot")
-        leader.unpin("all", actor="ann", reason="and another")
+        leader.pin("all", None, actor="ann", reason="and another")
         mine = leader.snapshot.version
         leader.follow(controllers.message([], version=mine))  # it is heard
         assert 0 < mine < 2**53

@@ -22,7 +22,7 @@ def where(tmp_path):
     leader = controllers.controller(path, clock)
     controllers.drive(leader, clock, controllers.rows(path, 160))
     leader.pin("first=b", "stable", 60, actor="ann", reason="a look")
-    leader.unpin("first=b", actor="ann", reason="seen")
+    leader.pin("first=b", None, actor="ann", reason="seen")
     leader.pin("first=c", "stable", 60, actor="ann", reason="a look")
     leader.step()
     leader.close()

@@ -260,17 +260,14 @@ def render(result: AuditResult) -> str:
     if result.keyless:
         few = f"{result.keyless:,} of {result.rows:,} rows have no key"
         lines.append(f"{few}: they count as one user, and one user diverts nothing")
-    lines += [f"nothing was scored: {_unscored(result)}"] if not result.known else []
+    if not result.known:
+        why = "no row is evidence for this contract; is the log of another one?"
+        if not result.rows:
+            why = "the log has no rows; --log takes files of rows, or folders of .jsonl files"
+        elif scoring.missing:
+            why = "train has no number for these tokens; is the log of this contract's model?"
+        lines.append(f"nothing was scored: {why}")
     return "\n".join(lines)
-
-
-def _unscored(result: AuditResult) -> str:
-    """Why a log gave no number, and the next move."""
-    if not result.rows:
-        return "the log has no rows; --log takes files of rows, or folders of .jsonl files"
-    if result.standing.scoring.missing:
-        return "train has no number for these tokens; is the log of this contract's model?"
-    return "no row is evidence for this contract; is the log of another one?"
 
 
 def _cells(result: AuditResult, slice_: SliceStatus) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class Controller:
                 cells, self._state, open, clock=clock, timeout_s=timeout_s, room=room
             )
         except BaseException:
-            self._state.close()
+            self._state.store.close()
             raise
         self._reload, self._closed = "", Event()
         self._router = Router(self._state.snapshot)
@@ -141,26 +141,18 @@ class Controller:
         return router.decide(facts, now=self._clock())
 
     def pin(
-        self, slice_: str, to: PinTo, ttl_s: float, *, actor: str, reason: str
+        self, slice_: str, to: PinTo | None, ttl_s: float = 0.0, *, actor: str, reason: str
     ) -> tuple[Transition, ...]:
         """Pin a slice.
+
+        Args:
+            to: None takes a pin back; of a slice without one nothing is changed.
 
         Raises:
             ContractError: no such slice, or it cannot be.
             MeasurementError: it cannot be kept.
         """
-        return self._set_pin(slice_, Pin(to, actor, reason, self._clock() + ttl_s), actor, reason)
-
-    def unpin(self, slice_: str, *, actor: str, reason: str) -> tuple[Transition, ...]:
-        """Take a pin back; of a slice without one nothing is changed.
-
-        Raises: as `pin` does.
-        """
-        return self._set_pin(slice_, None, actor, reason)
-
-    def _set_pin(
-        self, slice_: str, pin: Pin | None, actor: str, reason: str
-    ) -> tuple[Transition, ...]:
+        pin = Pin(to, actor, reason, self._clock() + ttl_s) if to is not None else None
         with self._worker.commits:
             rules, routing, now = self._state.rules, self._state.routing, self._clock()
             state, transitions = state_machine.pin(
@@ -344,4 +336,4 @@ class Controller:
         self._worker.scorer.train.end()
         for thread in self._threads:
             thread.join(_LONGEST_S)
-        self._state.close()
+        self._state.store.close()

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from servanda.contract.model import WHOLE
@@ -192,14 +194,11 @@ class Gateways:
 
 
 def _report(counts: Mapping[str, Any], now: float) -> _Report:
-    decided: dict[str, float] = {}
-    for name, n in _numbers(counts, "decisions").items():
-        slice_ = name.partition("\t")[0]
-        decided[slice_] = decided.get(slice_, 0.0) + n
+    decisions = _numbers(counts, "decisions").items()
     return _Report(
         now,
         _numbers(counts, "launched"),
-        decided,
+        _sum({name.partition("\t")[0]: n} for name, n in decisions),
         _numbers(counts, "peak"),
         _numbers(counts, "slice_in_flight"),
     )
@@ -214,17 +213,14 @@ def _mapping(counts: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _most(of: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    largest: dict[str, float] = {}
-    for counts in of:
+def _merged(
+    merge: Callable[[float, float], float], reports: Iterable[Mapping[str, float]]
+) -> dict[str, float]:
+    merged: dict[str, float] = {}
+    for counts in reports:
         for name, n in counts.items():
-            largest[name] = max(largest.get(name, 0.0), n)
-    return largest
+            merged[name] = merge(merged.get(name, 0.0), n)
+    return merged
 
 
-def _sum(of: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for counts in of:
-        for name, n in counts.items():
-            total[name] = total.get(name, 0.0) + n
-    return total
+_most, _sum = partial(_merged, max), partial(_merged, operator.add)

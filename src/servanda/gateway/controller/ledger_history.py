@@ -105,17 +105,13 @@ def _effects(transition: Transition, leader: str, run: str) -> tuple[Effect, ...
     key = f"{run}:{leader[:8]}:{transition.number}"
     body = {"run": run, "status": transition.after, "from": transition.before}
     body |= {"slice": transition.slice, "why": f"{transition.slice}: {transition.reason}"}
-    body |= {"at": transition.at, "decided": _decided(transition), "leg": "gateway"}
+    names = ("cell", "value", "limit", "log_evidence", "log_price", "n", "keys")
+    values = {name: getattr(transition, name) for name in names}
+    decided = to_plain(values) if transition.cell is not None else None
+    body |= {"at": transition.at, "decided": decided, "leg": "gateway"}
     notices = [Effect("notify", f"{key}:notify", body)] if transition.acted else []
     pages = [Effect("page", f"{key}:page:{to}", {**body, "to": to}) for to in transition.pages]
     return (*notices, *pages)
-
-
-def _decided(transition: Transition) -> dict[str, Any] | None:
-    if transition.cell is None:
-        return None
-    names = ("cell", "value", "limit", "log_evidence", "log_price", "n", "keys")
-    return to_plain({name: getattr(transition, name) for name in names})
 
 
 @dataclass

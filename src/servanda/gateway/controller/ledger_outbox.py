@@ -53,7 +53,13 @@ class LedgerOutbox:
             with closing(self._open()) as ledger:
                 self._append(ledger)
                 self.problem = ""
-                self._tell(ledger)
+                if self._late:
+                    wait, now = self._wait, self._now
+                    deliveries = deliver(ledger, self._run, self._sinks, now=now, wait=wait)
+                    missed = [
+                        f"{d.sink} was not told: {d.problem}" for d in deliveries if d.problem
+                    ]
+                    self.missed, self._late = "; ".join(missed), bool(missed)
         except ServandaError as error:
             self.problem = str(error).split("\n", 1)[0]
         return not self.problem and not self._late
@@ -80,11 +86,3 @@ class LedgerOutbox:
             self._seq, self._n = entry.seq, entry.n
             if entry.body.get("leader") == self._leader:
                 self._o = max(self._o, int(entry.body["o"]))
-
-    def _tell(self, ledger: Ledger) -> None:
-        if not self._late:
-            return
-        deliveries = deliver(ledger, self._run, self._sinks, now=self._now, wait=self._wait)
-        problems = [f"{d.sink} was not told: {d.problem}" for d in deliveries if d.problem]
-        self.missed = "; ".join(problems)
-        self._late = bool(problems)

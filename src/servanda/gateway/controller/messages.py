@@ -68,16 +68,6 @@ def message_of(data: Any) -> Message:
     return converted(Message, data, "a gateway's message", "are both of this version?")
 
 
-def route_of(data: Any) -> PromotionRoute:
-    """A promotion's route effect as JSON has it.
-
-    Raises:
-        EvidenceError: it is none.
-    """
-    hint = "send the body of a promotion's route effect as it is"
-    return converted(PromotionRoute, data, "a route", hint)
-
-
 def converted(kind: type[T], data: Any, noun: str, hint: str) -> T:
     """JSON data as a struct.
 

@@ -80,7 +80,6 @@ class ControllerProcess:
         self._listener: Listener | None = None
         self._moves, self._problems, self._bug = 0, tuple[str, ...](), ""
         self._contract = (Path(settings.contract),)
-        self._seen = stamps_of(self._contract)
 
     def reload(self, *_: object) -> None:
         """Read contract, keys and certificate again, soon; from any thread, and by a signal."""
@@ -139,7 +138,7 @@ class ControllerProcess:
 
     def _watch(self, controller: Controller) -> None:
         """Print what changes, and take over a contract that was written anew."""
-        self._seen = stamps_of(self._contract)
+        self._stamps = stamps_of(self._contract)
         while not self._ended.wait(_LOOK_S):
             try:
                 self._check(controller)
@@ -153,8 +152,8 @@ class ControllerProcess:
         self._print(controller.status())
         now = stamps_of(self._contract)
         # a file that is not there is just being written anew
-        if now not in (self._seen, (None,)) or self._reload.is_set():
-            self._seen = now
+        if now not in (self._stamps, (None,)) or self._reload.is_set():
+            self._stamps = now
             self._reload.clear()
             self._take_over(controller)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from threading import Timer
@@ -27,8 +27,6 @@ from servanda.traces.trace import Batch, Trace, answered
 
 _NICE = 10  # below everything that serves
 _LOADING_S = 1800.0  # that a large model may take to load, at least
-
-Logprobs = Mapping[int, NDArray[np.float64]]  # of each row's tokens
 
 
 class DeadEngineError(MeasurementError):

@@ -23,7 +23,6 @@ from servanda.gateway.controller.statistics import (
     Statistics,
     nothing_of,
     statistics_of,
-    unscored,
 )
 from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.judgement.bitwise import objection
@@ -263,7 +262,7 @@ class Scorer:
         self, batch: Batch, infer: Trace, wanted: dict[int, Request]
     ) -> tuple[Trace, int]:
         """Train on some rows, and NaN on the others; and how many of them could not be scored."""
-        train = unscored(infer)
+        train = replace(infer, columns={"logp": np.full(len(infer.token_N), np.nan)})
         if not wanted:
             return train, 0
         given = replace(batch, continuations=infer.continuations).take([*wanted])

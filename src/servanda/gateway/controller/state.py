@@ -195,9 +195,8 @@ class ControllerState:
 
         Not to the end of all numbers: no later one could be made, and nobody would follow.
         """
-        if version >= _VERSIONS:
-            return
-        self.meta = replace(self.meta, version=max(self.meta.version, version))
+        if version < _VERSIONS:
+            self.meta = replace(self.meta, version=max(self.meta.version, version))
 
     def with_evidence(self, scored: Sequence[ScoredRow]) -> Change:
         """The change by rows, in their order."""
@@ -239,7 +238,10 @@ class ControllerState:
             rules, state, version=meta.version + 1, salt=meta.salt, now=now, samples=shares
         )
         new = self._newer(snapshot, meta, now)
-        opened = _followed(rules, meta)
+        # digest of what routing follows: a change of it is told
+        cells = [(cell.name, cell.limit, cell.diverts) for cell in rules.watched]
+        policy = rules.policy.model_dump(mode="json")
+        opened = digest_of([rules.digest, policy, cells, dict(meta.kernels)])
         records = []
         if opened != meta.opened:
             records.append(self._opened(rules, change, transitions, max(now, state.clock)))
@@ -274,15 +276,10 @@ class ControllerState:
         self.epoch += change.fresh
         if new:
             self.snapshot = snapshot
-        self._count(change, now)
+        for row in (s.row for s in change.scored if s.statistics is not None):
+            self.lag_s = max(0.0, now - row.at)  # a gateway's clock may be ahead
+            self.lags.add(self.lag_s)
         return True
-
-    def _count(self, change: Change, now: float) -> None:
-        rows = [s.row for s in change.scored if s.statistics is not None]
-        for row in rows:
-            self.lags.add(max(0.0, now - row.at))  # a gateway's clock may be ahead
-        if rows:
-            self.lag_s = max(0.0, now - rows[-1].at)
 
     def _opened(
         self, rules: Rules, change: Change, transitions: Sequence[Transition], now: float
@@ -330,16 +327,6 @@ class ControllerState:
             return True
         # rows that are launched under an old contract are no evidence any more
         return meta.since > old.version or differ(old, snapshot)
-
-    def close(self) -> None:
-        self.store.close()
-
-
-def _followed(rules: Rules, meta: StoredMeta) -> str:
-    """Digest of what routing follows: a change of it is told."""
-    cells = [(cell.name, cell.limit, cell.diverts) for cell in rules.watched]
-    policy = rules.policy.model_dump(mode="json")
-    return digest_of([rules.digest, policy, cells, dict(meta.kernels)])
 
 
 def _meta(meta: StoredMeta, state: RoutingState, shown: Sequence[Transition]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -94,7 +93,7 @@ class SelfNoise:
     """
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._scored = 0
         self._first: list[tuple[Request, Trace]] = []
         self._noise: dict[tuple[str, str], tuple[float, int]] = {}
 
@@ -130,8 +129,8 @@ class SelfNoise:
     ) -> None:
         """Choose among the rows of a batch that were scored, by their number alone."""
         for row, request in requests.items():
-            self._seen += 1
-            if self._seen % _AGAIN == 1:
+            self._scored += 1
+            if self._scored % _AGAIN == 1:
                 trace = some(infer, [row])
                 repeated = replace(request, tokens=trace.continuations[0], best=())
                 self._first.append((repeated, replace(trace, columns={"logp": scores[row]})))
@@ -161,8 +160,3 @@ def view_of(cells: WatchedCells, requests: Sequence[Request], pair: TracePair) -
         width=cells.width,
         may_meet=may_meet,
     )
-
-
-def unscored(infer: Trace) -> Trace:
-    """Train's trace of requests that it has no number for: every token is missing."""
-    return replace(infer, columns={"logp": np.full(len(infer.token_N), math.nan)})

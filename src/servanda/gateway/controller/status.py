@@ -175,7 +175,6 @@ class PoolStatus:
 
     @property
     def open(self) -> bool:
-        """Whether a gateway holds it to be broken."""
         return self.open_at > 0
 
     @property

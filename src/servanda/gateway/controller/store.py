@@ -111,12 +111,6 @@ class Store:
     def behind(self) -> int:
         return self._rows("SELECT count(*) FROM outbox")[0][0]
 
-    def samples(self, most: int = 1000) -> tuple[Sample, ...]:
-        """The latest, newest first."""
-        columns = "at, slice, clause, total, tokens, missing, chance, key"
-        query = f"SELECT {columns} FROM samples ORDER BY id DESC LIMIT ?"
-        return tuple(Sample(*row) for row in self._rows(query, most))
-
     def commit(self, commit: Commit) -> None:
         """Keep all of it, or nothing.
 

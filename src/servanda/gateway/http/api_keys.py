@@ -251,7 +251,9 @@ def _amiss(holder: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple
         return
     if "key_env" in holder:
         if key not in environ:
-            yield f"there is no variable {_variable(key)}", "export it before the start"
+            # what is no name of a variable may be a key in the wrong place
+            name = quoted(key) if re.fullmatch("[A-Z][A-Z0-9_]{0,59}", key) else "of this name"
+            yield f"there is no variable {name}", "export it before the start"
             return
         key = environ[key]
     if len(key) < SHORTEST:
@@ -261,11 +263,6 @@ def _amiss(holder: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple
         )
     elif not _KEY.fullmatch(key):
         yield "a key has printable characters of ASCII and no blanks", "a header carries no others"
-
-
-def _variable(name: str) -> str:
-    """A variable's name; one that is none may be a key in the wrong place."""
-    return quoted(name) if re.fullmatch("[A-Z][A-Z0-9_]{0,59}", name) else "of this name"
 
 
 def _key_of(holder: dict[str, Any], environ: Mapping[str, str]) -> str:

@@ -10,20 +10,14 @@ from starlette.types import Send
 
 Header = tuple[bytes, bytes]
 _TYPES: Mapping[int, str] = {
-    400: "invalid_request_error",
+    **dict.fromkeys((400, 405, 413, 422, 431, 505), "invalid_request_error"),
+    **dict.fromkeys((408, 504), "timeout_error"),
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "invalid_request_error",
-    422: "invalid_request_error",
     429: "rate_limit_error",
-    431: "invalid_request_error",
     502: "upstream_error",
     503: "overloaded_error",
-    504: "timeout_error",
-    505: "invalid_request_error",
 }
 
 
@@ -51,17 +45,15 @@ class ErrorReply(Exception):  # noqa: N818 - what a client is told, as a word
 
 
 async def send_error(send: Send, error: ErrorReply, more: tuple[Header, ...] = ()) -> None:
-    body = error.body
     headers = [(b"content-type", b"application/json"), *more]
     if error.retry_s is not None:
         headers.append((b"retry-after", str(error.retry_s).encode()))
     if error.status in (408, 413, 431):
         headers.append((b"connection", b"close"))  # the rest of the request is not read
-    await send_whole(send, error.status, headers, body)
+    await send_whole(send, error.status, headers, error.body)
 
 
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """A reply in one piece."""
     headers.append((b"content-length", str(len(body)).encode()))
     start: MutableMapping[str, Any] = {"type": "http.response.start"}
     await send({**start, "status": status, "headers": headers})

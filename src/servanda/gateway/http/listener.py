@@ -188,9 +188,8 @@ def head_error(version: str, headers: Sequence[Header]) -> ErrorReply | None:
     if hosts > 1:
         return ErrorReply(400, f"there are {hosts} Host headers: send one", "hosts")
     if not hosts and version == "1.1":
-        return ErrorReply(
-            400, "there is no Host header, and HTTP/1.1 needs one: send it", "no_host"
-        )
+        message = "there is no Host header, and HTTP/1.1 needs one: send it"
+        return ErrorReply(400, message, "no_host")
     return None
 
 

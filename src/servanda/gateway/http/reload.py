@@ -34,7 +34,7 @@ class ReloadedFiles:
         say: Callable[[str], None],
     ) -> None:
         self._files, self._read, self._say = files, read, say
-        self._taken = self._seen = stamps
+        self._read_stamps = self._latest_stamps = stamps
         self._demanded = threading.Event()
 
     def demand(self) -> None:
@@ -45,13 +45,13 @@ class ReloadedFiles:
     def read_changed(self) -> None:
         """Read them if they were written, and have not changed since the look before: half a
         file can be read without an error, too."""
-        now, before = stamps_of(self._files), self._seen
-        self._seen = now
-        written = now != self._taken and now == before and None not in now
+        now, before = stamps_of(self._files), self._latest_stamps
+        self._latest_stamps = now
+        written = now != self._read_stamps and now == before and None not in now
         if not (written or self._demanded.is_set()):
             return
         self._demanded.clear()
-        self._taken = now
+        self._read_stamps = now
         try:
             self._say(self._read())
         except ContractError as error:
@@ -104,7 +104,6 @@ class ListenerFiles:
             files.demand()
 
     def read_changed(self) -> None:
-        """Read those that were written."""
         for files in self._rereads:
             files.read_changed()
 

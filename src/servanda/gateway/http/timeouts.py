@@ -62,7 +62,7 @@ class Timeouts:
         """
         self._receive = receive
         if self._took_a_moment:
-            self._hear(receive)
+            self._listener = self._loop.create_task(self._listen(receive))
 
     def again(self) -> None:
         """A wait was ended, and the request goes on otherwise."""
@@ -81,9 +81,6 @@ class Timeouts:
         if self._listener is not None:
             self._listener.cancel()
 
-    def _hear(self, receive: Receive) -> None:
-        self._listener = self._loop.create_task(self._listen(receive))
-
     async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -99,7 +96,7 @@ class Timeouts:
         self._timer, now = None, self._loop.time()
         self._took_a_moment = True
         if self._receive is not None and self._listener is None:
-            self._hear(self._receive)
+            self._listener = self._loop.create_task(self._listen(self._receive))
         if now < self._until:
             self._arm(self._until)
         else:

@@ -127,9 +127,8 @@ class App:
         limits = self._limits
         target = len(exchange.scope["raw_path"]) + len(exchange.scope["query_string"])
         if exchange.head.size + target > limits.header_bytes:
-            raise ErrorReply(
-                431, f"the headers have {limits.header_bytes:,} bytes at most", "headers_too_large"
-            )
+            message = f"the headers have {limits.header_bytes:,} bytes at most"
+            raise ErrorReply(431, message, "headers_too_large")
         if self._keys.clients:
             given = exchange.head.authorization
             holder = self._keys.who(given.decode("latin-1") if given is not None else None)
@@ -147,9 +146,8 @@ class App:
             )
         length = exchange.head.length
         if length is not None and length.isdigit() and int(length) > limits.body_bytes:
-            raise ErrorReply(
-                413, f"a body has {limits.body_bytes:,} bytes at most: send less", "too_large"
-            )
+            message = f"a body has {limits.body_bytes:,} bytes at most: send less"
+            raise ErrorReply(413, message, "too_large")
 
     async def _send_error(self, exchange: Exchange, error: ErrorReply) -> None:
         self.gateway.counts.answered("none", f"{error.status // 100}xx")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from time import perf_counter
 
 from servanda.gateway.http import headers as named
@@ -142,13 +143,14 @@ class _Completion:
             # perhaps it is what was added: the client's request is sent as it was
             add(self._gateway.counts.reflexes, "refused sample")
             self._lost, self._logprob_request = "packed" if packed else "refused", None
-            text = await self._read(response)
+            with closing(response):
+                text = await read_body(response, self._exchange.limits.reply_bytes)
             response = await self._send(server)
             if response.status == 200:  # else it may be the client's own words that it says
                 server.best = allowed_best(text, server.best)
         if self._logprob_request is not None and response.status != 200:
             self._lost, self._logprob_request = f"status {response.status}", None
-        try:
+        with closing(response):
             self._check_status(server, pool, response)
             self._pool = pool
             if response.status not in BROKEN:
@@ -161,8 +163,6 @@ class _Completion:
                     self._lost = "overlong"
                 headers = self._with_decision(named.client_headers(response.raw_headers), pool)
                 await forward(self._exchange, response, headers, server.about)
-        finally:
-            response.close()
         if response.status not in BROKEN:
             server.breaker.succeeded(self._exchange.client)
         self._gateway.counts.answered(pool, f"{response.status // 100}xx")
@@ -231,12 +231,6 @@ class _Completion:
         if rest := capture.rest():
             await exchange.part(rest)
         await exchange.end()
-
-    async def _read(self, response: Response) -> bytes:
-        try:
-            return await read_body(response, self._exchange.limits.reply_bytes)
-        finally:
-            response.close()
 
     async def _give_up_on(self, server: Server, why: str) -> None:
         """Go on where a pool gave no reply, or only a part of one."""

@@ -43,7 +43,7 @@ class Upstream:
             a reply (of one that is not streamed: for all of it), and between two of its parts;
             total_s: for everything.
         verify: what https is verified against; None: what `servanda.engines.tls.trusted` trusts.
-        met: asks the server what it is, and gives the same with its answer, where that is not
+        probe: asks the server what it is, and gives the same with its answer, where that is not
             known yet; raises MeasurementError where it does not answer.
         keep_s: how long an unused connection is kept; shorter than the server keeps it.
     """

@@ -111,7 +111,9 @@ def sampling_of(
     n = own.get("n", 1)
     if type(n) is not int or n < 1:  # of several choices that with index 0 is a draw of the law
         raise NoEvidence("n")
-    if why := _stops(own, kind) or _tools(own, kind, pool.masks):
+    # an answer that ends where the request says has the same law, if all of its tokens come
+    stops = [name for name in ("stop", "stop_token_ids") if own.get(name) and not kind.stops]
+    if why := next(iter(stops), "") or _tools(own, kind, pool.masks):
         raise NoEvidence(why)
     if request.chat and not _texts_only(fields.get("messages")):
         raise NoEvidence(CONTENT)
@@ -122,16 +124,6 @@ def sampling_of(
     if not kind.filters and _filtered(sampling):
         raise NoEvidence(FILTERS)
     return sampling
-
-
-def _stops(fields: Mapping[str, Any], kind: ServerKind) -> str:
-    """Why an answer is none that ends where the request says.
-
-    Its tokens have the same law, and it ends at one that they tell, if all of them come.
-    """
-    if kind.stops:
-        return ""
-    return next((name for name in ("stop", "stop_token_ids") if fields.get(name)), "")
 
 
 def _tools(fields: Mapping[str, Any], kind: ServerKind, masks: bool) -> str:

@@ -107,7 +107,6 @@ class Exchange:
         return body
 
     async def whole(self, status: int, headers: list[Header], body: bytes) -> None:
-        """A reply in one piece."""
         self.begun = True
         self._came()
         self.timeouts.wait_for("client", self.limits.stall_s)

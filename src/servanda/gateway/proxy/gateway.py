@@ -206,11 +206,8 @@ class Gateway:
 
     def counter(self) -> Server | None:
         """Whom to ask for tokens: a pool that is well, stable first."""
-        for name in ("stable", "infer"):
-            server = self.servers.get(name)
-            if server is not None and server.breaker.state == "closed":
-                return server
-        return None
+        servers = [self.servers[name] for name in ("stable", "infer") if name in self.servers]
+        return next((s for s in servers if s.breaker.state == "closed"), None)
 
     def resolve(
         self, row: OpenRow, routed: RoutedRequest, capture: LogprobCapture | None, lost: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -25,18 +26,17 @@ MESSAGE_ROWS, _MESSAGE_BYTES = 512, 8 << 20
 _DROPPED: Mapping[str, Any] = {"lost": "dropped"}
 
 
+@dataclass(eq=False, slots=True)
 class OpenRow:
     """A sampled request, open until it has an answer.
 
     Args:
-        asked: what is known of it at launch; at: when that was, steady seconds.
+        fields: what is known of it at launch; at: when that was, steady seconds.
     """
 
-    __slots__ = ("asked", "at", "done")
-
-    def __init__(self, holder: dict[str, Any], at: float) -> None:
-        self.asked, self.at = holder, at
-        self.done: bytes | None = None
+    fields: dict[str, Any]
+    at: float
+    done: bytes | None = None
 
 
 class LaunchLog:
@@ -184,7 +184,7 @@ class LaunchLog:
             row = self._open.popleft()
             assert row.done is not None
             self._ready.append(row.done)
-            if self._log is not None and not self._log.write(row.done, row.asked):
+            if self._log is not None and not self._log.write(row.done, row.fields):
                 add(self._counts.reflexes, "no log")
             went = True
         if went:
@@ -193,4 +193,4 @@ class LaunchLog:
 
 def _written(row: OpenRow, answer: Mapping[str, Any], prompt: list[int] | None) -> bytes:
     known = {"prompt_token_ids": prompt} if prompt else UNKNOWN_PROMPT
-    return msgspec.json.encode({**row.asked, **known, **answer})
+    return msgspec.json.encode({**row.fields, **known, **answer})

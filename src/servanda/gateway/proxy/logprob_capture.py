@@ -255,13 +255,8 @@ class LogprobCapture:
         k = self._request.best
         if not k or len(self._tops) != len(self._ids):
             return None
-        steps = []
-        for step in self._tops:
-            pairs = _pairs(step)
-            if pairs is None or len(pairs) < k:
-                return None
-            steps.append(pairs[:k])
-        return steps
+        steps = [_pairs(step)[:k] for step in self._tops]
+        return steps if all(len(pairs) == k for pairs in steps) else None
 
 
 def _is_empty(choice: Mapping[str, Raw]) -> bool:
@@ -289,17 +284,17 @@ def _text(value: str) -> str:
     return value.encode(errors="replace").decode()
 
 
-def _pairs(step: Any) -> list[list[Any]] | None:
-    """[token id, logprob] of a step, best first; an unknown one is the last."""
+def _pairs(step: Any) -> list[list[Any]]:
+    """[token id, logprob] of a step, best first, an unknown one last; none where one has no id."""
     if not isinstance(step, dict):
-        return None
+        return []
     pairs = []
     for name, value in step.items():
         if not isinstance(name, str) or not name.startswith(_NAME):
-            return None
+            return []
         digits = name[len(_NAME) :]
         if not digits.isdecimal() or len(digits) > _DIGITS or int(digits) > _MOST_ID:
-            return None
+            return []
         pairs.append([int(digits), _logprob(value)])
     return sorted(pairs, key=lambda p: (math.inf if p[1] is None else -p[1], p[0]))
 

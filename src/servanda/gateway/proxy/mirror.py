@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 
 from servanda.gateway.proxy.exchange import is_packed
 from servanda.gateway.proxy.gateway import Gateway
@@ -96,19 +97,15 @@ class Mirror:
 
     async def _post(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
         """Status and body of a reply; None where that is packed, though nobody asked for it."""
-        about = self._server.about
-        return await asyncio.wait_for(
-            self._reply(routed, body), min(about.first_byte_s, about.total_s)
-        )
+        seconds = min(self._server.about.first_byte_s, self._server.about.total_s)
+        return await asyncio.wait_for(self._reply(routed, body), seconds)
 
     async def _reply(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
         server = self._server
         headers = {**server.own_headers(), "x-servanda-mirror": "1"}
         response = await server.send("POST", routed.path, headers, body)
-        try:
+        with closing(response):
             text = await read_body(response, self._limits.reply_bytes)
-        finally:
-            response.close()
         if response.status >= 500:
             self._gateway.record_failure(server, "5xx", routed.client)
         else:

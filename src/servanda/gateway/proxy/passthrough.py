@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 from servanda.gateway.http import headers as named
 from servanda.gateway.http.error_replies import ErrorReply
@@ -86,7 +87,7 @@ class PassthroughHandler:
         try:
             path = exchange.with_query(scope["raw_path"].decode("latin-1"))
             response = await server.send(scope["method"], path, headers, body)
-            try:
+            with closing(response):
                 if 300 <= response.status < 400 and response.status != 304:
                     message = f"{pool} answers with a redirect: correct its url"
                     raise ErrorReply(502, message, "redirect")
@@ -96,8 +97,6 @@ class PassthroughHandler:
                     server.breaker.succeeded(exchange.client)
                 returned = named.client_headers(response.raw_headers)
                 await forward(exchange, response, returned, server.about)
-            finally:
-                response.close()
             gateway.counts.answered(pool, f"{response.status // 100}xx")
         except asyncio.CancelledError:
             server.breaker.abandoned()

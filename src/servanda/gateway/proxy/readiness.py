@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from servanda.gateway.proxy.gateway import Gateway
-from servanda.gateway.routing.model import Pool
 
 
 class Readiness(msgspec.Struct):
@@ -22,11 +21,7 @@ class Readiness(msgspec.Struct):
 
 
 def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
-    """How it stands now.
-
-    Args:
-        draining: whether the gateway was told to end.
-    """
+    """How it stands now; draining: whether the gateway was told to end."""
     reasons = ["the gateway was told to end: send new requests elsewhere"] if draining else []
     snapshot, without = gateway.snapshot, gateway.config.without
     if not any(_answers(gateway, pool) for pool in gateway.servers):
@@ -52,7 +47,7 @@ def _closed(gateway: Gateway, pool: str) -> bool:
     return gateway.servers[pool].breaker.state != "open"
 
 
-def _answers(gateway: Gateway, pool: str | Pool) -> bool:
+def _answers(gateway: Gateway, pool: str) -> bool:
     """Whether requests of a pool are answered, by it or by the one that is asked in its place."""
     instead = gateway.has_fallback(pool) and _closed(gateway, "stable")
     return _closed(gateway, pool) or instead

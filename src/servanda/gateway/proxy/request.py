@@ -69,9 +69,8 @@ class CompletionRequest:
         try:
             self._fields = fields = _read(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ErrorReply(
-                400, f"the body is not an object of JSON: {error}", "no_json"
-            ) from None
+            message = f"the body is not an object of JSON: {error}"
+            raise ErrorReply(400, message, "no_json") from None
         self.stream = fields.stream is True
         for name in _ELSEWHERE:
             if getattr(fields, name) is not UNSET:
@@ -93,10 +92,8 @@ class CompletionRequest:
         """How many tokens a prompt of token ids has; None for any other."""
         if self.chat or not self.prompt.startswith(b"["):
             return None
-        inner = self.prompt[1:].lstrip()
-        if not inner[:1].isdigit():
-            return None
-        return self.prompt.count(b",") + 1
+        first = self.prompt[1:].lstrip()[:1]
+        return self.prompt.count(b",") + 1 if first.isdigit() else None
 
     def labels(self, sources: Mapping[str, str], holder: str, route: str) -> dict[str, str]:
         """The labels that a contract looks at, of those that there are.

@@ -165,7 +165,7 @@ class RequestLog:
         """Add a row; False where others were given up for it, or it finds no room.
 
         Args:
-            asked: what was known of its request at launch.
+            fields: what was known of its request at launch.
         """
         if self._over:
             return False

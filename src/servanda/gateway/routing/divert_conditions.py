@@ -31,7 +31,7 @@ def unmet_conditions(
     """What is missing before `moved` may go to stable: kind -> sentence; {} of nothing.
 
     Args:
-        one: the slice whose evidence it is; paid: that evidence, cell by cell.
+        slice_: the one whose evidence it is; paid: that evidence, cell by cell.
         moved: the slice itself, or the whole where a rule diverts all.
         exempt: whether the breaker lets it pass, since a rule diverts all.
     """

@@ -60,7 +60,7 @@ def add_request(
     """The track after one more request.
 
     Args:
-        one: of its tokens; without a prompt group, the request did not meet the cell.
+        statistic: of its tokens; without a prompt group, the request did not meet the cell.
         chance: with what probability the request was scored.
     """
     if not statistic.n:

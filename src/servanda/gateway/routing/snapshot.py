@@ -92,16 +92,14 @@ def _route(rules: Rules, slice_: SliceState, cut: Cut, base: float, sample: floa
 
 def differ(old: Snapshot, made: Snapshot) -> bool:
     """Whether a snapshot says something else than another, beside its number and its end."""
-    return _lasting(old) != _lasting(made) or any(map(_drifted, old.slices, made.slices))
+    pairs = zip(old.slices, made.slices, strict=False)  # other slices differ in what lasts
+    drifted = any(abs(new.sample - was.sample) > _DRIFT * was.sample for was, new in pairs)
+    return drifted or _lasting(old) != _lasting(made)
 
 
 def _lasting(made: Snapshot) -> Snapshot:
     slices = tuple(replace(route, sample=0.0) for route in made.slices)
     return replace(made, version=0, valid_until=0.0, slices=slices)
-
-
-def _drifted(old: SliceRoute, made: SliceRoute) -> bool:
-    return abs(made.sample - old.sample) > _DRIFT * old.sample
 
 
 def served(slice_: SliceState) -> float:

@@ -160,10 +160,8 @@ def rebase(rules: Rules, state: RoutingState, *, now: float, keep: bool) -> Rout
         slice_ = state.slices.get(name, SliceState(name, since=now))
         clauses = {cell.clause for cell in rules.on(name)}
         if keep:
-            slices[name] = replace(
-                slice_,
-                tracks={c: track for c, track in slice_.tracks.items() if c in clauses},
-            )
+            tracks = {c: track for c, track in slice_.tracks.items() if c in clauses}
+            slices[name] = replace(slice_, tracks=tracks)
         else:
             slices[name] = without_evidence(slice_)
     return replace(state, slices=slices, clock=now)

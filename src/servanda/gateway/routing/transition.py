@@ -95,11 +95,11 @@ class _Evaluation:
         elif evidence and evidence[0].paid:
             self._paid(slice_, evidence)
         else:
-            slice_ = self._seen(replace(slice_, held=""))
+            slice_ = self._check_visibility(replace(slice_, held=""))
             step = self._ramp if slice_.status == "recovering" else self._serve
             step(slice_, evidence)
 
-    def _seen(self, slice_: SliceState) -> SliceState:
+    def _check_visibility(self, slice_: SliceState) -> SliceState:
         """Where answers have no value a fault may hide for ever, and somebody is told once; so it
         is where they are for another prompt."""
         lost = max((track.hidden for track in slice_.tracks.values()), default=0.0)

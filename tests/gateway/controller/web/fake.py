@@ -204,12 +204,14 @@ class Controller:
         self.asked.append(("follow", message))
         return {"taken": message["first"] + len(message["rows"]), "version": 17, "snapshot": None}
 
-    def pin(self, slice_, to, ttl_s, *, actor, reason):
+    def pin(self, slice_, to, ttl_s=0.0, *, actor, reason):
+        if to is None:
+            return self._unpin(slice_, actor, reason)
         self.asked.append(("pin", slice_, to, ttl_s, actor, reason))
         self._change(slice_, pin=Pin(to, actor, reason, NOW + ttl_s))
         return (transition(3, "active", f"active, pinned to {to}", actor=actor, reason=reason),)
 
-    def unpin(self, slice_, *, actor, reason):
+    def _unpin(self, slice_, actor, reason):
         self.asked.append(("unpin", slice_, actor, reason))
         if next(s for s in self.now.slices if s.name == slice_).pin is None:
             raise EvidenceError(

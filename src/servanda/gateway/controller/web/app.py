@@ -136,16 +136,13 @@ class ControllerRoutes:
 
     def _set_pin(self, parse: Callable[[bytes], PinRequest]) -> Handler:
         async def handler(request: Request) -> Response:
-            pin = parse(await self._body(request))
+            asked = parse(await self._body(request))
             who = holder_of(request).name
 
             def transitions() -> tuple[Transition, ...]:
-                self._refuse_unwatched(pin.slice)
-                if pin.to is None:
-                    return self._controller.unpin(pin.slice, actor=who, reason=pin.reason)
-                return self._controller.pin(
-                    pin.slice, pin.to, pin.ttl_s, actor=who, reason=pin.reason
-                )
+                self._refuse_unwatched(asked.slice)
+                pin = self._controller.pin
+                return pin(asked.slice, asked.to, asked.ttl_s, actor=who, reason=asked.reason)
 
             return await self._json(lambda: {"transitions": [*map(to_plain, transitions())]})
 
@@ -227,6 +224,5 @@ async def _alive(_: Request) -> Response:
 async def _not_found(_: Request, error: HTTPException) -> Response:
     hint = "" if error.status_code != 404 else "/ is the page; the others are in the reference"
     headers = dict(error.headers) if error.headers else None
-    return error_reply(
-        error.status_code, ServandaError(str(error.detail).lower(), hint=hint), headers
-    )
+    problem = ServandaError(str(error.detail).lower(), hint=hint)
+    return error_reply(error.status_code, problem, headers)

@@ -73,9 +73,8 @@ class ControllerClient:
     def __init__(self, url: str, key: str, transport: httpx2.BaseTransport | None = None) -> None:
         parts = server_url(url)
         if parts is None or "@" in parts.netloc:
-            raise ContractError(
-                "--gateway takes a URL of http or https, without a key", hint=_WHERE
-            )
+            message = "--gateway takes a URL of http or https, without a key"
+            raise ContractError(message, hint=_WHERE)
         self.url = base_of(url)  # as --infer-url, --stable-url and --leader take it
         self._headers = {"authorization": f"Bearer {key}", "accept": "application/json"}
         self._transport = transport

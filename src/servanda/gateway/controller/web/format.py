@@ -33,11 +33,8 @@ def evidence(log_e: float) -> str:
     value = math.exp(log_e)
     for word, unit in (("billion", 1e9), ("million", 1e6)):
         if value >= 0.9999995 * unit:
-            return (
-                f"{value / unit:,.0f} {word}"
-                if value >= 100 * unit
-                else f"{value / unit:.3g} {word}"
-            )
+            parts = value / unit
+            return f"{parts:,.0f} {word}" if parts >= 100 else f"{parts:.3g} {word}"
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 

@@ -95,16 +95,12 @@ def seconds_of(histogram: Any) -> Counter[float | str]:
     total: Counter[float | str] = Counter()
     if isinstance(histogram, Mapping):
         for bound, n in numbers(histogram.get("buckets")):
-            total[_bound(bound)] += n
+            try:
+                total[float(bound)] += n
+            except ValueError:
+                total[math.inf] += n
         total.update(dict(numbers({"sum": histogram.get("sum")})))
     return total
-
-
-def _bound(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.inf
 
 
 def _family(

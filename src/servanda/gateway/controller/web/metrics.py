@@ -83,20 +83,9 @@ _COUNTED = (
 )
 
 
-class Metrics:
-    """The registry of one controller."""
+class Metrics(Collector):
+    """The series of one controller, in a registry of their own."""
 
-    def __init__(self, status: Callable[[], ControllerStatus]) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Figures(status))
-
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The text for a scraper that accepts these types, and its own type."""
-        encode, kind = choose_encoder(accept)
-        return encode(self._registry), kind
-
-
-class _Figures(Collector):
     def __init__(self, status: Callable[[], ControllerStatus]) -> None:
         self._status = status
         self._one_at_a_time = Lock()
@@ -105,6 +94,13 @@ class _Figures(Collector):
         self._first_byte = {pool: CumulativeCounts(_first_byte_of(pool)) for pool in ANSWERING}
         self._steps: Counter[tuple[str, str]] = Counter()
         self._last_step = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """The text for a scraper that accepts these types, and its own type."""
+        encode, kind = choose_encoder(accept)
+        return encode(self._registry), kind
 
     def describe(self) -> Iterable[Metric]:
         return ()  # registering asks nobody how things stand
@@ -230,12 +226,14 @@ def _samples(status: ControllerStatus) -> Iterator[Metric]:
     yield histogram("rescore_lag_seconds", says, name, [((), seconds_of(scoring.lags))])
 
 
+def _verdict(cell: CellStatus) -> int:
+    if cell.nearness >= 1:
+        return 3
+    return 0 if within_limit(cell) and not cell.refutes else 1
+
+
 _OF_CELLS: tuple[tuple[str, str, Callable[[CellStatus], float | None]], ...] = (
-    (
-        "verdict",
-        "0 the limit is kept, 1 not decided, 3 it is broken.",
-        lambda cell: _verdict(cell),
-    ),
+    ("verdict", "0 the limit is kept, 1 not decided, 3 it is broken.", _verdict),
     ("estimate", "Of the metric, in its own unit.", lambda cell: cell.value),
     (
         "bound_lower",
@@ -251,12 +249,6 @@ _OF_CELLS: tuple[tuple[str, str, Callable[[CellStatus], float | None]], ...] = (
     ("log_evidence", "Nats, against the limit.", lambda cell: cell.log_evidence),
     ("log_price", "Nats at which a slice leaves infer.", lambda cell: cell.log_price),
 )
-
-
-def _verdict(cell: CellStatus) -> int:
-    if cell.nearness >= 1:
-        return 3
-    return 0 if within_limit(cell) and not cell.refutes else 1
 
 
 def _cells(status: ControllerStatus) -> Iterator[Metric]:

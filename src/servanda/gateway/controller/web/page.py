@@ -11,11 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from servanda.gateway.controller.status import (
-    ControllerStatus,
-    GatewayStatus,
-    SliceStatus,
-)
+from servanda.gateway.controller.status import ControllerStatus, GatewayStatus, SliceStatus
 from servanda.gateway.controller.web import format, phrases
 from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, spark
 from servanda.gateway.http.api_keys import Holder
@@ -26,7 +22,7 @@ from servanda.report.html import environment
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
 _MOVES = 12  # of the latest decisions
 _REASONS = 5  # why requests are no evidence, that are shown
-_TYPES = {"css": "text/css", "js": "text/javascript"}
+_PACKAGE = "servanda.gateway.controller.web"
 
 
 @dataclass(frozen=True)
@@ -41,15 +37,10 @@ class Asset:
         return hashlib.sha256(self.data).hexdigest()[:12]
 
 
-def _assets() -> Mapping[str, Asset]:
-    folder = resources.files("servanda.gateway.controller.web") / "assets"
-    names = ("page.css", "page.js")
-    return {
-        name: Asset((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]]) for name in names
-    }
-
-
-ASSETS: Mapping[str, Asset] = _assets()
+ASSETS: Mapping[str, Asset] = {
+    name: Asset((resources.files(_PACKAGE) / "assets" / name).read_bytes(), media_type)
+    for name, media_type in (("page.css", "text/css"), ("page.js", "text/javascript"))
+}
 
 
 def page(status: ControllerStatus, holder: Holder) -> str:
@@ -68,7 +59,7 @@ def fragment(status: ControllerStatus, holder: Holder) -> str:
 
 @lru_cache(maxsize=2)
 def _template(name: str) -> Any:
-    return environment("servanda.gateway.controller.web").get_template(name)
+    return environment(_PACKAGE).get_template(name)
 
 
 def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
@@ -164,7 +155,9 @@ def _move(t: Transition, now: float) -> dict[str, str]:
 
 
 def _pools(status: ControllerStatus) -> list[dict[str, Any]]:
-    totals = _totals(status)
+    totals: Counter[str] = Counter()  # requests by the pool whose reply they got
+    for key, n in phrases.counted(status, "answers").items():
+        totals[key.rpartition("\t")[2]] += n
     bars = {part.pool: part for part in served_parts(totals)}
     pools = []
     for name, pool in status.pools.items():
@@ -178,21 +171,13 @@ def _pools(status: ControllerStatus) -> list[dict[str, Any]]:
         pools.append(
             {
                 "name": name,
-                "requests": f"{totals.get(name, 0):,}",
+                "requests": f"{totals[name]:,}",
                 "bar": bars.get(name),
                 "flight": flight,
                 "open": pool.open,
             }
         )
     return pools
-
-
-def _totals(status: ControllerStatus) -> dict[str, int]:
-    """Requests by the pool whose reply they got, of all gateways."""
-    totals: Counter[str] = Counter()
-    for key, n in phrases.counted(status, "answers").items():
-        totals[key.rpartition("\t")[2]] += n
-    return totals
 
 
 def _scoring(status: ControllerStatus) -> dict[str, Any]:

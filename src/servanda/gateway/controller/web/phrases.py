@@ -205,11 +205,7 @@ def failovers(status: ControllerStatus) -> str:
 def state(slice_: SliceStatus) -> tuple[str, str, str]:
     """Glyph, words and tone of where a slice stands."""
     if slice_.pin is not None and slice_.pin.to in ("stable", "infer"):
-        return (
-            "●",
-            f"pinned to {slice_.pin.to}",
-            "bad" if slice_.pin.to == "stable" else "open",
-        )
+        return "●", f"pinned to {slice_.pin.to}", "bad" if slice_.pin.to == "stable" else "open"
     if not slice_.cells:
         return "–", "not watched", "plain"
     if slice_.status == "active" and not slice_.scored:
@@ -217,11 +213,7 @@ def state(slice_: SliceStatus) -> tuple[str, str, str]:
     if breaks_limit(slice_):
         return "✗", "breaks its limit", "bad"
     would = "" if slice_.acts or slice_.status in ("active", "suspect") else "would be "
-    return (
-        GLYPH[slice_.status],
-        f"{would}{slice_.status}",
-        TONE.get(slice_.status, "bad"),
-    )
+    return GLYPH[slice_.status], f"{would}{slice_.status}", TONE.get(slice_.status, "bad")
 
 
 def why(slice_: SliceStatus, now: float) -> list[str]:
@@ -230,10 +222,8 @@ def why(slice_: SliceStatus, now: float) -> list[str]:
     if slice_.pin is not None:
         until = duration(max(0.0, slice_.pin.expires - now))
         who, reason = line(slice_.pin.actor, _LONGEST), line(slice_.pin.reason, 200)
-        verb = (
-            f"{slice_.pin.to} by {who}" if slice_.pin.to in ("enforce", "observe") else f"by {who}"
-        )
-        sentences.append(f"{verb}, for {until} more: {reason}")
+        mode = f"{slice_.pin.to} " if slice_.pin.to in ("enforce", "observe") else ""
+        sentences.append(f"{mode}by {who}, for {until} more: {reason}")
     if slice_.held:
         sentences.append(line(slice_.held, 200))
     if slice_.relapses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast, get_args
 
@@ -103,24 +103,16 @@ def pin_of(data: bytes) -> PinRequest:
     if to not in _PINS:
         raise RequestError(400, f"to is {json_text(to)}", f"known: {', '.join(_PINS)}")
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0:
-        raise RequestError(
-            400, f"ttl_s is {json_text(ttl_s)}, not a number of seconds", "such as 86400"
-        )
+        message = f"ttl_s is {json_text(ttl_s)}, not a number of seconds"
+        raise RequestError(400, message, "such as 86400")
     if ttl_s > LONGEST_PIN_S:
-        raise RequestError(
-            400,
-            "a pin holds for 30 days at most",
-            "pin again when it ends, or change the contract",
-        )
+        hint = "pin again when it ends, or change the contract"
+        raise RequestError(400, "a pin holds for 30 days at most", hint)
     return PinRequest(_text(body, "slice"), _reason(body), cast(PinTo, to), float(ttl_s))
 
 
 def unpin_of(data: bytes) -> PinRequest:
-    """A pin that is released.
-
-    Raises:
-        RequestError: the body is none.
-    """
+    """A pin that is released.  Raises: as `pin_of` does."""
     body = body_of(data, "slice", "reason")
     return PinRequest(_text(body, "slice"), _reason(body))
 
@@ -134,7 +126,8 @@ def route_of(data: bytes) -> PromotionRoute | None:
     body = body_of(data, *PromotionRoute.__struct_fields__, *_EFFECT)
     if body.get("kind", "route") != "route":
         return None
-    return _converted(lambda: messages.route_of(body))
+    hint = "send the body of a promotion's route effect as it is"
+    return _converted(PromotionRoute, body, "a route", hint)
 
 
 def request_facts_of(data: bytes) -> RequestFacts:
@@ -144,15 +137,15 @@ def request_facts_of(data: bytes) -> RequestFacts:
         RequestError: the body is none.
     """
     body = body_of(data, *_Facts.__struct_fields__)
-    facts = _converted(lambda: messages.converted(_Facts, body, "a request", _FACTS))
+    facts = _converted(_Facts, body, "a request", _FACTS)
     sticky = facts.request if facts.sticky is None else facts.sticky
     labels, tokens = facts.labels or {}, facts.prompt_tokens
     return RequestFacts(facts.request, sticky, labels, tokens, facts.session)
 
 
-def _converted(convert: Callable[[], T]) -> T:
+def _converted(kind: type[T], body: dict[str, Any], noun: str, hint: str) -> T:
     try:
-        return convert()
+        return messages.converted(kind, body, noun, hint)
     except EvidenceError as error:
         raise RequestError(400, error.problems[0].message, error.problems[0].hint) from None
 
@@ -160,9 +153,8 @@ def _converted(convert: Callable[[], T]) -> T:
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str) or not value or len(value) > _NAME:
-        raise RequestError(
-            400, f"{key} is {json_text(value)}, not a text", f"1 to {_NAME} characters"
-        )
+        message = f"{key} is {json_text(value)}, not a text"
+        raise RequestError(400, message, f"1 to {_NAME} characters")
     return value
 
 
