@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.judgement.field_thresholds import gates, quantile_shown
+from servanda.judgement.field_thresholds import gates, quantile_text
 from servanda.judgement.token_profile import (
     EDGES,
     FINE,
@@ -116,7 +116,7 @@ def test_a_portrait_that_was_stored_without_fine_counts_gives_wider_ends():
     portrait = replace(portrait_of([[(-1.127, -1.0, True)]]), fine={})
     low, high = portrait.quantile(0.99)
     assert low <= 0.127 <= high and low in RATIO_EDGES and high in RATIO_EDGES
-    assert quantile_shown((low, high))[1].startswith("≤")
+    assert quantile_text((low, high))[1].startswith("≤")
     assert Portrait().quantile(0.99) is None
 
 

@@ -68,14 +68,14 @@ def _p99(portrait: Portrait) -> Gate:
     name, ends = f"p99 |Δ logp| ≤ {_P99:g}", portrait.quantile(0.99)
     if ends is None:
         return Gate(name, None, "not measured", None)
-    value, shown = quantile_shown(ends)
+    value, shown = quantile_text(ends)
     return Gate(name, value, shown, value <= _P99)
 
 
-def quantile_shown(ends: tuple[float, float]) -> tuple[float, str]:
+def quantile_text(ends: tuple[float, float]) -> tuple[float, str]:
     """A quantile known to lie between two ends: its middle, and how it is printed.
 
-    >>> quantile_shown((0.1, 0.102)), quantile_shown((0.0, 1e-6)), quantile_shown((10.0, math.inf))
+    >>> quantile_text((0.1, 0.102)), quantile_text((0.0, 1e-6)), quantile_text((10.0, math.inf))
     ((0.10..., '0.101 ±1 %'), (1e-06, '≤ 1e-06'), (inf, '> 10'))
     """
     low, high = ends

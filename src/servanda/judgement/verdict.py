@@ -13,7 +13,7 @@ from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
 from servanda.judgement.breakdown import Breakdown
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Outcome, Sampled, worst
+from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, Sampled, worst
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
@@ -218,7 +218,7 @@ def judge(
         parts = closed.get(cell.workload) or tuple(
             filter(None, [evidence.once.get(cell.kind.source)])
         )
-        look = Look(
+        look = Interim(
             plan.alpha,
             plan.price_cells,
             first.get(cell.workload, 0),
@@ -313,7 +313,6 @@ def _beside(
 
 
 def _portraits(evidence: Evidence) -> dict[str, Portrait]:
-    """Of all workloads together, by what they show."""
     portraits: dict[str, Portrait] = {}
     for (_, name), portrait in evidence.portraits.items():
         portraits = added(portraits, {name: portrait})

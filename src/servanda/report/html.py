@@ -55,8 +55,6 @@ _GLOSSARY = (
 
 
 class GateRow(NamedTuple):
-    """One row of the table of other gates."""
-
     name: str
     shown: str
     says: str
@@ -71,7 +69,6 @@ def render(verdict: Verdict) -> str:
 
 
 def environment(package: str) -> Any:
-    """The environment of the templates of a package."""
     import jinja2
 
     return jinja2.Environment(

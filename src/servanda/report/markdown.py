@@ -23,7 +23,6 @@ _ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, math
 
 @FORMATS.register("markdown")
 def render(verdict: Verdict) -> str:
-    """GitHub-flavoured Markdown."""
     cells = [c for c in cell_text.worst_first(verdict.cells) if c.outcome != "not applicable"]
     text = f"**{plain(str(headline(verdict)))}**"
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import ValidationError
 
 from servanda.authoring.mutation import missing_case
@@ -104,8 +103,6 @@ def _confidence(contract: Contract) -> Iterator[Iterator[Mutant]]:
 
 @dataclass(frozen=True)
 class _ClauseMutants:
-    """The mutants of one enforced clause."""
-
     contract: Contract
     section: Section
     place: Place
@@ -152,7 +149,9 @@ class _ClauseMutants:
         comparable = clause.percentile is None and not relative
         low, high = sorted((was, now))
         # a value that is the limit itself keeps it
-        between = (low, _before(high)) if which == "at_least" else (_after(low), high)
+        between = (math.nextafter(low, math.inf), high)
+        if which == "at_least":
+            between = (low, math.nextafter(high, -math.inf))
         return self._mutant(
             f"{clause.id}.{which} {now:g}",
             "limit",
@@ -173,7 +172,7 @@ class _ClauseMutants:
             {"aggregate": aggregate},
             f"{clause.aggregate} becomes {aggregate}",
             missing_case.percentile(self.contract, self.section, clause, low, high),
-            (_after(low), high) if self.section == "statistical" else None,
+            (math.nextafter(low, math.inf), high) if self.section == "statistical" else None,
         )
 
     def _severity(self) -> Mutant:
@@ -203,14 +202,6 @@ class _ClauseMutants:
             unasked=missing_case.clause(self.clause),
             clause=id_,
         )
-
-
-def _before(x: float) -> float:
-    return float(np.nextafter(x, -np.inf))
-
-
-def _after(x: float) -> float:
-    return float(np.nextafter(x, np.inf))
 
 
 def _without_slice(contract: Contract, i: int) -> Mutant:

@@ -19,8 +19,8 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     View,
 )
 from servanda.judgement.clauses.guards import errors_of, lost, refuted
@@ -108,13 +108,11 @@ def _grown(parts: Sequence[Refutation]) -> Array:
 
 
 class _Fidelity(Kind):
-    """Judges `Drawn`; can only reject."""
-
     rejection: ClassVar[str]
     unseen: ClassVar[str]
 
     def _judged(
-        self, cell: Cell, rounds: Sequence[Drawn], look: Look, rejection: str, unseen: str
+        self, cell: Cell, rounds: Sequence[Drawn], look: Interim, rejection: str, unseen: str
     ) -> CellVerdict:
         log_e, families = log_evidence(rounds)
         whole = sum(rounds, Drawn())
@@ -171,7 +169,7 @@ class SamplerFidelity(_Fidelity):
         return drawn
 
     def judge(
-        self, cell: Cell, rounds: list[Mapping[str, Drawn]], floor: object, look: Look
+        self, cell: Cell, rounds: list[Mapping[str, Drawn]], floor: object, look: Interim
     ) -> CellVerdict:
         texts = {"infer": self.rejection, "train": REJECTION_OF_TRAIN}
         sides, shared = self._shared(rounds, look)
@@ -187,7 +185,7 @@ class SamplerFidelity(_Fidelity):
         )
 
     def unexamined(
-        self, cell: Cell, rounds: list[Mapping[str, Drawn]], look: Look
+        self, cell: Cell, rounds: list[Mapping[str, Drawn]], look: Interim
     ) -> tuple[str, ...]:
         """What this guard was too weak to see, one sentence each."""
         sides, shared = self._shared(rounds, look)
@@ -203,13 +201,13 @@ class SamplerFidelity(_Fidelity):
         )
 
     @staticmethod
-    def _shared(rounds: list[Mapping[str, Drawn]], look: Look) -> tuple[list[str], Look]:
+    def _shared(rounds: list[Mapping[str, Drawn]], look: Interim) -> tuple[list[str], Interim]:
         """Whose tokens are looked at, and at what price: either side may be called unfaithful."""
         sides = ["infer", *(["train"] if any("train" in r for r in rounds) else [])]
         return sides, replace(look, cells=max(look.cells, 1) * len(sides))
 
 
-def _unexamined(cell: Cell, whole: Drawn, look: Look, of: str = "") -> tuple[str, ...]:
+def _unexamined(cell: Cell, whole: Drawn, look: Interim, of: str = "") -> tuple[str, ...]:
     name = cell.clause.id if not cell.cut.terms else f"{cell.clause.id} on {cell.cut.name}"
     if not whole.cells.n:
         return (NOTHING.format(name=name + of),)
@@ -318,9 +316,9 @@ class ServedFidelity(_Fidelity):
             positions_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank, missing=missing),
         )
 
-    def judge(self, cell: Cell, rounds: list[Drawn], floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Drawn], floor: object, look: Interim) -> CellVerdict:
         return self._judged(cell, rounds, look, self.rejection, self.unseen)
 
-    def unexamined(self, cell: Cell, rounds: list[Drawn], look: Look) -> tuple[str, ...]:
+    def unexamined(self, cell: Cell, rounds: list[Drawn], look: Interim) -> tuple[str, ...]:
         """As `SamplerFidelity.unexamined`."""
         return _unexamined(cell, sum(rounds, Drawn()), look)

@@ -28,7 +28,7 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
-    Look,
+    Interim,
     Sampled,
     View,
     blank,
@@ -153,7 +153,7 @@ class RewardGap(BySequence, Sampled):
         return None if None in units else max(u for u in units if u is not None)
 
     def judge(
-        self, cell: Cell, rounds: list[Paired], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Paired], floor: float | None, look: Interim
     ) -> CellVerdict:
         met = [r for r in rounds if r.process.n]
         tally = Tally.of([r.process for r in met])

@@ -16,8 +16,8 @@ from servanda.judgement.clauses.base import (
     GUARDS,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     View,
     blank,
     limit_of,
@@ -49,7 +49,7 @@ class SelfNoise(Kind):
         return grown
 
     def judge(
-        self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Look
+        self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Interim
     ) -> CellVerdict:
         verdict = blank(
             cell,

@@ -14,8 +14,8 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     Sampled,
     View,
     blank,
@@ -51,7 +51,6 @@ class Units:
     missing_G: Array
 
     def process(self, cell: Cell) -> Process:
-        """The statistics of a cell."""
         if cell.claim == "realised":
             return LogMoment.of(self.x_U, int(self.missing_G.sum()))
         groups = len(self.missing_G)
@@ -85,7 +84,6 @@ def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
 
 
 def total(cell: Cell, rounds: Sequence[Process]) -> Process:
-    """The statistics of closed rounds."""
     if cell.claim == "realised":
         return sum(rounds, LogMoment())  # type: ignore[arg-type]
     return GroupRatio.join(cell.capacity, rounds)  # type: ignore[arg-type]
@@ -221,7 +219,7 @@ class Certificate(Sampled):
         return self.feed.value(mean) if _is_number(mean) else None
 
     def judge(
-        self, cell: Cell, rounds: list[Grown], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Grown], floor: float | None, look: Interim
     ) -> CellVerdict:
         feed, met = self.feed, [r for r in rounds if r.process.n]
         red_line = feed.red_line(floor)
@@ -262,7 +260,7 @@ class Certificate(Sampled):
         )
 
     def described(
-        self, cell: Cell, processes: Sequence[Process], floor: float | None, look: Look
+        self, cell: Cell, processes: Sequence[Process], floor: float | None, look: Interim
     ) -> CellVerdict:
         """A verdict with everything but the answer."""
         feed, tally = self.feed, Tally.of(processes)

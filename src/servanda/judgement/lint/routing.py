@@ -11,19 +11,15 @@ from servanda.contract.model import Contract
 
 def routing(contract: Contract) -> Iterator[Finding]:
     """A routing that contradicts itself, or that could never do what it says."""
-    yield from _without_route(contract)
-    yield from _order(contract)
-    if contract.routing.mode == "enforce":
-        yield from _enforced(contract)
-
-
-def _without_route(contract: Contract) -> Iterator[Finding]:
     rule = contract.routing
     declared = "without_snapshot" in rule.model_fields_set
     if declared and rule.without_snapshot == "stable" and contract.stable is None:
         message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
         hint = "declare stable:, or write without_snapshot: infer"
         yield Finding(("routing", "without_snapshot"), message, hint)
+    yield from _order(contract)
+    if contract.routing.mode == "enforce":
+        yield from _enforced(contract)
 
 
 def _order(contract: Contract) -> Iterator[Finding]:

@@ -280,9 +280,9 @@ def _shown(label: str) -> str:
 
 
 def _bucket_cuts(name: str, field: str, edges: Sequence[float]) -> list[Cut]:
-    shown = [repr(int(e) if float(e).is_integer() else float(e)) for e in edges]
-    cuts = [Cut(f"{name}<{shown[0]}", (Term(field, "lt", edges[0]),))]
+    labels = [repr(int(e) if float(e).is_integer() else float(e)) for e in edges]
+    cuts = [Cut(f"{name}<{labels[0]}", (Term(field, "lt", edges[0]),))]
     for i, (low, high) in enumerate(itertools.pairwise(edges)):
         terms = (Term(field, "gte", low), Term(field, "lt", high))
-        cuts.append(Cut(f"{name}={shown[i]}..{shown[i + 1]}", terms))
-    return [*cuts, Cut(f"{name}>={shown[-1]}", (Term(field, "gte", edges[-1]),))]
+        cuts.append(Cut(f"{name}={labels[i]}..{labels[i + 1]}", terms))
+    return [*cuts, Cut(f"{name}>={labels[-1]}", (Term(field, "gte", edges[-1]),))]

@@ -70,9 +70,11 @@ def text(history: History, *, now: float) -> str:
     head, *row_texts = table([_HEAD, *map(_cells, rows(history))], widest=_WIDEST)
     lines = [f"{history.run}  {line(history.opened['kernels']['infer'])}"]
     lines += [f"  {head}"]
+    at_leg = "✗" if history.state.ended else "▶"
+    if history.state.status == "completed":
+        at_leg = "✓"
     for i, (row, cells) in enumerate(zip(rows(history), row_texts, strict=True)):
-        here = i == history.state.leg
-        glyph = _GLYPH.get(row.state) or (_here(history) if here else " ")
+        glyph = _GLYPH.get(row.state) or (at_leg if i == history.state.leg else " ")
         lines += [f"{glyph} {cells}"]
     status = history.state.status.replace("_", " ").upper()
     status += "" if history.state.status == "completed" else f" on {history.leg.name}"
@@ -89,7 +91,6 @@ def text(history: History, *, now: float) -> str:
 
 
 def data(history: History, *, now: float) -> dict[str, Any]:
-    """A run as plain data for JSON."""
     state = history.state
     return {
         "run": history.run,
@@ -157,13 +158,6 @@ def _interval(cell: CellResult) -> str:
 def _limit(cell: CellResult) -> str:
     limit = number(cell.limit)
     return f"at least {limit}" if limit and cell.at_least else limit
-
-
-def _here(history: History) -> str:
-    status = history.state.status
-    if status == "completed":
-        return "✓"
-    return "✗" if history.state.ended else "▶"
 
 
 def _served(history: History) -> str:
