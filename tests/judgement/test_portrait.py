@@ -123,7 +123,7 @@ def test_a_portrait_that_was_stored_without_fine_counts_gives_wider_ends():
 def test_absent_numbers_are_not_zero():
     assert Sums().mean("tv") is None
     assert all(gate.passes is None for gate in gates({}))
-    assert {gate.shown for gate in gates({})} == {"not measured"}
+    assert {gate.text for gate in gates({})} == {"not measured"}
 
 
 def test_the_gates_of_the_field():
@@ -137,4 +137,4 @@ def test_the_gates_of_the_field():
     assert not found["p99 |Δ logp|"].passes
     assert not found["top-1 agreement ≥ 98 %"].passes
     assert not found["perplexity of the drawn tokens, ±1 %"].passes
-    assert "→" in found["perplexity of the drawn tokens, ±1 %"].shown
+    assert "→" in found["perplexity of the drawn tokens, ±1 %"].text

@@ -165,5 +165,5 @@ def _in_the_field(result: Drill) -> str:
     tokens = f"on these {result.tokens:,} tokens"
     if not fired:
         return f"none of {len(result.gates)} fires {tokens}."
-    named = "; ".join(f"{gate.name}: {gate.shown}" for gate in fired)
+    named = "; ".join(f"{gate.name}: {gate.text}" for gate in fired)
     return f"{len(fired)} of {len(result.gates)} fire {tokens}: {named}."

@@ -87,15 +87,17 @@ def serve(
     Raises:
         ServandaError: it cannot serve, or its leader refuses what it was told.
     """
+    from servanda.gateway.controller.watched_cells import select_cells
     from servanda.gateway.http.listener import Listener, bind
     from servanda.gateway.http.reload import ListenerFiles
     from servanda.gateway.proxy.app import App
     from servanda.gateway.proxy.gateway import Gateway
 
     files = ListenerFiles(settings.keys, settings.tls, _print)
-    if leader is None:
-        _check(contract, settings)
-    with bind(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
+    if leader is None:  # what every leader would refuse is refused before anybody is served
+        select_cells(contract)
+        bind(settings.host, settings.port, "--admin").close()
+    with bind(*at, "--host or --port") as listening_socket, contextlib.ExitStack() as ending:
         urls = dict(settings.urls)
         config = replace(config_of(contract, urls, waits, _print), keys=files.keys, **fields)
         supervisor = None
@@ -126,12 +128,12 @@ def serve(
 
         listener = Listener(
             own,
-            taken,
+            listening_socket,
             certificate=files.certificate,
             grace_s=int(config.limits.drain_s),
             ready=lambda: _print_users(
                 config,
-                f"{files.scheme}://{address(at[0], taken.getsockname()[1])}",
+                f"{files.scheme}://{address(at[0], listening_socket.getsockname()[1])}",
                 at[0],
                 urls,
                 leader is None,
@@ -146,20 +148,6 @@ def serve(
         if supervisor is not None:
             supervisor.check()
         _print("no more requests are taken")
-
-
-def _check(contract: Contract, settings: Settings) -> None:
-    """Refuse what every leader would, before anybody is served.
-
-    Raises:
-        ContractError: the contract cannot be followed.
-        MeasurementError: the leader's address is taken.
-    """
-    from servanda.gateway.controller.watched_cells import select_cells
-    from servanda.gateway.http.listener import bind
-
-    select_cells(contract)
-    bind(settings.host, settings.port, "--admin").close()
 
 
 def _make_supervisor(

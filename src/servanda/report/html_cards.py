@@ -144,15 +144,13 @@ def _worst(verdict: Verdict) -> list[Line]:
     if not portrait.worst:
         return [Line("No token was compared.")]
     worst = portrait.worst[0]
-    lines = [*_text_of(worst), *numbers_of(worst, prompts=not dumped(verdict))]
-    return lines if what == "workload" else [*lines, Line(f"From the {what}.")]
-
-
-def _text_of(worst: Worst) -> list[Line]:
     if worst.text is None:
-        return [Line("(text is not stored: numbers only)")]
-    context = format.line(worst.context_text or "")[-60:]
-    return [Line(f"“…{context}” → “{format.line(worst.text, 30)}”", strong=True)]
+        lines = [Line("(text is not stored: numbers only)")]
+    else:
+        context = format.line(worst.context_text or "")[-60:]
+        lines = [Line(f"“…{context}” → “{format.line(worst.text, 30)}”", strong=True)]
+    lines += numbers_of(worst, prompts=not dumped(verdict))
+    return lines if what == "workload" else [*lines, Line(f"From the {what}.")]
 
 
 def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:

@@ -65,7 +65,7 @@ def _gates(verdict: Verdict) -> list[str]:
     says = {True: "would pass", False: "would fail", None: "not measured"}
     lines = ["| gate | value | |", "|---|--:|---|"]
     for gate in gates(verdict.portraits):
-        value = gate.shown if gate.passes is not None else "–"
+        value = gate.text if gate.passes is not None else "–"
         lines.append(f"| {plain(gate.name)} | {plain(value)} | {says[gate.passes]} |")
     return lines
 

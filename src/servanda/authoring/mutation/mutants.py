@@ -188,17 +188,16 @@ class _ClauseMutants:
     def _removal(self) -> Mutant:
         contract, id_ = self.contract, self.clause.id
         rules = tuple(rule for rule in contract.escalation if rule.when.get("clause") != id_)
-        gone = len(contract.escalation) - len(rules)
-        also = (
-            f", and {gone} rule{'s' * (gone > 1)} of escalation that watch{'es' * (gone == 1)} it"
-        )
+        watching = len(contract.escalation) - len(rules)
+        verb = "watches" if watching == 1 else "watch"
+        also = f", and {watching} rule{'s' * (watching > 1)} of escalation that {verb} it"
         without = _with_clause(contract, self.place, None)
         return Mutant(
             name=f"without clause {id_}",
             kind="clause",
             place=self.place,
             contract=without.model_copy(update={"escalation": rules}),
-            sentence=f"clause {id_} is removed{also if gone else ''}",
+            sentence=f"clause {id_} is removed{also if watching else ''}",
             unasked=missing_case.clause(self.clause),
             clause=id_,
         )
@@ -209,16 +208,16 @@ def _without_slice(contract: Contract, i: int) -> Mutant:
     name = contract.slices[i].name
     rest = contract.slices[:i] + contract.slices[i + 1 :]
     mutated = contract.model_copy(update={"slices": rest})
-    gone = []
+    removed = []
     for _, place, clause in reversed([*contract.clauses()]):  # places before it stay as they are
         if name not in (clause.slices or ()):
             continue
         named = tuple(s for s in clause.slices or () if s != name)
-        gone += [] if named else [clause.id]
+        removed += [] if named else [clause.id]
         narrowed = clause.model_copy(update={"slices": named}) if named else None
         mutated = _with_clause(mutated, place, narrowed)
-    rules = tuple(r for r in contract.escalation if r.when.get("clause") not in gone)
-    also = f", and {', '.join(reversed(gone))}, which speaks of nothing else" if gone else ""
+    rules = tuple(r for r in contract.escalation if r.when.get("clause") not in removed)
+    also = f", and {', '.join(reversed(removed))}, which speaks of nothing else" if removed else ""
     return Mutant(
         name=f"without slice {name}",
         kind="slice",

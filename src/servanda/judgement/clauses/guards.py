@@ -147,8 +147,8 @@ class KeptRatio(Kind):
         value = counts.usable / counts.launched
         if value >= limit:
             return verdict.but(value=value, outcome="holds")
-        gone = counts.launched - counts.usable
-        note = f"a filter removed {gone:,} of {counts.launched:,} tokens before training"
+        absent = counts.launched - counts.usable
+        note = f"a filter removed {absent:,} of {counts.launched:,} tokens before training"
         return verdict.but(value=value, outcome="violated", note=note)
 
 

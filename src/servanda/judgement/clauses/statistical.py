@@ -221,19 +221,19 @@ class Certificate(Sampled):
     def judge(
         self, cell: Cell, rounds: list[Grown], floor: float | None, look: Interim
     ) -> CellVerdict:
-        feed, met = self.feed, [r for r in rounds if r.process.n]
+        feed, measured = self.feed, [r for r in rounds if r.process.n]
         red_line = feed.red_line(floor)
-        below = sum((r.below for r in met), np.zeros(1))
+        below = sum((r.below for r in measured), np.zeros(1))
         # twice the floor is seldom beyond the limit, and moves from look to look
         at_limit = red_line == feed.limit
-        above = [r.above if at_limit else r.process.above_growth(red_line) for r in met]
-        e_holds = log_mean_exp(below) if met and feed.proves else 0.0
+        above = [r.above if at_limit else r.process.above_growth(red_line) for r in measured]
+        e_holds = log_mean_exp(below) if measured and feed.proves else 0.0
         e_violated = peak(above, cell.claim)
         processes = [r.process for r in rounds]
         verdict = self.described(cell, processes, floor, look).but(
             limit=feed.value(feed.limit), e_holds=e_holds, e_violated=e_violated
         )
-        if not met:
+        if not measured:
             return verdict.but(note=f"slice {cell.cut.name!r} met no token; widen the workload")
         if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)

@@ -80,7 +80,9 @@ def text(history: History, *, now: float) -> str:
     status += "" if history.state.status == "completed" else f" on {history.leg.name}"
     lines += ["", f"{status}: {history.state.why}"]
     if history.state.ended:  # its row has the traffic that the leg would get
-        lines += [f"  infer serves {_served(history)}"]
+        route = route_of(history.course, history.state)
+        mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
+        lines += [f"  infer serves {100 * route['share']:.3g} % of the traffic now{mirrored}"]
     lines += [
         f"  overridden until {when(o.expires)} by {o.actor}: {o.clause} on {o.slice} ({o.reason})"
         for o in history.state.overrides
@@ -158,12 +160,6 @@ def _interval(cell: CellResult) -> str:
 def _limit(cell: CellResult) -> str:
     limit = number(cell.limit)
     return f"at least {limit}" if limit and cell.at_least else limit
-
-
-def _served(history: History) -> str:
-    route = route_of(history.course, history.state)
-    mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
-    return f"{100 * route['share']:.3g} % of the traffic now{mirrored}"
 
 
 def _next(history: History) -> list[str]:
