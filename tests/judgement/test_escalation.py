@@ -2,7 +2,7 @@
 
 import pytest
 
-from servanda.judgement.escalation import watched
+from servanda.judgement.escalation import is_met, watched
 from tests.rl.watch.made import cell
 
 
