@@ -51,12 +51,12 @@ def test_the_line_that_takes_the_key_of_a_start_takes_it(tmp_path, roles):
         contract="", state=str(tmp_path / "runs/toy-gateway"), ledger="", host="", port=0
     )
     Path(settings.state).mkdir(parents=True)
-    made = serve._made(*roles)
-    serve_processes._write(made, settings)
+    holders = serve._new_holders(*roles)
+    serve_processes._write(holders, settings)
     done = subprocess.run(
         ["sh", "-c", line.replace("NAME", "toy")], cwd=tmp_path, capture_output=True, check=True
     )
-    assert done.stdout.decode() == f"{made[0][2]}\n"
+    assert done.stdout.decode() == f"{holders[0][2]}\n"
 
 
 def basic(user, key):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from servanda.judgement.escalation import met, watched
+from servanda.judgement.escalation import is_met, watched
 from tests.rl.watch.made import cell
 
 
 @pytest.mark.parametrize(
-    ("when", "is_met"),
+    ("when", "expected"),
     [
         ({"clause": "shown", "is": "violated"}, True),  # named, so enforced or not
         ({"section": "statistical", "is": "violated"}, False),  # its enforced ones hold
@@ -17,9 +17,9 @@ from tests.rl.watch.made import cell
         ({"diverted_traffic": {"gte": 0.3}}, False),
     ],
 )
-def test_a_rule_is_met_by_the_clause_it_names_and_by_what_a_section_enforces(when, is_met):
+def test_a_rule_is_met_by_the_clause_it_names_and_by_what_a_section_enforces(when, expected):
     shown = cell("violated", clause="shown", enforced=False)
     skipped = cell("not applicable", clause="absent", section="observability")
     cells = [cell(), shown, skipped]
 
-    assert met(when, watched(when, cells)) == is_met
+    assert is_met(when, watched(when, cells)) == expected

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.judgement.field_thresholds import gates, quantile_shown
+from servanda.judgement.field_thresholds import gates, quantile_text
 from servanda.judgement.token_profile import (
     EDGES,
     FINE,
@@ -116,14 +116,14 @@ def test_a_portrait_that_was_stored_without_fine_counts_gives_wider_ends():
     portrait = replace(portrait_of([[(-1.127, -1.0, True)]]), fine={})
     low, high = portrait.quantile(0.99)
     assert low <= 0.127 <= high and low in RATIO_EDGES and high in RATIO_EDGES
-    assert quantile_shown((low, high))[1].startswith("≤")
+    assert quantile_text((low, high))[1].startswith("≤")
     assert Portrait().quantile(0.99) is None
 
 
 def test_absent_numbers_are_not_zero():
     assert Sums().mean("tv") is None
     assert all(gate.passes is None for gate in gates({}))
-    assert {gate.shown for gate in gates({})} == {"not measured"}
+    assert {gate.text for gate in gates({})} == {"not measured"}
 
 
 def test_the_gates_of_the_field():
@@ -137,4 +137,4 @@ def test_the_gates_of_the_field():
     assert not found["p99 |Δ logp|"].passes
     assert not found["top-1 agreement ≥ 98 %"].passes
     assert not found["perplexity of the drawn tokens, ±1 %"].passes
-    assert "→" in found["perplexity of the drawn tokens, ±1 %"].shown
+    assert "→" in found["perplexity of the drawn tokens, ±1 %"].text

@@ -100,7 +100,7 @@ def test_the_gates_are_titled_by_what_they_say():
     assert title(loud).startswith("What the usual gates say: ")
     assert title(made.VERDICTS["nothing measured"]) == "What the usual gates would say"
     last = view(made.VERDICTS["violated"])["gates"][-1]
-    assert (last.name, last.shown) == ("this contract", "long: 0.1700, limit 0.1")
+    assert (last.name, last.text) == ("this contract", "long: 0.1700, limit 0.1")
 
 
 def test_the_fairness_of_a_comparison():

@@ -47,7 +47,12 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()
     escalation["do"]["items"] = _action()
-    _both_words(parts["Kernels"])
+    kernels = parts["Kernels"]
+    kernels["allOf"] = []
+    for ours, theirs in (("train", "reference"), ("infer", "candidate")):
+        kernels["properties"][theirs] = kernels["properties"][ours]
+        kernels["allOf"] += [{"oneOf": [{"required": [ours]}, {"required": [theirs]}]}]
+    del kernels["required"]
     return _titled("KernelContract", schema)
 
 
@@ -92,15 +97,6 @@ def _draft_07(node: Any) -> Any:
     if "default" in node and not isinstance(node["default"], dict | list):
         new["default"] = node["default"]
     return new
-
-
-def _both_words(kernels: dict[str, Any]) -> None:
-    """reference and candidate are accepted words for train and infer."""
-    kernels["allOf"] = []
-    for ours, theirs in (("train", "reference"), ("infer", "candidate")):
-        kernels["properties"][theirs] = kernels["properties"][ours]
-        kernels["allOf"] += [{"oneOf": [{"required": [ours]}, {"required": [theirs]}]}]
-    del kernels["required"]
 
 
 def _when() -> dict[str, Any]:

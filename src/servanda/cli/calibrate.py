@@ -208,8 +208,11 @@ def _together(calibration: Calibration) -> list[str]:
 
 def _faults(caught: tuple[Caught, ...]) -> list[str]:
     lines = []
-    for met, at in ((False, "the catalogue's strengths"), (True, "the strengths of the field")):
-        faults = [fault for fault in caught if fault.met == met]
+    for of_field, at in (
+        (False, "the catalogue's strengths"),
+        (True, "the strengths of the field"),
+    ):
+        faults = [fault for fault in caught if fault.met == of_field]
         missed = [f"{fault.fault} {fault.strength}".strip() for fault in faults if not fault.by]
         if faults:
             names = f"; missed: {', '.join(missed)}" if missed else ""

@@ -95,9 +95,9 @@ def compare_command(
         verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
     show(FORMATS[format_](verdict), err=str(save) == DASH)
     _save(comparison, save)
-    kept = comparison.folder / CONTRACT
-    at = kept if save is None or str(save) == DASH else save
-    say("", f"contract  {at}  (servanda check {kept} --run-dir {comparison.folder})")
+    contract_file = comparison.folder / CONTRACT
+    at = contract_file if save is None or str(save) == DASH else save
+    say("", f"contract  {at}  (servanda check {contract_file} --run-dir {comparison.folder})")
     if differences:  # a client that is served otherwise is served otherwise, whatever kernels do
         layers = ", ".join(difference.layer for difference in differences)
         click.echo(f"exit      {_VIOLATED}, for the surface: {layers}", err=aside)

@@ -15,7 +15,6 @@ _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 
 def cost_line(cost: Cost) -> str:
-    """The whole cost in one line."""
     about = "" if cost.exact else "about "
     new = f"up to {cost.new_tokens_at_most:,}"
     if cost.new_tokens is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -24,11 +25,7 @@ def approve(reason: str, actor: str, **options: Any) -> None:
     Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
     or the ledger cannot be read or written.
     """
-
-    def decide(ledger: Ledger, history: History, now: float) -> History:
-        return record.approve_run(ledger, history, actor=actor, reason=reason, now=now)
-
-    act(decide, **options)
+    act(partial(record.approve_run, actor=actor, reason=reason), **options)
 
 
 @click.command()
@@ -45,7 +42,7 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
     or the ledger cannot be read or written.
     """
 
-    def decide(ledger: Ledger, history: History, now: float) -> History:
+    def decide(ledger: Ledger, history: History, *, now: float) -> History:
         given = Override(clause, slice_, actor, reason, now + ttl)
         return record.override_cell(ledger, history, given, now=now)
 
@@ -60,8 +57,4 @@ def rollback(reason: str, actor: str, **options: Any) -> None:
     Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
     or the ledger cannot be read or written.
     """
-
-    def decide(ledger: Ledger, history: History, now: float) -> History:
-        return record.roll_back_run(ledger, history, actor=actor, reason=reason, now=now)
-
-    act(decide, **options)
+    act(partial(record.roll_back_run, actor=actor, reason=reason), **options)

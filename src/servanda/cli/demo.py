@@ -39,13 +39,13 @@ def _example(name: str) -> Path:
     )
 
 
-def _shown(path: Path) -> Path:
+def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _check(name: str, what: str, quiet: bool) -> Verdict:
     path = _example(name)
-    click.secho(f"$ servanda check {_shown(path)}", bold=True)
+    click.secho(f"$ servanda check {_relative(path)}", bold=True)
     click.echo(f"  {what}\n")
     with tempfile.TemporaryDirectory(prefix="servanda-demo-") as folder, watching(quiet) as watch:
         verdict = run.check(path, run_dir=folder, watch=watch)
@@ -143,7 +143,7 @@ def _value(name: str, text: str | None) -> Any:
 
 def _drill_fault(name: str, value: Any, path: Path, quiet: bool) -> Drill:
     fault = FAULTS[name]
-    click.secho(f"$ servanda check {_shown(path)}", bold=True)
+    click.secho(f"$ servanda check {_relative(path)}", bold=True)
     injection = f"{fault.side}.fault {{{name}: {json.dumps(value)}}}"
     click.echo(f"  with kernels.{injection}: {fault.summary}\n")
     contract = contract_at(path)
@@ -165,5 +165,5 @@ def _in_the_field(result: Drill) -> str:
     tokens = f"on these {result.tokens:,} tokens"
     if not fired:
         return f"none of {len(result.gates)} fires {tokens}."
-    named = "; ".join(f"{gate.name}: {gate.shown}" for gate in fired)
+    named = "; ".join(f"{gate.name}: {gate.text}" for gate in fired)
     return f"{len(fired)} of {len(result.gates)} fire {tokens}: {named}."

@@ -163,6 +163,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
 
 def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Upstream:
     """A pool, as far as it says what it is; one that is not there yet keeps no users waiting."""
+    from servanda.engines.http.key import key_in, key_of
     from servanda.gateway.proxy.config import Upstream
 
     kernel = contract.kernels.infer if pool == "infer" else contract.stable
@@ -174,7 +175,8 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
             f"--{pool}-url takes a URL of http or https, without a key",  # not shown: one is in it
             hint=f"write http://HOST:PORT; {_POOL_KEYS[pool]} is sent there as the key",
         ) from None
-    key = _key(kernel, pool)
+    own = key_in(_POOL_KEYS[pool])  # of this start; else the one that the contract names
+    key = own if own.value or kernel.key_env is None else key_of(kernel)
     declared = kernel.sampling_defaults
     bare = Upstream(
         url,
@@ -202,18 +204,6 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
             "kernels.infer.sampling_defaults (or start vLLM with --enable-scale-out)"
         )
     return server
-
-
-def _key(kernel: Kernel, pool: str) -> Key:
-    """Of a pool: that of this start, or the one that the contract names.
-
-    Raises:
-        MeasurementError: the variable that the contract names holds none.
-    """
-    from servanda.engines.http.key import key_in, key_of
-
-    own = key_in(_POOL_KEYS[pool])
-    return own if own.value or kernel.key_env is None else key_of(kernel)
 
 
 def _described(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:

@@ -123,7 +123,6 @@ def _time(at: float) -> str:
 
 
 def _what(entry: Entry) -> str:
-    """What an entry says, in one short line."""
     state = entry.body.get("state")
     places = (entry.body, state if isinstance(state, dict) else {})
     texts = (place.get(name) for place in places for name in _TEXTS)

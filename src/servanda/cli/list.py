@@ -71,7 +71,10 @@ def _text(by_name: tuple[ContractVersions, ...], wrong: dict[str, ContractError]
         steps: list[Step | None] = [None, *shelf.steps]
         for row, step in zip(rows, steps, strict=True):
             if step is not None:
-                yield from (f"      {part}" for part in _between(step))
+                yield f"      {step.sentence}"
+                kernels = _kernels(step.new.contract)
+                if kernels != _kernels(step.old.contract):
+                    yield f"      now {kernels}"
             yield f"  {row}"
         for clash in shelf.clashes:
             yield f"  ! {line(clash)}"
@@ -81,13 +84,6 @@ def _text(by_name: tuple[ContractVersions, ...], wrong: dict[str, ContractError]
         counted = f", the first of {more + 1} problems" if more else ""
         yield f"{line(file)} does not read{counted}:"
         yield from (f"  {part}" for part in str(error.problems[0]).split("\n"))
-
-
-def _between(step: Step) -> Iterator[str]:
-    yield step.sentence
-    kernels = _kernels(step.new.contract)
-    if kernels != _kernels(step.old.contract):
-        yield f"now {kernels}"
 
 
 def _row(listed: ContractFile) -> list[str]:

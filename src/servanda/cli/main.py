@@ -72,7 +72,6 @@ def _no_command(name: str, here: Mapping[str, str], ctx: click.Context) -> click
 
 
 def _load(group: str, name: str) -> click.Command:
-    """The command of the module of its name."""
     module = import_module(f"servanda.cli.{MODULES.get((group, name), name.replace('-', '_'))}")
     commands = (c for c in vars(module).values() if isinstance(c, click.Command))
     return next(command for command in commands if command.name == name)
@@ -97,7 +96,9 @@ class _Servanda(_Commands):
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except SystemExit as stop:
-            if _by_a_command(stop):
+            *_, (frame, _) = traceback.walk_tb(stop.__traceback__)
+            # a command may end itself; code that it called must not, for exit codes are answers
+            if frame.f_globals.get("__name__", "").startswith("servanda.cli."):
                 raise
             # 0 would say "holds", and no verdict was reached
             click.echo(f"servanda failed: something exited with {stop.code!r}", err=True)
@@ -136,7 +137,10 @@ def _current(args: list[str], say: bool) -> list[str]:
     """
     if not args:
         return args
-    command = _old_status(args) or OLD_NAMES.get(args[0])
+    command = OLD_NAMES.get(args[0])
+    # `status` said two things: where a run stands, and how the slices of a gateway do
+    if args[0] == "status" and any(word.partition("=")[0] == "--gateway" for word in args):
+        command = ("gateway", "status")
     words = [*(command or args[:1]), *args[1:]]
     changed = []
     if command:
@@ -154,18 +158,6 @@ def _current(args: list[str], say: bool) -> list[str]:
     if changed and say:
         click.echo(", ".join(dict.fromkeys(changed)), err=True)
     return words
-
-
-def _old_status(args: list[str]) -> tuple[str, ...]:
-    """`status` said two things: where a run stands, and how the slices of a gateway do."""
-    of_a_gateway = any(word.partition("=")[0] == "--gateway" for word in args)
-    return ("gateway", "status") if args[0] == "status" and of_a_gateway else ()
-
-
-def _by_a_command(stop: SystemExit) -> bool:
-    """Whether a command ended itself; code that it called must not, for exit codes are answers."""
-    *_, (frame, _) = traceback.walk_tb(stop.__traceback__)
-    return frame.f_globals.get("__name__", "").startswith("servanda.cli.")
 
 
 @click.group(cls=_Servanda, **_HELP)

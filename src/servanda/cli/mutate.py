@@ -91,7 +91,10 @@ def run_mutations(
     """
     deadline = until(max_time) or never
     mutations: list[Mutation] = []
-    for own in _by_contract(tests):
+    by_contract: dict[Path, list[PreparedTest]] = {}
+    for test in tests:
+        by_contract.setdefault(test.path.resolve(), []).append(test)
+    for own in by_contract.values():
         with watching(quiet) as watch:
             result = mutate(
                 own[0].contract,
@@ -111,13 +114,6 @@ def run_mutations(
         show_json([result.to_dict(at_least) for result in mutations])
     codes = {result.exit_code(at_least) for result in mutations}
     return next((code for code in _WORST if code in codes), 0)
-
-
-def _by_contract(tests: Sequence[PreparedTest]) -> list[list[PreparedTest]]:
-    by_path: dict[Path, list[PreparedTest]] = {}
-    for test in tests:
-        by_path.setdefault(test.path.resolve(), []).append(test)
-    return [*by_path.values()]
 
 
 def _wanted(result: Mutation, at_least: float | None) -> str:

@@ -63,8 +63,6 @@ def until(max_time: float | None) -> Callable[[], bool] | None:
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Several options as one decorator."""
-
     def add(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)

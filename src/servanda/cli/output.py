@@ -37,26 +37,19 @@ def report_places(
     Raises:
         click.BadParameter: a file has no known suffix, or cannot be written.
     """
-    files = {path: by_suffix(path) for path in reports if str(path) != DASH}
+    files: dict[Path, str] = {}
+    for path in (path for path in reports if str(path) != DASH):
+        suffix_format = format_of(path.name)
+        if suffix_format is None:
+            known = ", ".join(SUFFIXES)
+            raise click.BadParameter(f"{path}: the suffix says the format; known: {known}")
+        files[path] = suffix_format
     prints = output is None or len(files) < len(reports)
     if output is not None:
         files[output] = chosen(format_, output)
     for path in files:
         clear(path)
     return ((format_ or "text") if prints else None), files
-
-
-def by_suffix(path: Path) -> str:
-    """The format that a report's file name asks for.
-
-    Raises:
-        click.BadParameter: none has this suffix.
-    """
-    format_ = format_of(path.name)
-    if format_ is None:
-        known = ", ".join(SUFFIXES)
-        raise click.BadParameter(f"{path}: the suffix says the format; known: {known}")
-    return format_
 
 
 def refuse_place(output: Path | None, force: bool | None) -> None:

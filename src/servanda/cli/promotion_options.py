@@ -85,7 +85,7 @@ def notify(ledger: Ledger, history: History, sinks: Sequence[Sink]) -> History:
 
 
 def act(
-    decide: Callable[[Ledger, History, float], History],
+    decide: Callable[..., History],
     *,
     where: str,
     run: str,
@@ -98,7 +98,7 @@ def act(
     was not told before to be told.
 
     Args:
-        decide: on the ledger and the run as it stood, at a time in unix seconds.
+        decide: takes the ledger, the run as it stood, and `now` in unix seconds.
         receivers: as `sinks_of` takes them.
     """
     sinks = sinks_of(**receivers)
@@ -107,7 +107,7 @@ def act(
     with opened(where) as ledger:
         history = named(ledger, run)
         try:
-            history = decide(ledger, history, time.time())
+            history = decide(ledger, history, now=time.time())
         except EvidenceError:
             _missed(ledger, history, sinks)
             raise

@@ -210,18 +210,18 @@ def serve(
         urls=tuple(urls.items()),
         **options,
     )
-    made: serve_processes.Made = ()
+    holders: serve_processes.KeyHolders = ()
     if leader is None and keys is None:
-        made = _made("admin", "gateway") if leader_only else _made("admin")
-        settings = replace(settings, held=made)
+        holders = _new_holders("admin", "gateway") if leader_only else _new_holders("admin")
+        settings = replace(settings, held=holders)
     interrupt = signal.default_int_handler  # SIGTERM is as Ctrl-C, also before anything is served
     with contextlib.suppress(KeyboardInterrupt), serve_processes.handled(signal.SIGTERM, interrupt):
         if leader_only:
-            serve_processes.lead(settings, made)
+            serve_processes.lead(settings, holders)
         else:
             written = None if log is None else LogFiles(log, **files)
             own = {"name": name, "log": written, "shows": show, "allow": allow}
-            serve_processes.serve(terms, settings, made, (host, port), leader, waits, **own)
+            serve_processes.serve(terms, settings, holders, (host, port), leader, waits, **own)
     sys.exit(0)
 
 
@@ -237,7 +237,7 @@ def _refuse_missing() -> None:
         ) from None
 
 
-def _made(*roles: Role) -> serve_processes.Made:
+def _new_holders(*roles: Role) -> serve_processes.KeyHolders:
     """Keys for this start."""
     return tuple((role, role, secrets.token_urlsafe(32)) for role in roles)
 

@@ -63,8 +63,8 @@ def serve_kernel_command(
         ) from None
     name = served or PurePath(spec.model or "").name
     together = max_batch or spec.batch_size
-    with bound(host, port) as taken:
-        at = f"http://{address(host, taken.getsockname()[1])}"
+    with bound(host, port) as listening_socket:
+        at = f"http://{address(host, listening_socket.getsockname()[1])}"
         if spec.fault is not None:
             click.echo(f"it is wrong on purpose: fault={', '.join(spec.fault)}", err=True)
         if host not in _OWN:
@@ -79,7 +79,7 @@ def serve_kernel_command(
             serve(
                 engine,
                 name,
-                taken,
+                listening_socket,
                 Limits(max_batch=together, wait_s=wait_ms / 1000),
                 test_mode=test_mode,
                 ready=lambda: click.echo(f"{name} at {at}  (Ctrl-C ends it)"),

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from servanda.gateway.http.api_keys import Role
     from servanda.gateway.proxy.config import Config, Upstream
 
-    Made = tuple[tuple[str, Role, str], ...]  # name, role and key of holders
+    KeyHolders = tuple[tuple[str, Role, str], ...]  # name, role and key of holders
 
 _OWN = ("127.0.0.1", "localhost", "::1")
-_saying = threading.RLock()  # a signal may say something in between
+_output_lock = threading.RLock()  # a signal may say something in between
 
 
-def _write(made: Made, settings: Settings) -> None:
+def _write(holders: KeyHolders, settings: Settings) -> None:
     """Keep keys where their owner alone can read them.
 
     Not before there is a leader: one that has the folder already goes by the keys in it.
@@ -40,9 +40,9 @@ def _write(made: Made, settings: Settings) -> None:
     Raises:
         MeasurementError: they cannot be written.
     """
-    if not made:
+    if not holders:
         return
-    lines = [f'- {{name: {name}, role: {role}, key: "{key}"}}\n' for name, role, key in made]
+    lines = [f'- {{name: {name}, role: {role}, key: "{key}"}}\n' for name, role, key in holders]
     file = Path(settings.state) / "keys.yaml"
     try:
         file.unlink(missing_ok=True)
@@ -55,24 +55,24 @@ def _write(made: Made, settings: Settings) -> None:
         ) from None
 
 
-def lead(settings: Settings, made: Made) -> None:
+def lead(settings: Settings, holders: KeyHolders) -> None:
     from servanda.gateway.controller.process import ControllerProcess
 
     def ready() -> None:
-        _write(made, settings)
-        _say("it leads  (Ctrl-C ends it)")
+        _write(holders, settings)
+        _print("it leads  (Ctrl-C ends it)")
 
-    leading = ControllerProcess(
-        settings, say=_say, bound_at=lambda url: _say_leader(settings, url), ready=ready
+    controller = ControllerProcess(
+        settings, say=_print, bound_at=lambda url: _print_leader(settings, url), ready=ready
     )
-    with handled(signal.SIGHUP, lambda *_: leading.reload()):
-        leading.run()
+    with handled(signal.SIGHUP, lambda *_: controller.reload()):
+        controller.run()
 
 
 def serve(
     contract: Contract,
     settings: Settings,
-    made: Made,
+    holders: KeyHolders,
     at: tuple[str, int],
     leader: str | None,
     waits: Waits,
@@ -87,46 +87,53 @@ def serve(
     Raises:
         ServandaError: it cannot serve, or its leader refuses what it was told.
     """
+    from servanda.gateway.controller.watched_cells import select_cells
     from servanda.gateway.http.listener import Listener, bind
     from servanda.gateway.http.reload import ListenerFiles
     from servanda.gateway.proxy.app import App
     from servanda.gateway.proxy.gateway import Gateway
 
-    files = ListenerFiles(settings.keys, settings.tls, _say)
-    if leader is None:
-        _check(contract, settings)
-    with bind(*at, "--host or --port") as taken, contextlib.ExitStack() as ending:
+    files = ListenerFiles(settings.keys, settings.tls, _print)
+    if leader is None:  # what every leader would refuse is refused before anybody is served
+        select_cells(contract)
+        bind(settings.host, settings.port, "--admin").close()
+    with bind(*at, "--host or --port") as listening_socket, contextlib.ExitStack() as ending:
         urls = dict(settings.urls)
-        config = replace(config_of(contract, urls, waits, _say), keys=files.keys, **fields)
-        supervised = None
+        config = replace(config_of(contract, urls, waits, _print), keys=files.keys, **fields)
+        supervisor = None
         if leader is None:
-            followed, supervised = _supervised(settings, files.certificate)
-            ending.callback(supervised.close)
+            followed, supervisor = _make_supervisor(settings, files.certificate)
+            ending.callback(supervisor.close)
         else:
-            followed = leader_of(leader, contract, _say)
+            followed = leader_of(leader, contract, _print)
 
         def reload() -> None:
             files.demand()
-            if supervised is not None:
-                supervised.reload()
+            if supervisor is not None:
+                supervisor.reload()
             else:
-                _say(f"{leader} reads the contract")
+                _print(f"{leader} reads the contract")
 
         ending.enter_context(handled(signal.SIGHUP, lambda *_: reload()))
+
+        def leader_ready(url: str) -> None:
+            _write(holders, settings)
+            _print_leader(settings, url)
+
         own = App(Gateway(replace(config, controller=followed)))
 
         def drain() -> None:
             own.draining = True
-            _say(f"new requests are answered for {waits.drain_s:g} s more; /readyz refuses them")
+            _print(f"new requests are answered for {waits.drain_s:g} s more; /readyz refuses them")
 
-        listening = Listener(
+        listener = Listener(
             own,
-            taken,
+            listening_socket,
             certificate=files.certificate,
             grace_s=int(config.limits.drain_s),
-            ready=lambda: _say_users(
+            ready=lambda: _print_users(
                 config,
-                f"{files.scheme}://{address(at[0], taken.getsockname()[1])}",
+                f"{files.scheme}://{address(at[0], listening_socket.getsockname()[1])}",
                 at[0],
                 urls,
                 leader is None,
@@ -134,55 +141,37 @@ def serve(
             drain_s=waits.drain_s,
             draining=drain,
         )
-        if supervised is not None:
-            supervised.start(lambda url: _led(made, settings, url), listening.end)
+        if supervisor is not None:
+            supervisor.start(leader_ready, listener.end)
         with files.followed():
-            listening.run()
-        if supervised is not None:
-            supervised.check()
-        _say("no more requests are taken")
+            listener.run()
+        if supervisor is not None:
+            supervisor.check()
+        _print("no more requests are taken")
 
 
-def _check(contract: Contract, settings: Settings) -> None:
-    """Refuse what every leader would, before anybody is served.
-
-    Raises:
-        ContractError: the contract cannot be followed.
-        MeasurementError: the leader's address is taken.
-    """
-    from servanda.gateway.controller.watched_cells import select_cells
-    from servanda.gateway.http.listener import bind
-
-    select_cells(contract)
-    bind(settings.host, settings.port, "--admin").close()
-
-
-def _supervised(settings: Settings, certificate: Certificate | None) -> tuple[Upstream, Supervisor]:
+def _make_supervisor(
+    settings: Settings, certificate: Certificate | None
+) -> tuple[Upstream, Supervisor]:
     """The leader, as its gateway asks it, and as the process that it will be."""
     from servanda.gateway.controller.supervisor import Supervisor
     from servanda.gateway.proxy.config import Upstream
 
     key = secrets.token_urlsafe(32)
     held = (*settings.held, (f"gateway-{secrets.token_hex(4)}", "gateway", key))
-    supervised = Supervisor(replace(settings, held=held), _say)
+    supervisor = Supervisor(replace(settings, held=held), _print)
     scheme, verify = ("https", certificate.pinned) if certificate else ("http", None)
     first = Upstream(f"{scheme}://{address(settings.host, settings.port)}", key, verify=verify)
-    return replace(first, probe=lambda: Upstream(supervised.where(), key)), supervised
+    return replace(first, probe=lambda: Upstream(supervisor.where(), key)), supervisor
 
 
-def _led(made: Made, settings: Settings, url: str) -> None:
-    """What there is to say and to keep once the first leader hears gateways."""
-    _write(made, settings)
-    _say_leader(settings, url)
-
-
-def _say_users(config: Config, url: str, host: str, urls: dict[str, str], leads: bool) -> None:
+def _print_users(config: Config, url: str, host: str, urls: dict[str, str], leads: bool) -> None:
     pools = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
-    _say(f"users ask at {url}/v1, and it asks {pools}  (Ctrl-C ends it)")
+    _print(f"users ask at {url}/v1, and it asks {pools}  (Ctrl-C ends it)")
     if leads:
-        _say(f"{config.without} serves (routing.without_snapshot) until the leader is ready")
+        _print(f"{config.without} serves (routing.without_snapshot) until the leader is ready")
     if host not in _OWN and not (config.keys and config.keys.clients):
-        _say(f"! {host} is for all who can reach this machine, and no key is asked for")
+        _print(f"! {host} is for all who can reach this machine, and no key is asked for")
 
 
 @contextlib.contextmanager
@@ -195,11 +184,11 @@ def handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator[
         signal.signal(number, before)
 
 
-def _say_leader(settings: Settings, url: str) -> None:
+def _print_leader(settings: Settings, url: str) -> None:
     keys = settings.keys or f"{Path(settings.state) / 'keys.yaml'}, made for this start"
-    _say(f"page {url}/  (keys: {keys})")
+    _print(f"page {url}/  (keys: {keys})")
 
 
-def _say(line: str) -> None:
-    with _saying, contextlib.suppress(OSError):  # nobody listens any more
+def _print(line: str) -> None:
+    with _output_lock, contextlib.suppress(OSError):  # nobody listens any more
         click.echo(line)

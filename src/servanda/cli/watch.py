@@ -79,7 +79,7 @@ def watch(
     source = DetectedSource(WatchOptions(path, as_, preset, contract, unsafe_pickles))
     with locked(state):
         sinks = [
-            GuardedSink(name, SINKS[name](str(where), time.sleep), _say)
+            GuardedSink(name, SINKS[name](str(where), time.sleep), _print)
             for name, where in wheres.items()
             if where is not None
         ]
@@ -87,7 +87,7 @@ def watch(
             source,
             str(path),
             StateFile(state, path),
-            _say,
+            _print,
             sinks,
             once=once,
             until=until_step,
@@ -105,6 +105,6 @@ def watch(
     raise SystemExit(code)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     show(text)
     sys.stdout.flush()

@@ -204,23 +204,20 @@ def refuse_outside(contract: Contract, corpus: Corpus, ids: Sequence[tuple[int, 
     if envelope is None or envelope.prompt_tokens is None:
         return
     low, high = envelope.prompt_tokens
+    hint = "drop the line, or widen runtime.envelope.prompt_tokens"
+    if envelope.outside == "stable":
+        hint += "; runtime.envelope.outside routes such requests to stable"
     problems = [
         Problem(
             f"a prompt of {len(tokens)} tokens lies outside the envelope the contract speaks of "
             f"({low:g} to {high:g})",
             Where(corpus.file, prompt.line, 1),
-            _elsewhere(envelope.outside),
+            hint,
         )
         for prompt, tokens in zip(corpus.prompts, ids, strict=True)
         if not low <= len(tokens) <= high
     ]
     _refuse_lines(corpus, problems)
-
-
-def _elsewhere(outside: str) -> str:
-    text = "drop the line, or widen runtime.envelope.prompt_tokens"
-    routed = f"runtime.envelope.outside routes such requests to {outside}"
-    return f"{text}; {routed}" if outside == "stable" else text
 
 
 def as_declared(

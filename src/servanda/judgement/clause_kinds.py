@@ -14,8 +14,8 @@ from servanda.judgement.clauses.base import (
     GUARDS,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     Source,
     blank,
 )
@@ -59,7 +59,7 @@ class Later(Kind):
     reason: str
     source: ClassVar[Source] = "none"
 
-    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
         return blank(cell, "inconclusive", self.reason)
 
 
@@ -74,7 +74,7 @@ class NotHere(Kind):
     required: bool = False
     source: ClassVar[Source] = "none"
 
-    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
         return blank(cell, "error" if self.required else "not applicable", self.reason)
 
 
@@ -91,27 +91,15 @@ def clauses_at(
         if clause.enforced and stage in clause.stages and WHOLE in (clause.slices or (WHOLE,)):
             guarded.add((clause.metric, workload))
     for workload in workloads:
-        for guard in _guards_of(contract, workload):
+        drawn = contract.all_workloads[workload].source == "trainer"
+        for guard in DEFAULT_GUARDS:
+            if drawn and guard.metric == "sampler_fidelity":
+                continue  # a trainer's record has no ranks to test what its tokens were drawn from
             metrics = {guard.metric, _INSTEAD.get(guard.metric)}
             if workload in certified and not any((m, workload) in guarded for m in metrics):
                 name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
                 changes = {"id": name, "workload": workload}
                 yield "observability", ("observability",), guard.model_copy(update=changes)
-
-
-def _guards_of(contract: Contract, workload: str) -> Iterator[Clause]:
-    """A trainer's record has no ranks, so what its tokens were drawn from cannot be tested."""
-    drawn = contract.all_workloads[workload].source == "trainer"
-    yield from (g for g in DEFAULT_GUARDS if not (drawn and g.metric == "sampler_fidelity"))
-
-
-def _of_best(clause: Clause) -> Kind:
-    """A numerical clause where infer tells its best tokens: between the ends that they leave."""
-    metric = DIVERGENCES.get(clause.metric)
-    if metric is not None and "topk" in metric.forms:
-        return BoundedFact()
-    reason = "infer tells the best tokens of golden texts, which do not bound this metric"
-    return NotHere(reason, required=bool(clause.required))
 
 
 def kind_of(
@@ -157,7 +145,12 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
     if section == "numerical" and contract.kernels.infer.engine in BEST_ONLY:
-        return _of_best(clause)
+        # between the ends that the best tokens leave
+        metric = DIVERGENCES.get(clause.metric)
+        if metric is not None and "topk" in metric.forms:
+            return BoundedFact()
+        reason = "infer tells the best tokens of golden texts, which do not bound this metric"
+        return NotHere(reason, required=bool(clause.required))
     if section == "numerical" and clause.metric == CALIBRATION:
         return Calibration()
     if clause.metric in CHAIN:

@@ -81,8 +81,7 @@ def completed(preset: str, parts: Parts) -> str:
     else:
         path = f", path: {parts.golden_path}" if parts.golden_path else ""
         blocks["golden"] = [f"golden: {{prompts: {_text(parts.golden)}{path}}}"]
-    text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(parts.name)}", preset, count=1)
-    lines = [line for line in _replaced(text.splitlines(), blocks) if not _placeholder(line)]
+    lines = _filled(preset, parts.name, blocks)
     sliced = _sliced(lines, [rule.name for rule in parts.slices])
     if parts.stable is not None:
         sliced = _against_stable(sliced)
@@ -128,8 +127,7 @@ def of_trainer(
         "slices": ["slices:", *map(_matched, slices)] if slices else [],
         "promotion": ["promotion:", f"  offline: {{sequences: [{sizes[0]}, {sizes[1]}]}}"],
     }
-    text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(name)}", preset, count=1)
-    lines = [line for line in _replaced(text.splitlines(), blocks) if not _placeholder(line)]
+    lines = _filled(preset, name, blocks)
     late = [rule.name for rule in slices if known(rule) == "outcome"]
     lines = _sliced(lines, [rule.name for rule in slices if rule.name not in late])
     if late:
@@ -151,7 +149,10 @@ def of_trainer(
 
 def _matched(rule: SliceRule) -> str:
     if rule.match is None:
-        return _slice(rule)
+        at = "" if rule.at is None else f", at: [{', '.join(f'{edge:g}' for edge in rule.at)}]"
+        default = SliceRule.model_fields["most"].default
+        most = "" if rule.most == default else f", most: {rule.most}"
+        return f"  - {{name: {_text(rule.name)}, split: {_text(rule.split or '')}{at}{most}}}"
     terms = ", ".join(
         f"{_text(name)}: {{{', '.join(f'{op}: {_value(v)}' for op, v in terms.items())}}}"
         for name, terms in rule.match.items()
@@ -159,14 +160,11 @@ def _matched(rule: SliceRule) -> str:
     return f"  - {{name: {_text(rule.name)}, match: {{{terms}}}}}"
 
 
-def _placeholder(line: str) -> bool:
-    return line.startswith(("# placeholders:", "# compare adds"))
-
-
-def _replaced(lines: Sequence[str], blocks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines with whole top-level blocks replaced."""
+def _filled(preset: str, name: str, blocks: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines of a preset under another name, with whole top-level blocks replaced."""
+    text = re.sub(r"(?m)^  name: .*$", f"  name: {_text(name)}", preset, count=1)
     replaced, inside = [], False
-    for line in lines:
+    for line in text.splitlines():
         top = bool(line) and not line[0].isspace()
         if top:
             key = line.split(":", 1)[0]
@@ -177,7 +175,7 @@ def _replaced(lines: Sequence[str], blocks: Mapping[str, Sequence[str]]) -> list
             inside = False
         if not inside:
             replaced.append(line)
-    return replaced
+    return [line for line in replaced if not line.startswith(("# placeholders:", "# compare adds"))]
 
 
 def _sliced(lines: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -187,8 +185,7 @@ def _sliced(lines: Sequence[str], names: Sequence[str]) -> list[str]:
     return [line.replace(_WHOLE_AND_SLICED, both).replace(_SLICED, only) for line in sliced]
 
 
-def _against_stable(lines: Sequence[str]) -> list[str]:
-    at = [*lines].index("statistical:") + 1
+def _against_stable(lines: list[str]) -> list[str]:
     clause = (
         "{id: against-today, metric: tv, aggregate: mean, at_most: {times: 1.0, of: stable}, "
         "mode: monitor, slices: [all]}"
@@ -196,19 +193,23 @@ def _against_stable(lines: Sequence[str]) -> list[str]:
     comment = (
         "  # is the candidate as near to the referee as today's kernel is?  Shown, not enforced"
     )
+    return _inserted(lines, comment, clause)
+
+
+def _inserted(lines: list[str], comment: str, clause: str) -> list[str]:
+    at = lines.index("statistical:") + 1
     return [*lines[:at], comment, f"  - {clause}", *lines[at:]]
 
 
-def _contributing(lines: Sequence[str], names: Sequence[str]) -> list[str]:
+def _contributing(lines: list[str], names: Sequence[str]) -> list[str]:
     """Lines with what slices of outcomes add to the divergence: shown, for it has no limit."""
-    at = [*lines].index("statistical:") + 1
     limit = next(match[1] for match in map(_TV.search, lines) if match)
     comment = "  # what these tokens add to the TV of all; known after the token, so not enforced"
     clause = (
         f"{{id: adds, metric: tv_contribution, aggregate: mean, clip: 1.0, at_most: {limit}, "
         f"mode: monitor, slices: [{', '.join(names)}]}}"
     )
-    return [*lines[:at], comment, f"  - {clause}", *lines[at:]]
+    return _inserted(lines, comment, clause)
 
 
 def _workload(parts: Parts) -> list[str]:
@@ -235,12 +236,6 @@ def _kernel(kernel: Kernel) -> str:
         if value is not None and (name in always or value != getattr(plain, name))
     ]
     return "{" + ", ".join(items) + "}"
-
-
-def _slice(rule: SliceRule) -> str:
-    at = "" if rule.at is None else f", at: [{', '.join(f'{edge:g}' for edge in rule.at)}]"
-    most = "" if rule.most == SliceRule.model_fields["most"].default else f", most: {rule.most}"
-    return f"  - {{name: {_text(rule.name)}, split: {_text(rule.split or '')}{at}{most}}}"
 
 
 def _value(value: object) -> str:

@@ -156,7 +156,7 @@ def _decides(
     feed = cell.kind.feed
     reachable = reach(n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill)
 
-    def shown(x: float | None) -> float | None:
+    def in_unit(x: float | None) -> float | None:
         return None if x is None else feed.value(x)
 
     return Decides(
@@ -166,10 +166,10 @@ def _decides(
         n=n,
         limit=feed.value(feed.limit),
         threshold=feed.threshold,
-        holds=shown(reachable.holds) if feed.proves else None,
-        violated=shown(reachable.violated),
-        holds_even=shown(reachable.holds_even) if feed.proves else None,
-        violated_even=shown(reachable.violated_even),
+        holds=in_unit(reachable.holds) if feed.proves else None,
+        violated=in_unit(reachable.violated),
+        holds_even=in_unit(reachable.holds_even) if feed.proves else None,
+        violated_even=in_unit(reachable.violated_even),
     )
 
 

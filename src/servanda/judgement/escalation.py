@@ -21,7 +21,7 @@ def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellV
     return [c for c in judged if c.section == when.get("section") and c.enforced]
 
 
-def met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
+def is_met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
     """Whether a rule is met by the cells that it speaks of; by none it is not."""
     if not of:
         return False
@@ -35,7 +35,7 @@ def rules_met(
     """The rules that are met, in order, each with the cells that it speaks of."""
     for rule in contract.escalation:
         of = watched(rule.when, cells)
-        if met(rule.when, of):
+        if is_met(rule.when, of):
             yield rule, of
 
 

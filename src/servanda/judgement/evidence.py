@@ -157,7 +157,6 @@ def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:
 
 
 def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
-    """The golden texts to evidence."""
     assert plan.golden is not None
     view = _golden_view(plan.golden, run.rows, run.pair, run.exact)
     self_views = [

@@ -21,7 +21,7 @@ class Gate:
 
     name: str
     value: float | None
-    shown: str
+    text: str
     passes: bool | None
 
 
@@ -50,9 +50,9 @@ def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
     thresholds.append(_p99(infer))
     flips = infer.total.mean("flips")
     agreement = None if flips is None else 1 - flips
-    shown = "not measured" if agreement is None else f"{100 * agreement:.2f} %"
+    text = "not measured" if agreement is None else f"{100 * agreement:.2f} %"
     passes = None if flips is None else flips <= _FLIPS
-    return (*thresholds, Gate("top-1 agreement ≥ 98 %", agreement, shown, passes))
+    return (*thresholds, Gate("top-1 agreement ≥ 98 %", agreement, text, passes))
 
 
 def _perplexity(name: str, portrait: Portrait) -> Gate:
@@ -60,22 +60,22 @@ def _perplexity(name: str, portrait: Portrait) -> Gate:
     if train is None or infer is None or not math.isfinite(train - infer):
         return Gate(name, None, "not measured", None)
     change = math.expm1(infer - train)
-    shown = f"{math.exp(train):.4g} → {math.exp(infer):.4g} ({100 * change:+.2f} %)"
-    return Gate(name, change, shown, abs(change) <= _PERPLEXITY)
+    text = f"{math.exp(train):.4g} → {math.exp(infer):.4g} ({100 * change:+.2f} %)"
+    return Gate(name, change, text, abs(change) <= _PERPLEXITY)
 
 
 def _p99(portrait: Portrait) -> Gate:
     name, ends = f"p99 |Δ logp| ≤ {_P99:g}", portrait.quantile(0.99)
     if ends is None:
         return Gate(name, None, "not measured", None)
-    value, shown = quantile_shown(ends)
-    return Gate(name, value, shown, value <= _P99)
+    value, text = quantile_text(ends)
+    return Gate(name, value, text, value <= _P99)
 
 
-def quantile_shown(ends: tuple[float, float]) -> tuple[float, str]:
+def quantile_text(ends: tuple[float, float]) -> tuple[float, str]:
     """A quantile known to lie between two ends: its middle, and how it is printed.
 
-    >>> quantile_shown((0.1, 0.102)), quantile_shown((0.0, 1e-6)), quantile_shown((10.0, math.inf))
+    >>> quantile_text((0.1, 0.102)), quantile_text((0.0, 1e-6)), quantile_text((10.0, math.inf))
     ((0.10..., '0.101 ±1 %'), (1e-06, '≤ 1e-06'), (inf, '> 10'))
     """
     low, high = ends

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from servanda.contract.clause import WHOLE, Clause, Place, Section, Stage
+from servanda.contract.clause import WHOLE, Clause, Place, Stage
 from servanda.contract.identity import digest_of
 from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
@@ -225,14 +225,16 @@ def draft(
         schedule = schedules.get(contract.workload_of(clause))
         kind = kind_of(contract, section, clause, stage, schedule, live=live)
         claim = clause.claim or contract.claim
-        for cut in _cuts_for(contract, section, clause, cuts[schedule.name if schedule else ""]):
+        own = cuts[schedule.name if schedule else ""]
+        names = dict.fromkeys(slices_of(contract, section, clause))
+        for cut in (cut for name in names for cut in own[name]):
             on_golden = kind.source == "golden"
             corpus = golden if on_golden else schedule.corpus if schedule else None
             capacity = schedule.capacity(cut) if schedule else 0
             if schedule and isinstance(kind, BySequence):
                 capacity = schedule.sequences(cut)
-            met = cut.met_by(corpus) if on_golden and corpus else capacity
-            if kind.source in ("golden", "workload") and corpus and not met:
+            reach = cut.met_by(corpus) if on_golden and corpus else capacity
+            if kind.source in ("golden", "workload") and corpus and not reach:
                 problems.append(_empty(contract, place, cut, clause, corpus))
                 continue
             name = schedule.name if schedule and kind.source == "workload" else ""
@@ -245,13 +247,6 @@ def draft(
     for cell in cells:
         problems += out_of_reach(plan, cell)
     return plan, [*problems, *unanswered(plan.contract, cells, plan.corpora, cuts)]
-
-
-def _cuts_for(
-    contract: Contract, section: Section, clause: Clause, cuts: dict[str, tuple[Cut, ...]]
-) -> list[Cut]:
-    names = slices_of(contract, section, clause)
-    return [cut for name in dict.fromkeys(names) for cut in cuts[name]]
 
 
 def _no_label(contract: Contract, i: int, name: str, split: str, corpus: Corpus) -> Problem:

@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, View
+from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, View
 from servanda.judgement.clauses.numerical import Fact, Values
 from servanda.judgement.evidence import Evidence
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
 from servanda.judgement.slices.columns import CLASS_FIELDS, columns
 from servanda.judgement.slices.rules import FIELDS
-from servanda.judgement.token_profile import Portrait
 from servanda.judgement.verdict import Caught
 from servanda.traces.trace import Trace, TracePair
 
@@ -81,7 +80,7 @@ def _caught(plan: Plan, cells: Cells, evidence: Evidence, signature: Signature) 
 def _on_golden(
     plan: Plan, cells: Cells, evidence: Evidence, signature: Signature
 ) -> Iterator[CellVerdict]:
-    look = Look(plan.alpha, plan.price_cells, 0, 0, intervals=False)
+    look = Interim(plan.alpha, plan.price_cells, 0, 0, intervals=False)
     golden = evidence.once.get("golden")
     for i, cell in cells:
         values = signature.golden.get(cell.clause.metric)
@@ -105,22 +104,19 @@ def _on_workload(
     if not launched or not cells:
         return
     view = _drawn_again(schedule, signature, launched, [cell for _, cell in cells])
-    look = Look(plan.alpha, plan.price_cells, 0, launched, False, plan.part)
+    look = Interim(plan.alpha, plan.price_cells, 0, launched, False, plan.part)
     own = evidence.portraits.get((schedule.name, "infer"))
     for i, cell in cells:
-        if own is not None and _rarer(own, cell, view):
-            continue
+        inside_N = view.mask(cell.cut)
+        if own is not None and len(inside_N):
+            tokens = own.slices[cell.cut.name].n if cell.cut.name in own.slices else 0
+            # a slice that the run met more rarely than the signature would flatter the gate
+            if tokens < 0.8 * own.total.n * float(inside_N.mean()):
+                continue
         floor = cell.kind.floor(cell, [part.noise[i] for part in closed])
         verdict = cell.kind.judge(cell, [cell.kind.weigh(cell, view)], floor, look)
         if verdict.outcome in ("violated", "error"):
             yield verdict
-
-
-def _rarer(own: Portrait, cell: Cell, view: View) -> bool:
-    """Whether the run met a slice more rarely than the signature, which would flatter the gate."""
-    met = own.slices[cell.cut.name].n if cell.cut.name in own.slices else 0
-    inside_N = view.mask(cell.cut)
-    return bool(len(inside_N)) and met < 0.8 * own.total.n * float(inside_N.mean())
 
 
 def _computable(cell: Cell) -> bool:

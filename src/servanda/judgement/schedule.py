@@ -98,15 +98,15 @@ class Schedule:
 
     def _rows(self, cut: Cut) -> tuple[int, int]:
         """Most lines of one prompt group that can meet a slice, and groups that have any."""
-        if cut not in self._met:  # clauses share their slices
+        if cut not in self._rows_by_cut:  # clauses share their slices
             prompts, (kind_R, examples) = self.corpus.prompts, self._kinds
             meets = np.array([cut.may_meet(prompts[row]) for row in examples])
             rows_G = np.bincount(self._group_R, weights=meets[kind_R])
-            self._met[cut] = int(rows_G.max()), int(np.count_nonzero(rows_G))
-        return self._met[cut]
+            self._rows_by_cut[cut] = int(rows_G.max()), int(np.count_nonzero(rows_G))
+        return self._rows_by_cut[cut]
 
     @cached_property
-    def _met(self) -> dict[Cut, tuple[int, int]]:
+    def _rows_by_cut(self) -> dict[Cut, tuple[int, int]]:
         return {}
 
     @cached_property
@@ -125,7 +125,6 @@ class Schedule:
 
     @cached_property
     def _group_R(self) -> NDArray[np.int64]:
-        """The prompt group of each line."""
         group_R = np.zeros(len(self.corpus), dtype=np.int64)
         for group, rows in enumerate(self.corpus.groups):
             group_R[list(rows)] = group
@@ -196,7 +195,6 @@ class Arrivals(Schedule):
 
     @cached_property
     def _first_G(self) -> list[int]:
-        """Row of the first request of each prompt group."""
         return [0, *itertools.accumulate(map(len, self.traffic.groups))]
 
     def capacity(self, cut: Cut) -> int:

@@ -190,10 +190,10 @@ class _Room:
     whole: float  # units of the whole run
     needed: float  # units that a slice needs
 
-    def units(self, met: Callable[[int], bool]) -> float:
+    def units(self, meets: Callable[[int], bool]) -> float:
         """Units of the groups of which some row is met."""
         groups = self.corpus.groups
-        return self.whole * sum(any(map(met, group)) for group in groups) / len(groups)
+        return self.whole * sum(any(map(meets, group)) for group in groups) / len(groups)
 
     def labelled(self, label: str, values: Collection[str | None]) -> float:
         """Units of those values; None: of lines without the label."""

@@ -13,7 +13,7 @@ from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
 from servanda.judgement.breakdown import Breakdown
-from servanda.judgement.clauses.base import Cell, CellVerdict, Look, Outcome, Sampled, worst
+from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, Sampled, worst
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
@@ -213,12 +213,12 @@ def judge(
     closed = {s.name: evidence.closed(s.name) for s in plan.schedules}
     launched = {name: sum(r.groups for r in rounds) for name, rounds in closed.items()}
     first = {s.name: s.first for s in plan.schedules}
-    cells, looked = [], []
+    cells, judgements = [], []
     for i, cell in enumerate(plan.cells):
         parts = closed.get(cell.workload) or tuple(
             filter(None, [evidence.once.get(cell.kind.source)])
         )
-        look = Look(
+        look = Interim(
             plan.alpha,
             plan.price_cells,
             first.get(cell.workload, 0),
@@ -229,17 +229,22 @@ def judge(
         floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
         statistics = [part.statistics[i] for part in parts]
         judged = cell.kind.judge(cell, statistics, floor, look)
-        looked.append((cell, statistics, look, judged.outcome))
+        judgements.append((cell, statistics, look, judged.outcome))
         if intervals and cell.workload:
             stable = [part.stable[i] for part in parts if part.stable]
             judged = _beside(judged, cell, evidence.portraits.get((cell.workload, "infer")), stable)
         cells.append(judged.but(where=plan.contract.where(*cell.place)))
     cells = _after_preconditions(plan.cells, cells)
+    # guards can make the outcome worse, but never carry it
+    outcomes: list[Outcome] = [cell.outcome for cell in cells if cell.enforced]
+    promises = [c for c in cells if c.enforced and c.section != "observability"]
+    if all(c.outcome == "not applicable" for c in promises):
+        outcomes.append("inconclusive")
     kernels = plan.contract.kernels
     every = [part for rounds in closed.values() for part in rounds]
     golden = evidence.once.get("golden")
     verdict = Verdict(
-        outcome=_outcome(cells),
+        outcome=worst(outcomes),
         cells=tuple(cells),
         contract=plan.contract.metadata.name,
         stage=plan.stage,
@@ -259,7 +264,7 @@ def judge(
         infer=str(kernels.infer),
         stable=str(plan.stable) if plan.stable else "",
         portraits=_portraits(evidence) if intervals else {},
-        blind_spots=_blind_spots(plan, cells, looked, every) if intervals else (),
+        blind_spots=_blind_spots(plan, cells, judgements, every) if intervals else (),
     )
     measured = [*every, golden] if golden else every
     agreement = sum((part.agreement for part in measured), Agreement())
@@ -277,11 +282,11 @@ def agreed(verdict: Verdict, contract: Contract, agreement: Agreement) -> Verdic
 
 
 def _blind_spots(
-    plan: Plan, cells: Sequence[CellVerdict], looked: Any, rounds: Sequence[Weighed]
+    plan: Plan, cells: Sequence[CellVerdict], judgements: Any, rounds: Sequence[Weighed]
 ) -> tuple[BlindSpot, ...]:
     """What follows from the plan, from the tokens of each slice and guard, and from the answers."""
     spots = [BlindSpot("slice", text) for text in uncovered(plan, cells)]
-    spots += [BlindSpot("guard", text) for text in weak_guards(looked)]
+    spots += [BlindSpot("guard", text) for text in weak_guards(judgements)]
     workload = plan.contract.workload
     if workload is not None and workload.source == "trainer":
         spots.append(BlindSpot("sample", OF_A_TRAINER))
@@ -313,20 +318,10 @@ def _beside(
 
 
 def _portraits(evidence: Evidence) -> dict[str, Portrait]:
-    """Of all workloads together, by what they show."""
     portraits: dict[str, Portrait] = {}
     for (_, name), portrait in evidence.portraits.items():
         portraits = added(portraits, {name: portrait})
     return portraits
-
-
-def _outcome(cells: list[CellVerdict]) -> Outcome:
-    """The worst of the enforced cells; guards can make it worse, but never carry it."""
-    enforced = [c for c in cells if c.enforced]
-    promises = [c for c in enforced if c.section != "observability"]
-    if all(c.outcome == "not applicable" for c in promises):
-        return worst([*(c.outcome for c in enforced), "inconclusive"])
-    return worst([c.outcome for c in enforced])
 
 
 def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:

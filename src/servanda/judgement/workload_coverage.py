@@ -28,7 +28,6 @@ def uncovered(plan: Plan, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
         cells: the verdicts of the plan's cells, with their tokens.
     """
     return (
-        *_without_tokens(cells),
         *_hardly_reached(cells),
         *_unjudged(plan),
         *_depth(plan),
@@ -46,27 +45,22 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _sampled(cells: Sequence[CellVerdict]) -> dict[str, list[CellVerdict]]:
-    """Cells on sampled tokens, by slice; none where the run has no token at all."""
+def _hardly_reached(cells: Sequence[CellVerdict]) -> Iterator[str]:
+    """Slices that met no sampled token, and those that met too few to be decided."""
     by_slice: dict[str, list[CellVerdict]] = {}
     for cell in cells:
         if cell.section == "statistical" and cell.outcome != "not applicable" and cell.workload:
             by_slice.setdefault(cell.slice, []).append(cell)
-    measured = any(cell.n for of in by_slice.values() for cell in of)
-    return {name: of for name, of in by_slice.items() if name != WHOLE} if measured else {}
-
-
-def _without_tokens(cells: Sequence[CellVerdict]) -> Iterator[str]:
-    none = [repr(name) for name, of in _sampled(cells).items() if not any(c.n for c in of)]
+    if not any(cell.n for of in by_slice.values() for cell in of):
+        return  # the run has no token at all
+    by_slice.pop(WHOLE, None)
+    none = [repr(name) for name, of in by_slice.items() if not any(c.n for c in of)]
     if none:
         yield (
             f"slice{'s' if len(none) > 1 else ''} {listed(none)} met no token: nothing is known "
             f"of {'them' if len(none) > 1 else 'it'}"
         )
-
-
-def _hardly_reached(cells: Sequence[CellVerdict]) -> Iterator[str]:
-    for name, of in _sampled(cells).items():
+    for name, of in by_slice.items():
         open_ = [c for c in of if c.n and c.enforced and c.outcome == "inconclusive"]
         shares = [c.share for c in open_ if c.share is not None]
         if shares and shares[0] < _HARDLY:

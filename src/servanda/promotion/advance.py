@@ -209,7 +209,6 @@ def _rule_actions(state: State, finding: LegFinding) -> Iterator[RuleAction]:
 
 
 def _cell_for(requested: Sequence[RuleAction], action: str) -> CellResult | None:
-    """The cell for which an action is asked."""
     return next((a.cells[0] for a in requested if a.action == action), None)
 
 
@@ -258,12 +257,15 @@ def _after_holding(
         state = replace(state, valid_until=state.weighed + leg.valid_for_s)
         if state.expired:
             return _ended(state, "superseded", EXPIRED)
-    every, stayed = _everything(state, finding), now - state.since
+    waived = [c.name for c in finding.cells if c.outcome != "holds" and _waived(state, c)]
+    # not to be read as more than what counted
+    every = f"everything but {', '.join(waived)} (overridden)" if waived else "everything"
+    stayed, over = now - state.since, state.leg == len(course) - 1
     if stayed < leg.dwell_s:
         why = f"{every} holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
-        through = _over(course, state) and state.span > 1  # an earlier span was long enough
+        through = over and state.span > 1  # an earlier span was long enough
         return replace(state, status="completed" if through else "running", why=why)
-    if _over(course, state):
+    if over:
         if leg.stage == "full" and finding.groups >= leg.last:  # the next span begins, from nothing
             state = replace(state, span=state.span + 1, since=now)
         return replace(state, status="completed", why=f"{every} holds on {leg.name}")
@@ -280,14 +282,3 @@ def _after_holding(
         approved="",
         why=f"{every} held on {leg.name}",
     )
-
-
-def _everything(state: State, finding: LegFinding) -> str:
-    """What holds, in words: it is not to be read as more than what counted."""
-    waived = [c.name for c in finding.cells if c.outcome != "holds" and _waived(state, c)]
-    return f"everything but {', '.join(waived)} (overridden)" if waived else "everything"
-
-
-def _over(course: Sequence[Leg], state: State) -> bool:
-    """Whether no leg comes after this one."""
-    return state.leg == len(course) - 1

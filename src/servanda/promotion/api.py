@@ -12,7 +12,6 @@ from servanda.contract.model import Contract
 from servanda.contract.stages import Leg, course_of
 from servanda.errors import EvidenceError
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
-from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.escalation import action_of, rules_met
 from servanda.promotion.advance import advance as advanced
 from servanda.promotion.advance import begin, leg_of
@@ -92,7 +91,8 @@ def leg_finding(contract: Contract, leg: Leg, verdict: Verdict) -> LegFinding:
 
 def _rule_actions(contract: Contract, verdict: Verdict, *, early: bool) -> Iterator[RuleAction]:
     for rule, cells in rules_met(contract, verdict.cells):
-        meeting = [c for c in cells if _meets(rule.when, c)]
+        wanted, equal = rule.when.get("is", rule.when.get("is_not")), "is" in rule.when
+        meeting = [cell for cell in cells if (cell.outcome == wanted) == equal]
         # before the first look everything is undecided, and that is no news
         if early and all(c.outcome == "inconclusive" for c in meeting):
             continue
@@ -107,7 +107,3 @@ def _condition(when: Mapping[str, Any]) -> str:
     """A rule's condition in words: tail is violated, observability is not holds."""
     subject = when.get("clause", when.get("section"))
     return f"{subject} is {when['is']}" if "is" in when else f"{subject} is not {when['is_not']}"
-
-
-def _meets(when: Mapping[str, Any], cell: CellVerdict) -> bool:
-    return cell.outcome == when["is"] if "is" in when else cell.outcome != when["is_not"]

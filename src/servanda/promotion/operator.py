@@ -46,14 +46,11 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
             f"run {state.run} is {_status_text(state)}: there is nothing to override",
             hint="begin another attempt: servanda promote --fresh",
         )
-    if not math.isfinite(given.expires):
+    finite = math.isfinite(given.expires)
+    if not finite or given.expires <= now:
+        when = "expires before it begins" if finite else "never expires"
         raise EvidenceError(
-            f"the override of {given.clause} on {given.slice} never expires",
-            hint="give it a time to live, such as --ttl 24h",
-        )
-    if given.expires <= now:
-        raise EvidenceError(
-            f"the override of {given.clause} on {given.slice} expires before it begins",
+            f"the override of {given.clause} on {given.slice} {when}",
             hint="give it a time to live, such as --ttl 24h",
         )
     why = f"{given.actor} overrode {given.clause} on {given.slice}: {given.reason}"

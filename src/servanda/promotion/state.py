@@ -197,7 +197,6 @@ class State:
 
 
 def leg_of(course: Sequence[Leg], state: State) -> Leg:
-    """The leg a run is at."""
     leg = course[state.leg]
     while leg.stage == "full" and leg.span < state.span:
         leg = leg.following

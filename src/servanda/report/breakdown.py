@@ -27,11 +27,11 @@ def tables(verdict: Verdict) -> list[Table]:
     tables: list[Table] = []
     steps, sequences = breakdown.steps, breakdown.sequences
     if len(steps) > 1:
-        shown = worst_steps(steps)[:STEPS]
+        worst = worst_steps(steps)[:STEPS]
         title = f"Each step judged alone: {count_of(steps)}"
-        if len(shown) < len(steps):
-            title += f"; the worst {len(shown)} (JSON has all)"
-        tables.append((title, _STEP_HEADS, [step_row(row) for row in shown]))
+        if len(worst) < len(steps):
+            title += f"; the worst {len(worst)} (JSON has all)"
+        tables.append((title, _STEP_HEADS, [step_row(row) for row in worst]))
     if sequences:
         title = f"The worst {len(sequences)} sequences; {breakdown.beyond:,} of all are beyond the "
         title += "limit on their own tokens"
@@ -45,7 +45,6 @@ def worst_steps(steps: Sequence[StepRow]) -> list[StepRow]:
 
 
 def step_row(row: StepRow) -> list[str]:
-    """One step as cells of a table."""
     double = None if row.tv is None else 2 * row.tv
     return [
         f"{row.step}",
@@ -60,7 +59,6 @@ def step_row(row: StepRow) -> list[str]:
 
 
 def sequence_row(row: SequenceRow) -> list[str]:
-    """One sequence as cells of a table."""
     return [
         f"{row.step}",
         line(row.source, 60),
@@ -97,5 +95,4 @@ def removed_line(removed: Removed) -> str:
 
 
 def digits(value: float | None) -> str:
-    """Three significant digits."""
     return "" if value is None else f"{value:.4g}" if value >= 1 else f"{value:.3g}"

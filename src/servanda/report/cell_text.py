@@ -17,7 +17,6 @@ GIVEN_UP = "stopped early: broken as a whole"
 
 
 def limit(cell: CellVerdict) -> str:
-    """The limit as it was written."""
     if cell.limit is None:
         return ""
     return exact_percent(cell.limit) if cell.threshold is not None else f"{cell.limit:.4g}"

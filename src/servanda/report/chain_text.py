@@ -17,7 +17,6 @@ _SHORT = {"conditional bound": "conditional"}
 
 
 def chain_text(chain: Chain) -> str:
-    """A chain for people to read."""
     marks = {rest.name: _MARKS[i % len(_MARKS)] for i, rest in enumerate(chain.rests)}
     theorems = dict.fromkeys(step.theorem for step in chain.steps if step.theorem)
     laws = {name: i for i, name in enumerate(theorems, start=1)}

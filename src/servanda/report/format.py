@@ -114,6 +114,5 @@ def xml_text(text: str) -> str:
 
 
 def xml_document(root: Element) -> str:
-    """An element and all in it, indented."""
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"

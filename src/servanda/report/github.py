@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from servanda.errors import Where
-from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
 from servanda.report.base import FORMATS
@@ -25,7 +24,11 @@ def render(verdict: Verdict) -> str:
         for cell in cell_text.worst_first(verdict.cells)
         if cell.outcome in _COMMANDS and (cell.enforced or cell.outcome == "violated")
     ]
-    lines = [_annotation(cell) for cell in cells[:MOST_ANNOTATIONS]]
+    lines = []
+    for cell in cells[:MOST_ANNOTATIONS]:
+        command = _COMMANDS[cell.outcome] if cell.enforced else "warning"
+        title = f"{format.line(cell.clause)} on {format.line(cell.slice)}: {cell.outcome}"
+        lines.append(annotation(command, title, cell_text.sentence(cell), cell.where))
     summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > MOST_ANNOTATIONS:
         summary += f" {len(cells) - MOST_ANNOTATIONS} more cells are not annotated."
@@ -33,12 +36,6 @@ def render(verdict: Verdict) -> str:
     summary += "".join(f"\nNot examined: {format.line(s.text)}" for s in verdict.blind_spots)
     title = f"servanda: {format.line(verdict.contract)}"
     return "\n".join([*lines, annotation("notice", title, summary)])
-
-
-def _annotation(cell: CellVerdict) -> str:
-    command = _COMMANDS[cell.outcome] if cell.enforced else "warning"
-    title = f"{format.line(cell.clause)} on {format.line(cell.slice)}: {cell.outcome}"
-    return annotation(command, title, cell_text.sentence(cell), cell.where)
 
 
 def annotation(command: str, title: str, message: str, where: Where | None = None) -> str:

@@ -55,10 +55,8 @@ _GLOSSARY = (
 
 
 class GateRow(NamedTuple):
-    """One row of the table of other gates."""
-
     name: str
-    shown: str
+    text: str
     says: str
     tone: str
 
@@ -71,7 +69,6 @@ def render(verdict: Verdict) -> str:
 
 
 def environment(package: str) -> Any:
-    """The environment of the templates of a package."""
     import jinja2
 
     return jinja2.Environment(
@@ -167,7 +164,7 @@ def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
 
 def _gates(verdict: Verdict) -> list[GateRow]:
     says = {True: ("would pass", "plain"), False: ("would fail", "fails"), None: ("–", "plain")}
-    rows = [GateRow(g.name, g.shown, *says[g.passes]) for g in gates(verdict.portraits)]
+    rows = [GateRow(g.name, g.text, *says[g.passes]) for g in gates(verdict.portraits)]
     answer = f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}"
     return [*rows, GateRow("this contract", _ours(verdict), answer, verdict.outcome)]
 

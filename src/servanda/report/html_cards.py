@@ -36,7 +36,6 @@ class Card(NamedTuple):
 
 
 def cards(verdict: Verdict) -> tuple[Card, ...]:
-    """The four cards of the first screen."""
     return (
         Card("Is the comparison fair?", tuple(_fair(verdict))),
         Card("Where the drift sits", tuple(_sits(verdict))),
@@ -97,7 +96,10 @@ def _sits(verdict: Verdict) -> list[Line]:
     if not portrait.total.n:
         return [Line("No token was compared.")]
     sharpest = contrast(portrait)
-    if sharpest is None and (broken := _broken_slices(verdict)):
+    # slices on which a statistical clause is violated, the whole left out
+    red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
+    broken = [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
+    if sharpest is None and broken:
         return [
             Line(f"On {broken[0]}.", strong=True),
             *([Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []),
@@ -111,12 +113,6 @@ def _sits(verdict: Verdict) -> list[Line]:
             Line(f"({mean} over n {portrait.total.n:,} tokens)."),
         ]
     return _contrast_lines(sharpest, verdict, what)
-
-
-def _broken_slices(verdict: Verdict) -> list[str]:
-    """Slices on which a statistical clause is violated, the whole left out."""
-    red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
-    return [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
 
 
 def _contrast_lines(sharpest: Contrast, verdict: Verdict, what: str) -> list[Line]:
@@ -148,15 +144,13 @@ def _worst(verdict: Verdict) -> list[Line]:
     if not portrait.worst:
         return [Line("No token was compared.")]
     worst = portrait.worst[0]
-    lines = [*_text_of(worst), *numbers_of(worst, prompts=not dumped(verdict))]
-    return lines if what == "workload" else [*lines, Line(f"From the {what}.")]
-
-
-def _text_of(worst: Worst) -> list[Line]:
     if worst.text is None:
-        return [Line("(text is not stored: numbers only)")]
-    context = format.line(worst.context_text or "")[-60:]
-    return [Line(f"“…{context}” → “{format.line(worst.text, 30)}”", strong=True)]
+        lines = [Line("(text is not stored: numbers only)")]
+    else:
+        context = format.line(worst.context_text or "")[-60:]
+        lines = [Line(f"“…{context}” → “{format.line(worst.text, 30)}”", strong=True)]
+    lines += numbers_of(worst, prompts=not dumped(verdict))
+    return lines if what == "workload" else [*lines, Line(f"From the {what}.")]
 
 
 def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
@@ -207,13 +201,16 @@ def _missed(verdict: Verdict) -> list[Line]:
 
 def _power(verdict: Verdict) -> list[Line]:
     lines = []
-    for met, at in ((False, "the catalogue's strengths"), (True, "the strengths of the field")):
-        faults = [c for c in verdict.power if c.met == met]
+    for of_field, at in (
+        (False, "the catalogue's strengths"),
+        (True, "the strengths of the field"),
+    ):
+        faults = [c for c in verdict.power if c.met == of_field]
         missed = [c for c in faults if not c.by]
         if faults:
             caught = f"{len(faults) - len(missed)} of {len(faults)}"
             text = f"At {at} this size catches {caught} known faults."
-            lines.append(Line(text, strong=not met))
+            lines.append(Line(text, strong=not of_field))
         if missed:
             names = ", ".join(format.line(_strong(c), 48) for c in missed[:4])
             more = f", {len(missed) - 4} more" if len(missed) > 4 else ""

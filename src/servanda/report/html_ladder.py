@@ -61,8 +61,6 @@ class Ladder(NamedTuple):
 
 
 def track(cell: CellVerdict, scale: Scale) -> Track:
-    """A cell on an axis."""
-
     def at(value: float | None) -> float | None:
         return None if value is None else scale.at(abs(value))
 

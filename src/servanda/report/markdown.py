@@ -23,7 +23,6 @@ _ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, math
 
 @FORMATS.register("markdown")
 def render(verdict: Verdict) -> str:
-    """GitHub-flavoured Markdown."""
     cells = [c for c in cell_text.worst_first(verdict.cells) if c.outcome != "not applicable"]
     text = f"**{plain(str(headline(verdict)))}**"
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
@@ -66,7 +65,7 @@ def _gates(verdict: Verdict) -> list[str]:
     says = {True: "would pass", False: "would fail", None: "not measured"}
     lines = ["| gate | value | |", "|---|--:|---|"]
     for gate in gates(verdict.portraits):
-        value = gate.shown if gate.passes is not None else "–"
+        value = gate.text if gate.passes is not None else "–"
         lines.append(f"| {plain(gate.name)} | {plain(value)} | {says[gate.passes]} |")
     return lines
 

@@ -152,20 +152,15 @@ def impact(verdict: Verdict) -> str:
     if _untrusted(bad) and verdict.outcome == "violated":
         parts.append("Logprobs say nothing about such tokens, so no other promise is judged.")
     if verdict.outcome in ("violated", "inconclusive"):
-        parts += _worst_number(bad)
+        cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
+        if cell is not None:
+            parts.append(f"{measured(cell)} on {where(cell, 40)}, limit {limit(cell)}.")
     if verdict.outcome == "violated":
         parts += _traffic(bad) + _flips(verdict, bad)
     elif verdict.outcome == "holds":
         parts += _nearest(cells)
     parts.append(f"Exit code {verdict.exit_code}.")
     return " ".join(parts)
-
-
-def _worst_number(bad: Sequence[CellVerdict]) -> list[str]:
-    cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
-    if cell is None:
-        return []
-    return [f"{measured(cell)} on {where(cell, 40)}, limit {limit(cell)}."]
 
 
 def _nearest(cells: Sequence[CellVerdict]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from servanda.contract.identity import digest_of
 from servanda.engines.base import Engine
 from servanda.errors import MeasurementError
-from servanda.judgement.clauses.base import Look
+from servanda.judgement.clauses.base import Interim
 from servanda.judgement.clauses.service_level import (
     LOOKS,
     RECORDED,
@@ -87,7 +87,7 @@ def _until_decided(
 
 def _open(plan: Plan, load: LoadOf, result: LoadRun) -> bool:
     """Whether a cell of this load is undecided, and counts."""
-    look = Look(plan.alpha, plan.price_cells, 0, 0, part=plan.part)
+    look = Interim(plan.alpha, plan.price_cells, 0, 0, part=plan.part)
     return any(
         cell.kind.judge(cell, [cell.kind.weigh(cell, {load: result})], None, look).open
         for cell in plan.cells

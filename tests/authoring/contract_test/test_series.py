@@ -117,4 +117,4 @@ def test_any_text_is_a_series_or_is_refused(text):
 
 
 def test_every_draw_says_what_it_is():
-    assert all(draw.said and draw.takes for draw in DRAWS.values())
+    assert all(draw.summary and draw.takes for draw in DRAWS.values())

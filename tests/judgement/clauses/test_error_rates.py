@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from servanda.contract.model import Clause
-from servanda.judgement.clauses.base import Cell, Look
+from servanda.judgement.clauses.base import Cell, Interim
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate, Grown
@@ -47,7 +47,7 @@ def ever(wrong, chance, looks):
 
 def judged(kind, claim, rounds, **look):
     cell = Cell(CLAUSE, "statistical", (), Cut("all"), claim, 8, kind, "w")
-    at = Look(ALPHA, **{"cells": 1, "first": 1, "launched": 1, "intervals": False} | look)
+    at = Interim(ALPHA, **{"cells": 1, "first": 1, "launched": 1, "intervals": False} | look)
     return kind.judge(cell, rounds, None, at).outcome
 
 

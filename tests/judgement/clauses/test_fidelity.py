@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from servanda.contract.model import WHOLE, Clause
-from servanda.judgement.clauses.base import Cell, Look, View
+from servanda.judgement.clauses.base import Cell, Interim, View
 from servanda.judgement.clauses.fidelity import SamplerFidelity, ServedFidelity, log_evidence
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.sampling import columns_of, draw
@@ -18,7 +18,7 @@ from servanda.traces.token_history import SETS, sets_of, with_history
 from servanda.traces.trace import Trace, TracePair
 
 V, WIDTH, ALL = 32, 24, Cut(WHOLE)
-LOOK = Look(alpha=0.05, cells=10, first=1, launched=1000)
+LOOK = Interim(alpha=0.05, cells=10, first=1, launched=1000)
 PRICE = LOOK.log_price_violated
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from servanda.contract.model import WHOLE, Clause, Kernel
 from servanda.engines.table import TableEngine
-from servanda.judgement.clauses.base import GUARDS, Cell, Look, View
+from servanda.judgement.clauses.base import GUARDS, Cell, Interim, View
 from servanda.judgement.clauses.fidelity import SamplerFidelity
 from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.slices.rules import Cut
@@ -127,7 +127,7 @@ NAMES = [*"abcdefghijklmnopqrstuvwx", "<eos>"]
 ZIPF = (1 / np.arange(1, len(NAMES) + 1) ** 1.3 / (1 / np.arange(1, 26) ** 1.3).sum()).tolist()
 TURNED = {"": [ZIPF[0], *ZIPF[:0:-1]]}
 ALL = Cut(WHOLE)
-LOOK = Look(alpha=0.025, cells=1, first=1, launched=1)
+LOOK = Interim(alpha=0.025, cells=1, first=1, launched=1)
 
 
 def served(folder, sequences, *, reported=RAW, real=RAW, k=5, draws=None, columns=True, seed=1):

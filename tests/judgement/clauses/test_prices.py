@@ -15,7 +15,7 @@ import pytest
 
 import servanda.judgement.clauses
 from servanda.contract.model import Clause
-from servanda.judgement.clauses.base import Cell, Look
+from servanda.judgement.clauses.base import Cell, Interim
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
 from servanda.judgement.clauses.mass_gap import MassGap
@@ -66,7 +66,7 @@ class Case:
 
     def judged(self, *, alpha: float, cells: int = 1, part: float = 1.0) -> Any:
         cell = Cell(self.clause, "statistical", (), Cut("all"), self.claim, ROOM, self.kind, "w")
-        look = Look(alpha, cells, first=1, launched=400, intervals=False, part=part)
+        look = Interim(alpha, cells, first=1, launched=400, intervals=False, part=part)
         return self.kind.judge(cell, self.rounds, None, look)
 
 

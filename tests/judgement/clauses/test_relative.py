@@ -5,7 +5,7 @@ import pytest
 
 import servanda as sv
 from servanda.contract.model import Clause
-from servanda.judgement.clauses.base import Cell, Look
+from servanda.judgement.clauses.base import Cell, Interim
 from servanda.judgement.clauses.relative import Compared, RelativeToNoise
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.slices.rules import Cut
@@ -47,7 +47,7 @@ def rounds(rng, mean, noise, n=40, size=64, claim="realised"):
 
 
 def judge(measured, claim="realised", floor=None):
-    return KIND.judge(cell(claim), measured, floor, Look(0.05, 4, 0, len(measured) * 64))
+    return KIND.judge(cell(claim), measured, floor, Interim(0.05, 4, 0, len(measured) * 64))
 
 
 @pytest.mark.parametrize("claim", ["realised", "population"])

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.entry import Record
-from servanda.promotion.ledger.open import open_exported, open_ledger
+from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.ledger.verify import verify
 from tests.promotion.run.histories import reaching
 
@@ -137,7 +137,7 @@ def test_an_export_is_a_file_that_verifies(promoted, tmp_path):
     done = servanda("export", "--ledger", where, "-o", path)
 
     assert (done.exit_code, done.stderr) == (0, f"exported 2 to {path}\n")
-    with open_exported(path) as kept:
+    with open_ledger(str(path), reading=True) as kept:
         assert [*kept.entries()] == entries
         assert verify(kept).sound
     assert servanda("export", "--ledger", where).stdout == path.read_text()

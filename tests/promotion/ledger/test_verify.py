@@ -10,7 +10,7 @@ import pytest
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Record, Row
 from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import FIRST, canonical, hash_of
-from servanda.promotion.ledger.open import open_exported, open_ledger, verify_at
+from servanda.promotion.ledger.open import open_ledger, verify_at
 from servanda.promotion.ledger.verify import Problem, verify
 
 FLIPS = 500
@@ -422,7 +422,7 @@ def test_an_export_is_verified_by_itself(where, swift_path, key):
         assert export(filled(ledger), file) == 6
         entries, runs, found = [*ledger.entries()], ledger.runs(), verify(ledger)
 
-    with open_exported(path, key=key) as kept:
+    with open_ledger(str(path), key=key, reading=True) as kept:
         assert [*kept.entries()] == entries
         assert [*kept.entries("b")] == [e for e in entries if e.run == "b"]
         assert kept.runs() == runs
@@ -460,7 +460,7 @@ def test_lines_of_an_export_that_were_cut_out_or_moved_are_missed(swift_path):
         f"line 4 of {other} is no JSON: Expecting value: line 1 column 1 (char 0)",
     ]
     with pytest.raises(Damaged) as error:
-        open_exported(other)
+        open_ledger(str(other), reading=True)
     assert str(error.value).endswith("column 1 (char 0)\n  hint: export the ledger again")
     assert problems() == []
     assert verify_at(str(other)).head == FIRST
@@ -478,7 +478,7 @@ def test_a_damaged_ledger_is_not_exported(where, tamper, swift_path):
 def test_nothing_is_appended_to_an_export(swift_path):
     path = swift_path / "kept.jsonl"
     path.write_text("")
-    with open_exported(path) as ledger, pytest.raises(LedgerError) as error:
+    with open_ledger(str(path), reading=True) as ledger, pytest.raises(LedgerError) as error:
         ledger.append("a", [Record("k", "ci", 1.0, {})], after=0)
 
     assert str(error.value) == (

@@ -112,5 +112,4 @@ class Calibration:
         return tuple(warnings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         return to_plain(self)

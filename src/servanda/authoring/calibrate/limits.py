@@ -218,12 +218,12 @@ def _clause_limit(cells: Sequence[Resampled], power: float, capture: str) -> _Cl
     smallest = partial(rounding.first, rounding.LOWEST, highest)
     clear = [smallest(later.clear_of_noise) for later in cells]
     alone = [smallest(partial(later.holds_often, power)) for later in cells]
-    for later, quiet, shown in zip(cells, clear, alone, strict=True):
-        if quiet is None:
+    for later, noise_step, step in zip(cells, clear, alone, strict=True):
+        if noise_step is None:
             return f"twice the self-noise on slice {later.cell.cut.name!r} exceeds every limit"
-        if shown is None and (short := _too_few_groups(later, highest)):
+        if step is None and (short := _too_few_groups(later, highest)):
             return short
-        if shown is None:
+        if step is None:
             return (
                 f"no limit below {rounding.value(highest + 1):g} is kept often enough on slice "
                 f"{later.cell.cut.name!r}: raise promotion.offline.sequences"

@@ -41,7 +41,7 @@ def record_floor(later: Resampled, capture: str) -> float | None:
         budget = ratio_budget(np.abs(error_N), *kind.clip_range)  # type: ignore[attr-defined]
         used_N = np.where(error_N > 0, budget.used_up, budget.used_down)
         return float(used_N.max() if kind.feed.threshold is not None else used_N.mean())
-    lengths = np.concatenate([view.pair.infer.length_S for view in later.seen.own])
+    lengths = np.concatenate([view.pair.infer.length_S for view in later.rounds.own])
     lengths = lengths[lengths > 0]
     if isinstance(kind, Gap):
         # an error is as often up as down, and weights above 1 may leave less than nothing

@@ -63,7 +63,7 @@ class Resampled:
 
     cell: Cell
     kind: Certificate
-    seen: Rounds
+    rounds: Rounds
     count_BG: Floats
     log_price: float
     _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
@@ -130,7 +130,7 @@ class Resampled:
     def _units(self, feed: Feed) -> Units:
         """Of all rounds, their prompt groups numbered through."""
         kind = replace(self.kind, feed=feed)
-        parts = [kind.units(self.cell, view) for view in self.seen.own]
+        parts = [kind.units(self.cell, view) for view in self.rounds.own]
         starts = np.cumsum([0, *(len(part.missing_G) for part in parts)])
         return Units(
             np.concatenate([part.x_U for part in parts]),
@@ -161,13 +161,13 @@ class Resampled:
         return floor is None or 2 * floor + kind.feed.low / kind.feed.scale <= kind.feed.limit
 
     def _floor(self, kind: Certificate) -> float | None:
-        noise = [tuple(kind.noise(self.cell, v) for v in selves) for selves in self.seen.selves]
+        noise = [tuple(kind.noise(self.cell, v) for v in selves) for selves in self.rounds.selves]
         return kind.floor(self.cell, noise)
 
     def measured(self) -> float | None:
         """The mean, or the percentile, of what was measured; None where nothing was."""
         if self.kind.feed.threshold is not None:
-            return self._percentile(self.seen.own)
+            return self._percentile(self.rounds.own)
         total_G, tokens_G, _ = self._sums(self.kind.feed)
         n = tokens_G.sum()
         return self.kind.feed.value(float(total_G.sum() / n)) if n else None
@@ -177,7 +177,7 @@ class Resampled:
         if self.kind.feed.threshold is None:
             floor = self._floor(self.kind)
             return None if floor is None else self.kind.feed.value(floor)
-        sides = zip(*filter(None, self.seen.selves), strict=True)
+        sides = zip(*filter(None, self.rounds.selves), strict=True)
         percentiles = [self._percentile(side) for side in sides]
         return max((value for value in percentiles if value is not None), default=None)
 
@@ -187,8 +187,8 @@ class Resampled:
         Args:
             selves: whether a side against itself counts as well.
         """
-        more = [view for views in self.seen.selves for view in views] if selves else []
-        values = self._values((*self.seen.own, *more))
+        more = [view for views in self.rounds.selves for view in views] if selves else []
+        values = self._values((*self.rounds.own, *more))
         return float(values[np.isfinite(values)].max(initial=0.0))
 
     def _percentile(self, views: Sequence[View]) -> float | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from servanda.authoring.contract_test.model import Case, ContractTest, Level
 from servanda.judgement.clause_kinds import Later
-from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, CellVerdict, Look
+from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, CellVerdict, Interim
 from servanda.judgement.clauses.envelope import CornerFact, CornerRun
 from servanda.judgement.clauses.guards import Coverage, Windows
 from servanda.judgement.clauses.numerical import BoundedFact, Fact
@@ -40,7 +40,7 @@ _TOKENS = 16  # of each timed request
 class NotGiven(Later):
     """The case has no data of the clause: inconclusive, with what it lacks."""
 
-    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
         return super().judge(cell, rounds, floor, look).but(note=f"not given: {self.reason}")
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -16,11 +15,11 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.verdict import Verdict, judge
-from servanda.promotion.advance import advance, begin
+from servanda.promotion.advance import Move, advance, begin
 from servanda.promotion.api import leg_finding
 from servanda.promotion.effects import route_of
 from servanda.promotion.operator import approve, override, roll_back
-from servanda.promotion.state import Effect, LegFinding, Override, State, leg_of
+from servanda.promotion.state import LegFinding, Override, State, leg_of
 
 _SIMULATED = "rehearsed"  # the run's name, and the reason of every act
 
@@ -70,8 +69,6 @@ def simulate(test: ContractTest, i: int, plan: Plan) -> tuple[list[Moment], tupl
 
 
 class _Run:
-    """One promotion as it goes on."""
-
     def __init__(self, test: ContractTest, i: int, plan: Plan, clock: Clock) -> None:
         self.test, self.i, self.plan, self.clock = test, i, plan, clock
         self.course = course_of(plan.contract)
@@ -83,8 +80,7 @@ class _Run:
         leg = self.course[0]
         self._enter(leg, 0)
         key = self._gathering.data.once.key
-        self._state, effects = begin(_SIMULATED, key, self.course, now=0.0)
-        self._note_pages(effects)
+        self._follow(begin(_SIMULATED, key, self.course, now=0.0))
 
     def evaluate(self, tick: int) -> Moment:
         """Acts that are due, one look, and what follows from it."""
@@ -103,19 +99,21 @@ class _Run:
             finding = replace(finding, key=replace(self._verdict.key, **self._changed))
             if self._fails:
                 finding = LegFinding(leg.name, finding.key, error=self._fails)
-            self._state, effects = advance(self.course, self._state, finding, now=now)
-            self._note_pages(effects)
+            self._follow(advance(self.course, self._state, finding, now=now))
         share = route_of(self.course, self._state)["share"]
         return Moment(now, self._state, leg, share, self._verdict, tuple(self._paged))
 
     def _enter(self, leg: Leg, first: int) -> None:
         """Begin a leg: what is gathered on it begins from nothing."""
-        plan = leg_plan(self.plan, leg)
+        plan = self.plan
+        plan = make_plan(plan.contract, plan.corpora, plan.golden, leg=leg)
+        plan = LegPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)})
         data = synthetic_data(self.test, self.i, plan, leg.name, first)
         self.not_given.update(dict.fromkeys(data.not_given))
         self._leg, self._first, self._gathering = leg, first, GrowingEvidence(data)
 
-    def _note_pages(self, effects: Sequence[Effect]) -> None:
+    def _follow(self, move: Move) -> None:
+        self._state, effects = move
         self._paged += [str(e.body["to"]) for e in effects if e.kind == "page"]
 
     def _act(self, j: int, act: Act, now: float) -> None:
@@ -123,26 +121,14 @@ class _Run:
             self._changed[act.changes] = "another"
         self._fails = act.fails or self._fails
         try:
-            if act.approve is not None:
-                signature = {"actor": act.approve, "reason": _SIMULATED, "now": now}
-                self._moved(approve(self.course, self._state, **signature))
-            if act.roll_back is not None:
-                signature = {"actor": act.roll_back, "reason": _SIMULATED, "now": now}
-                self._moved(roll_back(self.course, self._state, **signature))
+            for actor, action in ((act.approve, approve), (act.roll_back, roll_back)):
+                if actor is not None:
+                    signature = {"actor": actor, "reason": _SIMULATED, "now": now}
+                    self._follow(action(self.course, self._state, **signature))
             if act.override is not None:
                 clause, _, part = act.override.partition(" on ")
                 given = Override(clause, part or "*", _SIMULATED, _SIMULATED, now + act.ttl)
-                self._moved(override(self.course, self._state, given, now=now))
+                self._follow(override(self.course, self._state, given, now=now))
         except EvidenceError as error:
             where = self.test.where("cases", self.i, "acts", j)
             raise ContractError.all([replace(p, where=where) for p in error.problems]) from None
-
-    def _moved(self, moved: tuple[State, tuple[Effect, ...]]) -> None:
-        self._state, effects = moved
-        self._note_pages(effects)
-
-
-def leg_plan(plan: Plan, leg: Leg) -> LegPlan:
-    """The cells that are judged on a leg, at its sizes and its part of alpha."""
-    made = make_plan(plan.contract, plan.corpora, plan.golden, leg=leg)
-    return LegPlan(**{f.name: getattr(made, f.name) for f in fields(made)})

@@ -131,7 +131,6 @@ def _run_promotion(test: ContractTest, i: int, plan: Plan) -> CaseResult:
 def _of_moment(
     where: Locate, expectation: Expectation, moment: Moment, leg: Leg
 ) -> Iterator[Check]:
-    """Where the promotion stands after the look."""
     stands = {
         "leg": leg.name,
         "stage": leg.stage,

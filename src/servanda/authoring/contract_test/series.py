@@ -56,13 +56,13 @@ class Draw:
     """A distribution of the log ratio of one token.
 
     Args:
-        takes: names of its arguments; said: what it is, in one line.
+        takes: names of its arguments; summary: what it is, in one line.
         of: (arguments, each [N], and chance) -> nats, [N].
         refuses: what is wrong with a value of its arguments; "" where nothing is.
     """
 
     takes: tuple[str, ...]
-    said: str
+    summary: str
     of: Callable[[tuple[Array, ...], Chance], Array]
     refuses: Callable[[tuple[float, ...]], str]
 
@@ -242,7 +242,7 @@ def _arguments(call: re.Match[str], at: int) -> tuple[Ramp, ...]:
     draw = DRAWS.get(name)
     if draw is None:
         _refuse(f"no draw is named {quoted(name)}", at, nearest(name, DRAWS))
-    example = f"write {name}({', '.join(draw.takes)}): {draw.said}"
+    example = f"write {name}({', '.join(draw.takes)}): {draw.summary}"
     parts = inside.split(",") if inside.strip() else []
     if len(parts) != len(draw.takes):
         message = f"{name} takes {' and '.join(draw.takes)}, found {len(parts)} arguments"

@@ -76,7 +76,6 @@ class Request:
 
     @property
     def psi(self) -> Psi:
-        """The weighting of the trainer."""
         if self.weighting is None:
             return PSI["naive"]()
         ((name, value),) = self.weighting.given.items()

@@ -95,7 +95,6 @@ def contract_text(
     expected: int,
     offline: tuple[int, int],
 ) -> str:
-    """The text of the contract."""
     enforced = [line for line in statistical if not line.monitor]
     monitored = [line for line in statistical if line.monitor]
     head = ["  # enforced: the budget, certified itself"]

@@ -63,7 +63,6 @@ def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
 
 
 def _fields(pair: Pair, old: BaseModel, new: BaseModel) -> Iterator[Change]:
-    """Every field of two values of one kind."""
     for name, rule in RULES[type(old)].items():
         key = type(old).model_fields[name].alias or name
         inner = pair.key(key, (old, new))
@@ -102,19 +101,19 @@ def _items(
     pair: Pair, rule: Items, old: Mapping[str, _Item], new: Mapping[str, _Item]
 ) -> Iterator[Change]:
     """Items that both have, those that one has, and their order."""
-    gone = {name: item for name, item in old.items() if name not in new}
+    removed = {name: item for name, item in old.items() if name not in new}
     for name, item in new.items():
         if name in old:
             yield from _same(pair, old[name], item)
         else:
-            before = next((n for n, was in gone.items() if was.content == item.content), None)
+            before = next((n for n, was in removed.items() if was.content == item.content), None)
             if before is None:
                 yield _alone(_spot(pair, None, item), rule, item, pair.contracts[0])
             else:
-                there = _spot(pair, gone.pop(before), item)
+                there = _spot(pair, removed.pop(before), item)
                 what = f"{before} -> {name} ({_ONLY_RENAMED})"
                 yield there.change("retargeted", what, "all else is equal")
-    for item in gone.values():
+    for item in removed.values():
         yield _alone(_spot(pair, item, None), rule, item, pair.contracts[1])
     yield from _order(pair, rule, old, new)
 

@@ -25,8 +25,6 @@ class ContractFile:
 
 @dataclass(frozen=True)
 class Step:
-    """From one version of a contract to the next."""
-
     old: ContractFile
     new: ContractFile
 

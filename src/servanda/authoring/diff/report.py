@@ -123,7 +123,6 @@ def github(difference: Difference) -> str:
 
 
 def markdown(difference: Difference) -> str:
-    """GitHub-flavoured Markdown."""
     lines = [f"> [!{'TIP' if difference.compatible else 'CAUTION'}]"]
     lines += [f"> **{plain(title(difference))}**: {plain(difference.sentence)}"]
     if difference.advice:

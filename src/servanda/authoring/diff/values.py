@@ -105,7 +105,6 @@ class Pair:
         return replace(self, place=(*self.place, name), at=(old, new), owners=owners)
 
     def change(self, kind: Kind, what: str, why: str = "") -> Change:
-        """A change of this part."""
         old, new = (
             None if at is None or kind == only_other else contract.where(*at)
             for contract, at, only_other in zip(

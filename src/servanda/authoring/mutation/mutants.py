@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import ValidationError
 
 from servanda.authoring.mutation import missing_case
@@ -104,8 +103,6 @@ def _confidence(contract: Contract) -> Iterator[Iterator[Mutant]]:
 
 @dataclass(frozen=True)
 class _ClauseMutants:
-    """The mutants of one enforced clause."""
-
     contract: Contract
     section: Section
     place: Place
@@ -152,7 +149,9 @@ class _ClauseMutants:
         comparable = clause.percentile is None and not relative
         low, high = sorted((was, now))
         # a value that is the limit itself keeps it
-        between = (low, _before(high)) if which == "at_least" else (_after(low), high)
+        between = (math.nextafter(low, math.inf), high)
+        if which == "at_least":
+            between = (low, math.nextafter(high, -math.inf))
         return self._mutant(
             f"{clause.id}.{which} {now:g}",
             "limit",
@@ -173,7 +172,7 @@ class _ClauseMutants:
             {"aggregate": aggregate},
             f"{clause.aggregate} becomes {aggregate}",
             missing_case.percentile(self.contract, self.section, clause, low, high),
-            (_after(low), high) if self.section == "statistical" else None,
+            (math.nextafter(low, math.inf), high) if self.section == "statistical" else None,
         )
 
     def _severity(self) -> Mutant:
@@ -189,28 +188,19 @@ class _ClauseMutants:
     def _removal(self) -> Mutant:
         contract, id_ = self.contract, self.clause.id
         rules = tuple(rule for rule in contract.escalation if rule.when.get("clause") != id_)
-        gone = len(contract.escalation) - len(rules)
-        also = (
-            f", and {gone} rule{'s' * (gone > 1)} of escalation that watch{'es' * (gone == 1)} it"
-        )
+        watching = len(contract.escalation) - len(rules)
+        verb = "watches" if watching == 1 else "watch"
+        also = f", and {watching} rule{'s' * (watching > 1)} of escalation that {verb} it"
         without = _with_clause(contract, self.place, None)
         return Mutant(
             name=f"without clause {id_}",
             kind="clause",
             place=self.place,
             contract=without.model_copy(update={"escalation": rules}),
-            sentence=f"clause {id_} is removed{also if gone else ''}",
+            sentence=f"clause {id_} is removed{also if watching else ''}",
             unasked=missing_case.clause(self.clause),
             clause=id_,
         )
-
-
-def _before(x: float) -> float:
-    return float(np.nextafter(x, -np.inf))
-
-
-def _after(x: float) -> float:
-    return float(np.nextafter(x, np.inf))
 
 
 def _without_slice(contract: Contract, i: int) -> Mutant:
@@ -218,16 +208,16 @@ def _without_slice(contract: Contract, i: int) -> Mutant:
     name = contract.slices[i].name
     rest = contract.slices[:i] + contract.slices[i + 1 :]
     mutated = contract.model_copy(update={"slices": rest})
-    gone = []
+    removed = []
     for _, place, clause in reversed([*contract.clauses()]):  # places before it stay as they are
         if name not in (clause.slices or ()):
             continue
         named = tuple(s for s in clause.slices or () if s != name)
-        gone += [] if named else [clause.id]
+        removed += [] if named else [clause.id]
         narrowed = clause.model_copy(update={"slices": named}) if named else None
         mutated = _with_clause(mutated, place, narrowed)
-    rules = tuple(r for r in contract.escalation if r.when.get("clause") not in gone)
-    also = f", and {', '.join(reversed(gone))}, which speaks of nothing else" if gone else ""
+    rules = tuple(r for r in contract.escalation if r.when.get("clause") not in removed)
+    also = f", and {', '.join(reversed(removed))}, which speaks of nothing else" if removed else ""
     return Mutant(
         name=f"without slice {name}",
         kind="slice",

@@ -61,7 +61,9 @@ def _limits(result: Mutation) -> Iterator[str]:
     yield f"limits    {noticed} of {counted} noticed by a case"
     for mutant in result.limits:
         if mutant.mark == "survived":
-            yield from _survivor_lines(mutant)
+            near = f" (nearest: {line(str(mutant.near))})" if mutant.near else ""
+            yield from _wrapped(f"✗ {_change(mutant)}", "  ")
+            yield from _wrapped(f"{line(mutant.why)}{near}", "      ", hang=0)
     for mark, words in (
         ("equivalent", "cannot be told apart by anybody"),
         ("refused", "refused by the plan, before any test"),
@@ -69,12 +71,6 @@ def _limits(result: Mutation) -> Iterator[str]:
         for mutant in result.limits:
             if mutant.mark == mark:
                 yield from _wrapped(f"– {_change(mutant)}: {words}: {line(mutant.why)}", "  ")
-
-
-def _survivor_lines(mutant: MutantResult) -> Iterator[str]:
-    near = f" (nearest: {line(str(mutant.near))})" if mutant.near else ""
-    yield from _wrapped(f"✗ {_change(mutant)}", "  ")
-    yield from _wrapped(f"{line(mutant.why)}{near}", "      ", hang=0)
 
 
 def _change(mutant: MutantResult) -> str:

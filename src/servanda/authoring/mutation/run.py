@@ -32,7 +32,6 @@ def discard(_: str) -> None:
 
 
 def never() -> bool:
-    """The time is never over."""
     return False
 
 

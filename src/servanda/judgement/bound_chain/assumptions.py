@@ -7,7 +7,6 @@ from typing import Literal
 
 from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
-from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
@@ -92,15 +91,12 @@ def _tested(
     cells = [cell for cell in verdict.cells if cell.metric in by and cell.slice == WHOLE]
     cells = [cell for cell in cells if cell.outcome != "not applicable"]
     for cell in cells:
-        if _rejects(cell):
+        # a measured reward beyond its range is an error; a large gap of it breaks no assumption
+        rejecting = ("error",) if cell.metric == "reward_gap" else ("violated", "error")
+        if cell.outcome in rejecting:
             return "rejected", f"REJECTED by {cell.metric}"
     tried = [cell for cell in cells if cell.outcome in ("holds", "violated")]
     if tried:
         counts = (f"{cell.n:,} {cell.units}, by {cell.metric}" for cell in tried)
         return "not rejected", f"not rejected on {' and on '.join(counts)}"
     return ("open", f"{cells[0].metric} has not decided yet") if cells else None
-
-
-def _rejects(cell: CellVerdict) -> bool:
-    """A measured reward beyond its range is an error; a large gap of it breaks no assumption."""
-    return cell.outcome in (("error",) if cell.metric == "reward_gap" else ("violated", "error"))

@@ -67,8 +67,6 @@ def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
 
 @dataclass(frozen=True)
 class _Path(Start):
-    """The numbers that start from one clause."""
-
     def steps(self) -> Iterator[Step]:
         """Number by number.
 

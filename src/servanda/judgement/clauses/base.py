@@ -182,8 +182,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a judgement needs to know of the plan: prices and sizes."""
+class Interim:
+    """What a judgement at one look needs to know of the plan: prices and sizes."""
 
     alpha: float
     cells: int  # enforced cells: the price of a violation is cells / (alpha part)
@@ -311,11 +311,11 @@ class Kind:
         return None
 
     def judge(
-        self, cell: Cell, rounds: list[Statistic], floor: float | None, look: Look, /
+        self, cell: Cell, rounds: list[Statistic], floor: float | None, look: Interim, /
     ) -> CellVerdict:
         raise NotImplementedError
 
-    def unexamined(self, cell: Cell, rounds: list[Statistic], look: Look, /) -> tuple[str, ...]:
+    def unexamined(self, cell: Cell, rounds: list[Statistic], look: Interim, /) -> tuple[str, ...]:
         return ()
 
 

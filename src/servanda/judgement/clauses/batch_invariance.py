@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.judgement.clauses.base import Array, Cell, CellVerdict, Kind, Look, blank, limit_of
+from servanda.judgement.clauses.base import Array, Cell, CellVerdict, Interim, Kind, blank, limit_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BatchInvariance(Kind):
         cell: Cell,
         rounds: list[dict[str, Difference]],
         floor: float | None,
-        look: Look,
+        look: Interim,
     ) -> CellVerdict:
         limit = limit_of(cell.clause)
         if not rounds:

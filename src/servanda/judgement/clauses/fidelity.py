@@ -19,8 +19,8 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     View,
 )
 from servanda.judgement.clauses.guards import errors_of, lost, refuted
@@ -78,8 +78,8 @@ def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, float, fl
     Families that nothing was recorded for have no share of the mixture.
     """
     ranks_P, sets_P = (_grown([r.ranks for r in rounds]), _grown([r.sets for r in rounds]))
-    looked = any(r.cells.n for r in rounds)
-    if not looked:
+    examined = any(r.cells.n for r in rounds)
+    if not examined:
         best = int(np.argmax(ranks_P)) if len(ranks_P) else 0
         top = float(ranks_P[best]) if len(ranks_P) else 0.0
         return top, (top, -math.inf, -math.inf)
@@ -108,13 +108,11 @@ def _grown(parts: Sequence[Refutation]) -> Array:
 
 
 class _Fidelity(Kind):
-    """Judges `Drawn`; can only reject."""
-
     rejection: ClassVar[str]
     unseen: ClassVar[str]
 
     def _judged(
-        self, cell: Cell, rounds: Sequence[Drawn], look: Look, rejection: str, unseen: str
+        self, cell: Cell, rounds: Sequence[Drawn], look: Interim, rejection: str, unseen: str
     ) -> CellVerdict:
         log_e, families = log_evidence(rounds)
         whole = sum(rounds, Drawn())
@@ -171,7 +169,7 @@ class SamplerFidelity(_Fidelity):
         return drawn
 
     def judge(
-        self, cell: Cell, rounds: list[Mapping[str, Drawn]], floor: object, look: Look
+        self, cell: Cell, rounds: list[Mapping[str, Drawn]], floor: object, look: Interim
     ) -> CellVerdict:
         texts = {"infer": self.rejection, "train": REJECTION_OF_TRAIN}
         sides, shared = self._shared(rounds, look)
@@ -187,7 +185,7 @@ class SamplerFidelity(_Fidelity):
         )
 
     def unexamined(
-        self, cell: Cell, rounds: list[Mapping[str, Drawn]], look: Look
+        self, cell: Cell, rounds: list[Mapping[str, Drawn]], look: Interim
     ) -> tuple[str, ...]:
         """What this guard was too weak to see, one sentence each."""
         sides, shared = self._shared(rounds, look)
@@ -203,13 +201,13 @@ class SamplerFidelity(_Fidelity):
         )
 
     @staticmethod
-    def _shared(rounds: list[Mapping[str, Drawn]], look: Look) -> tuple[list[str], Look]:
+    def _shared(rounds: list[Mapping[str, Drawn]], look: Interim) -> tuple[list[str], Interim]:
         """Whose tokens are looked at, and at what price: either side may be called unfaithful."""
         sides = ["infer", *(["train"] if any("train" in r for r in rounds) else [])]
         return sides, replace(look, cells=max(look.cells, 1) * len(sides))
 
 
-def _unexamined(cell: Cell, whole: Drawn, look: Look, of: str = "") -> tuple[str, ...]:
+def _unexamined(cell: Cell, whole: Drawn, look: Interim, of: str = "") -> tuple[str, ...]:
     name = cell.clause.id if not cell.cut.terms else f"{cell.clause.id} on {cell.cut.name}"
     if not whole.cells.n:
         return (NOTHING.format(name=name + of),)
@@ -218,26 +216,26 @@ def _unexamined(cell: Cell, whole: Drawn, look: Look, of: str = "") -> tuple[str
 
 def _evidence(cell: Cell, view: View) -> Drawn:
     """Against the drawn tokens of a view, from what the kernel that drew them reports."""
-    trace, inside_N, gone = view.pair.infer, view.mask(cell.cut), lost(cell, view)
+    trace, inside_N, absent = view.pair.infer, view.mask(cell.cut), lost(cell, view)
     by_rank = "mass_before" in trace.columns
-    tests: list[Refutation] = [_by_rank(view, inside_N, gone)] if by_rank else []
+    tests: list[Refutation] = [_by_rank(view, inside_N, absent)] if by_rank else []
     if trace.best is not None:
         ids_NK, logp_NK = (best_NK[inside_N] for best_NK in trace.best)
-        tests.append(LikelihoodRatio.of(ids_NK, logp_NK, trace.token_N[inside_N], gone))
+        tests.append(LikelihoodRatio.of(ids_NK, logp_NK, trace.token_N[inside_N], absent))
     if not tests:
-        return Drawn(Refutation(missing=int(inside_N.sum()) + gone))
+        return Drawn(Refutation(missing=int(inside_N.sum()) + absent))
     ranks = _beside(tests)
     table = Likeliest.of(trace, view.pair.position_N, inside_N)
     if table is None:
         return Drawn(ranks)
-    missing = int(inside_N.sum()) - table.n + gone
+    missing = int(inside_N.sum()) - table.n + absent
     bets_JN = table.bets()
     growth_J = bets_JN.sum(axis=1) + missing * math.log(LEAK)
     return Drawn(
         ranks,
         Refutation(table.n, tuple(growth_J.tolist()), missing) if len(bets_JN) else Refutation(),
         table.cells(missing),
-        table.met(),
+        table.drawn_and_expected(),
         positions_of(table.mass_NK, table.inside, by_rank=by_rank, missing=missing),
     )
 
@@ -248,12 +246,12 @@ def _beside(tests: Sequence[Refutation]) -> Refutation:
     return replace(max(tests, key=lambda test: test.n), growth=growth)
 
 
-def _by_rank(view: View, inside_N: Array, gone: int) -> Fidelity:
+def _by_rank(view: View, inside_N: Array, absent: int) -> Fidelity:
     columns = view.pair.infer.columns
     known_N = inside_N & np.isfinite(columns["logp"]) & np.isfinite(columns["mass_before"])
     assert view.uniform_N is not None  # every workload view has one
     u_N = columns["mass_before"] + view.uniform_N * np.exp(columns["logp"])
-    missing = int((inside_N & ~known_N).sum()) + gone
+    missing = int((inside_N & ~known_N).sum()) + absent
     return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
 
 
@@ -277,13 +275,13 @@ class ServedFidelity(_Fidelity):
     )
 
     def weigh(self, cell: Cell, view: View) -> Drawn:
-        train, infer, gone = view.pair.train, view.pair.infer, lost(cell, view)
+        train, infer, absent = view.pair.train, view.pair.infer, lost(cell, view)
         inside_N = view.mask(cell.cut)
         known_N = inside_N & view.usable_N
         ratio_N, error_N = view.log_ratio(), errors_of(train) + errors_of(infer)
 
         def weighed(factors_JN: Array, seen_N: Array) -> Refutation:
-            missing = int((inside_N & ~seen_N).sum()) + gone
+            missing = int((inside_N & ~seen_N).sum()) + absent
             return Served.of(factors_JN, ratio_N[seen_N], missing, error_N[seen_N])
 
         tests: list[Refutation] = []
@@ -301,12 +299,12 @@ class ServedFidelity(_Fidelity):
             seen_N[seen_N] = told_n
             tests.append(weighed(factors_JN, seen_N))
         if not tests:
-            return Drawn(Refutation(missing=int(inside_N.sum()) + gone))
+            return Drawn(Refutation(missing=int(inside_N.sum()) + absent))
         ranks = _beside(tests)
         table = Likeliest.of(train, view.pair.position_N, inside_N & view.usable_N)
         if table is None:
             return Drawn(ranks)
-        missing = int(inside_N.sum()) - table.n + gone
+        missing = int(inside_N.sum()) - table.n + absent
         ratio_n, error_n = ratio_N[table.known_N], error_N[table.known_N]
         bets_JN = table.bets()
         weight = float((ratio_n - np.maximum(error_n, SLACK)).sum())
@@ -314,13 +312,13 @@ class ServedFidelity(_Fidelity):
             ranks,
             Served.of(bets_JN, ratio_n, missing, error_n) if len(bets_JN) else Refutation(),
             table.cells(missing, weight),
-            table.met(),
+            table.drawn_and_expected(),
             positions_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank, missing=missing),
         )
 
-    def judge(self, cell: Cell, rounds: list[Drawn], floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Drawn], floor: object, look: Interim) -> CellVerdict:
         return self._judged(cell, rounds, look, self.rejection, self.unseen)
 
-    def unexamined(self, cell: Cell, rounds: list[Drawn], look: Look) -> tuple[str, ...]:
+    def unexamined(self, cell: Cell, rounds: list[Drawn], look: Interim) -> tuple[str, ...]:
         """As `SamplerFidelity.unexamined`."""
         return _unexamined(cell, sum(rounds, Drawn()), look)

@@ -14,8 +14,8 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     View,
     blank,
     limit_of,
@@ -36,13 +36,15 @@ class _Refuting(Kind):
     counts = True
     rejection: ClassVar[str]
 
-    def judge(self, cell: Cell, rounds: list[Refutation], floor: object, look: Look) -> CellVerdict:
+    def judge(
+        self, cell: Cell, rounds: list[Refutation], floor: object, look: Interim
+    ) -> CellVerdict:
         log_e = peak([np.array(r.growth) for r in rounds if r.growth])
         return refuted(cell, sum(rounds, Refutation()), log_e, look, self.rejection)
 
 
 def refuted(
-    cell: Cell, whole: Refutation, log_e: float, look: Look, rejection: str, unseen: str = ""
+    cell: Cell, whole: Refutation, log_e: float, look: Interim, rejection: str, unseen: str = ""
 ) -> CellVerdict:
     """`violated` with the note `rejection`, or else met.
 
@@ -131,7 +133,7 @@ class KeptRatio(Kind):
         return Counts(int((inside_N & (removed_N != 1)).sum()), int(inside_N.sum()))
 
     def judge(
-        self, cell: Cell, rounds: list[Counts | None], floor: object, look: Look
+        self, cell: Cell, rounds: list[Counts | None], floor: object, look: Interim
     ) -> CellVerdict:
         known = [counts for counts in rounds if counts is not None]
         if rounds and not known:
@@ -145,8 +147,8 @@ class KeptRatio(Kind):
         value = counts.usable / counts.launched
         if value >= limit:
             return verdict.but(value=value, outcome="holds")
-        gone = counts.launched - counts.usable
-        note = f"a filter removed {gone:,} of {counts.launched:,} tokens before training"
+        absent = counts.launched - counts.usable
+        note = f"a filter removed {absent:,} of {counts.launched:,} tokens before training"
         return verdict.but(value=value, outcome="violated", note=note)
 
 
@@ -163,7 +165,7 @@ class UsableRatio(Kind):
         launched = int(inside_N.sum()) + lost(cell, view)
         return Counts(int((inside_N & view.usable_N).sum()), launched)
 
-    def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Look) -> CellVerdict:
+    def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Interim) -> CellVerdict:
         counts = sum(rounds, Counts())
         limit = limit_of(cell.clause)
         verdict = blank(
@@ -216,7 +218,9 @@ class RescoredRatio(Kind):
     def weigh(self, cell: Cell, windows: Windows) -> Coverage:
         return windows[cell.clause.over]
 
-    def judge(self, cell: Cell, rounds: list[Coverage], floor: object, look: Look) -> CellVerdict:
+    def judge(
+        self, cell: Cell, rounds: list[Coverage], floor: object, look: Interim
+    ) -> CellVerdict:
         counts = rounds[0] if rounds else Coverage()
         limit, over = limit_of(cell.clause), cell.clause.over
         window = "" if over is None else f" in the last {duration_text(over)}"

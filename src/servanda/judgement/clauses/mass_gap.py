@@ -18,7 +18,7 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
-    Look,
+    Interim,
     Sampled,
     View,
     blank,
@@ -64,7 +64,7 @@ class MassGap(Sampled):
         return max(gaps, default=None)
 
     def judge(
-        self, cell: Cell, rounds: list[Sides], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Sides], floor: float | None, look: Interim
     ) -> CellVerdict:
         inside, outside = (total(cell, [r[i] for r in rounds]) for i in (0, 1))
         verdict = blank(

@@ -14,8 +14,8 @@ from servanda.judgement.clauses.base import (
     WITHIN_NOISE,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     Source,
     View,
     blank,
@@ -67,7 +67,7 @@ class Fact(Kind):
         return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
 
     def judge(
-        self, cell: Cell, rounds: list[Values], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Values], floor: float | None, look: Interim
     ) -> CellVerdict:
         values = sum(rounds, Values())
         value = aggregate(cell.clause, values.known) if values.known else None
@@ -143,14 +143,14 @@ class BoundedFact(Kind):
         return Ends(*(Values.of(view.exact[column][inside_N]) for column in columns))
 
     def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
-        """Of the candidate against itself: on the slice, and on the whole."""
         return Fact().noise(cell, view)
 
     def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
-        """Of the slice, or of the whole where the tenth never met the slice."""
         return Fact().floor(cell, parts)
 
-    def judge(self, cell: Cell, rounds: list[Ends], floor: float | None, look: Look) -> CellVerdict:
+    def judge(
+        self, cell: Cell, rounds: list[Ends], floor: float | None, look: Interim
+    ) -> CellVerdict:
         ends = sum(rounds, Ends(Values(), Values(), Values()))
         n, missing = len(ends.low.known), ends.low.missing
         unit = DIVERGENCES[cell.clause.metric].unit
@@ -207,7 +207,7 @@ class Calibration(Kind):
         return max((s.value for s in sides if s.value is not None), default=None)
 
     def judge(
-        self, cell: Cell, rounds: list[Scores], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Scores], floor: float | None, look: Interim
     ) -> CellVerdict:
         scores = sum(rounds, Scores())
         return judged(cell, scores.value, floor, n=len(scores.rows), missing=scores.missing)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from servanda.judgement.clauses.base import WITHIN_NOISE, Cell, CellVerdict, Look, View
+from servanda.judgement.clauses.base import WITHIN_NOISE, Cell, CellVerdict, Interim, View
 from servanda.judgement.clauses.statistical import Certificate, Process, total
 from servanda.theory.stats.interval import interval
 
@@ -38,7 +38,7 @@ class RelativeCertificate(Certificate):
         return Compared(self.process(cell, view), peers)
 
     def judge(  # type: ignore[override]
-        self, cell: Cell, rounds: list[Compared], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Compared], floor: float | None, look: Interim
     ) -> CellVerdict:
         own = total(cell, [r.own for r in rounds])
         peers = [
@@ -84,7 +84,7 @@ class RelativeCertificate(Certificate):
         low, high = interval(process, alpha)
         return self.feed.value(low), self.feed.value(high)
 
-    def _more(self, own: Process, look: Look) -> int:
+    def _more(self, own: Process, look: Interim) -> int:
         """A doubling: how two intervals will part cannot be told from one look."""
         return max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
 

@@ -28,7 +28,7 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
-    Look,
+    Interim,
     Sampled,
     View,
     blank,
@@ -153,10 +153,10 @@ class RewardGap(BySequence, Sampled):
         return None if None in units else max(u for u in units if u is not None)
 
     def judge(
-        self, cell: Cell, rounds: list[Paired], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Paired], floor: float | None, look: Interim
     ) -> CellVerdict:
-        met = [r for r in rounds if r.process.n]
-        tally = Tally.of([r.process for r in met])
+        measured = [r for r in rounds if r.process.n]
+        tally = Tally.of([r.process for r in measured])
         verdict = blank(
             cell,
             "inconclusive",
@@ -174,17 +174,17 @@ class RewardGap(BySequence, Sampled):
                 "own_law",
                 *(("independent",) if cell.claim == "population" else ()),
             ),
-            note=_note(met),
+            note=_note(measured),
             open=True,
         )
-        if not met:
+        if not measured:
             return verdict.but(note=f"slice {cell.cut.name!r} met no answer; widen the workload")
         if look.intervals:
             process = total(cell, [r.process for r in rounds])
             low, high = interval(process, look.alpha / 2)
             verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
-        inside = [sum((r.growth.inside[i] for r in met), np.zeros(1)) for i in (0, 1)]
-        outside = [[r.growth.outside[i] for r in met] for i in (0, 1)]
+        inside = [sum((r.growth.inside[i] for r in measured), np.zeros(1)) for i in (0, 1)]
+        outside = [[r.growth.outside[i] for r in measured] for i in (0, 1)]
         # both ends must be shown to hold, one is enough to fail: each costs half of alpha.
         # For `holds` either end could be tested at alpha, since only one of them can be false;
         # but then the answer and the printed interval, which is two-sided, would disagree.

@@ -16,8 +16,8 @@ from servanda.judgement.clauses.base import (
     GUARDS,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     View,
     blank,
     limit_of,
@@ -49,7 +49,7 @@ class SelfNoise(Kind):
         return grown
 
     def judge(
-        self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Look
+        self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Interim
     ) -> CellVerdict:
         verdict = blank(
             cell,
@@ -59,23 +59,25 @@ class SelfNoise(Kind):
             units=cell.units,
             alpha=look.alpha,
         )
-        met = {
+        measured = {
             side: [r[side] for r in rounds if side in r and r[side].process.n] for side in SELVES
         }
-        met = {side: grown for side, grown in met.items() if grown}
-        if not met:
+        measured = {side: grown for side, grown in measured.items() if grown}
+        if not measured:
             more = max(1, look.first - look.launched)
             return verdict.but(open=True, more=more, note="nothing was measured twice yet")
-        tallies = {side: Tally.of([g.process for g in grown]) for side, grown in met.items()}
+        tallies = {side: Tally.of([g.process for g in grown]) for side, grown in measured.items()}
         if not all(tally.known for tally in tallies.values()):
             return verdict.but(open=True, note="no token was measured twice with a usable logprob")
         noisier = max(tallies, key=lambda side: tallies[side].mean)
         # two sides share the price, so that either may be called unsteady
         e_violated = {
             side: peak([g.above for g in grown], cell.claim) - math.log(2)
-            for side, grown in met.items()
+            for side, grown in measured.items()
         }
-        e_holds = min(log_mean_exp(sum((g.below for g in gs), np.zeros(1))) for gs in met.values())
+        e_holds = min(
+            log_mean_exp(sum((g.below for g in gs), np.zeros(1))) for gs in measured.values()
+        )
         verdict = verdict.but(
             value=tallies[noisier].mean,
             n=tallies[noisier].n,

@@ -14,7 +14,15 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from servanda.contract.clause import Clause, Relative
-from servanda.judgement.clauses.base import Cell, CellVerdict, Kind, Look, Source, blank, limit_of
+from servanda.judgement.clauses.base import (
+    Cell,
+    CellVerdict,
+    Interim,
+    Kind,
+    Source,
+    blank,
+    limit_of,
+)
 from servanda.theory.stats.block_bootstrap import Blocks, block_interval, level
 from servanda.traces.latency import Timing
 
@@ -124,7 +132,7 @@ class ServiceLevel(Kind):
         return Samples(served, recorded, stable, run.absent)
 
     def judge(
-        self, cell: Cell, rounds: list[Samples], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Samples], floor: float | None, look: Interim
     ) -> CellVerdict:
         samples = rounds[0] if rounds else Samples()
         if samples.absent:
@@ -144,8 +152,7 @@ class ServiceLevel(Kind):
                 break
         return verdict
 
-    def _at(self, cell: Cell, samples: Samples, look: Look) -> CellVerdict:
-        """The answer of one look."""
+    def _at(self, cell: Cell, samples: Samples, look: Interim) -> CellVerdict:
         clause, metric = cell.clause, TIMINGS[cell.clause.metric]
         at_most = clause.at_least is None
         scale, limit = self._scale(cell, samples)
@@ -217,7 +224,6 @@ class LevelToStable(ServiceLevel):
 
 
 def service_level(clause: Clause, load: LoadOf, seed: int) -> ServiceLevel:
-    """How a clause on time or speed is judged."""
     limit = clause.at_most if clause.at_least is None else clause.at_least
     if isinstance(limit, Relative):
         return LevelToStable(load, seed, times=limit.times)

@@ -14,8 +14,8 @@ from servanda.judgement.clauses.base import (
     Array,
     Cell,
     CellVerdict,
+    Interim,
     Kind,
-    Look,
     Sampled,
     View,
     blank,
@@ -51,7 +51,6 @@ class Units:
     missing_G: Array
 
     def process(self, cell: Cell) -> Process:
-        """The statistics of a cell."""
         if cell.claim == "realised":
             return LogMoment.of(self.x_U, int(self.missing_G.sum()))
         groups = len(self.missing_G)
@@ -85,7 +84,6 @@ def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
 
 
 def total(cell: Cell, rounds: Sequence[Process]) -> Process:
-    """The statistics of closed rounds."""
     if cell.claim == "realised":
         return sum(rounds, LogMoment())  # type: ignore[arg-type]
     return GroupRatio.join(cell.capacity, rounds)  # type: ignore[arg-type]
@@ -221,21 +219,21 @@ class Certificate(Sampled):
         return self.feed.value(mean) if _is_number(mean) else None
 
     def judge(
-        self, cell: Cell, rounds: list[Grown], floor: float | None, look: Look
+        self, cell: Cell, rounds: list[Grown], floor: float | None, look: Interim
     ) -> CellVerdict:
-        feed, met = self.feed, [r for r in rounds if r.process.n]
+        feed, measured = self.feed, [r for r in rounds if r.process.n]
         red_line = feed.red_line(floor)
-        below = sum((r.below for r in met), np.zeros(1))
+        below = sum((r.below for r in measured), np.zeros(1))
         # twice the floor is seldom beyond the limit, and moves from look to look
         at_limit = red_line == feed.limit
-        above = [r.above if at_limit else r.process.above_growth(red_line) for r in met]
-        e_holds = log_mean_exp(below) if met and feed.proves else 0.0
+        above = [r.above if at_limit else r.process.above_growth(red_line) for r in measured]
+        e_holds = log_mean_exp(below) if measured and feed.proves else 0.0
         e_violated = peak(above, cell.claim)
         processes = [r.process for r in rounds]
         verdict = self.described(cell, processes, floor, look).but(
             limit=feed.value(feed.limit), e_holds=e_holds, e_violated=e_violated
         )
-        if not met:
+        if not measured:
             return verdict.but(note=f"slice {cell.cut.name!r} met no token; widen the workload")
         if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)
@@ -262,7 +260,7 @@ class Certificate(Sampled):
         )
 
     def described(
-        self, cell: Cell, processes: Sequence[Process], floor: float | None, look: Look
+        self, cell: Cell, processes: Sequence[Process], floor: float | None, look: Interim
     ) -> CellVerdict:
         """A verdict with everything but the answer."""
         feed, tally = self.feed, Tally.of(processes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from servanda.judgement.clauses.base import Array, Cell, Look, Outcome
+from servanda.judgement.clauses.base import Array, Cell, Interim, Outcome
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import cell_factors
 from servanda.theory.stats.pit import edges, log_densities
@@ -141,10 +141,10 @@ def _of_penalty(fault: str, mass_NK: Array, in_NK: Array) -> Tilts:
     return by_cells(fault, mass_NK, in_NK, factors_RNC)
 
 
-def weakest(guard: str, cells: Cells, seen: Positions, look: Look) -> tuple[str, ...]:
+def weakest(guard: str, cells: Cells, positions: Positions, look: Interim) -> tuple[str, ...]:
     """What a guard was too weak to see, in sentences; one that looked at nothing is not here."""
     price = look.log_price_violated
-    reached = seen.reached(price)
+    reached = positions.reached(price)
     colder, hotter = reached["colder"], reached["hotter"]
     off = None if colder is None or hotter is None else max(1 - colder, hotter - 1)
     parts = [
@@ -171,15 +171,15 @@ def weakest(guard: str, cells: Cells, seen: Positions, look: Look) -> tuple[str,
     return tuple(texts)
 
 
-def weak_guards(looked: Sequence[tuple[Cell, list[Any], Look, Outcome]]) -> tuple[str, ...]:
+def weak_guards(judged: Sequence[tuple[Cell, list[Any], Interim, Outcome]]) -> tuple[str, ...]:
     """What guards were too weak to see: of each workload and slice, by the first that looked.
 
     Args:
-        looked: cells with their statistics of all rounds, and how they were judged.
+        judged: cells with their statistics of all rounds, and how they were judged.
     """
     limited = [
         (cell, cell.kind.unexamined(cell, rounds, look))
-        for cell, rounds, look, outcome in looked
+        for cell, rounds, look, outcome in judged
         if outcome == "holds"
     ]
     by_place: dict[tuple[str, str], tuple[str, ...]] = {}

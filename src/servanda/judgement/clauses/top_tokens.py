@@ -77,7 +77,7 @@ class Likeliest:
             bets.append(log_bets(low_N, high_N, self._hit(in_NK)))
         return np.concatenate(bets) if bets else np.zeros((0, self.n))
 
-    def met(self) -> tuple[tuple[float, float], ...]:
+    def drawn_and_expected(self) -> tuple[tuple[float, float], ...]:
         """Of each set, how often it was drawn and its expected count."""
         return tuple(
             (float(self._hit(in_NK).sum()), float(self.mass_NK[in_NK].sum()))

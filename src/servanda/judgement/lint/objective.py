@@ -20,7 +20,15 @@ def learning(contract: Contract) -> Iterator[Finding]:
     if contract.reward is not None:
         yield from _reward(contract.reward)
     if contract.gradient is not None and contract.gradient.clip_range is not None:
-        yield from _clip_range(*contract.gradient.clip_range)
+        low, high = contract.gradient.clip_range
+        at = ("gradient", "clip_range")
+        if low <= 0 or high <= 0:
+            message = f"a clip range of [{low:g}, {high:g}] has no width on one side of 1"
+            yield Finding(at, message, "write both distances from 1, such as [0.2, 0.28]")
+        elif 0.5 <= low < 1 < high < 2:
+            message = "clip_range holds distances from 1, and "
+            message += f"[{low:g}, {high:g}] is a range around it"
+            yield Finding(at, message, f"did you mean [{1 - low:.4g}, {high - 1:.4g}]?")
     weighting = contract.gradient.weighting if contract.gradient is not None else None
     if not isinstance(weighting, Weighting):
         return
@@ -56,13 +64,3 @@ def _reward(reward: Reward) -> Iterator[Finding]:
         message = f"{quoted(reward.of)} is no function in a Python file"
         hint = "write FILE.py:FUNCTION, such as rewards.py:score"
         yield Finding(("reward", "of"), message, hint)
-
-
-def _clip_range(low: float, high: float) -> Iterator[Finding]:
-    at = ("gradient", "clip_range")
-    if low <= 0 or high <= 0:
-        message = f"a clip range of [{low:g}, {high:g}] has no width on one side of 1"
-        yield Finding(at, message, "write both distances from 1, such as [0.2, 0.28]")
-    elif 0.5 <= low < 1 < high < 2:
-        message = f"clip_range holds distances from 1, and [{low:g}, {high:g}] is a range around it"
-        yield Finding(at, message, f"did you mean [{1 - low:.4g}, {high - 1:.4g}]?")

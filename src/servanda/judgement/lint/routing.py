@@ -11,19 +11,15 @@ from servanda.contract.model import Contract
 
 def routing(contract: Contract) -> Iterator[Finding]:
     """A routing that contradicts itself, or that could never do what it says."""
-    yield from _without_route(contract)
-    yield from _order(contract)
-    if contract.routing.mode == "enforce":
-        yield from _enforced(contract)
-
-
-def _without_route(contract: Contract) -> Iterator[Finding]:
     rule = contract.routing
     declared = "without_snapshot" in rule.model_fields_set
     if declared and rule.without_snapshot == "stable" and contract.stable is None:
         message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
         hint = "declare stable:, or write without_snapshot: infer"
         yield Finding(("routing", "without_snapshot"), message, hint)
+    yield from _order(contract)
+    if contract.routing.mode == "enforce":
+        yield from _enforced(contract)
 
 
 def _order(contract: Contract) -> Iterator[Finding]:
@@ -33,15 +29,15 @@ def _order(contract: Contract) -> Iterator[Finding]:
         message = f"while all is well {rule.sample:g} is re-scored, and only {rule.sample_near:g} "
         message += "where a decision is near"
         hint = f"write sample_near: {rule.sample:g} or more, or a smaller sample"
-        yield Finding(("routing", _said(contract, "sample", "sample_near")), message, hint)
+        yield Finding(("routing", _written(contract, "sample", "sample_near")), message, hint)
     if rule.dwell > rule.longest_dwell:
         dwell, longest = duration_text(rule.dwell), duration_text(rule.longest_dwell)
         message = f"a slice stays away for {dwell} at least, and for {longest} at most"
         hint = f"write longest_dwell: {dwell} or more, or a shorter dwell"
-        yield Finding(("routing", _said(contract, "dwell", "longest_dwell")), message, hint)
+        yield Finding(("routing", _written(contract, "dwell", "longest_dwell")), message, hint)
 
 
-def _said(contract: Contract, first: str, second: str) -> str:
+def _written(contract: Contract, first: str, second: str) -> str:
     """Of two fields the one that the contract has in it."""
     return first if first in contract.routing.model_fields_set else second
 

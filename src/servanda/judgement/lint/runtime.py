@@ -55,7 +55,6 @@ RUNTIME_METRICS: Mapping[str, RuntimeMetric] = MappingProxyType(
 
 
 def runtime(path: Path, section: Section, contract: Contract, clause: Clause) -> Iterator[Finding]:
-    """One clause on a runtime metric."""
     metric = RUNTIME_METRICS[clause.metric]
     if section != "runtime":
         message = f"{clause.metric} is a matter of runtime, not of {section}"

@@ -151,8 +151,8 @@ class Term:
             return known == bool(self.value)
         if self.op in ("in", "not_in"):
             inside = np.array([v in self.value for v in column.tolist()], dtype=bool)
-            met = inside & known if self.op == "in" else known & ~inside
-            return met | ~known if unknown else met
+            meets = inside & known if self.op == "in" else known & ~inside
+            return meets | ~known if unknown else meets
         with np.errstate(invalid="ignore"):
             compare = {
                 "gte": np.greater_equal,
@@ -160,8 +160,8 @@ class Term:
                 "lte": np.less_equal,
                 "lt": np.less,
             }[self.op]
-            met = compare(column.astype(np.float64), float(self.value)) & known
-        return met | ~known if unknown else met
+            meets = compare(column.astype(np.float64), float(self.value)) & known
+        return meets | ~known if unknown else meets
 
     def met_by(self, value: str | float | None) -> bool:
         """Whether one live request satisfies the term; None: it has no such value.
@@ -265,7 +265,7 @@ def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
     # most frequent first, names break ties, so that the cells do not depend on file order
     ranked = sorted(counts, key=lambda v: (-counts[v], v))
     named = ranked[: rule.most]
-    cuts = [Cut(f"{rule.name}={_shown(v)}", (Term(field, "in", (v,)),)) for v in sorted(named)]
+    cuts = [Cut(f"{rule.name}={_label_text(v)}", (Term(field, "in", (v,)),)) for v in sorted(named)]
     if len(ranked) > len(named):
         cuts.append(Cut(f"{rule.name}={_OTHER}", (Term(field, "not_in", tuple(named)),)))
     if 0 < counts.total() < len(corpus):
@@ -273,16 +273,16 @@ def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
     return cuts
 
 
-def _shown(label: str) -> str:
+def _label_text(label: str) -> str:
     """A label as a name: quoted where it is empty, unprintable, or one of our own words."""
     plain = label.isprintable() and label.strip() == label and label not in ("", _OTHER, _NONE)
     return label if plain else ascii(label)
 
 
 def _bucket_cuts(name: str, field: str, edges: Sequence[float]) -> list[Cut]:
-    shown = [repr(int(e) if float(e).is_integer() else float(e)) for e in edges]
-    cuts = [Cut(f"{name}<{shown[0]}", (Term(field, "lt", edges[0]),))]
+    labels = [repr(int(e) if float(e).is_integer() else float(e)) for e in edges]
+    cuts = [Cut(f"{name}<{labels[0]}", (Term(field, "lt", edges[0]),))]
     for i, (low, high) in enumerate(itertools.pairwise(edges)):
         terms = (Term(field, "gte", low), Term(field, "lt", high))
-        cuts.append(Cut(f"{name}={shown[i]}..{shown[i + 1]}", terms))
-    return [*cuts, Cut(f"{name}>={shown[-1]}", (Term(field, "gte", edges[-1]),))]
+        cuts.append(Cut(f"{name}={labels[i]}..{labels[i + 1]}", terms))
+    return [*cuts, Cut(f"{name}>={labels[-1]}", (Term(field, "gte", edges[-1]),))]

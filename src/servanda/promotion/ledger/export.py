@@ -91,7 +91,6 @@ class ExportedStore:
 
 
 def _parsed(data: bytes) -> Row | str:
-    """A row, or what is wrong with the line."""
     try:
         text = data.decode("ascii")
         entry = json.loads(text)

@@ -83,7 +83,10 @@ def sealed(
 def _texts(run: str, record: Record) -> tuple[float, str, str, str]:
     try:
         for name, text in (("run", run), ("actor", record.actor), ("kind", record.kind)):
-            _refuse_name(name, text)
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"its {name} is {text!r}")
+            if not text.isprintable():  # nor would every store give it back as it was
+                raise ValueError(f"its {name} {text!r} has a character that cannot be printed")
         if not math.isfinite(record.at):
             raise ValueError(f"its time is {record.at}")
         _refuse_keys(record.body)
@@ -94,13 +97,6 @@ def _texts(run: str, record: Record) -> tuple[float, str, str, str]:
             f"a record of kind {record.kind!r} for run {run!r} cannot be kept: {error}",
             hint="a ledger keeps what JSON can hold: texts, finite numbers, lists, mappings",
         ) from None
-
-
-def _refuse_name(name: str, text: str) -> None:
-    if not isinstance(text, str) or not text:
-        raise ValueError(f"its {name} is {text!r}")
-    if not text.isprintable():  # nor would every store give it back as it was
-        raise ValueError(f"its {name} {text!r} has a character that cannot be printed")
 
 
 def _refuse_keys(value: Any) -> None:

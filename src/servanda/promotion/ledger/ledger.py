@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from servanda.promotion.ledger.entry import Damaged, Entry, LedgerError, Outrun, Record, Row
 from servanda.promotion.ledger.hash_chain import Chain, content, digest, opened, sealed
 from servanda.promotion.ledger.store import Store
-from servanda.promotion.ledger.witness import Witness
+from servanda.promotion.ledger.witness import Witness, missing
 
 _LOOK = "`servanda promotion ledger verify` names every entry that was changed; restore a copy"
 _NAMED = 3  # later entries that an Outrun names
@@ -69,8 +69,8 @@ class ChainedLedger:
         Raises:
             Damaged: it did.
         """
-        fault = self.witness.fault(self.store)
-        if fault:
+        head = self.witness.head()  # before the ledger is read: it may grow meanwhile
+        if head and (fault := missing(head, self.store)):
             raise Damaged(
                 f"{self.store.name} was {fault}"
                 if fault.startswith("truncated")

@@ -32,17 +32,19 @@ def open_ledger(
         Damaged: it is broken, or lacks an entry that was acknowledged here.
         LedgerError: it cannot be reached or made, or the key is another.
     """
-    return _trusted(_open(where, witness, key, reading=reading))
-
-
-def open_exported(path: Path, *, witness: Path | None = None, key: bytes = b"") -> ChainedLedger:
-    """An exported ledger for reading, whatever its name ends in.
-
-    Raises:
-        Damaged: a line cannot be read, or an entry is missing that the witness knows.
-        LedgerError: the file cannot be read.
-    """
-    return _trusted(ChainedLedger(ExportedStore(path), Witness(witness), key))
+    ledger = _open(where, witness, key, reading=reading)
+    try:
+        refusal = _other_key(ledger)
+        if refusal:
+            raise LedgerError(refusal, hint="open it with the key that it was begun with")
+        if isinstance(ledger.store, ExportedStore):
+            for fault in ledger.store.faults():
+                raise Damaged(fault, hint="export the ledger again")
+        ledger.refuse_missing()
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
 
 
 def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> Verified:
@@ -63,21 +65,6 @@ def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> V
     if refusal:
         return Verified(result.entries, result.head, (Problem(None, "", refusal), *result.problems))
     return result
-
-
-def _trusted(ledger: ChainedLedger) -> ChainedLedger:
-    try:
-        refusal = _other_key(ledger)
-        if refusal:
-            raise LedgerError(refusal, hint="open it with the key that it was begun with")
-        if isinstance(ledger.store, ExportedStore):
-            for fault in ledger.store.faults():
-                raise Damaged(fault, hint="export the ledger again")
-        ledger.refuse_missing()
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
 
 
 def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> ChainedLedger:

@@ -89,11 +89,6 @@ class Witness:
                 hint="make room, or name another place for the witness",
             ) from None
 
-    def fault(self, store: Store) -> str:
-        """What the ledger lacks of what was acknowledged here; "" where it has it."""
-        head = self.head()  # before the ledger is read: it may grow meanwhile
-        return missing(head, store) if head else ""
-
 
 def missing(head: Head, store: Store) -> str:
     """What a ledger lacks that ends before an entry, or has another in its place."""

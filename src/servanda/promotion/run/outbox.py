@@ -143,7 +143,7 @@ class _Outbox:
     def __init__(self, ledger: Ledger, run: str, now: Callable[[], float]) -> None:
         self._ledger, self._run, self._now = ledger, run, now
         self._effects: dict[str, Effect] = {}  # by key, in the order of the entries
-        self._told: set[tuple[str, str]] = set()  # (key, name of the sink)
+        self._delivered: set[tuple[str, str]] = set()  # (key, name of the sink)
         self._seq = self._n = 0
         self.contract = ""  # by name, once its first entry was read
         self.status = ""  # of the run
@@ -154,7 +154,7 @@ class _Outbox:
 
     def knows(self, sink: Sink) -> bool:
         """Whether a receiver was told anything of the run, as far as it was read."""
-        return any(name == sink.name for _, name in self._told)
+        return any(name == sink.name for _, name in self._delivered)
 
     def pending(self, sink: Sink, kinds: tuple[Kind, ...]) -> list[Effect]:
         """What it has not taken, in the order of the ledger, which is read first."""
@@ -163,7 +163,7 @@ class _Outbox:
             effect
             for effect in self._effects.values()
             if effect.kind in kinds and effect.kind in sink.kinds
-            if (effect.key, sink.name) not in self._told
+            if (effect.key, sink.name) not in self._delivered
         ]
 
     def superseded(self, effect: Effect) -> str:
@@ -178,7 +178,7 @@ class _Outbox:
     def note(self, sink: Sink, effect: Effect, why: str) -> None:
         """Write down that it is told, unless somebody else has meanwhile."""
         body = {"key": effect.key, "sink": sink.name} | ({"why": why} if why else {})
-        while (effect.key, sink.name) not in self._told:
+        while (effect.key, sink.name) not in self._delivered:
             record, after = Record(DELIVERED, ACTOR, self._now(), body), self._n
             try:
                 self._take(self._ledger.append(self._run, [record], after=after))
@@ -193,7 +193,7 @@ class _Outbox:
             if entry.n == 1:
                 self.contract = entry.body.get("contract", {}).get("name", "")
             if entry.kind == DELIVERED:
-                self._told.add((entry.body["key"], entry.body["sink"]))
+                self._delivered.add((entry.body["key"], entry.body["sink"]))
             self.status = entry.body.get("state", {}).get("status", self.status)
             for effect in _effects(entry):
                 self._effects.setdefault(effect.key, effect)

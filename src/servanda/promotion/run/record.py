@@ -70,7 +70,6 @@ def advance_run(
 def approve_run(
     ledger: Ledger, history: History, *, actor: str, reason: str, now: float
 ) -> History:
-    """Approve the stage after this one."""
     moved = approve(history.course, history.state, actor=actor, reason=reason, now=now)
     return _appended(ledger, history, "approved", actor, now, {"reason": reason}, moved)
 

@@ -70,15 +70,19 @@ def text(history: History, *, now: float) -> str:
     head, *row_texts = table([_HEAD, *map(_cells, rows(history))], widest=_WIDEST)
     lines = [f"{history.run}  {line(history.opened['kernels']['infer'])}"]
     lines += [f"  {head}"]
+    at_leg = "✗" if history.state.ended else "▶"
+    if history.state.status == "completed":
+        at_leg = "✓"
     for i, (row, cells) in enumerate(zip(rows(history), row_texts, strict=True)):
-        here = i == history.state.leg
-        glyph = _GLYPH.get(row.state) or (_here(history) if here else " ")
+        glyph = _GLYPH.get(row.state) or (at_leg if i == history.state.leg else " ")
         lines += [f"{glyph} {cells}"]
     status = history.state.status.replace("_", " ").upper()
     status += "" if history.state.status == "completed" else f" on {history.leg.name}"
     lines += ["", f"{status}: {history.state.why}"]
     if history.state.ended:  # its row has the traffic that the leg would get
-        lines += [f"  infer serves {_served(history)}"]
+        route = route_of(history.course, history.state)
+        mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
+        lines += [f"  infer serves {100 * route['share']:.3g} % of the traffic now{mirrored}"]
     lines += [
         f"  overridden until {when(o.expires)} by {o.actor}: {o.clause} on {o.slice} ({o.reason})"
         for o in history.state.overrides
@@ -89,7 +93,6 @@ def text(history: History, *, now: float) -> str:
 
 
 def data(history: History, *, now: float) -> dict[str, Any]:
-    """A run as plain data for JSON."""
     state = history.state
     return {
         "run": history.run,
@@ -157,19 +160,6 @@ def _interval(cell: CellResult) -> str:
 def _limit(cell: CellResult) -> str:
     limit = number(cell.limit)
     return f"at least {limit}" if limit and cell.at_least else limit
-
-
-def _here(history: History) -> str:
-    status = history.state.status
-    if status == "completed":
-        return "✓"
-    return "✗" if history.state.ended else "▶"
-
-
-def _served(history: History) -> str:
-    route = route_of(history.course, history.state)
-    mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
-    return f"{100 * route['share']:.3g} % of the traffic now{mirrored}"
 
 
 def _next(history: History) -> list[str]:

@@ -62,7 +62,10 @@ def explain_contract(plan: Plan) -> str:
         by_clause.setdefault(cell.clause.id, []).append(cell)
     blocks += [_clause(plan, cells) for cells in by_clause.values()]
     if any(isinstance(cell.kind, Certificate) for cell in plan.cells):
-        blocks.append(_legend(plan))
+        claims = {cell.claim for cell in plan.cells if isinstance(cell.kind, Certificate)}
+        units = " or ".join(sorted({_unit(cell) for cell in plan.cells if sized(cell)}))
+        groups = _GROUPS if "population" in claims else ""
+        blocks.append(_fill(_LEGEND.format(units=units, groups=groups)))
     spoken = {clause.id for _, _, clause in contract.clauses()} - by_clause.keys()
     text, table = explain_course(contract)
     if table:
@@ -99,13 +102,6 @@ def _head(plan: Plan) -> str:
     return "\n".join([*lines, _fill(_ANSWERS)])
 
 
-def _legend(plan: Plan) -> str:
-    claims = {cell.claim for cell in plan.cells if isinstance(cell.kind, Certificate)}
-    units = " or ".join(sorted({_unit(cell) for cell in plan.cells if sized(cell)}))
-    groups = _GROUPS if "population" in claims else ""
-    return _fill(_LEGEND.format(units=units, groups=groups))
-
-
 def _clause(plan: Plan, cells: list[Cell]) -> str:
     cell = cells[0]
     clause = cell.clause
@@ -135,7 +131,6 @@ def sized(cell: Cell) -> bool:
 
 
 def _unit(cell: Cell) -> str:
-    """What is counted."""
     assert isinstance(cell.kind, Certificate)
     return f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.field_thresholds import quantile_shown
+from servanda.judgement.field_thresholds import quantile_text
 from servanda.judgement.token_profile import Portrait
 from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
 from servanda.report.cell_text import GLYPH, excess
@@ -184,7 +184,7 @@ def _panel(answer: DumpVerdict) -> Iterator[str]:
         f"mean |Δ logp| {digits(total.mean('abs_log_ratio'))}",
         f"TME {digits(total.mean('exp_abs'))}",
         f"k3 {digits(total.mean('k3'))}",
-        f"p99 |Δ logp| {quantile_shown(ends)[1]}",
+        f"p99 |Δ logp| {quantile_text(ends)[1]}",
         f"max {digits(largest)}",
     ]
     if (weight := answer.mean_weight) is not None:
