@@ -136,13 +136,19 @@ class ControllerRoutes:
 
     def _set_pin(self, parse: Callable[[bytes], PinRequest]) -> Handler:
         async def handler(request: Request) -> Response:
-            asked = parse(await self._body(request))
+            pin_request = parse(await self._body(request))
             who = holder_of(request).name
 
             def transitions() -> tuple[Transition, ...]:
-                self._refuse_unwatched(asked.slice)
+                self._refuse_unwatched(pin_request.slice)
                 pin = self._controller.pin
-                return pin(asked.slice, asked.to, asked.ttl_s, actor=who, reason=asked.reason)
+                return pin(
+                    pin_request.slice,
+                    pin_request.to,
+                    pin_request.ttl_s,
+                    actor=who,
+                    reason=pin_request.reason,
+                )
 
             return await self._json(lambda: {"transitions": [*map(to_plain, transitions())]})
 
