@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from servanda.engines import gguf_export
 from servanda.engines.folder import read_json, token_digest
 from servanda.engines.gguf_export import CONVERTER, cached_gguf, main, rounded, write_gguf
-from servanda.engines.gguf_tokens import pre_tokenizer, token_ids
+from servanda.engines.gguf_layout import pre_tokenizer, token_ids
 from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from tests.engines.checkpoints import LLAMA, QWEN3, TOKENIZER, numbers, write_checkpoint

@@ -14,7 +14,7 @@ def test_a_served_kernel_keeps_every_law_that_speaks_of_it(tmp_path):
         kernel = Kernel(engine="openai_http", url=str(client.base_url), batch_size=8)
         report = check_engine(lambda: HTTPEngine(kernel))
 
-    assert {f.law: f.said.partition(":")[0] for f in report.those("skipped")} == {
+    assert {f.law: f.message.partition(":")[0] for f in report.those("skipped")} == {
         "scores_know_the_filters": "it refuses top_k 1",
         "logits_agree_with_scores": "it has no full logits",
     }

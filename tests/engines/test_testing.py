@@ -111,7 +111,7 @@ def test_prompts_may_be_texts_or_token_ids(kernel):
 
 def test_an_engine_of_best_tokens_keeps_the_laws_of_best_tokens(kernel):
     report = check_engine(lambda: Best(kernel))
-    kept = {f.law: f.said for f in report.those("kept")}
+    kept = {f.law: f.message for f in report.those("kept")}
     assert "top_is_the_head" in kept
     assert "by the best 2" in kept["draws_follow_the_record"]
     assert "drawn tokens were not among the best 2" in kept["best_were_fixed_before_the_draw"]
@@ -120,7 +120,7 @@ def test_an_engine_of_best_tokens_keeps_the_laws_of_best_tokens(kernel):
 def test_an_engine_that_only_draws_is_told_what_was_skipped_and_why(kernel):
     report = check_engine(lambda: Drawer(kernel), [[0], [1, 2]])
 
-    skipped = {f.law: f.said for f in report.those("skipped")}
+    skipped = {f.law: f.message for f in report.those("skipped")}
     assert skipped["scores_repeat_the_record"] == "it does not score by decode"
     assert skipped["nothing_follows_the_end"] == "it does not know which tokens end a sequence"
     assert skipped["seconds_are_of_every_token"] == "it is not timed"
@@ -137,7 +137,7 @@ def test_an_engine_that_only_scores_is_tried_on_tokens_that_are_made_up(kernel):
     report = check_engine(lambda: Scorer(kernel))
     kept = {f.law for f in report.those("kept")}
     assert {"scores_are_of_what_was_given", "logits_agree_with_scores"} <= kept
-    reason = {f.law: f.said for f in report.those("skipped")}["a_seed_repeats"]
+    reason = {f.law: f.message for f in report.those("skipped")}["a_seed_repeats"]
     assert reason == "the engine Scorer has no verb 'generate'"
 
 
@@ -149,7 +149,7 @@ def test_a_refused_sampling_is_skipped_with_its_reason(kernel):
             return super().generate(batch, sampling, seed)
 
     report = check_engine(lambda: Plain(kernel))
-    skipped = {f.law: f.said for f in report.those("skipped")}
+    skipped = {f.law: f.message for f in report.those("skipped")}
     assert skipped["top_k_of_one_is_greedy"] == "it refuses top_k 1: this server has no filters"
 
 
@@ -163,7 +163,7 @@ def test_a_server_whose_draws_are_its_own_is_told_of_and_not_refused(kernel):
 
     assert "a_seed_repeats" in examine_engine(lambda: Own(kernel)).broken
     report = check_engine(lambda: Own(kernel), deterministic=False)
-    said = {f.law: f.said for f in report.findings}
+    said = {f.law: f.message for f in report.findings}
     assert "were others when a seed was given again" in said["a_seed_repeats"]
 
 
@@ -460,7 +460,7 @@ def test_each_defect_breaks_the_law_that_names_it(name, kernel):
 
     assert law in report.broken, report
     finding = next(f for f in report.findings if f.law == law)
-    assert finding.said and finding.hint
+    assert finding.message and finding.hint
 
 
 def test_an_engine_that_hangs_once_it_is_closed_is_not_waited_for(kernel, monkeypatch):

@@ -120,14 +120,14 @@ def differences(train: Description, infer: Description) -> tuple[str, ...]:
     >>> differences(*made)
     ('config.json differs (train / infer): rope_theta 1 / 2',)
     """
-    found = []
+    lines = []
     if train.config and infer.config:
-        found += _told("config.json differs", train.config, infer.config)
+        lines += _difference_lines("config.json differs", train.config, infer.config)
     else:
         sides = (train.fingerprint, infer.fingerprint)
         one, other = (side.get("config") or side.get("kernel.config") for side in sides)
         if one and other and one != other:
-            found.append(
+            lines.append(
                 f"config.json differs (digest {one[:8]} on train, {other[:8]} on infer); a side "
                 "does not tell its values"
             )
@@ -136,11 +136,11 @@ def differences(train: Description, infer: Description) -> tuple[str, ...]:
             {k.removeprefix(DEFAULT): v for k, v in d.fingerprint.items() if k.startswith(DEFAULT)}
             for d in (train, infer)
         )
-        found += _told("sampling defaults differ", *sides)
-    return tuple(found)
+        lines += _difference_lines("sampling defaults differ", *sides)
+    return tuple(lines)
 
 
-def _told(what: str, train: Mapping[str, str], infer: Mapping[str, str]) -> list[str]:
+def _difference_lines(what: str, train: Mapping[str, str], infer: Mapping[str, str]) -> list[str]:
     odd = [
         f"{key} {train.get(key, 'absent')} / {infer.get(key, 'absent')}"
         for key in sorted({*train, *infer})

@@ -107,7 +107,9 @@ def _keys(kernel: Kernel, plain: Kernel, keys: Sequence[str]) -> str:
             continue
         if key == "fault":
             for fault, setting in value.items():
-                text += f",fault={fault}" + ("" if setting is True else f":{_json(setting)}")
+                text += f",fault={fault}"
+                if setting is not True:
+                    text += f":{_written(json.dumps(setting))}"
         else:
             text += f",{key}={_written(str(value))}"
     return text
@@ -117,10 +119,6 @@ def _written(value: str, marks: str = ",") -> str:
     """A value as it is, or as a JSON text where it holds a mark of the grammar."""
     plain = value and not any(c in value for c in '"' + marks) and value.isprintable()
     return value if plain and value == value.strip() else json.dumps(value)
-
-
-def _json(setting: object) -> str:
-    return _written(json.dumps(setting))
 
 
 class _Reader:
@@ -164,20 +162,20 @@ class _Reader:
 
     def _options(self, engine: str, colon_at: int) -> Kernel:
         at = colon_at + 1
-        found: dict[str, Any] = {"engine": engine}
+        fields: dict[str, Any] = {"engine": engine}
         places: dict[str, int] = {"engine": 0, "model": at}
         model, at = self._word(at)
         if not self.text.startswith('"', places["model"]) and "@" in model:
             model, _, rounding = model.rpartition("@")
-            self._rounding(rounding, places["model"] + len(model) + 1, found, places)
+            self._rounding(rounding, places["model"] + len(model) + 1, fields, places)
         elif self.text.startswith("@", at):
             start = at + 1
             rounding, at = self._word(start)
-            self._rounding(rounding, start, found, places)
+            self._rounding(rounding, start, fields, places)
         if not model:
             raise self.wrong(colon_at + 1, "the kernel names no model", f"write one, {_EXAMPLE}")
-        found["model"] = model
-        return self._made(at, found, places, KEYS)
+        fields["model"] = model
+        return self._made(at, fields, places, KEYS)
 
     def _server(self) -> Kernel:
         """The kernel behind a url."""
@@ -186,19 +184,19 @@ class _Reader:
         if match is None or self.text[end : end + 1] not in ("", ","):
             hint = "write http://HOST:PORT, and options after a comma"
             raise self.wrong(end, "this is not the address of a server", hint)
-        found: dict[str, Any] = {"engine": SERVER, "url": match[0]}
-        return self._made(end, found, {"engine": 0, "url": 0}, SERVER_KEYS)
+        fields: dict[str, Any] = {"engine": SERVER, "url": match[0]}
+        return self._made(end, fields, {"engine": 0, "url": 0}, SERVER_KEYS)
 
     def _made(
-        self, at: int, found: dict[str, Any], places: dict[str, int], keys: Sequence[str]
+        self, at: int, fields: dict[str, Any], places: dict[str, int], keys: Sequence[str]
     ) -> Kernel:
         """The kernel, with the options from `at` on."""
         while at < len(self.text):
             if self.text[at] != ",":
                 raise self.wrong(at, "a comma is wanted here", "write ,key=value after the model")
-            at = self._option(at + 1, found, places, keys)
+            at = self._option(at + 1, fields, places, keys)
         try:
-            return Kernel(**found)
+            return Kernel(**fields)
         except ValidationError as error:
             first = error.errors()[0]
             place = places.get(str(first["loc"][0]), 0)
@@ -221,7 +219,7 @@ class _Reader:
             raise self.wrong(quote, "a quote inside a value, or one that is not closed", hint)
         return word, match.end()
 
-    def _rounding(self, text: str, at: int, found: dict[str, Any], places: dict[str, int]) -> None:
+    def _rounding(self, text: str, at: int, fields: dict[str, Any], places: dict[str, int]) -> None:
         dtype, plus, quantization = text.partition("+")
         if dtype not in DTYPES:
             if dtype in QUANTIZATIONS:
@@ -229,15 +227,15 @@ class _Reader:
             else:
                 hint = did_you_mean(dtype, DTYPES)
             raise self.wrong(at, f"no dtype is named {dtype!r}", hint)
-        found["dtype"], places["dtype"] = dtype, at
+        fields["dtype"], places["dtype"] = dtype, at
         if plus:
             if quantization not in QUANTIZATIONS:
                 message = f"no quantization is named {quantization!r}"
                 raise self.wrong(at + len(dtype) + 1, message, quantization_hint(quantization))
-            found["quantization"] = quantization
+            fields["quantization"] = quantization
 
     def _option(
-        self, at: int, found: dict[str, Any], places: dict[str, int], keys: Sequence[str]
+        self, at: int, fields: dict[str, Any], places: dict[str, int], keys: Sequence[str]
     ) -> int:
         """One key=value from `at` on; where it ends."""
         key = self.text[at:].split("=", 1)[0].split(",", 1)[0]
@@ -252,11 +250,11 @@ class _Reader:
             raise self.wrong(at, f"{whose} has no key {key!r}", hint)
         if not self.text.startswith("=", equals):
             raise self.wrong(equals, f"{key} has no value", f"write {key}=...")
-        if key in found:
+        if key in fields:
             raise self.wrong(at, f"{key} is there twice", "remove one")
         places[key] = start = equals + 1
         if key == "fault":
-            found[key], end = self._fault(start)
+            fields[key], end = self._fault(start)
             return end
         value, end = self._word(start)
         if key in _CHOICES and value not in _CHOICES[key]:
@@ -266,18 +264,18 @@ class _Reader:
         if key == "batch_size":
             if not re.fullmatch(r"[0-9]{1,6}", value):
                 raise self.wrong(start, f"{key} is a whole number, not {value!r}", "write 32")
-            found[key] = int(value)
+            fields[key] = int(value)
         elif key == "timeout_s":
             if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]+)?", value):
                 raise self.wrong(start, f"{key} is a number of seconds, not {value!r}", "write 600")
-            found[key] = float(value)
+            fields[key] = float(value)
         elif key == "key_env" and VARIABLE.fullmatch(value) is None:
             raise ContractError(  # without the text: it may hold a key
                 f"{self.name}: key_env is no name of a variable",
                 hint="write key_env=INFER_KEY; the key itself is in the variable of that name",
             )
         else:
-            found[key] = value
+            fields[key] = value
         return end
 
     def _fault(self, at: int) -> tuple[dict[str, Any], int]:

@@ -124,7 +124,11 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
         ContractError: everything that is wrong, in the order of the text.
     """
     data, marks, problems = read(text, file)
-    _refuse_other_kind(data, marks)
+    kind = data.get("kind")
+    # all of a document of another kind is wrong, and one problem says so
+    if isinstance(kind, str) and kind != _KIND and "kernels" not in data:
+        hint = "give the contract itself, a .kernelcontract.yaml file"
+        raise ContractError(f"this is a {kind}, not a {_KIND}", where=marks["kind",], hint=hint)
     try:
         contract = Contract.model_validate(data)
     except ValidationError as error:
@@ -141,22 +145,14 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     raise ContractError.all(sorted(problems, key=_place))
 
 
-def _refuse_other_kind(data: Mapping[str, Any], marks: Marks) -> None:
-    """All of a document of another kind is wrong, and one problem says so."""
-    kind = data.get("kind")
-    if isinstance(kind, str) and kind != _KIND and "kernels" not in data:
-        hint = "give the contract itself, a .kernelcontract.yaml file"
-        raise ContractError(f"this is a {kind}, not a {_KIND}", where=marks["kind",], hint=hint)
-
-
 def refused(
     error: ValidationError, data: Mapping[str, Any], marks: Marks, tongue: Tongue
 ) -> list[Problem]:
     """What pydantic refuses in a text, each with its place, in plain words."""
     wrong = _grouped(error, data)
-    found = {path: _problem(path, errors, data, marks, tongue) for path, errors in wrong.items()}
+    problems = {path: _problem(path, errors, data, marks, tongue) for path, errors in wrong.items()}
     misspelt = _misspelt(wrong, tongue)
-    return [problem for path, problem in found.items() if path not in misspelt]
+    return [problem for path, problem in problems.items() if path not in misspelt]
 
 
 def _place(problem: Problem) -> tuple[int, int]:
@@ -211,13 +207,13 @@ def _problem(
         hint = hint if len(path) and path[-1] == name else ""
         if len(path) == 2 and path[0] in ("labels", "workloads"):
             hint = tongue.next_moves[str(path[0])]
-        message = f"{wanted} is wanted, found {_found(found)}"
+        message = f"{wanted} is wanted, found {_value_words(found)}"
         return Problem(message, where, hint or _retyped(wanted, found))
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
         hint = nearest(found, choices) if isinstance(found, str) else ""
         verb = "be" if path[-1] == name else "hold"
-        message = f"{name} cannot {verb} {_found(found).removeprefix('the text ')}"
+        message = f"{name} cannot {verb} {_value_words(found).removeprefix('the text ')}"
         return Problem(message, where, hint or f"known: {', '.join(sorted(choices))}")
     if kind in _RANGE:
         words, bound = _RANGE[kind]
@@ -236,7 +232,7 @@ def _problem(
     message = details["msg"].removeprefix("Value error, ")
     if kind == "finite_number":
         message = "a finite number is wanted"
-    return Problem(f"{message}; found {_found(found)}", where, hint)
+    return Problem(f"{message}; found {_value_words(found)}", where, hint)
 
 
 def _inside(where: Where, at: int) -> Where:
@@ -291,10 +287,10 @@ def _at(data: Any, path: Path) -> Any:
     return data
 
 
-def _found(value: object) -> str:
+def _value_words(value: object) -> str:
     """A value in words.
 
-    >>> _found("abc"), _found(None), _found(True), _found(3)
+    >>> _value_words("abc"), _value_words(None), _value_words(True), _value_words(3)
     ("the text 'abc'", 'nothing', 'true', 'the number 3')
     """
     if isinstance(value, str):

@@ -22,17 +22,13 @@ def content(path: Path, most: int) -> bytes:
         OSError: it cannot be read, is larger, or is no regular file; its text says which.
     """
     # opened before it is looked at, so that what is looked at is what is read
-    with open(path, "rb", opener=_opened) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("it is a pipe or a device, not a file")
-        if found.st_size > most:
-            raise OSError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
+        if status.st_size > most:
+            raise OSError(f"it has {status.st_size:,} bytes, and at most {most:,} are read")
         data = file.read(most + 1)  # files of /proc say that they have none
     if len(data) > most:
         raise OSError(f"it has more than the {most:,} bytes that are read at most")
     return data
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | _AT_ONCE)

@@ -260,7 +260,7 @@ class _Reading:
         self.marks.note(path, offset, key)
         tag = str(node.tag)
         if tag not in ("plain", "quoted", "collection"):
-            self._say(
+            self._add_problem(
                 offset,
                 f"a {self.noun} has no tags, found {tag.replace('tag:yaml.org,2002:', '!!')}",
                 "remove the tag; a value in quotes is text",
@@ -293,7 +293,7 @@ class _Reading:
             spot = at if empty else value_node.start_mark.index
             if name in first:
                 before, line = first[name]
-                self._say(
+                self._add_problem(
                     at,
                     f"the key {written!r} is given twice; first in line {line}"
                     if before == written
@@ -314,7 +314,7 @@ class _Reading:
         key = self._scalar(node, at, plain=plain) if isinstance(node, ScalarNode) else node
         if isinstance(key, str):
             return key
-        self._say(
+        self._add_problem(
             at,
             "a key is text",
             "put it in quotes" if isinstance(node, ScalarNode) else "use a name",
@@ -324,7 +324,9 @@ class _Reading:
     def _scalar(self, node: Node, offset: int, *, plain: bool) -> Any:
         text: str = node.value
         if odd := _NOT_VALUE.search(text):
-            self._say(offset, f"this text holds character U+{ord(odd[0]):04X}", "remove the escape")
+            self._add_problem(
+                offset, f"this text holds character U+{ord(odd[0]):04X}", "remove the escape"
+            )
             return _NOT_VALUE.sub("?", text)
         if not plain or (len(text) > MAX_DIGITS and not _INT.fullmatch(text)):
             return text
@@ -334,12 +336,14 @@ class _Reading:
             return match[1] is not None
         if _INT.fullmatch(text):
             if len(text) > MAX_DIGITS:
-                self._say(offset, f"a number of {len(text)} digits is too long", "shorten it")
+                self._add_problem(
+                    offset, f"a number of {len(text)} digits is too long", "shorten it"
+                )
                 return 0
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if _FLOAT.fullmatch(text):
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         return text
 
-    def _say(self, offset: int, message: str, hint: str) -> None:
+    def _add_problem(self, offset: int, message: str, hint: str) -> None:
         self.problems.append(Problem(message, self.source.where(offset), hint))

@@ -30,8 +30,13 @@ from servanda.engines.folder import (
     read_json,
     token_digest,
 )
-from servanda.engines.gguf_layout import TensorLayout, layout, rope_theta
-from servanda.engines.gguf_tokens import token_ids, write_tokenizer
+from servanda.engines.gguf_layout import (
+    TensorLayout,
+    layout,
+    rope_theta,
+    token_ids,
+    write_tokenizer,
+)
 from servanda.engines.llama_model import last_error, llama
 from servanda.engines.safetensors import StoredTensor, read_stored, weights_digest
 from servanda.errors import MeasurementError, ServandaError

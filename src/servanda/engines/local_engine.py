@@ -206,9 +206,6 @@ class LocalEngine(ABC):
         """What is drawn from after the texts: what is reported, where no fault overrides it."""
         return logp_SV
 
-    def _drawn(self, logp_SV: Floats, uniform_S: Floats, texts: Sequence[Sequence[int]]) -> Ints:
-        return self._draw(self._biased(logp_SV, texts), uniform_S)
-
     def _logprobs(self, logits_RV: Any, sampling: Sampling) -> Floats:
         """Processed logprobs in float64; a logit that is no number makes NaN, quietly."""
         with np.errstate(invalid="ignore"):
@@ -219,7 +216,8 @@ class LocalEngine(ABC):
         decode, ends = self._decode(chunk), self._description.eos
         return decoded(
             lambda fed_S: self._logprobs(decode.send(fed_S), sampling),
-            *(self._drawn, chunk, seed, ends, self._pad),
+            lambda logp_SV, uniform_S, texts: self._draw(self._biased(logp_SV, texts), uniform_S),
+            *(chunk, seed, ends, self._pad),
             **options,
         )
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.faults import FAULTS, injected
-from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between, OneOf, Switch
+from servanda.engines.faults.base import Between, OneOf, Switch, fault
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner import run
 from servanda.theory.sampling import Sampling

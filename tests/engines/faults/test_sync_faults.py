@@ -5,8 +5,8 @@ import torch
 import transformers
 
 from servanda.engines.faults import FAULTS
+from servanda.engines.faults.base import Switch
 from servanda.engines.faults.sync import SYNC_FAULTS, sync_fault
-from servanda.engines.faults.values import Switch
 from servanda.engines.weight_sync import WeightSync
 from servanda.errors import MeasurementError
 from tests.trainers import adapt, checkpoint, open_engine, trainer

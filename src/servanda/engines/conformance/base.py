@@ -35,9 +35,9 @@ T = TypeVar("T")
 class Broken(Exception):  # noqa: N818 - it is found, and not raised at a caller
     """An engine does otherwise than a law says: what was found, and the next move."""
 
-    def __init__(self, found: str, hint: str) -> None:
-        super().__init__(found)
-        self.found, self.hint = found, hint
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
 
 
 class Skipped(Exception):  # noqa: N818
@@ -48,14 +48,14 @@ Law = Callable[["Case"], str | None]
 LAWS: Registry[Law] = Registry("law")
 
 
-def require(holds: object, found: str, hint: str) -> None:
+def require(holds: object, message: str, hint: str) -> None:
     """What an engine was found to do, where it is not what a law says.
 
     Raises:
-        Broken: `kept` is false.
+        Broken: `holds` is false.
     """
     if not holds:
-        raise Broken(found, hint)
+        raise Broken(message, hint)
 
 
 def require_none(odd_N: Array, message: Callable[[int], str], hint: str) -> None:
@@ -75,7 +75,7 @@ class Case:
 
     Args:
         open_engine: opens it again; engine: the one that laws are tried on.
-        asked: prompts, as texts or token ids; None: they are made up.
+        texts: prompts, as texts or token ids; None: they are made up.
     """
 
     open_engine: Callable[[], Engine]

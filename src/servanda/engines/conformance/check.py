@@ -26,11 +26,11 @@ class Finding:
 
     law: str
     outcome: Literal["kept", "broken", "skipped"]
-    said: str = ""
+    message: str = ""
     hint: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.law}: {self.said}" if self.said else self.law
+        text = f"{self.law}: {self.message}" if self.message else self.law
         if self.outcome != "broken":
             return text
         wanted = (LAWS[self.law].__doc__ or "").strip().splitlines()[0]
@@ -56,8 +56,9 @@ class Report:
         broken, skipped, kept = map(self.those, ("broken", "skipped", "kept"))
         lines = [f"{len(broken)} of {len(self.findings)} laws of engines are broken"]
         lines += [f"  {finding}" for finding in broken]
-        for what, found in (("skipped", skipped), ("kept", kept)):
-            lines += [f"{what}: {len(found)}"] * bool(found) + [f"  {f}" for f in found]
+        for outcome, findings in (("skipped", skipped), ("kept", kept)):
+            lines += [f"{outcome}: {len(findings)}"] * bool(findings)
+            lines += [f"  {finding}" for finding in findings]
         return "\n".join(lines)
 
 
@@ -147,7 +148,7 @@ def _tried(name: str, case: Case) -> Finding:
     except Skipped as reason:
         return Finding(name, "skipped", str(reason))
     except Broken as broken:
-        return Finding(name, "broken", broken.found, broken.hint)
+        return Finding(name, "broken", broken.message, broken.hint)
     except ServandaError as error:
         problem = error.problems[0]
         hint = problem.hint or "the description says what an engine can do: say so there"

@@ -125,14 +125,16 @@ def prefill_is_near(case: Case) -> str:
     if np.isnan(gap_N).all():
         raise Skipped("it records no logprob that could be compared")
     mean = float(np.nanmean(gap_N))
-    said = f"prefill is {mean:.2g} nats from the record on average, {np.nanmax(gap_N):.2g} at most"
+    message = (
+        f"prefill is {mean:.2g} nats from the record on average, {np.nanmax(gap_N):.2g} at most"
+    )
     require(
         mean <= case.prefill,
-        said,
+        message,
         "so far apart are other tokens, or values shifted by one: position i of a prompt "
         "predicts token i + 1",
     )
-    return said
+    return message
 
 
 @LAWS.register("scores_are_of_what_was_given")

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between, OneOf
+from servanda.engines.faults.base import Between, OneOf, fault
 
 
 @fault(

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from servanda.contract.identity import Description, digest_of
-from servanda.engines.faults.base import fault
+from servanda.engines.faults.base import Between, fault
 from servanda.engines.faults.numerics import untied_head
-from servanda.engines.faults.values import Between
 
 _STALE_SCALE = 2e-3  # about a hundred small optimiser steps
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between
+from servanda.engines.faults.base import Between, fault
 
 
 @fault(

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between
+from servanda.engines.faults.base import Between, fault
 from servanda.theory.sampling import Floats, Ints, Sampling
 from servanda.traces.trace import Batch, Trace
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from servanda.engines.faults.base import Fault, fault
-from servanda.engines.faults.values import Between, OneOf
+from servanda.engines.faults.base import Between, Fault, OneOf, fault
 from servanda.errors import MeasurementError
 from servanda.registry import Registry
 

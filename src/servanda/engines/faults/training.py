@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from servanda.engines.faults.base import fault
-from servanda.engines.faults.values import Between
+from servanda.engines.faults.base import Between, fault
 
 
 @fault(

@@ -161,9 +161,9 @@ class Transport:
                             raise hidden.wrong("an error in the middle of a stream")
                         yield event
         except _Passing as passing:
-            raise self._gone(endpoint, passing, 1) from None
+            raise self._unreachable(endpoint, passing, 1) from None
         except httpx2.TransportError as error:
-            raise self._gone(endpoint, self._passing(error, tokens), 1) from None
+            raise self._unreachable(endpoint, self._passing(error, tokens), 1) from None
 
     def close(self) -> None:
         self._client.close()
@@ -175,7 +175,7 @@ class Transport:
                 return self._once(endpoint, body, tokens)
             except _Passing as passing:
                 if attempt >= self._tries(passing, heard):
-                    raise self._gone(endpoint, passing, attempt) from None
+                    raise self._unreachable(endpoint, passing, attempt) from None
                 self._pause(self.limits.retry.pause(attempt, passing.retry_after_s))
         raise AssertionError("the last try answers or raises")
 
@@ -269,6 +269,6 @@ class Transport:
     def _parsed(self, endpoint: str, text: bytes | str) -> Part:
         return Part.parse(text, self.url, endpoint, self._key.hidden)
 
-    def _gone(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
+    def _unreachable(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
         times = f" ({tries} tries)" if tries > 1 else ""
         return MeasurementError(f"{self.url}{endpoint} {passing}{times}", hint=passing.hint)

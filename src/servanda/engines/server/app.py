@@ -20,9 +20,8 @@ from servanda.engines.base import Engine
 from servanda.engines.server import parse
 from servanda.engines.server.chat import chat_reply
 from servanda.engines.server.fault_injection import DRAWN_BY, Fault, FaultInjector, FaultMiddleware
-from servanda.engines.server.fields import MAX_LOGPROBS
 from servanda.engines.server.handler import Handler
-from servanda.engines.server.request import CompletionRequest, RequestError
+from servanda.engines.server.request import MAX_LOGPROBS, CompletionRequest, RequestError
 from servanda.engines.server.responses import (
     Head,
     completion_reply,

@@ -39,19 +39,19 @@ class StreamDetokenizer:
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
         self._tokens: list[int] = []
-        self._from, self._emitted = 0, 0  # the last piece is tokens[from:said]
+        self._from, self._emitted = 0, 0  # the last piece is tokens[from:emitted]
 
     def after(self, tokens: Sequence[int]) -> str:
         """What more is said with these tokens; "" while a character is unfinished."""
         self._tokens += tokens
         text = self._detokenizer.text(self._tokens[self._from :])
-        return "" if text.endswith(_UNFINISHED) else self._say(text)
+        return "" if text.endswith(_UNFINISHED) else self._emit(text)
 
     def rest(self) -> str:
         """What is left at the end, finished or not."""
-        return self._say(self._detokenizer.text(self._tokens[self._from :]))
+        return self._emit(self._detokenizer.text(self._tokens[self._from :]))
 
-    def _say(self, text: str) -> str:
+    def _emit(self, text: str) -> str:
         before = self._detokenizer.text(self._tokens[self._from : self._emitted])
         if self._emitted < len(self._tokens):
             self._from, self._emitted = self._emitted, len(self._tokens)

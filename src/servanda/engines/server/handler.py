@@ -11,10 +11,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 from servanda.engines.base import streams, verb_of
-from servanda.engines.server.fields import MAX_LOGPROBS
 from servanda.engines.server.jobs import Ended, Event, Failed, Job, Token, sequence_of
 from servanda.engines.server.parse import rendered
-from servanda.engines.server.request import CompletionRequest, RequestError, refuse_misfits
+from servanda.engines.server.request import (
+    MAX_LOGPROBS,
+    CompletionRequest,
+    RequestError,
+    refuse_misfits,
+)
 from servanda.engines.server.responses import Choice
 from servanda.engines.server.scheduler import Scheduler
 from servanda.errors import MeasurementError, ServandaError

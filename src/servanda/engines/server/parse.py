@@ -9,8 +9,14 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from servanda.engines.server.fields import MAX_SEQUENCES, ChatFields, CompletionFields, read
-from servanda.engines.server.request import CompletionRequest, RequestError
+from servanda.engines.server.request import (
+    MAX_SEQUENCES,
+    ChatFields,
+    CompletionFields,
+    CompletionRequest,
+    RequestError,
+    read,
+)
 
 
 async def received(parts: AsyncIterable[bytes], most: int, idle_s: float) -> bytes:

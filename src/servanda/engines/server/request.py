@@ -1,13 +1,34 @@
-# A request that is understood, and what is refused.
+# A request as vLLM has it: its fields, checked one by one, and what is refused.
+#
+# A field that would change a draw and is not known here is refused by name, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from servanda.engines.neutral_fields import NEUTRAL
 from servanda.errors import ServandaError
 from servanda.theory.sampling import Sampling
+
+MAX_LOGPROBS = 1024  # or the vocabulary, where that is less
+MAX_SEQUENCES = 128
+_INT64 = 2**63
+_COLDEST = 0.01  # as vLLM: below it, logits over the temperature leave their range
+
+# of no consequence for what is drawn
+_HARMLESS = {"user", "cache_salt", "request_id", "service_tier", "store", "metadata"}
+_HARMLESS |= {"skip_special_tokens", "spaces_between_special_tokens", "parallel_tool_calls"}
+# field -> the values that change nothing
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    "priority": (0,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
 
 
 class RequestError(ServandaError):
@@ -74,3 +95,105 @@ def refuse_misfits(
                 f"{len(ids)} tokens of prompt and {new} new are more than the model's {longest}",
                 "max_tokens",
             )
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _StreamOptions(_Strict):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+
+
+class _Common(_Strict):
+    model: str | None = None
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, le=_INT64)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    n: int = Field(1, ge=1, le=MAX_SEQUENCES)
+    prompt_logprobs: int | None = Field(None, ge=-1)
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    add_special_tokens: bool = False
+    trace_decode_token_ids: list[int] | None = Field(None, min_length=1)
+
+    def request(self, **more: Any) -> CompletionRequest:
+        given = self.trace_decode_token_ids
+        if given is not None and self.n > 1:
+            raise RequestError("trace_decode_token_ids is one continuation: n is 1", "n")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs are not streamed", "prompt_logprobs")
+        return CompletionRequest(
+            sampling=self._sampling(),
+            seed=self.seed,
+            n=self.n,
+            stream=self.stream,
+            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            return_token_ids=self.return_token_ids,
+            as_ids=self.return_tokens_as_token_ids,
+            given=tuple(given) if given is not None else None,
+            **{"prompt_logprobs": self.prompt_logprobs, **more},
+        )
+
+    def _sampling(self) -> Sampling:
+        if self.temperature == 0:  # greedy: the likeliest token, which then has probability 1
+            return Sampling(temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
+        if self.temperature < _COLDEST:
+            raise RequestError(f"a temperature is 0, or {_COLDEST} at least", "temperature")
+        top_k = self.top_k if self.top_k > 0 else None
+        return Sampling(
+            temperature=self.temperature, top_k=top_k, top_p=self.top_p, min_p=self.min_p
+        )
+
+
+class CompletionFields(_Common):
+    prompt: Any
+    max_tokens: int = Field(16, ge=0)
+    logprobs: int | None = Field(None, ge=-1)
+    echo: bool = False
+
+
+class ChatFields(_Common):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=-1)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: Literal["auto", "none"] = "auto"
+
+
+def read(model: Any, body: Mapping[str, Any], served: str) -> Any:
+    """The fields of a body that are not of no consequence.
+
+    Raises:
+        RequestError: one is wrong or not supported.
+    """
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in [name for name in fields if name in _HARMLESS]:
+        del fields[name]
+    for name, neutral in _NEUTRAL.items():
+        if name in fields and name not in model.model_fields and fields.pop(name) not in neutral:
+            raise RequestError(
+                f"{name} is not supported: it would change what is drawn; leave it out", name
+            )
+    try:
+        validated = model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            message = f"{name} is not supported: it might change what is drawn; leave it out"
+        else:
+            message = f"{name}: {first['msg']}"
+        raise RequestError(message, name) from None
+    if validated.model not in (None, served):
+        raise RequestError(
+            f"there is no model {validated.model!r}: this is {served!r}", "model", 404
+        )
+    return validated
