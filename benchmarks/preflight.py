@@ -17,7 +17,7 @@ import torch
 from tests.rl.sync_drill.drills import BROKEN, WORKING, Drill, drilled, expected, named
 
 from benchmarks import committed
-from servanda.rl.sync_drill.result import Preflight
+from servanda.rl.sync_drill.report import Preflight
 
 DOCS = Path(__file__).parents[1] / "docs" / "how-to" / "preflight.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"

@@ -25,7 +25,7 @@ from servanda.engines import open_engine
 from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.weight_sync import WeightSync
 from servanda.rl.sync_drill.drill import preflight
-from servanda.rl.sync_drill.result import Preflight
+from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.trainee import Rows, Trainee
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch

@@ -16,7 +16,7 @@ from servanda.cli.stdout import show, show_json
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 
 if TYPE_CHECKING:
-    from servanda.rl.sync_drill.result import Preflight
+    from servanda.rl.sync_drill.report import Preflight
     from servanda.rl.sync_drill.trainee import Trainee
 
 T = TypeVar("T")

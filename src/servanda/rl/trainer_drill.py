@@ -8,7 +8,7 @@ from typing import Any
 
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.drill import preflight as _preflight
-from servanda.rl.sync_drill.result import Preflight
+from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 from servanda.rl.sync_drill.trainee import Score, Trainee
 from servanda.runner.measurement import Watch

@@ -22,7 +22,7 @@ from servanda.theory.sampling import Sampling, seed_of
 from servanda.traces.trace import Batch
 
 if TYPE_CHECKING:
-    from servanda.rl.sync_drill.result import Preflight
+    from servanda.rl.sync_drill.report import Preflight
     from servanda.rl.sync_drill.trainee import Trainee
 
 Rows = Sequence[Sequence[int]]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from servanda.judgement.verdict import BlindSpot
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
-from servanda.rl.sync_drill.result import Baseline, Outcome, PoisonResult, Preflight, Response
+from servanda.rl.sync_drill.report import Preflight
+from servanda.rl.sync_drill.result import Baseline, Outcome, PoisonResult, Response
 
 
 def conclude(

@@ -16,13 +16,13 @@ from servanda.rl.sync_drill.explanation import classes, scaled_by
 from servanda.rl.sync_drill.perturbation import LATEST, PerturbationTests
 from servanda.rl.sync_drill.plan import plan_of
 from servanda.rl.sync_drill.poison import poison_test
+from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.response_slope import distance
 from servanda.rl.sync_drill.result import (
     EXPLAINED,
     PLAIN,
     Baseline,
     PoisonResult,
-    Preflight,
     Response,
     Scale,
 )

@@ -1,12 +1,17 @@
-# The transcript of a drill.
+# What came of a drill, and its transcript.
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from servanda.rl.sync_drill.result import Mark, Preflight, Response
+from servanda.judgement.verdict import BlindSpot
+from servanda.rl.sync_drill.result import Baseline, Mark, Outcome, PoisonResult, Response
+from servanda.traces.serialization import to_plain
 
+EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
 _MARKS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
 _WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
 _WIDTH = 96
@@ -23,9 +28,49 @@ _NEXT = {
 }
 
 
-def report_text(result: Preflight) -> str:
-    """What was done, what was seen, and what follows, in a dozen lines."""
-    return "\n".join(_lines(result))
+@dataclass(frozen=True)
+class Preflight:
+    """What came of a drill; `str` is its transcript.
+
+    Args:
+        outcome: violated where anything of the sync is wrong; inconclusive where nothing is,
+            and a group could not be seen.
+        cause: what is wrong, as `diagnosis.CAUSES` names it; "" where nothing is.
+        sentence: the outcome in words.
+        groups: one response a group, in the order of the module.
+        returned: mean |engine - engine before the drill|, nats, after the last sync.
+        back: whether that is within the engine's own noise; where it is not, the engine holds
+            weights of the drill, and the outcome is violated.
+        back_late: how many syncs of the restored weights that took, beyond one.
+        syncs: how often the sync ran.
+        tokens: that were scored by each side each time.
+        blind_spots: what the drill did not look at, or was too small to see.
+    """
+
+    outcome: Outcome
+    cause: str
+    sentence: str
+    found: Baseline
+    poison: PoisonResult
+    groups: tuple[Response, ...]
+    returned: float
+    back: bool
+    back_late: int
+    syncs: int
+    tokens: int
+    seconds: float
+    warnings: tuple[str, ...] = ()
+    blind_spots: tuple[BlindSpot, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": 1, **to_plain(self), "exit_code": self.exit_code}
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
 
 
 def _lines(result: Preflight) -> Iterator[str]:
@@ -43,7 +88,10 @@ def _lines(result: Preflight) -> Iterator[str]:
     if poison.fresh is not None:
         yield f"         on tokens that were not scored before: {_nats(poison.fresh)}"
     label = "nudge"
-    for line in _table([_cell(r) for r in _shown(result)]):
+    blocks: dict[str, list[Response]] = {}
+    for response in result.groups:
+        blocks.setdefault(response.block, []).append(response)
+    for line in _table([_cell(block) for block in blocks.values()]):
         yield f"{label:<9}{line}"
         label = ""
     unclear = [
@@ -77,14 +125,6 @@ def _lines(result: Preflight) -> Iterator[str]:
         f"weights restored bit for bit, {engine} · "
         f"{result.syncs} syncs · exit {result.exit_code} · {result.seconds:.0f} s"
     )
-
-
-def _shown(result: Preflight) -> list[list[Response]]:
-    """Groups one by one, and those that shared a sync as one."""
-    blocks: dict[str, list[Response]] = {}
-    for response in result.groups:
-        blocks.setdefault(response.block, []).append(response)
-    return [*blocks.values()]
 
 
 def _cell(responses: list[Response]) -> str:

@@ -1,18 +1,13 @@
-# What came of a drill.
+# What a drill measures: both sides at equal weights, under noise, and group by group.
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from servanda.judgement.verdict import BlindSpot
-from servanda.traces.serialization import to_plain
+from dataclasses import dataclass
+from typing import Literal
 
 Outcome = Literal["holds", "violated", "inconclusive"]
 Mark = Literal["holds", "warns", "violated", "unseen"]
-
-EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
 
 # Limits.  FOLLOW and RESIDUAL are what a group is judged by; the rest says what can be judged.
 DEAF = 0.5  # follow below it, or above 1 / DEAF: an error
@@ -228,50 +223,3 @@ class Response:
     def deaf_as_a_whole(self) -> bool:
         """Nothing of it reaches the engine, so there is no part to tell from the others."""
         return abs(self.follow) < NEAR + 3 * self.spread and self.residual < PLAIN
-
-
-@dataclass(frozen=True)
-class Preflight:
-    """What came of a drill; `str` is its transcript.
-
-    Args:
-        outcome: violated where anything of the sync is wrong; inconclusive where nothing is,
-            and a group could not be seen.
-        cause: what is wrong, as `diagnosis.CAUSES` names it; "" where nothing is.
-        sentence: the outcome in words.
-        groups: one response a group, in the order of the module.
-        returned: mean |engine - engine before the drill|, nats, after the last sync.
-        back: whether that is within the engine's own noise; where it is not, the engine holds
-            weights of the drill, and the outcome is violated.
-        back_late: how many syncs of the restored weights that took, beyond one.
-        syncs: how often the sync ran.
-        tokens: that were scored by each side each time.
-        blind_spots: what the drill did not look at, or was too small to see.
-    """
-
-    outcome: Outcome
-    cause: str
-    sentence: str
-    found: Baseline
-    poison: PoisonResult
-    groups: tuple[Response, ...]
-    returned: float
-    back: bool
-    back_late: int
-    syncs: int
-    tokens: int
-    seconds: float
-    warnings: tuple[str, ...] = field(default=())
-    blind_spots: tuple[BlindSpot, ...] = field(default=())
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_CODES[self.outcome]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, **to_plain(self), "exit_code": self.exit_code}
-
-    def __str__(self) -> str:
-        from servanda.rl.sync_drill.report import report_text
-
-        return report_text(self)
