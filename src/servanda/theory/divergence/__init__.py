@@ -1,4 +1,4 @@
-# Divergences between two kernels, one file a quantity; the registry is filled on import.
+# Divergences between two kernels, one file per family; the registry is filled on import.
 
 # these register their metrics
 from servanda.theory.divergence import (  # noqa: F401
@@ -7,12 +7,7 @@ from servanda.theory.divergence import (  # noqa: F401
     entropy,
     flip,
     hellinger,
-    js,
-    k1,
-    k2,
-    k3,
     kl,
-    kl_reverse,
     le_cam,
     linf,
     log_ratio,

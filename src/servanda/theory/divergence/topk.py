@@ -13,9 +13,7 @@ import numpy as np
 from servanda.theory.divergence.base import DIVERGENCES, Form, Span, divergence
 from servanda.theory.divergence.chi2 import chi2_terms
 from servanda.theory.divergence.hellinger import hellinger2_terms
-from servanda.theory.divergence.js import js_terms
-from servanda.theory.divergence.kl import kl_terms
-from servanda.theory.divergence.kl_reverse import kl_reverse_terms
+from servanda.theory.divergence.kl import js_terms, kl_reverse_terms, kl_terms
 from servanda.theory.divergence.le_cam import le_cam_terms
 from servanda.theory.divergence.pairs import Floats, Pairs
 from servanda.theory.divergence.topk_rows import TopRows
