@@ -9,4 +9,4 @@
 # trainee: the trainer and its engine · weight_groups: weights by name · perturbation,
 # response_slope: how far one side follows the other · noise: what is put into weights ·
 # weight_snapshot: how they come back · drill: the order of it all · diagnosis: what is wrong ·
-# result, report: what comes of it.
+# result: what it measures · report: what comes of it.
