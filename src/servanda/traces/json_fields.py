@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
@@ -83,9 +84,8 @@ def parse_line(line: str, noun: str = "request", nan: bool = False) -> dict[str,
         json.JSONDecodeError: it is not JSON.
         LineError: it is no object, or says something that JSON cannot mean.
     """
-    constants = None if nan else _no_number
     try:
-        data = json.loads(line, object_pairs_hook=unique_keys, parse_constant=constants)
+        data = (_WITH_NAN if nan else _STRICT).decode(line)
     except json.JSONDecodeError:
         raise
     except RecursionError:
@@ -102,16 +102,20 @@ def parse_line(line: str, noun: str = "request", nan: bool = False) -> dict[str,
 
 def unique_keys(pairs: list[tuple[str, Any]], noun: str = "key") -> dict[str, Any]:
     """An object of JSON; a key that is there twice has two values, and so none."""
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise LineError(f"the {noun} {key!r} is there twice")
-        values[key] = value
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise LineError(f"the {noun} {twice!r} is there twice")
     return values
 
 
 def _no_number(text: str) -> NoReturn:
     raise LineError(f"{text} is no number of JSON", "write null for a logprob that nobody knows")
+
+
+_WITH_NAN = json.JSONDecoder(object_pairs_hook=unique_keys)
+_STRICT = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_number)
 
 
 def items(value: Any, place: str) -> Iterator[tuple[int, Any]]:
