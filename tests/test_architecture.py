@@ -24,8 +24,6 @@ FLOORS = (
     {"cli"},
 )
 FACES = {"__init__", "__main__"}  # the public names, and `python -m servanda`
-# a verdict prints itself: the one call upwards, made inside a function
-PRINTS_ITSELF = ("judgement.verdict", "report.text")
 
 # No file, socket, clock, environment or process; what is below a name here, but for the names
 # with a minus.
@@ -115,7 +113,7 @@ def imports(path):
 def own(path):
     """Modules of the house that a module imports."""
     for name, _ in imports(path):
-        if name.startswith("servanda.") and (dotted(path), name[9:]) != PRINTS_ITSELF:
+        if name.startswith("servanda."):
             yield name.removeprefix("servanda.")
 
 

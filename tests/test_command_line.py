@@ -15,8 +15,8 @@ from servanda.cli.commands import FIRST, GROUPS, HINTS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.main import main
 from servanda.cli.options import DASH, FileType, OutputPath
 from servanda.engines import faults
+from servanda.judgement.verdict import FORMATS
 from servanda.promotion.run import record
-from servanda.report.base import FORMATS
 from servanda.runner.compare import selftest
 from tests import kit
 from tests.report import made

@@ -74,3 +74,11 @@ def test_import_servanda_costs_no_heavy_library():
 def test_a_contract_is_read_without_torch_or_scipy():
     modules = loaded("import servanda; servanda.load; servanda.judge; servanda.Verdict")
     assert not modules & {"torch", "transformers", "scipy", "scipy.stats", "rich", "jinja2"}
+
+
+def test_a_verdict_knows_its_forms_and_loads_them_only_when_one_is_asked_for():
+    """Judgement lies below the reports, so the registry of formats fetches them by name."""
+    importing = "from servanda.judgement.verdict import FORMATS"
+    assert "servanda.report" not in loaded(importing)
+    for asking in ("FORMATS['text']", "sorted(FORMATS)", "'json' in FORMATS", "len(FORMATS)"):
+        assert "servanda.report.text" in loaded(f"{importing}\n{asking}")

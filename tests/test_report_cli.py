@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli import main
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS
 from tests import kit
 from tests.report import made
 

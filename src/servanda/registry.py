@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib import import_module
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -38,10 +39,14 @@ def quoted(value: object) -> str:
 
 
 class Registry(Mapping[str, T]):
-    """Things of one kind under their names; filled by decorators, read as a mapping."""
+    """Things of one kind under their names; filled by decorators, read as a mapping.
 
-    def __init__(self, noun: str) -> None:
-        self.noun = noun
+    Args:
+        home: the package whose import fills it; imported when names are looked up.
+    """
+
+    def __init__(self, noun: str, home: str = "") -> None:
+        self.noun, self._home = noun, home
         self._things: dict[str, T] = {}
 
     def add(self, name: str, thing: T) -> T:
@@ -55,13 +60,18 @@ class Registry(Mapping[str, T]):
         return lambda thing: self.add(name, thing)
 
     def hint(self, name: str) -> str:
-        return did_you_mean(name, self._things)
+        return did_you_mean(name, self._filled())
+
+    def _filled(self) -> dict[str, T]:
+        if self._home:
+            import_module(self._home)
+        return self._things
 
     def __getitem__(self, name: str) -> T:
-        return self._things[name]
+        return self._filled()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._things)
+        return iter(self._filled())
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._filled())

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from servanda.contract.clause import Claim, Section
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
-from servanda.judgement.verdict import BlindSpot, Verdict
+from servanda.judgement.verdict import FORMATS, BlindSpot, Verdict
 from servanda.report import format
-from servanda.report.base import FORMATS
 from servanda.report.html_cards import cards
 from servanda.report.html_details import numbers
 from servanda.report.summary import headline, impact

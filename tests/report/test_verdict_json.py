@@ -7,8 +7,7 @@ import pytest
 
 from servanda.errors import EvidenceError
 from servanda.judgement.token_profile import Sums
-from servanda.judgement.verdict import Verdict
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.runner import run
 from servanda.traces.serialization import from_plain, to_plain
 from tests import kit

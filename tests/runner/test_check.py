@@ -7,7 +7,7 @@ import pytest
 
 import servanda as sv
 from servanda.errors import EvidenceError
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS
 from servanda.runner import run
 from tests import kit
 
@@ -230,7 +230,7 @@ def test_golden_facts(tmp_path):
 
 def test_json_has_every_number_and_no_invented_one(tmp_path):
     path, _ = kit.write(tmp_path)
-    from servanda.report.base import FORMATS
+    from servanda.judgement.verdict import FORMATS
 
     data = json.loads(FORMATS["json"](check(path, tmp_path)))
     assert data["outcome"] == "holds" and data["exit_code"] == 0

@@ -15,8 +15,7 @@ from servanda.engines.base import ENGINES
 from servanda.engines.folder import config_values, sampling_defaults
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, IdentityError, MeasurementError
-from servanda.judgement.verdict import Circumstances, Verdict
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS, Circumstances, Verdict
 from servanda.runner import run
 from servanda.runner.compare.contract import CONTRACT, Options, compare, costed, plan_of, prepare
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract

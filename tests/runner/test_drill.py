@@ -8,7 +8,7 @@ from servanda.cli.main import main
 from servanda.engines.faults import FAULTS
 from servanda.errors import IdentityError, MeasurementError
 from servanda.judgement.field_thresholds import Gate
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS
 from servanda.runner import run
 from servanda.runner.fault_drill import drill
 from tests import kit

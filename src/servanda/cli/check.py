@@ -13,7 +13,7 @@ from servanda.cli.output import REPORT_OPTIONS, report_places, write
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
 from servanda.engines.foreign_code import code_of, keys_of
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS
 from servanda.runner import load, run
 
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does

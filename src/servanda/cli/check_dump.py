@@ -13,7 +13,7 @@ from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, wri
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
 from servanda.errors import ContractError
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.report import render
 

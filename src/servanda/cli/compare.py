@@ -13,7 +13,7 @@ from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.engines.worker import spawn
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (
     CONTRACT,
     Comparison,

@@ -9,8 +9,8 @@ import click
 from servanda.cli.options import DASH, PRINTS, shared, together
 from servanda.cli.stdout import show
 from servanda.errors import ContractError, MeasurementError
-from servanda.judgement.verdict import Verdict
-from servanda.report.base import FORMATS, SUFFIXES, format_of
+from servanda.judgement.verdict import FORMATS, Verdict
+from servanda.report.base import SUFFIXES, format_of
 
 # of commands that print a verdict
 REPORT_OPTIONS = together(

@@ -10,7 +10,7 @@ import click
 from servanda.cli.options import DASH, FILE_OR_DASH
 from servanda.cli.output import REPORT_OPTIONS, chosen, clear, write
 from servanda.cli.stdout import show
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS
 from servanda.runner.finished_run import read, verdict_of
 
 

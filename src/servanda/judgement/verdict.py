@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
 from servanda.judgement.token_profile import Portrait, added
 from servanda.judgement.workload_coverage import uncovered
+from servanda.registry import Registry
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.serialization import from_plain, to_plain
 
@@ -187,9 +188,11 @@ class Verdict:
         return from_plain(cls, data)
 
     def __str__(self) -> str:
-        from servanda.report.text import render
+        return FORMATS["text"](self)
 
-        return render(self)
+
+# the forms of a verdict; the room of reports, which lies above, fills it
+FORMATS: Registry[Callable[[Verdict], str]] = Registry("format", home="servanda.report")
 
 
 def judge(

@@ -1,14 +1,9 @@
-# What a report is: a function from a verdict to a text.
+# What a report is called as a file; the formats register in `judgement.verdict.FORMATS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import PurePath
 
-from servanda.judgement.verdict import Verdict
-from servanda.registry import Registry
-
-FORMATS: Registry[Callable[[Verdict], str]] = Registry("format")
 SUFFIXES = {
     ".html": "html",
     ".htm": "html",

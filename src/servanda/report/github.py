@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from servanda.errors import Where
-from servanda.judgement.verdict import Verdict
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
-from servanda.report.base import FORMATS
 from servanda.report.summary import headline, impact
 
 MOST_ANNOTATIONS = 9  # a step shows ten of a kind, and the summary is one of them

@@ -12,9 +12,8 @@ from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.bound_chain.chain import chain
 from servanda.judgement.field_thresholds import gates
-from servanda.judgement.verdict import Verdict
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
-from servanda.report.base import FORMATS
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.chain_text import chain_text
 from servanda.report.html_cards import cards, chance, described

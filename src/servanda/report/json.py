@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from servanda.judgement.verdict import Verdict
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS, Verdict
 
 
 @FORMATS.register("json")

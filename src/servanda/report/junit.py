@@ -5,9 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.verdict import Verdict
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
-from servanda.report.base import FORMATS
 from servanda.report.format import xml_document, xml_text
 from servanda.report.summary import headline
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import gates
-from servanda.judgement.verdict import Verdict
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
-from servanda.report.base import FORMATS
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.summary import headline, impact
 

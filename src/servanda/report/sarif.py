@@ -8,9 +8,8 @@ from urllib.parse import quote
 
 from servanda._version import __version__
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.verdict import Verdict
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
-from servanda.report.base import FORMATS
 from servanda.report.summary import headline
 
 SCHEMA = (

@@ -8,8 +8,7 @@ from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
-from servanda.judgement.verdict import Verdict
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report.cell_text import GIVEN_UP, GLYPH, UNITS, assumed, certified, interval, of_cell
 from servanda.report.format import line, percent
 from servanda.report.table import table

@@ -18,8 +18,7 @@ from servanda.judgement.clauses.base import DRAWS, REWARD
 from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN, SamplerFidelity, log_evidence
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.cost import cost_of
-from servanda.judgement.verdict import judge
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS, judge
 from servanda.report.explain.contract import explain_contract
 from servanda.report.summary import headline
 from servanda.runner import run

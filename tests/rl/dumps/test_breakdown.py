@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
-from servanda.judgement.verdict import Verdict
-from servanda.report.base import FORMATS
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
