@@ -1,0 +1,118 @@
+# Holds the documents against the style of CONTRIBUTING.md: python scripts/prose.py [PAGE ...]
+#
+# Two ratios over the pages that people read first (the README, the tutorials, the how-to pages):
+# "what" at most 4, "you" at least 6 in 1,000 words.  Then words and phrases of a list, on every
+# page: each has a standard word that says the same.  Code, tables of commands and transcripts are
+# not prose and are left out; a table's cells are.
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MOST_WHAT, LEAST_YOU = 4.0, 6.0  # per 1,000 words
+_FIRST = ("README.md", "docs/start", "docs/tutorial", "docs/how-to")
+_CODE = re.compile(r"^(`{3,}|~{3,}).*?^\1[ \t]*$|<!--.*?-->|`[^`\n]+`|\]\([^)]*\)", re.M | re.S)
+_WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")
+_YOU = {"you", "your", "yours", "yourself", "you're", "you’re"}
+
+# phrase (a regular expression, whole words, any case): what to write
+INSTEAD = {
+    r"bring(s|ing)? forth|brought forth": "generate",
+    r"guards? (that )?(rings?|rang|speaks?)|(rings|rang) (on|for|at|in|before|where)": "fires",
+    r"told (once|again)": "sent once, or replayed",
+    r"tells? of": "reports",
+    r"dear to|dearer|dearly": "expensive",
+    r"for want of": "without",
+    r"to and fro": "back and forth",
+    r"hangs? together": "is correlated",
+    r"nobody|whoever|whomever": "no one, anyone who",
+    r"mend(s|ed|ing)?": "repair, fix",
+    r"paid the price|pays? (for itself|the price)": "passed the threshold",
+    r"quarter of (its|the) price": "25 % of the threshold",
+    r"the way back is earned": "it returns after a re-test",
+    r"(against|measured against) itself": "noise floor",
+    r"self-noise": "noise floor",
+    r"has paid|have paid": "passed the threshold",
+    r"no word against": "no evidence against",
+    r"is away|was away|are away": "is diverted",
+    r"leaves infer|to leave infer": "is diverted",
+    r"nothing of it shows": "no metric shows it",
+    r"is a? ?one that": "name the noun",
+    r"speaks? (of|in)": "concerns, applies in",
+    r"as it is one": "name the noun",
+    r"usual gates": "thresholds of other projects",
+    r"deaf": "not synced",
+    r"referee": "reference scorer",
+    r"legs?": "step",
+    r"dwell": "hold time",
+    r"twofold": "double",
+    r"lie(s)? beyond": "exceed",
+    r"stands? in (the|its|a) (file|page|table|report|log)": "is in",
+    r"\w+ (rests|rested) (until|for)": "is taken out of rotation",
+}  # fmt: skip
+_INSTEAD = [(re.compile(rf"\b(?:{phrase})\b", re.I), word) for phrase, word in INSTEAD.items()]
+
+
+def prose(text: str) -> str:
+    """The text without code, comments, link targets and front matter; lines keep their numbers."""
+    return _CODE.sub(lambda found: "\n" * found[0].count("\n") + " ", text)
+
+
+def ratios(texts: list[str]) -> tuple[float, float]:
+    """How often "what" and "you" occur in 1,000 words of the texts together."""
+    words = [word.lower() for text in texts for word in _WORD.findall(prose(text))]
+    thousands = max(len(words), 1) / 1000
+    return words.count("what") / thousands, sum(word in _YOU for word in words) / thousands
+
+
+def phrases(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, phrase and the words to write instead, for each phrase of the list in the text."""
+    plain = prose(text)
+    for pattern, word in _INSTEAD:
+        for found in pattern.finditer(plain):
+            yield plain.count("\n", 0, found.start()) + 1, found[0], word
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """Every page of the documents, in order."""
+    top = [root / name for name in ("README.md", "CONTRIBUTING.md")]
+    return [
+        *top,
+        *sorted((root / "docs").rglob("*.md")),
+        *sorted((root / "examples").rglob("*.md")),
+    ]
+
+
+def is_first(page: Path, root: Path = ROOT) -> bool:
+    """Whether the two ratios hold the page: people read it first."""
+    return str(page.relative_to(root)).startswith(_FIRST)
+
+
+def main(names: list[str]) -> int:
+    """Print every finding; 1 where there is one."""
+    chosen = [Path(name).resolve() for name in names] or pages()
+    texts = {page: page.read_text(encoding="utf-8") for page in chosen}
+    bad = False
+    for page, text in texts.items():
+        for line, phrase, word in sorted(phrases(text)):
+            bad = True
+            print(f"{page.relative_to(ROOT)}:{line}: {phrase!r}; write: {word}")
+    first = [page for page in chosen if is_first(page)]
+    for page in first if names else ():
+        what, you = ratios([texts[page]])
+        print(f"{page.relative_to(ROOT)}: what {what:.1f}, you {you:.1f} per 1,000 words")
+    what, you = ratios([texts[page] for page in first])
+    if first:
+        print(
+            f'"what" {what:.1f} (at most {MOST_WHAT:g}), "you" {you:.1f} (at least {LEAST_YOU:g})'
+        )
+    bad |= bool(first) and (what > MOST_WHAT or you < LEAST_YOU)
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
