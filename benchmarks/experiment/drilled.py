@@ -30,7 +30,7 @@ from servanda.rl.sync_drill.trainee import Rows, Trainee
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 
-_RANK = 8  # of the adapter, for the fault that forgets adapters
+_RANK = 8  # of the adapter, for the faults of adapters
 
 
 def scorer(engine: Any) -> Callable[[Rows], list[Any]]:
@@ -48,7 +48,7 @@ def scorer(engine: Any) -> Callable[[Rows], list[Any]]:
 
 def drilled(fault: str) -> Drilled:
     """Drill one fault of a sync, or none, in bfloat16; weights begin equal."""
-    module = open_policy(MODEL, _RANK if fault == "adapter_ignored" else 0, seed=0)
+    module = open_policy(MODEL, _RANK if fault.startswith("adapter") else 0, seed=0)
     engine: Any = open_engine(
         Kernel(engine="transformers", model=MODEL, dtype="bfloat16", attention="sdpa")
     )

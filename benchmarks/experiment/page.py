@@ -1,4 +1,4 @@
-# Writes docs/explanation/experiment.md, its pictures, and the README's table from the records.
+# Writes docs/explanation/experiment.md and its pictures from the records.
 #
 #     python -m benchmarks.experiment.page            from the committed records
 #     python -m benchmarks.experiment.page FOLDER     of the runs in a folder, into that folder
@@ -8,20 +8,17 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.experiment import pictures, tables
+from benchmarks.experiment import pictures
 from benchmarks.experiment.alarms import compared, firings
 from benchmarks.experiment.drills import DRILLS, Drilled, read_drills
 from benchmarks.experiment.prose import page
 from benchmarks.experiment.record import RESULTS, Run, read_alone, read_run, read_runs
-from benchmarks.experiment.tables import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "experiment.md"
-README = ROOT / "README.md"
 PILOT = "pilot"  # folder of its runs, beside the others
 
 
@@ -39,26 +36,6 @@ def recorded(folder: Path = RESULTS) -> list[Run]:
     return found
 
 
-def block(runs: Sequence[Run]) -> str:
-    """The table that the page and the README share."""
-    return tables.faults_by_guards(firings(runs), tables.SHORT)
-
-
-def put(text: str, table: str) -> str:
-    """A text with the table between its markers.
-
-    Raises:
-        ValueError: the markers do not stand there once, in order.
-
-    >>> put(f"a {BEGIN} old {END} b", "new")
-    'a <!-- faults x guards -->\\n\\nnew\\n\\n<!-- end of faults x guards --> b'
-    """
-    found = re.findall(f"{BEGIN}.*?{END}", text, re.S)
-    if len(found) != 1:
-        raise ValueError(f"{BEGIN} ... {END} stands there {len(found)} times, and not once")
-    return text.replace(found[0], f"{BEGIN}\n\n{table}\n\n{END}")
-
-
 def pages(runs: Sequence[Run], drills: Sequence[Drilled], tried: Sequence[Run]) -> dict[str, str]:
     """The page and its pictures, by the names under which they lie beside each other.
 
@@ -69,7 +46,7 @@ def pages(runs: Sequence[Run], drills: Sequence[Drilled], tried: Sequence[Run]) 
     steps = max(run.settings["steps"] for run in runs)
     points = pictures.points_of(runs)
     return {
-        PAGE.name: put(page(runs, drills, tried, told, points), block(runs)),
+        PAGE.name: page(runs, drills, tried, told, points),
         "experiment_rewards.svg": pictures.rewards(
             runs, compared(runs), "trained", "Reward on the sums of the run"
         ),
@@ -78,12 +55,10 @@ def pages(runs: Sequence[Run], drills: Sequence[Drilled], tried: Sequence[Run]) 
     }
 
 
-def files(readme: str) -> dict[Path, str]:
+def files() -> dict[Path, str]:
     """Every committed file that is written from the committed records."""
-    runs = recorded()
-    found = pages(runs, read_drills(), read_runs(RESULTS / PILOT))
-    beside = {PAGE.with_name(name): text for name, text in found.items()}
-    return {**beside, README: put(readme, block(runs))}
+    found = pages(recorded(), read_drills(), read_runs(RESULTS / PILOT))
+    return {PAGE.with_name(name): text for name, text in found.items()}
 
 
 def main() -> None:
@@ -91,7 +66,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="of runs; default the committed ones")
     folder: Path | None = parser.parse_args().folder
     if folder is None:
-        found = files(README.read_text(encoding="utf-8"))
+        found = files()
     else:
         drills, tried = read_drills(folder / "drills" / DRILLS.name), read_runs(folder / PILOT)
         own = pages(recorded(folder), drills, tried)

@@ -9,7 +9,7 @@ from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
 from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
 from benchmarks.experiment.record import Run
-from benchmarks.experiment.tables import BEGIN, END, faults_by_guards
+from benchmarks.experiment.tables import SHORT, faults_by_guards
 
 _PAGE = """\
 # What a contract is worth in a training run
@@ -67,8 +67,7 @@ them see the same uncorrected runs. A number is the first step on which a guard 
 over seeds; step 0 comes before the first update. Brackets mark a guard that also fires on a
 healthy run.
 
-{begin}
-{end}
+{short}
 
 ![When each guard fires, by case](experiment_guards.svg)
 
@@ -192,7 +191,7 @@ def page(
     told: Firings,
     points: Sequence[Point],
 ) -> str:
-    """The page, without the table between its markers.
+    """The page.
 
     Args:
         tried: runs of the pilot.
@@ -211,8 +210,7 @@ def page(
         learnt=pilot.LEARNT,
         chosen=pilot.chosen(tried),
         pilot="\n".join(sorted(pilot.lines(tried))),
-        begin=BEGIN,
-        end=END,
+        short=faults_by_guards(told, SHORT),
         noticed=sections.noticed(told),
         sharp=sections.sharp(told),
         slower=answers.slower(runs, told),

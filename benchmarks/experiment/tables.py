@@ -1,4 +1,4 @@
-# Faults x guards as Markdown: the block that the page and the README share, and the rest.
+# Faults x guards as Markdown: the short table, and the rest.
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from benchmarks.experiment.alarms import GUARDS, HEALTHY, NEVER, OURS, Firing, Firings
 from benchmarks.experiment.pictures import called
 
-BEGIN, END = "<!-- faults x guards -->", "<!-- end of faults x guards -->"
 
-# the rows of the README: every guard that no other row follows within a step or two
+# the rows of the short table: every guard that no other row follows within a step or two
 SHORT = (
     *("slime", "miles", "nemo-tme", "nemo-kl", "nemo-sequence", "prime-rl", "verl-bad"),
     *("verl-normal", "verl-health", "tinker", "trend", "monitor", "drill"),
