@@ -2,11 +2,12 @@
 #
 # Two ratios over the pages that people read first (the README, the tutorials, the how-to pages):
 # "what" at most 4, "you" at least 6 in 1,000 words.  Then words and phrases of a list, on every
-# page: each has a standard word that says the same.  Code, tables of commands and transcripts are
-# not prose and are left out; a table's cells are.
+# page and in every string of the code that users may read (messages, help, docstrings): each has a
+# standard word that says the same.  Code blocks and transcripts are not prose and are left out.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,14 @@ def phrases(text: str) -> Iterator[tuple[int, str, str]]:
             yield plain.count("\n", 0, found.start()) + 1, found[0], word
 
 
+def strings(code: str) -> Iterator[tuple[int, str, str]]:
+    """As `phrases`, of the strings in Python code that are sentences: a name has no space."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            for line, phrase, word in phrases(node.value):
+                yield node.lineno + line - 1, phrase, word
+
+
 def pages(root: Path = ROOT) -> list[Path]:
     """Every page of the documents, in order."""
     top = [root / name for name in ("README.md", "CONTRIBUTING.md")]
@@ -98,7 +107,7 @@ def main(names: list[str]) -> int:
     texts = {page: page.read_text(encoding="utf-8") for page in chosen}
     bad = False
     for page, text in texts.items():
-        for line, phrase, word in sorted(phrases(text)):
+        for line, phrase, word in sorted(strings(text) if page.suffix == ".py" else phrases(text)):
             bad = True
             print(f"{page.relative_to(ROOT)}:{line}: {phrase!r}; write: {word}")
     first = [page for page in chosen if is_first(page)]
