@@ -129,11 +129,10 @@ def drill_table(drills: Sequence[Drilled]) -> str:
             f"{drill.found:.3f}",
             f"{drill.poison:.2f} of {drill.limit:.2f}",
             f"{drill.syncs}",
-            f"{drill.seconds:.0f} s",
         )
         for drill in drills
     ]
-    head = ("sync", "outcome", "says", "mean |d| before", "after poison, of limit", "syncs", "took")
+    head = ("sync", "outcome", "says", "mean |d| before", "after poison, of limit", "syncs")
     return markdown(head, rows)
 
 
