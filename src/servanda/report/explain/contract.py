@@ -93,8 +93,8 @@ def _head(plan: Plan) -> str:
         lines += [
             _fill(
                 f"The run draws prompts at random from {PurePath(corpus.file).name} "
-                f"({len(corpus):,} lines). The first evaluation is after {schedule.first:,} prompt "
-                "groups (a group is a prompt, or lines that belong together), and the run stops when "
+                f"({len(corpus):,} lines). The first evaluation is after {schedule.first:,} "
+                "prompt groups (a group is a prompt, or lines that belong together), and the run stops when "
                 f"every cell is decided, at the latest after {schedule.last:,}."
             )
         ]
