@@ -17,6 +17,7 @@ from servanda.authoring.diff.rules import RULES
 from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.main import main
 from servanda.contract.actions import ACTIONS
+from servanda.contract.clause import printed_metric
 from servanda.contract.model import Contract
 from servanda.contract.presets import PRESETS, preset_text, title
 from servanda.engines.faults.sync import SYNC_FAULTS
@@ -47,8 +48,8 @@ def _table(*rows: tuple[str, ...]) -> str:
 
 
 def metrics() -> str:
-    """The page of metrics and guards."""
-    rows = [("metric", "unit", "largest", "numerical", "statistical", "what it is")]
+    """The page of metrics and validity checks."""
+    rows = [("metric", "unit", "maximum", "numerical", "statistical", "definition")]
     for name, metric in DIVERGENCES.items():
         sampled = bool({"logprob", "top1"} & set(metric.forms))
         mean = "mean, pN" if metric.bounded else "pN; mean with `clip`"
@@ -62,27 +63,35 @@ def metrics() -> str:
                 of_metric(name),
             )
         )
-    runtime = [("metric", "unit", "limit", "takes", "what it is")]
+    runtime = [("metric", "unit", "limit", "takes", "definition")]
     for name, metric in RUNTIME_METRICS.items():
         takes = ["`aggregate`"] * metric.aggregate + ["`load`"] * metric.load
         limit = f"`{metric.limit}: {metric.example}`"
         runtime.append((f"`{name}`", metric.unit, limit, ", ".join(takes), metric.meaning))
-    chain = [("metric", "what it is", "such as")]
+    chain = [("metric", "definition", "example")]
     chain += [(f"`{name}`", m.meaning, f"`{m.example}`") for name, m in CHAIN.items()]
-    guards = [("guard", "what it asks"), *((f"`{name}`", of_guard(name)) for name in GUARDS)]
+    checks = [("check", "older name", "requirement")]
+    for name in GUARDS:
+        printed = printed_metric(name)
+        older = f"`{name}`" if printed != name else ""
+        checks.append((f"`{printed}`", older, of_guard(name)))
     return (
-        f"{_HEAD}# Metrics and guards\n\n"
-        "`servanda contract explain NAME` says more of each.\n\n"
-        "## Of the two kernels' tokens\n\n"
+        f"{_HEAD}# Metrics and validity checks\n\n"
+        "`servanda contract explain NAME` prints more about each. Other projects have [other names "
+        "for some of\nthem](metric_names.md).\n\n"
+        "## Tokens\n\n"
         f"{_table(*rows)}\n\n"
-        "pN at `at_most: L` is the promise that at most (100 − N) % of such tokens exceed L.\n\n"
-        "## Of rewards and gradients\n\n"
-        "Under `statistical`; what they mean depends on `reward:` and `gradient:`.\n\n"
+        "pN with `at_most: L` promises that at most (100 − N) % of the tokens exceed L.\n\n"
+        "## Rewards and gradients\n\n"
+        "Write these under `statistical`. Their meaning depends on `reward:` and `gradient:`.\n\n"
         f"{_table(*chain)}\n\n"
-        "## Of time, speed and batching\n\nUnder `runtime.clauses`.\n\n"
+        "## Time, speed and batching\n\nWrite these under `runtime.clauses`.\n\n"
         f"{_table(*runtime)}\n\n"
-        "## Guards\n\nUnder `observability.clauses`.\n\n"
-        f"{_table(*guards)}\n"
+        "## Validity checks\n\n"
+        "Write these under `observability.clauses`. A validity check is a precondition: where it "
+        "fails, the\nstatistical clauses are inconclusive. An older name is still accepted, and "
+        "verdicts and logs store it.\n\n"
+        f"{_table(*checks)}\n"
     )
 
 
@@ -182,10 +191,10 @@ def presets() -> str:
     """The page of presets: what each is for, and every limit in it."""
     parts = [
         f"{_HEAD}# Presets\n",
-        "Contracts with limits that have a source, for `servanda compare A B --preset NAME`. "
-        "`--show NAME` of\n`servanda contract presets` prints one with the reason of each limit; "
-        "`compare` fills in kernels, prompts\nand the splits of your labels. Those of "
-        "reinforcement learning are also what `servanda tools check-dump DIR`\nholds a dump to.\n",
+        "Contracts whose limits have a source, for `servanda compare A B --preset NAME`. `servanda "
+        "contract presets\n--show NAME` prints one with the reason for each limit. `compare` fills "
+        "in your kernels, your prompts and the\nsplits of your labels. The presets of "
+        "reinforcement learning also judge dumps (`servanda tools check-dump DIR`).\n",
     ]
     for kind in dict.fromkeys(PRESETS.values()):
         parts.append(f"## {kind.capitalize()}\n")
@@ -231,15 +240,16 @@ def sync_faults() -> str:
 def changes() -> str:
     """The page of what a change of each key of a contract is."""
     parts = [
-        f"{_HEAD}# What a change of a contract is\n",
-        "How `diff` and `list` [read a change](../how-to/contract_versions.md) of each key. What "
-        "is tightened one way is loosened\nthe other way, and what is added one way is removed the "
-        "other way. *Retargeted* is another promise: neither version keeps\nthe other. Of words in "
-        "a row `a < b` the tighter ones come last; between two with `=` a change retargets. Parts "
-        "with keys of\ntheir own are compared key by key.\n",
+        f"{_HEAD}# How a change of a contract is classified\n",
+        "How `diff` and `list` [classify a change](../how-to/contract_versions.md) of each key. A "
+        "change that tightens in one\ndirection loosens in the other, and a part that is added in "
+        "one direction is removed in the other. *Retargeted* means another\npromise: neither "
+        "version implies the other. In a row of words `a < b` the tighter word comes last; a "
+        "change between two\nwords joined by `=` is *retargeted*. Parts with keys of their own are "
+        "compared key by key.\n",
     ]
     for model, places in _places(Contract).items():
-        rows = [("key", "a change is", "because")]
+        rows = [("key", "change", "reason")]
         for name, rule in RULES[model].items():
             scalar = getattr(rule, "scalar", None)
             if isinstance(rule, Part) and not rule.why and scalar is None:

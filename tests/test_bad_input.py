@@ -132,7 +132,7 @@ def test_positions_that_no_answer_reaches(tmp_path):
 def test_a_clause_of_no_slice(tmp_path):
     path, _ = kit.write(tmp_path)
     code, _, err = check(edited(path, "at_most: 0.05", "at_most: 0.05, slices: []"))
-    assert code == 2 and "speaks of no slice" in err
+    assert code == 2 and "applies to no slice" in err
 
 
 def test_a_bug_of_ours_does_not_exit_as_violated(tmp_path, monkeypatch):

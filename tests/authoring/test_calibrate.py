@@ -86,21 +86,21 @@ def test_the_table_says_what_decides_and_what_binds(done):
     _, _, _, answer = done
     lines = answer.output.split("\n")
 
-    assert re.match(r"toy: limits that a pair like the one of .* keeps", lines[0])
-    assert lines[1] == ("drawn 500 times from 480 prompt groups: runs of 480, confidence 0.95")
+    assert re.match(r"toy: limits that a pair like the one in .* keeps", lines[0])
+    assert lines[1] == ("resampled 500 times from 480 prompt groups: runs of 480, confidence 0.95")
     rows = {line.split(":")[0]: line for line in lines[3:8]}
     assert " first=a " in rows["tv"]
     # the largest log ratio there is: log(.28 / .25), after an a
     assert re.search(r" 0\.1133 +0 +0\.5 +0\.12 +1\.00 +sampling$", rows["tail"])
     assert (
-        "tail: no token of the run lies beyond the limit, so what rarer ones do is not in its power"
+        "tail: no token of the run exceeds the limit, so the run says nothing about rarer ones"
     ) in lines
-    assert any("fact: true of the golden texts; no sampling, so no power" in x for x in lines)
-    assert "shown: left as it is: its limit is relative to what is measured beside it" in lines
+    assert any("fact: exact on the golden texts; no sampling, so no power" in x for x in lines)
+    assert "shown: left as it is: its limit is relative to another measured value" in lines
     assert re.search(
         r"power: in 9\d\.\d % of these runs every calibrated clause holds\.", answer.output
     )
-    assert "A pair that drifts more than this one is outside of it." in answer.output
+    assert "It does not cover a pair that drifts more than this one." in answer.output
     assert re.search(r"caught: \d+ of \d+ known faults", answer.output)
 
 
@@ -188,7 +188,10 @@ def test_no_limit_is_below_twice_the_self_noise(tmp_path):
     assert row["binds"] == "self-noise"
     assert row["measured"] < row["floor"]
     assert 2 * row["floor"] <= row["limit"] < 2.2 * row["floor"]
-    assert "self-noise: twice the floor, within which nothing is red" in call(run_dir).output
+    assert (
+        "self-noise: twice the noise floor; no smaller difference is called violated"
+        in call(run_dir).output
+    )
 
 
 @pytest.mark.slow
@@ -273,8 +276,8 @@ def test_a_run_that_has_nothing_to_calibrate_says_why(tmp_path):
 
     assert answer.exit_code == 4
     assert answer.output == (
-        "no limit of this contract can be calibrated (own: its limit is relative to what is "
-        "measured beside it)\n"
+        "no limit of this contract can be calibrated (own: its limit is relative to "
+        "another measured value)\n"
     )
 
 
@@ -414,7 +417,7 @@ def test_a_percentile_of_the_chain_gets_a_limit(tmp_path):
 def test_what_rounding_reads_as_is_said_to_be_unknown(tmp_path):
     support = "  - {id: support, metric: support_mass, at_most: 0.9}\n"
     answer = call(good(tmp_path, more=support, slices="")[0])
-    told = "support: what rounding to float64 alone reads as is not known for this metric"
+    told = "support: the effect of rounding to float64 on this metric is not known"
     assert told in answer.output.split("\n")
 
 

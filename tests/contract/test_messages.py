@@ -163,7 +163,7 @@ x.yaml:27:42: the mean of k3_nats has no bound, so no sample can certify it
 x.yaml:25:52: a sample cannot certify 0
    25 |   - {id: tv, metric: tv, aggregate: mean, at_most: 0, slices: [all, domain]}
                                                            ^
-  hint: move the clause to numerical: on golden texts every position is looked at""",
+  hint: move the clause to numerical: it measures every position of the golden texts""",
     ),
     "a limit that cannot fail": (
         ("at_most: 0.02", "at_most: 1.5"),
@@ -338,8 +338,13 @@ PLACES = [
     ("context.entropy_nats: {gte: 3.0}", "labels.n: {in: [3]}", "[3]", "a list of texts"),
     ("context.entropy_nats: {gte: 3.0}", "labels.n: {gt: 3}", "gt: 3}", "a label is a text"),
     # clauses
-    ("metric: logit_osc_nats", "metric: usable_ratio", "usable_ratio", "a guard, a precondition"),
-    ("metric: sampler_fidelity", "metric: tv", "tv}", "no matter of observability"),
+    (
+        "metric: logit_osc_nats",
+        "metric: usable_ratio",
+        "usable_ratio",
+        "a validity check, a precondition",
+    ),
+    ("metric: sampler_fidelity", "metric: tv", "tv}", "does not belong in observability"),
     ("at_most: 0.6", "at_least: 0.6", "at_least: 0.6}", "logit_osc_nats takes at_most"),
     (", at_most: 0.2}", "}", "{id: tail", "clause 'tail' has no limit"),
     ("at_most: 0.2}", "at_most: -0.2}", "-0.2}", "a limit of -0.2 can never hold"),
@@ -349,8 +354,8 @@ PLACES = [
     ("aggregate: p99", "aggregate: p99, clip: 1.0", "clip: 1.0", "p99 does not need it"),
     ("at_most: 0.02", "at_most: 0.02, clip: 0.5", "clip: 0.5", "tv is bounded"),
     ("sampler_fidelity}", "sampler_fidelity, at_most: 1}", "at_most: 1}", "takes no limit"),
-    ("at_least: 0.999", "at_most: 0.999", "at_most: 0.999", "usable_ratio takes at_least"),
-    ("at_least: 0.999", "at_least: 99.9", "99.9", "usable_ratio is at most 1"),
+    ("at_least: 0.999", "at_most: 0.999", "at_most: 0.999", "valid_ratio takes at_least"),
+    ("at_least: 0.999", "at_least: 99.9", "99.9", "valid_ratio is at most 1"),
     (", at_least: 0.999", "", "{id: finite", "add at_least: 0.999"),
     ("[offline, shadow]", "[]", "[]}", "is judged at no stage"),
     ("[offline, shadow]", "[shadow, shadow]", "shadow]", "listed twice"),

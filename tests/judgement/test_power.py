@@ -77,7 +77,7 @@ def test_a_fault_beyond_the_limit_is_caught_and_one_below_is_not(tmp_path, tv, b
     (found,) = power(plan, evidence, [signature(tv)])
 
     assert (found.fault, found.summary, found.by) == ("fault", "A fault.", by)
-    assert found.grounds == "as large as on the shipped 2.6 M model"
+    assert found.grounds == "measured on the bundled 2.6 M-parameter model"
 
 
 @pytest.mark.slow

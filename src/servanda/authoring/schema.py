@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from servanda.authoring.contract_test.model import ContractTest
-from servanda.contract.clause import SECTIONS
+from servanda.contract.clause import METRIC_ALIASES, SECTIONS
 from servanda.contract.model import EXTERNAL, QUANTIZATIONS, Contract
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
@@ -42,7 +42,7 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     kernel["quantization"] |= {"enum": [*QUANTIZATIONS, None]}
     fault = {"type": "object", "properties": dict.fromkeys(faults, True), "maxProperties": 1}
     kernel["fault"] |= {"anyOf": [{**fault, **_closed()}, {"type": "null"}]}
-    metrics = {*DIVERGENCES, *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS, *CHAIN}
+    metrics = {*DIVERGENCES, *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS, *CHAIN, *METRIC_ALIASES}
     parts["Clause"]["properties"]["metric"] |= {"enum": sorted(metrics)}
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()

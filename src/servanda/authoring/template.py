@@ -26,18 +26,18 @@ kernels:
   infer: {{engine: {engine}, model: {model}{infer}}}
 
 workload:
-  prompts: prompts.jsonl    # a line a prompt: {{"prompt": "...", "labels": {{"domain": "chat"}}}}
+  prompts: prompts.jsonl    # one per line: {{"prompt": "...", "labels": {{"domain": "chat"}}}}
   sampling: {{temperature: 1.0, top_p: 1.0, max_new_tokens: 64, seed: 7}}
 golden: {{prompts: golden.jsonl}}    # fixed texts, scored by both with their full vocabulary
 
-# Parts of the traffic that are judged by themselves: the average hides what breaks on one.
+# Parts of the traffic that are judged by themselves: an average hides a fault on one of them.
 slices:
   - {{name: domain, split: labels.domain}}                   # one for each label
   - {{name: depth, split: context.position, at: [16, 32]}}   # early, middle, late
   - {{name: long, match: {{request.prompt_tokens: {{gte: 512}}}}}}
 
 confidence: 0.95       # 1 - confidence is the chance of a wrong answer
-claim: population      # of all tokens that such prompts bring forth; realised: of the measured ones
+claim: population      # of all tokens that such prompts generate; realised: of the measured ones
 
 numerical:             # facts about the golden texts
   - {{id: drift, metric: logit_osc_nats, aggregate: max, at_most: 2.0, slices: all}}
@@ -51,10 +51,10 @@ statistical:           # promises about sampled tokens
 observability:         # preconditions: where one fails, the promises say nothing
   clauses:
     - {{id: fidelity, metric: sampler_fidelity}}
-    - {{id: finite, metric: usable_ratio, at_least: 0.999}}
+    - {{id: finite, metric: valid_ratio, at_least: 0.999}}
 
 promotion:
-  offline: {{sequences: [400, 6000]}}    # prompt groups: the first look, and the limit
+  offline: {{sequences: [400, 6000]}}    # prompt groups: the first evaluation, and the limit
 """
 _PRECISION = {
     "transformers": (

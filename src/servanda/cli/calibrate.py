@@ -30,11 +30,11 @@ from servanda.runner.run_directory import ATTEMPT
 
 _SEED = 20260607  # the same run gives the same limits
 _BINDS = {
-    "sampling": "sampling: a smaller one is not shown often enough at these sizes",
+    "sampling": "sampling: at a tighter limit, later runs of this size would pass less often than --power",
     "together": "together: raised, so that all slices and clauses hold in the same runs",
-    "self-noise": "self-noise: twice the floor, within which nothing is red",
-    "record": "record: rounding of the recorded logprobs alone would reach a smaller one",
-    "fact": "fact: true of the golden texts; no sampling, so no power",
+    "self-noise": "self-noise: twice the noise floor; no smaller difference is called violated",
+    "record": "record: the rounding of the recorded logprobs alone would exceed a tighter limit",
+    "fact": "fact: exact on the golden texts; no sampling, so no power",
 }
 
 
@@ -148,15 +148,17 @@ def _lines(
 ) -> list[str]:
     confidence = run.plan.contract.confidence
     head = [
-        f"{run.plan.contract.metadata.name}: limits that a pair like the one of {run_dir} keeps"
+        f"{run.plan.contract.metadata.name}: limits that a pair like the one in {run_dir} keeps"
     ]
     for name, (groups, size) in calibration.groups.items():
         of = "" if name == "workload" else f" of {name}"
         head.append(
-            f"drawn {calibration.resamples:,} times from {groups:,} prompt groups{of}: "
+            f"resampled {calibration.resamples:,} times from {groups:,} prompt groups{of}: "
             f"runs of {size:,}, confidence {confidence:g}"
         )
-    rows = [["clause", "decided by", "measured", "floor", "limit", "calibrated", "power", "binds"]]
+    rows = [
+        ["clause", "decided by", "measured", "noise floor", "limit", "calibrated", "power", "binds"]
+    ]
     rows += [_row(row) for row in calibration.rows]
     lines = table(rows, right=range(2, len(rows[0]) - 1))
     notes = [f"{row.clause}: {row.note}" for row in calibration.rows if row.note]
@@ -202,7 +204,7 @@ def _together(calibration: Calibration) -> list[str]:
     short = "" if power >= least else f", less than the {percent(least)} asked for"
     return [
         f"power: in {percent(power)} of these runs every calibrated clause holds{short}.",
-        "It is an estimate from one run.  A pair that drifts more than this one is outside of it.",
+        "It is an estimate from one run.  It does not cover a pair that drifts more than this one.",
     ]
 
 
@@ -217,7 +219,7 @@ def _faults(caught: tuple[Caught, ...]) -> list[str]:
         if faults:
             names = f"; missed: {', '.join(missed)}" if missed else ""
             lines.append(
-                f"caught: {len(faults) - len(missed)} of {len(faults)} known faults at {at}, as "
-                f"large as on the shipped model and at the size of this run{names}"
+                f"caught: {len(faults) - len(missed)} of {len(faults)} known faults at {at}, "
+                f"measured on the bundled model, at the size of this run{names}"
             )
     return lines

@@ -33,9 +33,9 @@ from servanda.runner.finished_run import read
 def explain(what: str, chain: bool, format_: str) -> None:
     """Say in plain English what a contract promises, and what its answers take.
 
-    NAME is a metric (tv), a guard (sampler_fidelity) or a slice field (context.position).  With
-    --chain: number by number what the limits of a contract imply, or the upper ends of a run.
-    - reads a contract from standard input.
+    NAME is a metric (tv), a validity check (sampler_fidelity) or a slice field
+    (context.position).  With --chain: number by number what the limits of a contract imply, or
+    the upper ends of a run.  - reads a contract from standard input.
     """
     if chain:
         bounds = _chain(Path(what))
@@ -48,7 +48,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
         text = explain_name(what)
         if text is None:
             raise ContractError(
-                f"{what!r} is neither a file nor a metric, a guard or a slice field",
+                f"{what!r} is neither a file nor a metric, a validity check or a slice field",
                 hint=did_you_mean(what, names()),
             )
         if format_ == "json":

@@ -1,5 +1,5 @@
 # A clause: one promise that two kernels make, the limit that it is held to, and the slices of
-# tokens that it speaks of.
+# tokens that it applies to.
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ Stage = Literal["offline", "shadow", "canary", "full"]
 Claim = Literal["population", "realised"]
 Severity = Literal["warning", "error", "critical"]
 
+# A metric's name in contracts -> the name that evidence, digests and verdicts have.  Either may be
+# written; a contract parses to the same values, and keeps its digest.
+METRIC_ALIASES: Mapping[str, str] = {
+    "valid_ratio": "usable_ratio",
+    "weight_mean_check": "coherence",
+}
+_PRINTED = {stored: name for name, stored in METRIC_ALIASES.items()}
+
 _AGGREGATE = re.compile(r"mean|max|p([0-9]{1,2}(?:\.[0-9]+)?)")
 
 
@@ -36,6 +44,24 @@ def _aggregate(text: str) -> str:
     if not match or (match[1] and not 0 < float(match[1]) < 100):
         raise ValueError("an aggregate is mean, max, or a percentile such as p99 or p99.9")
     return text
+
+
+def stored_metric(name: object) -> object:
+    """The name under which a metric is registered and stored.
+
+    >>> stored_metric("valid_ratio"), stored_metric("tv")
+    ('usable_ratio', 'tv')
+    """
+    return METRIC_ALIASES.get(name, name) if isinstance(name, str) else name
+
+
+def printed_metric(name: str) -> str:
+    """The name that messages and pages give a metric.
+
+    >>> printed_metric("coherence"), printed_metric("tv")
+    ('weight_mean_check', 'tv')
+    """
+    return _PRINTED.get(name, name)
 
 
 def _name_list(value: object) -> object:
@@ -52,8 +78,8 @@ class Relative(Value):
 
     times: Number = Field(gt=0, description="How many times what is measured.")
     of: Literal["stable", "self_noise"] = Field(
-        description="stable: what the stable kernel shows; self_noise: what the kernels show "
-        "against themselves, re-batched."
+        description="stable: the value of the stable kernel; self_noise: the noise floor, each "
+        "kernel against itself in other batches."
     )
 
 
@@ -89,8 +115,8 @@ class Clause(Value):
     """One promise: an aggregate of a metric stays within a limit on each of its slices."""
 
     id: Name = Field(description="The clause's own name; evidence is kept by it.")
-    metric: str = Field(
-        description="What is measured; `servanda contract explain METRIC` says more."
+    metric: Annotated[str, BeforeValidator(stored_metric)] = Field(
+        description="The measured quantity; `servanda contract explain METRIC` says more."
     )
     aggregate: Aggregate | None = Field(
         None, description="mean, max (numerical), or a percentile such as p99."
@@ -98,9 +124,13 @@ class Clause(Value):
     at_most: Limit | None = Field(
         None, description="A number, or {times: 3, of: self_noise} or {times: 1.1, of: stable}."
     )
-    at_least: Limit | None = Field(None, description="As at_most, for what is to stay large.")
+    at_least: Limit | None = Field(
+        None, description="As at_most, for a value that is to stay large."
+    )
     clip: Number | None = Field(
-        None, gt=0, description="Cuts each value, so that the mean of an unbounded metric exists."
+        None,
+        gt=0,
+        description="Caps each value, so that the mean of an unbounded metric is bounded.",
     )
     severity: Severity = Field("error", description="warning: shown, and never enforced.")
     mode: Literal["enforce", "monitor"] = Field(
@@ -116,7 +146,7 @@ class Clause(Value):
         False, description="An engine that cannot give what is needed is an error."
     )
     load: Load | None = Field(None, description="For times and speeds: the load they hold under.")
-    over: Duration | None = Field(None, description="The stretch of live traffic it speaks of.")
+    over: Duration | None = Field(None, description="The window of live traffic that it covers.")
 
     @property
     def enforced(self) -> bool:

@@ -192,7 +192,7 @@ class Weights(Value):
 
 
 class Contract(Value):
-    """What the two kernels promise each other (arXiv 2606.07581: C = (N, S, R, O, Pi))."""
+    """The promises that two kernels keep to each other (arXiv 2606.07581: C = (N, S, R, O, Pi))."""
 
     apiVersion: Literal[API_VERSION]  # type: ignore[valid-type]
     kind: Literal["KernelContract"]
@@ -219,8 +219,8 @@ class Contract(Value):
     )
     claim: Claim = Field(
         "population",
-        description="population: what the workload's prompts bring forth; realised: what was "
-        "measured.",
+        description="population: all tokens that the workload's prompts generate; realised: those "
+        "that were measured.",
     )
     reward: Reward | None = None
     gradient: Gradient | None = None

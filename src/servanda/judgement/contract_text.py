@@ -136,7 +136,7 @@ def of_trainer(
     lines[fidelity] = (
         "    # without ranks nobody can test what the tokens were drawn from; shown instead:\n"
         "    # whether the weights train / infer can be those of two distributions\n"
-        "    - {id: coherence, metric: coherence, mode: monitor}"
+        "    - {id: coherence, metric: weight_mean_check, mode: monitor}"
     )
     if filtered:
         lines[fidelity] += (

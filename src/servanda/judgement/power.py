@@ -33,7 +33,7 @@ Cells = Sequence[tuple[int, Cell]]  # of a plan, with their places in it
 
 @dataclass(frozen=True)
 class Signature:
-    """One fault as it was measured on the shipped model.
+    """One fault as it was measured on the bundled model.
 
     Args:
         pair: one prompt a sequence, in random order; None where weights or vocabulary give
@@ -72,7 +72,7 @@ def _caught(plan: Plan, cells: Cells, evidence: Evidence, signature: Signature) 
             red += _on_workload(plan, cells, evidence, schedule, signature)
         red.sort(key=lambda verdict: -(verdict.e_violated or 0.0))
         by = tuple(dict.fromkeys(f"{verdict.clause} on {verdict.slice}" for verdict in red))
-        grounds = "as large as on the shipped 2.6 M model"
+        grounds = "measured on the bundled 2.6 M-parameter model"
     fault, strength = signature.fault, signature.strength
     return Caught(fault, signature.summary, by, grounds, strength, signature.met)
 

@@ -61,7 +61,7 @@ class Caught:
 
     Args:
         by: names of the cells that would be red, worst first; empty where none would be.
-        grounds: what this is known from, such as "as measured on the shipped model".
+        grounds: the source of this, such as "measured on the bundled 2.6 M-parameter model".
         strength: the fault's value, as JSON; "" where it is not known.
         met: whether that is the value that the field met, and another than the catalogue's.
     """

@@ -1,4 +1,4 @@
-# The bound chain as text: what says nothing first, then number by number, then what it rests on.
+# The bound chain as text: vacuous bounds first, then number by number, then the assumptions.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servanda.theory.bounds.theorem import THEOREMS
 
 _WIDTH = 98
 _MARKS = string.ascii_lowercase
-_HEADS = ("at most", "stands as", "by", "rests on")
+_HEADS = ("at most", "guarantee", "by", "assumes")
 _SHORT = {"conditional bound": "conditional"}
 
 
@@ -26,7 +26,7 @@ def chain_text(chain: Chain) -> str:
     if chain.steps:
         blocks.append("\n".join(_table(chain, marks, laws)))
     if chain.rests:
-        blocks.append("\n".join(["rests on", *_rests(chain, marks)]))
+        blocks.append("\n".join(["assumes", *_rests(chain, marks)]))
     if laws:
         blocks.append("\n".join(["by", *_by(laws)]))
     if chain.left_out:
@@ -36,15 +36,17 @@ def chain_text(chain: Chain) -> str:
 
 
 def number(step: Step) -> str:
-    """The number of a step, or that it says nothing."""
+    """The number of a step, or that it is vacuous."""
     return "vacuous" if step.vacuous else f"{step.number:.3g} {step.unit}".rstrip()
 
 
 def _head(chain: Chain) -> str:
-    what = "what this run's upper ends imply" if chain.shown else "what its limits imply"
+    what = (
+        "implications of this run's upper bounds" if chain.shown else "implications of its limits"
+    )
     if chain.tokens is None:
-        return f"{chain.contract}: {what}; how long an answer may be is not declared"
-    return f"{chain.contract}: {what}, for answers of up to {chain.tokens:,} tokens"
+        return f"{chain.contract}: {what}; the length of a response is not declared"
+    return f"{chain.contract}: {what}, for responses of up to {chain.tokens:,} tokens"
 
 
 def _vacuous(chain: Chain) -> str:
@@ -58,16 +60,15 @@ def _vacuous(chain: Chain) -> str:
     where = "; ".join(f"{clause}: from '{what}' on" for clause, what in first.items())
     n, all_ = len(chain.vacuous), len(chain.steps)
     text = (
-        f"VACUOUS: {n} of {all_} numbers say nothing that the range of the quantity did not "
-        f"({where})."
+        f"VACUOUS: {n} of {all_} bounds are no smaller than the range of their quantity ({where})."
     )
     if any(step.what.startswith("share of the clip range") for step in chain.vacuous):
-        text += " Where the clip range is used up, nothing is left of it for the policy's update."
+        text += " Where the clip range is used up, none of it is left for the policy's update."
     answers = [step for step in chain.steps if step.what.startswith("drift of any reward")]
     if answers and all(step.vacuous for step in answers):
         text += (
-            " No number here speaks of whole answers: measure your own reward on both kernels "
-            "(metric reward_gap), or shorten the answers."
+            " No number here bounds whole responses: measure your own reward on both kernels "
+            "(metric reward_gap), or shorten the responses."
         )
     return "\n".join(_wrapped([text], 0))
 

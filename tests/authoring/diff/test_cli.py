@@ -123,7 +123,7 @@ def test_json_says_all_of_it(folder):
         "kind": "loosened",
         "place": "statistical.tv.at_most",
         "what": "0.02 -> 0.05",
-        "why": "what keeps the tighter limit keeps the other",
+        "why": "a kernel within the tighter limit is within the other",
         "enforced": True,
         "where_old": {"file": "old.yaml", "line": 25, "column": 52},
         "where_new": {"file": "new.yaml", "line": 25, "column": 52},
@@ -139,7 +139,7 @@ def test_github_annotates_the_new_text(folder):
     first, summary = done.output.strip().split("\n")
     assert first == (
         "::error file=new.yaml,line=25,col=52,title=statistical.tv.at_most loosened::0.02 -> 0.05 "
-        "(what keeps the tighter limit keeps the other)"
+        "(a kernel within the tighter limit is within the other)"
     )
     assert summary.startswith("::notice title=servanda%3A tiny-int8 1.0.0 -> 1.0.0::BREAKING for")
     assert "stayed 1.0.0" in summary

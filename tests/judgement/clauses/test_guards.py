@@ -119,7 +119,7 @@ def test_coherence_is_judged_only_where_it_is_written(tmp_path):
     path, _ = kit.write(tmp_path)
     verdict = run.check(path, run_dir=tmp_path / "run", open=run.in_process)
     assert "coherence" not in {cell.metric for cell in verdict.cells}
-    assert "it is judged only where it is written" in (explain_guard("coherence") or "")
+    assert "it applies only where it is written" in (explain_guard("coherence") or "")
     assert "even if it is not written" in (explain_guard("sampler_fidelity") or "")
 
 

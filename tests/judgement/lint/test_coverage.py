@@ -42,8 +42,8 @@ def test_a_coverage_that_says_nothing_is_an_error(clause, message, hint):
 def test_a_promise_is_no_matter_of_an_hour():
     assert problems("metric: tv, aggregate: mean, at_most: 0.1, over: 1h") == [
         (
-            "tv speaks of all that was measured",
-            "remove over: evidence that is valid at every look forgets nothing",
+            "tv covers all that was measured",
+            "remove over: the evidence is cumulative, and valid at every evaluation",
         )
     ]
 
@@ -51,7 +51,7 @@ def test_a_promise_is_no_matter_of_an_hour():
 def test_a_coverage_is_no_promise():
     assert problems("metric: rescored_ratio, at_least: 0.1") == [
         (
-            "rescored_ratio is a guard, a precondition of the promises in statistical",
+            "rescored_ratio is a validity check, a precondition of the promises in statistical",
             "move the clause to observability.clauses",
         )
     ]

@@ -67,7 +67,7 @@ def test_metrics_of_whole_rows_are_numerical(metric):
             "statistical",
             "metric: le_cam, aggregate: mean, at_most: 0",
             "a sample cannot certify 0",
-            "move the clause to numerical: on golden texts every position is looked at",
+            "move the clause to numerical: it measures every position of the golden texts",
         ),
         (
             "numerical",

@@ -29,8 +29,8 @@ from servanda.theory.divergence.precision import CAPTURES, captured, eta
 
 FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from
 _FACTS = (Fact, BoundedFact, CalibrationFact)
-_BEYOND = "no token of the run lies beyond the limit, so what rarer ones do is not in its power"
-_UNKNOWN = "what rounding to {} alone reads as is not known for this metric"
+_BEYOND = "no token of the run exceeds the limit, so the run says nothing about rarer ones"
+_UNKNOWN = "the effect of rounding to {} on this metric is not known"
 _COARSE = ("bfloat16", "float16")  # a limit that they reach is of rounding, not of kernels
 _RECORD = "let the engine record its logprobs as float32 or float64"
 
@@ -141,7 +141,7 @@ def calibrate(
         if cells[0].section == "observability":
             continue
         if isinstance(clause.at_most, Relative):
-            left.append(Skipped(clause.id, "its limit is relative to what is measured beside it"))
+            left.append(Skipped(clause.id, "its limit is relative to another measured value"))
             continue
         certified = isinstance(cells[0].kind, Certificate)
         if certified:
@@ -220,7 +220,7 @@ def _clause_limit(cells: Sequence[Resampled], power: float, capture: str) -> _Cl
     alone = [smallest(partial(later.holds_often, power)) for later in cells]
     for later, noise_step, step in zip(cells, clear, alone, strict=True):
         if noise_step is None:
-            return f"twice the self-noise on slice {later.cell.cut.name!r} exceeds every limit"
+            return f"twice the noise floor on slice {later.cell.cut.name!r} exceeds every limit"
         if step is None and (short := _too_few_groups(later, highest)):
             return short
         if step is None:
@@ -316,7 +316,7 @@ def _fact_limit(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Limit |
     limit = rounding.value(rounding.at_or_above(beyond)) if beyond > 0 else 0.0
     assert isinstance(clause.at_most, float)
     times = (
-        f"{limit / value:.3g} times what was measured" if value else "nothing was measured but 0"
+        f"{limit / value:.3g} times the measured value" if value else "every measured value is 0"
     )
     return Limit(
         clause=clause.id,
@@ -331,5 +331,5 @@ def _fact_limit(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Limit |
         power=None,
         binds="fact",
         enforced=clause.enforced,
-        note=f"{times}: twice the self-noise beyond it, rounded up",
+        note=f"{times}: the value plus twice the noise floor, rounded up",
     )

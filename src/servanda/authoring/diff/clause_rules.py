@@ -20,14 +20,14 @@ def _limit(old: float, new: float, pair: Pair) -> Kind:
 
 LIMIT = Rule(
     "`at_most` lower, `at_least` higher is tightened",
-    "what keeps the tighter limit keeps the other",
+    "a kernel within the tighter limit is within the other",
     _limit,
     absent="no limit",
 )
 
 
 def _rank(clause: Clause, pair: Pair) -> float | None:
-    """The share of the tokens that a limit speaks of; None of a mean, and of at_least."""
+    """The share of the tokens that a limit covers; None of a mean, and of at_least."""
     if clause.at_most is None:
         return None
     unsaid = "max" if pair.place[0] == "numerical" else ""
@@ -63,7 +63,7 @@ CONCURRENCY = Rule(
 
 
 def slices(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
-    """Slices by name; a clause that names none speaks of every one its metric is defined on."""
+    """Slices by name; a clause that names none applies to every one its metric is defined on."""
     if old == new:
         return
     before, after = (
@@ -130,7 +130,9 @@ SHARE = Rule(
     lambda old, new, _: moved(old or MIRRORED, new or MIRRORED),
     absent=f"{MIRRORED:g} (default)",
 )
-SAMPLE = Rule("higher is tightened", "more of what is served is scored", _sample, absent="default")
+SAMPLE = Rule(
+    "higher is tightened", "more of the served requests are scored", _sample, absent="default"
+)
 STEPS = Rule(
     "superset is tightened",
     "one more step is one more stop before all traffic",
@@ -146,13 +148,13 @@ def _sequences(old: tuple[int, int], new: tuple[int, int], _: Pair) -> Kind:
 
 SEQUENCES = Rule(
     "both numbers higher is tightened; one each way is retargeted",
-    "more evidence before the first answer, and more before it is given up",
+    "more evidence before the first evaluation, and more before the run stops",
     _sequences,
 )
 
 
 ACTIONS = Rule(
     "superset is tightened",
-    "more follows from the same finding",
+    "more actions follow from the same finding",
     lambda old, new, _: set_move({*map(as_text, old)}, {*map(as_text, new)}),
 )

@@ -19,7 +19,7 @@ from servanda.judgement.clauses.scope import slices_of
 _NAMES = {"id", "name"}  # what items are found again by
 _ONLY_RENAMED = "did it only change its name? evidence is kept by it"
 _ANOTHER_KIND = "a number, or what follows from something else: neither keeps the other"
-_THERE_ANYWAY = "a guard that is there even if it is not written"
+_THERE_ANYWAY = "a validity check that applies even if it is not written"
 _ANOTHER_SECTION = "judged on other texts, by another procedure"
 
 
@@ -136,7 +136,7 @@ def _alone(there: Pair, rule: Items, item: _Item, other: Contract) -> Change:
 
 
 def _unwritten(clause: Clause, contract: Contract) -> bool:
-    """Whether a contract that does not write a guard has it all the same."""
+    """Whether a contract has a validity check that it does not write."""
     trained = any(w.source == "trainer" for w in contract.all_workloads.values())
     metrics = {c.metric for _, _, c in contract.clauses()}
     if not contract.statistical or trained or metrics & {clause.metric, "served_fidelity"}:

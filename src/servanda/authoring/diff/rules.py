@@ -32,16 +32,16 @@ from servanda.theory.sampling import Sampling
 
 Fields = Mapping[str, Handling]
 
-_WHERE_IT_RUNS = "where a kernel runs does not change what it computes"
-_OTHER_KERNEL = "it computes something else"
-_OTHER_DRAWS = "the tokens are drawn from another distribution"
-_RE_ROLL = "other draws of the same; to choose among them is a re-roll that nothing pays for"
+_WHERE_IT_RUNS = "the place where a kernel runs does not change its results"
+_OTHER_KERNEL = "it computes different numbers"
+_OTHER_DRAWS = "the tokens are sampled from another distribution"
+_RE_ROLL = "different random samples; picking among them would be uncorrected multiple testing"
 _FOR_PEOPLE = "it is for people"
-_NAME = other("it is found again by this", says="removed, and added")
+_NAME = other("the part is identified by it", says="removed, and added")
 
 _KERNEL: Fields = {
     "engine": other(_OTHER_KERNEL),
-    "model": other("another file may hold other weights; evidence is kept by their digest too"),
+    "model": other("another file may hold other weights; evidence is keyed by their digest too"),
     "url": cosmetic(_WHERE_IT_RUNS),
     "served": other("a server may have several models"),
     "dialect": other("another kind of server"),
@@ -69,8 +69,8 @@ _SAMPLING: Fields = {
 }
 _WORKLOAD: Fields = {
     "source": other("other tokens"),
-    "prompts": other("another file may hold other texts; evidence is kept by their digest too"),
-    "mode": other("tokens that infer draws, or that are given"),
+    "prompts": other("another file may hold other texts; evidence is keyed by their digest too"),
+    "mode": other("tokens that the infer kernel samples, or tokens that are given"),
     "samples": other(_RE_ROLL),
     "sampling": Part(""),
     "round": other(_RE_ROLL),
@@ -81,20 +81,24 @@ _CLAUSE: Fields = {
     "aggregate": clause_rules.AGGREGATE,
     "at_most": Part("", scalar=clause_rules.LIMIT, none="tightened", says="lower is tightened"),
     "at_least": Part("", scalar=clause_rules.LIMIT, none="tightened", says="higher is tightened"),
-    "clip": other("a mean of values that are cut elsewhere is another quantity"),
+    "clip": other("a mean of values with another cap is another quantity"),
     "severity": ranked("warning", "error", "critical", why="a warning fails nothing"),
-    "mode": ranked("monitor", "enforce", why="what is monitored fails nothing"),
+    "mode": ranked("monitor", "enforce", why="a monitored clause fails nothing"),
     "slices": Custom(
         "superset is tightened", "judged by itself in more places", clause_rules.slices
     ),
     "workload": Custom("retargeted", "judged on other texts", clause_rules.workload),
     "stages": inclusion("judged at more stages"),
     "claim": Custom(
-        "retargeted", "tomorrow's tokens, or those that were measured", clause_rules.claim
+        "retargeted",
+        "all tokens that such prompts generate, or only those that were measured",
+        clause_rules.claim,
     ),
-    "required": ranked(False, True, why="what cannot be measured is an error, not passed over"),
+    "required": ranked(
+        False, True, why="a value that cannot be measured is an error, and is not skipped"
+    ),
     "load": Part("the conditions in which a time is measured"),
-    "over": other("another stretch of traffic"),
+    "over": other("another window of traffic"),
 }
 _STAGE: Fields = {
     "sequences": clause_rules.SEQUENCES,
@@ -104,7 +108,10 @@ _STAGE: Fields = {
     "dwell": higher("each step is watched for longer", absent=0.0, time=True),
     "approval": ranked("none", "required", why="a person has to agree"),
     "if_inconclusive": ranked(
-        "wait", "hold", "roll_back", why="each takes more from a kernel that was not shown"
+        "wait",
+        "hold",
+        "roll_back",
+        why="each later word takes more traffic from a kernel that is not shown to conform",
     ),
 }
 _CONTRACT: Fields = {
@@ -112,28 +119,30 @@ _CONTRACT: Fields = {
     "kind": other("another document"),
     "metadata": Part(""),
     "kernels": Part(""),
-    "stable": Part("who serves when infer may not, and what limits may be relative to"),
+    "stable": Part("the kernel that serves when infer may not; limits may be relative to it"),
     "weights": Part(""),
     "bitwise": ranked(True, False, why="columns that are equal in every bit are then no evidence"),
     "workload": Items(
         "the texts that promises are judged on",
         "workload",
         says="item by item, by name; added, removed; another first is retargeted",
-        first="the first is what traffic is, and what a clause is judged on that names none",
+        first="live traffic is the first, and so is the workload of a clause that names none",
     ),
     "workloads": With("workload", "a single one is one of several"),
     "golden": Part("the texts that numerical promises are judged on"),
     "labels": Items("labels cut live traffic", "label"),
     "slices": Items("a part of the tokens that is judged by itself", "slice"),
     "confidence": higher("a wrong answer is less likely"),
-    "claim": other("tomorrow's tokens, or those that were measured"),
-    "reward": Part("what drifts of a reward are bounds of"),
-    "gradient": Part("what biases of a gradient are bounds of"),
+    "claim": other("all tokens that such prompts generate, or only those that were measured"),
+    "reward": Part("the reward whose drift is bounded"),
+    "gradient": Part("the gradient whose bias is bounded"),
     "numerical": Items("a promise", "clause", says="by `id`, through all sections; added, removed"),
     "statistical": With("numerical", ""),
     "runtime": Part(""),
     "observability": Part(""),
-    "escalation": Items("what follows from a verdict", "rule", says="by `when`; added, removed"),
+    "escalation": Items(
+        "the actions that follow from a verdict", "rule", says="by `when`; added, removed"
+    ),
     "routing": Part(""),
     "promotion": Part(""),
 }
@@ -160,7 +169,7 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "identity": ranked(
                 None, "declared", "derived", "verified", why="a better proof of equal weights"
             ),
-            "changes": other("one set of weights, or one a step"),
+            "changes": other("one set of weights, or one per step"),
         },
         workload.Workload: _WORKLOAD,
         workload.NamedWorkload: {**_WORKLOAD, "name": _NAME},
@@ -232,31 +241,37 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "do": clause_rules.ACTIONS,
         },
         policy.Routing: {
-            "mode": ranked("observe", "enforce", why="what breaks is taken from infer"),
-            "share": lower("infer serves less of what is sound"),
-            "enter_evidence": lower("a slice is taken from infer on less evidence"),
-            "leave_evidence": higher("it comes back on more evidence"),
-            "horizon": lower("a fault after a good past is seen on less evidence"),
-            "keys": lower("fewer users are enough to take a slice from infer"),
-            "dwell": higher("it stays away for longer", time=True),
-            "longest_dwell": higher("what breaks again and again stays away for longer", time=True),
-            "moves_per_hour": lower("a slice that moves to and fro is left with stable sooner"),
-            "most_diverted": higher("more of the traffic may be taken from infer"),
+            "mode": ranked(
+                "observe", "enforce", why="a failing slice is diverted from the infer kernel"
+            ),
+            "share": lower("the infer kernel serves less of the healthy traffic"),
+            "enter_evidence": lower("a slice is diverted on less evidence"),
+            "leave_evidence": higher("a slice returns on more evidence"),
+            "horizon": lower("a fault after a long good history is detected on less evidence"),
+            "keys": lower("fewer users are enough to divert a slice"),
+            "dwell": higher("a slice stays diverted for longer", time=True),
+            "longest_dwell": higher(
+                "a slice that fails repeatedly stays diverted for longer", time=True
+            ),
+            "moves_per_hour": lower("a flapping slice is left on stable sooner"),
+            "most_diverted": higher("more of the traffic may be diverted"),
             "stable_in_flight": higher("stable can take more of the traffic", absent=0.0),
-            "sample": higher("more of what infer answers is scored again"),
-            "sample_near": higher("more is scored where a decision is near"),
-            "mirror": higher("more is seen of a slice that was taken from infer"),
-            "budget": higher("train may score more"),
-            "expires": lower("a route that nobody renews ends sooner", time=True),
+            "sample": higher("more of the infer kernel's responses are scored"),
+            "sample_near": higher("more responses are scored where a decision is near"),
+            "mirror": higher("more of a diverted slice is measured"),
+            "budget": higher("the train kernel may score more"),
+            "expires": lower("a route that is not renewed ends sooner", time=True),
             "without_snapshot": ranked(
-                "infer", "stable", why="while no route is known, nothing vouches for infer"
+                "infer",
+                "stable",
+                why="while no route is known, nothing shows that infer is within its limits",
             ),
         },
         policy.Promotion: {
             "offline": Part(""),
             "shadow": Part("a stage before all traffic"),
             "canary": Part("a stage before all traffic"),
-            "full": Part("what is watched once all traffic is infer's"),
+            "full": Part("the clauses that are watched once the infer kernel serves all traffic"),
             "valid_for": lower("evidence is renewed sooner", absent=NEVER, time=True),
         },
         policy.StageRule: _STAGE,

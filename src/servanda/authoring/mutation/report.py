@@ -65,7 +65,7 @@ def _limits(result: Mutation) -> Iterator[str]:
             yield from _wrapped(f"✗ {_change(mutant)}", "  ")
             yield from _wrapped(f"{line(mutant.why)}{near}", "      ", hang=0)
     for mark, words in (
-        ("equivalent", "cannot be told apart by anybody"),
+        ("equivalent", "no data can tell it apart"),
         ("refused", "refused by the plan, before any test"),
     ):
         for mutant in result.limits:

@@ -13,7 +13,7 @@ from servanda.theory.bounds.assumptions import ASSUMPTIONS
 State = Literal["kept", "not rejected", "rejected", "open", "declared", "untested", "not testable"]
 
 _DECLARED = ("reward_range", "advantage", "score_norm")
-_BY_DEFAULT = "sampler_fidelity"  # a guard that every plan of sampled tokens has
+_BY_DEFAULT = "sampler_fidelity"  # a validity check that every plan of sampled tokens has
 
 
 @dataclass(frozen=True)

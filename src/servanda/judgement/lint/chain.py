@@ -30,7 +30,7 @@ def chain(
     """
     name, metric = clause.metric, chain_metric(contract, clause)
     if section != "statistical":
-        message = f"{name} is judged from sampled tokens; it is no matter of {section}"
+        message = f"{name} is judged from sampled tokens; it does not belong in {section}"
         yield Finding((*path, "metric"), message, "move the clause to statistical")
         return
     for key in ("aggregate", "clip"):

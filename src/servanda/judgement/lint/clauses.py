@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 
-from servanda.contract.clause import WHOLE, Clause, Relative, Section
+from servanda.contract.clause import (
+    METRIC_ALIASES,
+    WHOLE,
+    Clause,
+    Relative,
+    Section,
+    printed_metric,
+)
 from servanda.contract.finding import Finding
 from servanda.contract.model import Contract
 from servanda.contract.yaml_reader import Marks, Path
@@ -21,7 +28,7 @@ from servanda.theory.divergence.base import DIVERGENCES, Divergence, Span
 from servanda.theory.divergence.calibration import CALIBRATION
 
 COVERAGE = "rescored_ratio"
-_WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # guards that can only reject
+_WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # these can only reject
 _GUARD_LIMITS = {
     "usable_ratio": ("at_least", "0.999"),
     "kept_ratio": ("at_least", "0.9"),
@@ -39,7 +46,7 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
     """
     first: dict[str, Path] = {}
     declared = known_by_name(contract)
-    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS]
+    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS, *METRIC_ALIASES]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -47,8 +54,8 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
             yield Finding((*path, "id"), message, "give it its own id: evidence is kept by id")
         first.setdefault(clause.id, path)
         if clause.slices == ():
-            message = f"clause {clause.id!r} speaks of no slice"
-            yield Finding((*path, "slices"), message, "remove slices: it then speaks of every one")
+            message = f"clause {clause.id!r} applies to no slice"
+            yield Finding((*path, "slices"), message, "remove slices: it then applies to every one")
         for j, name in enumerate(clause.slices or ()):
             if name not in declared:
                 message = f"no slice is named {quoted(name)}"
@@ -63,8 +70,8 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
             yield from runtime(path, section, contract, clause)
             continue
         if clause.over is not None and clause.metric != COVERAGE:
-            message = f"{clause.metric} speaks of all that was measured"
-            hint = "remove over: evidence that is valid at every look forgets nothing"
+            message = f"{clause.metric} covers all that was measured"
+            hint = "remove over: the evidence is cumulative, and valid at every evaluation"
             yield Finding((*path, "over"), message, hint, key=True)
         if clause.load is not None:
             message = f"{clause.metric} is measured under no load"
@@ -85,24 +92,24 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
 
 
 def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
-    metric = clause.metric
+    metric = printed_metric(clause.metric)
     if section != "observability":
-        message = f"{metric} is a guard, a precondition of the promises in {section}"
+        message = f"{metric} is a validity check, a precondition of the promises in {section}"
         yield Finding((*path, "metric"), message, "move the clause to observability.clauses")
         return
     for name in ("aggregate", "clip"):
         if getattr(clause, name) is not None:
             yield Finding((*path, name), f"{metric} takes no {name}", "remove it", key=True)
-    if metric in _WITHOUT_LIMIT:
+    if clause.metric in _WITHOUT_LIMIT:
         for name in ("at_most", "at_least"):
             if getattr(clause, name) is not None:
-                hint = "remove it: the guard rejects at the confidence of the contract"
+                hint = "remove it: the check rejects at the confidence of the contract"
                 yield Finding((*path, name), f"{metric} takes no limit", hint, key=True)
         return
-    if metric == COVERAGE and set(clause.slices or ()) - {WHOLE}:
+    if clause.metric == COVERAGE and set(clause.slices or ()) - {WHOLE}:
         hint = "remove slices: how much of each was served is not in the log"
         yield Finding((*path, "slices"), f"{metric} is counted on the whole", hint)
-    takes, example = _GUARD_LIMITS[metric]
+    takes, example = _GUARD_LIMITS[clause.metric]
     other = "at_most" if takes == "at_least" else "at_least"
     if getattr(clause, other) is not None:
         hint = f"write {takes}: {example}"
@@ -132,7 +139,7 @@ def _share(path: Path, clause: Clause, metric: str, takes: str, example: str) ->
 def _divergence(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
     metric = DIVERGENCES[clause.metric]
     if section not in ("numerical", "statistical"):
-        message = f"{metric.name} compares the kernels' tokens; it is no matter of {section}"
+        message = f"{metric.name} compares the kernels' tokens; it does not belong in {section}"
         yield Finding((*path, "metric"), message, "move the clause to statistical")
         return
     if section == "numerical" and "logits" not in metric.forms:
@@ -161,7 +168,7 @@ def _aggregate(
         return
     if section == "statistical" and aggregate == "max":
         message = "a sample cannot certify a maximum: the next token may exceed it"
-        hint = "write p99.9, or move the clause to numerical, which looks at every golden token"
+        hint = "write p99.9, or move the clause to numerical, which measures every golden token"
         yield Finding((*path, "aggregate"), message, hint)
         return
     if clause.clip is not None and (aggregate != "mean" or metric.bounded):
@@ -211,7 +218,7 @@ def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> 
         )
     elif limit == low == 0 and section == "statistical" and clause.percentile is None:
         message = "a sample cannot certify 0"
-        hint = "move the clause to numerical: on golden texts every position is looked at"
+        hint = "move the clause to numerical: it measures every position of the golden texts"
         yield Finding(at, message, hint)
 
 

@@ -20,7 +20,9 @@ def outcomes(
     """A contribution needs a slice of outcomes, and such a slice a contribution."""
     contribution = of_outcomes(clause.metric)
     if contribution and section != "statistical":
-        message = f"{clause.metric} is estimated from sampled tokens; it is no matter of {section}"
+        message = (
+            f"{clause.metric} is estimated from sampled tokens; it does not belong in {section}"
+        )
         yield Finding((*path, "metric"), message, "move the clause to statistical")
         return
     for j, name in enumerate(clause.slices or ()):

@@ -29,27 +29,26 @@ from servanda.theory.stats.interval import units_at_best, units_expected
 
 _WIDTH = 96
 _TOKENS = {
-    "population": "the tokens that this workload's prompts bring forth, measured or not",
+    "population": "the tokens that this workload's prompts generate, measured or not",
     "realised": "the tokens that are measured (it says nothing about tomorrow's)",
 }
 _ANSWERS = (
     "Each promise is judged on each of its slices. Besides what is said below, an answer may be "
-    "inconclusive: the data show neither yet. More prompts decide, unless the truth lies too near "
-    "the limit."
+    "inconclusive: the data show neither yet. More prompts decide, unless the true value is too "
+    "near the limit."
 )
 _LEGEND = (
-    "The tables count {units}. At best: what a pass needs if the kernels are identical. At half "
-    "the limit: what it needs if the truth is half of the limit and the difference comes all or "
-    "nothing, which is the worst case; half of such runs need more.{groups}"
+    "The tables count {units}. At best: the number that a pass needs if the kernels are "
+    "identical. At half the limit: the number if the true value is half of the limit and the "
+    "difference comes all or nothing, which is the worst case; half of such runs need more.{groups}"
 )
 _GROUPS = (
     " Where a promise is of tokens, both are for answers as long as max_new_tokens. With answers "
     "half as long it takes twice as many groups at best, and about as many at half the limit "
     "(servanda contract derive expects such answers). claim: realised counts single "
-    "tokens instead, and "
-    "speaks of the measured ones only."
+    "tokens instead, and its promise covers the measured ones only."
 )
-_FLOOR = "beyond twice what a kernel differs from itself in other batches"
+_FLOOR = "beyond twice the noise floor (a kernel's difference from itself in other batches)"
 _ROWS = 12  # of slices in one table; the rest is counted
 
 
@@ -80,7 +79,7 @@ def _head(plan: Plan) -> str:
     alpha = exact_percent(plan.alpha)
     lines = [
         f"{contract.metadata.name}: is {kernels.infer} close enough to {kernels.train}?",
-        "Both run on the same tokens: infer draws the answers, train scores them again.",
+        "Both see the same tokens: the infer kernel generates, the train kernel scores them again.",
         "",
         _fill(
             f"Chance of a wrong answer: at most {alpha} for a pass, and at most {alpha} for a red "
@@ -94,9 +93,9 @@ def _head(plan: Plan) -> str:
         lines += [
             _fill(
                 f"The run draws prompts at random from {PurePath(corpus.file).name} "
-                f"({len(corpus):,} lines). It looks first after {schedule.first:,} prompt groups "
-                "(a group is a prompt, or lines that belong together), and stops when all is "
-                f"decided, at the latest after {schedule.last:,}."
+                f"({len(corpus):,} lines). The first evaluation is after {schedule.first:,} "
+                "prompt groups (a group is a prompt, or lines that belong together), and the run stops when "
+                f"every cell is decided, at the latest after {schedule.last:,}."
             )
         ]
     return "\n".join([*lines, _fill(_ANSWERS)])
@@ -184,8 +183,8 @@ def _limit(clause: Clause, which: str, unit: str) -> str:
 
 def _relative(limit: Relative) -> str:
     of = {
-        "stable": "what the stable kernel shows",
-        "self_noise": "what the kernels show against themselves in other batches",
+        "stable": "the value of the stable kernel",
+        "self_noise": "the noise floor (each kernel against itself in other batches)",
     }[limit.of]
     return f"{limit.times:g} times {of}"
 
@@ -208,16 +207,16 @@ def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
     elif isinstance(kind, RewardGap):
         yield "holds     the data show the two expected rewards within the limit of each other"
         yield "violated  they show them further apart than the limit"
-        yield "measured  train draws answers of its own, by decoding, with infer's seeds"
+        yield "measured  the train kernel generates responses of its own, with the same seeds"
     elif isinstance(kind, Fact | Calibration):
         yield "holds     the value is within the limit: a fact about these texts, without chance"
         yield f"violated  it is beyond the limit and {_FLOOR}"
     elif kind.counts:
-        yield "holds     the data do not contradict it by the first look; it cannot be proved"
+        yield "holds     the data do not contradict it by the first evaluation; it cannot be proved"
         yield "violated  they contradict it; the statistical promises then say nothing"
     else:
         yield f"holds     the share is at least {clause.at_least}: counted, without chance"
-        yield "error     it is less at the first look; the statistical promises then say nothing"
+        yield "error     it is less at the first evaluation; the statistical promises say nothing"
 
 
 def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
@@ -280,12 +279,12 @@ def _indent(text: str, hang: int = 0) -> list[str]:
     return wrapped(text, _WIDTH, "    ", " " * (4 + hang))
 
 
-_HEAD = ("leg", "infer gets", "prompt groups", "requests, about", "lasts at least", "and then")
+_HEAD = ("step", "infer gets", "prompt groups", "requests, about", "lasts at least", "and then")
 _TEXT = (
-    "Each leg begins without evidence, and is left when every enforced promise holds on it. A "
-    "violation on any of them gives all traffic back to stable. The table has the first look and "
-    "the limit of each, and about how many requests of users it takes to have enough of them "
-    "scored for the first look."
+    "Each step begins without evidence, and ends when every enforced promise holds in it. A "
+    "violation in any of them returns all traffic to the stable kernel. The table has the first "
+    "evaluation and the limit of each step, and about how many user requests it takes until enough "
+    "of them are scored for the first evaluation."
 )
 
 
@@ -295,7 +294,7 @@ def explain_course(contract: Contract) -> tuple[str, list[str]]:
     if not any(leg.live for leg in course):
         return "", []
     rows = [_HEAD, *(_row(course, i) for i in range(len(course)))]
-    return f"{_TEXT} All {len(course)} legs share the chance of a wrong red one.", table(rows)
+    return f"{_TEXT} All {len(course)} steps share the chance of a wrong red one.", table(rows)
 
 
 def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:

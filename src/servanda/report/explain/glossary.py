@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 
+from servanda.contract.clause import METRIC_ALIASES, printed_metric
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
@@ -16,7 +17,7 @@ from servanda.theory.divergence.base import DIVERGENCES, Divergence
 _METRICS = {
     "tv": "the share of the probability that the two kernels place on different next tokens "
     "(total variation: 0 is identical, 1 is nothing in common)",
-    "top1_flip": "whether the two kernels disagree on the likeliest next token (1) or not (0)",
+    "top1_flip": "whether the top-1 next tokens of the two kernels differ (1) or not (0)",
     "abs_log_ratio_nats": "how far apart the two kernels' logprobs of the drawn token are, up or "
     "down (0.1 is about 10 %)",
     "k3_nats": "an estimate of the KL divergence of infer from train, token by token (the k3 "
@@ -28,26 +29,28 @@ _METRICS = {
     "tv_contribution": "how much the tokens of a slice add to the difference of the two kernels",
 }
 _GUARDS = {
-    "sampler_fidelity": "the served tokens follow the distribution that infer reports; it finds "
-    "an undisclosed temperature, top-p or mask",
-    "served_fidelity": "the served tokens follow the distribution that infer's logprobs speak of, "
-    "as train ranks them; it finds an undisclosed temperature, top-p or mask where infer reports "
-    "no more than each token's own logprob",
-    "usable_ratio": "the share of launched tokens for which both kernels gave a usable logprob; "
-    "a lost answer counts with all the tokens it had room for",
-    "kept_ratio": "the share of the drawn tokens that no filter of the trainer removed before "
-    "training; a filter that removes what disagrees hides a mismatch",
-    "rescored_ratio": "the share of the requests served on a live leg, or in its last stretch "
-    "(`over`), that train scored again; too few is inconclusive, and hides no violation",
-    "coherence": "the two kernels' logprobs can be those of two distributions; it finds raw "
-    "logprobs on one side beside processed ones on the other, and logprobs of other tokens",
-    "self_noise": "each kernel agrees with itself when the same tokens are scored in other "
-    "batches; dropout left on or a leak between rows shows here",
+    "sampler_fidelity": "the sampled tokens follow the distribution that the infer kernel reports; "
+    "it finds an undisclosed temperature, top-p or mask",
+    "served_fidelity": "the sampled tokens follow the distribution that infer's own logprobs "
+    "imply, by the ranks that the train kernel gives them; it finds an undisclosed temperature, "
+    "top-p or mask where the infer kernel reports only each token's own logprob",
+    "usable_ratio": "the share of dispatched tokens for which both kernels gave a valid logprob; "
+    "a lost response counts with all the tokens it had room for",
+    "kept_ratio": "the share of the sampled tokens that no filter of the trainer removed before "
+    "training; a filter that removes disagreeing tokens hides a mismatch",
+    "rescored_ratio": "the scoring rate: of the requests served in a live step, or in its last "
+    "window (`over`), the share that the train kernel scored; too low a rate is inconclusive, and "
+    "hides no violation",
+    "coherence": "the importance weights train / infer average at most 1, as those of two "
+    "distributions do; it finds raw logprobs on one side and processed ones on the other, and "
+    "logprobs of other tokens",
+    "self_noise": "each kernel gives the same tokens nearly the same logprobs in other batches "
+    "(a low noise floor); dropout left on, or a leak between rows, shows here",
 }
 _FORMS = {
     "logits": "exactly, from full logits of golden texts (numerical)",
     "logprob": "from the two logprobs of each sampled token (statistical)",
-    "top1": "from both kernels' likeliest tokens (statistical)",
+    "top1": "from the top-1 tokens of both kernels (statistical)",
 }
 _WHEN = {
     "request": "before the request, so traffic can be routed by it",
@@ -72,7 +75,7 @@ def of_metric(name: str) -> str:
 
 
 def of_guard(name: str) -> str:
-    """A guard as the middle of a sentence."""
+    """A validity check as the middle of a sentence."""
     return _GUARDS.get(name) or (inspect.getdoc(GUARDS[name]) or name).split("\n")[0].rstrip(".")
 
 
@@ -111,20 +114,24 @@ def _promise(metric: Divergence) -> str:
 
 
 def explain_guard(name: str) -> str | None:
-    if name not in GUARDS:
+    stored = METRIC_ALIASES.get(name, name)
+    if stored not in GUARDS:
         return None
+    printed = printed_metric(stored)
+    names = f"  names    {printed}; verdicts and older contracts: {stored}\n"
     return (
-        f"{name}: {of_guard(name)}.\n"
-        "  a guard: where it fails, the statistical promises say nothing (inconclusive),\n"
-        "  because their numbers would not be what they claim to be.  It never makes a pass.\n"
-        f"  clause   under observability.clauses; {_written(name)}"
+        f"{name}: {of_guard(stored)}.\n"
+        "  a validity check: where it fails, the statistical promises are inconclusive, because\n"
+        "  their numbers would not be what they claim to be.  It never makes a contract pass.\n"
+        f"{names if printed != stored else ''}"
+        f"  clause   under observability.clauses; {_written(stored)}"
     )
 
 
 def _written(name: str) -> str:
     if any(guard.metric == name for guard in DEFAULT_GUARDS):
-        return "it is there even if it is not written"
-    return "it is judged only where it is written"
+        return "it applies even if it is not written"
+    return "it applies only where it is written"
 
 
 def explain_field(name: str) -> str | None:
@@ -151,9 +158,17 @@ EXPLAINERS: list[Callable[[str], str | None]] = [explain_metric, explain_guard, 
 
 def names() -> Collection[str]:
     """Everything that has an explanation of its own."""
-    return [*DIVERGENCES, *CHAIN, *RUNTIME_METRICS, *GUARDS, *FIELDS, f"{LABEL}<name>"]
+    return [
+        *DIVERGENCES,
+        *CHAIN,
+        *RUNTIME_METRICS,
+        *GUARDS,
+        *METRIC_ALIASES,
+        *FIELDS,
+        f"{LABEL}<name>",
+    ]
 
 
 def explain_name(name: str) -> str | None:
-    """What a metric, a guard or a slice field means; None where nothing is named so."""
+    """The meaning of a metric, a validity check or a slice field; None for another name."""
     return next((text for explain in EXPLAINERS if (text := explain(name)) is not None), None)
