@@ -30,7 +30,7 @@ def test_a_slice_is_pinned_by_a_click_and_seen_pinned():
     async def look(tab):
         await tab.until("document.querySelector('button[data-act=pin]')")
         assert await tab.js("document.querySelector('#head').textContent") == (
-            "✗ long is served by stable. The other 3 slices keep the contract."
+            "✗ long is served by stable. The other 3 slices are within their limits."
         )
         await tab.click("button[data-act=pin][data-slice='domain=code']")
         await tab.until("document.querySelector('dialog').open")
@@ -130,7 +130,7 @@ def test_a_leader_that_is_gone_is_said_so():
         )
         await tab.until("!document.querySelector('#stale').hidden")
         told = await tab.js("document.querySelector('#stale').textContent")
-        assert told.startswith("! No answer for ") and told.endswith("what you see is old.")
+        assert told.startswith("! No response for ") and told.endswith("The page is out of date.")
 
         await tab.ask(
             "Network.emulateNetworkConditions",
@@ -188,7 +188,7 @@ def test_a_key_that_is_taken_away_is_said_so_and_asked_with_no_more():
         await tab.js(f"for (let i = 0; i < 20; i++) {again}")
         assert await tab.js("window.polls") == polls
         said = await tab.js("document.querySelector('#stale').textContent")
-        assert said.startswith("! This key may not look any more (status 401)")
+        assert said.startswith("! This key is no longer accepted (status 401)")
 
     in_browser(fake.Controller(), look)
 

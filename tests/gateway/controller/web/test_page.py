@@ -10,7 +10,7 @@ import pytest
 from servanda.errors import ContractError
 from servanda.gateway.controller.status import ControllerStatus, ScoringStatus
 from servanda.gateway.controller.web import page, phrases
-from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, spark
+from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, span, spark
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.model import STATUSES, Pin
 from servanda.traces.serialization import from_plain, to_plain
@@ -32,55 +32,58 @@ def pinned(to, **more):
     [
         (
             {"slices": QUIET},
-            "✓ All 3 slices keep the contract.",
+            "✓ All 3 slices are within their limits.",
         ),
-        ({"slices": QUIET[:1]}, "✓ domain=code keeps the contract."),
-        ({}, "✗ long is served by stable. The other 3 slices keep the contract."),
+        ({"slices": QUIET[:1]}, "✓ domain=code is within its limits."),
+        ({}, "✗ long is served by stable. The other 3 slices are within their limits."),
         (
             {"slices": (fake.broken(acts=False), *QUIET[:1]), "mode": "observe"},
-            "✗ long would be served by stable. The other slice keeps the contract.",
+            "✗ long would be served by stable. The other slice is within its limits.",
         ),
         (
             {"slices": (fake.broken(status="suspect", held="not diverted: no room"), *QUIET)},
-            "✗ long breaks its limit and stays on infer. The other 3 slices keep the contract.",
+            "✗ long exceeds its limit and stays on the infer kernel. The other 3 slices are within their limits.",
         ),
         (
             {"slices": (fake.broken(), NEW)},
-            "✗ long is served by stable. 1 other is not decided.",
+            "✗ long is served by stable. 1 other slice is not decided yet.",
         ),
         (
             {"slices": (fake.slice_("all", "quarantined", acts=True), NEW, fake.slice_("b"))},
-            "✗ The whole traffic is served by stable. 1 of 2 other slices keep the contract.",
+            "✗ The whole traffic is served by stable. 1 of 2 other slices is within its limits.",
         ),
-        ({"slices": (YOUNG, *QUIET)}, "✓ None of 4 slices is suspect."),
-        ({"slices": (YOUNG,)}, "✓ young is not suspect."),
+        ({"slices": (YOUNG, *QUIET)}, "✓ All 4 slices show no evidence of a violation."),
+        ({"slices": (YOUNG,)}, "✓ young shows no evidence of a violation."),
         (
             {"slices": (YOUNG, NEW)},
-            "? 1 of 2 slices are not suspect; new has no evidence yet.",
+            "? 1 of 2 slices shows no evidence of a violation; new has no evidence yet.",
         ),
         (
             {"slices": (fake.broken(), YOUNG)},
-            "✗ long is served by stable. The other slice is not suspect.",
+            "✗ long is served by stable. The other slice shows no evidence of a violation.",
         ),
         (
             {"slices": (fake.broken(), YOUNG, NEW, *QUIET)},
-            "✗ long is served by stable. 4 of 5 other slices are not suspect.",
+            "✗ long is served by stable. 4 of 5 other slices show no evidence of a violation.",
         ),
-        ({"slices": QUIET[2:]}, "✓ The whole traffic keeps the contract."),
+        ({"slices": QUIET[2:]}, "✓ The whole traffic is within its limits."),
         (
             {"slices": (fake.broken(), NEW, *QUIET)},
-            "✗ long is served by stable. 3 of 4 other slices keep the contract.",
+            "✗ long is served by stable. 3 of 4 other slices are within their limits.",
         ),
         (
             {"slices": (pinned("stable"), *QUIET)},
-            "✗ domain=math is served by stable. The other 3 slices keep the contract.",
+            "✗ domain=math is served by stable. The other 3 slices are within their limits.",
         ),
         (
             {"slices": (fake.broken(pin=Pin("infer", "a", "b", fake.NOW + 1)), *QUIET[:1])},
             "? long is quarantined.",
         ),
-        ({"slices": (NEW, *QUIET)}, "? 3 of 4 slices keep the contract; new has no evidence yet."),
-        ({"slices": (NEW,)}, "? No slice has evidence yet; infer serves."),
+        (
+            {"slices": (NEW, *QUIET)},
+            "? 3 of 4 slices are within their limits; new has no evidence yet.",
+        ),
+        ({"slices": (NEW,)}, "? No slice has evidence yet; the infer kernel serves."),
         ({"slices": ()}, "? No slice of this contract is watched here."),
         (
             {"slices": (fake.slice_("tools", "suspect"), *QUIET)},
@@ -110,7 +113,7 @@ def test_many_slices_are_named_and_then_counted():
         (fake.slice_("a", scored=0), "? no evidence yet"),
         (fake.slice_("a", cells=()), "– not watched"),
         (fake.slice_("a", "suspect"), "? suspect"),
-        (fake.broken(status="suspect"), "✗ breaks its limit"),
+        (fake.broken(status="suspect"), "✗ exceeds its limit"),
         (fake.slice_("a", "quarantined", acts=True), "✗ quarantined"),
         (fake.slice_("a", "quarantined"), "✗ would be quarantined"),
         (fake.slice_("a", "probation", acts=True), "✗ probation"),
@@ -196,15 +199,15 @@ def test_the_page_shows_what_a_person_needs():
         "limit 0.05",
         "8,955",
         "6,000",
-        "27 keys",
+        "27 users",
         "6.0 %",
         "stable 0.0063",
         "suspect → quarantined",
         "tv-mean on long is above its limit",
-        "14 of 512 wait",
+        "14 of 512 rows queued",
         "gateway-1",
         "room for 7",
-        "1 cell of the contract that routing does not watch",
+        "1 cell (clause on a slice) of the contract that routing does not watch",
         "otto (operator)",
     ):
         assert text in html, text
@@ -218,11 +221,11 @@ def test_problems_come_first():
         "scoring": ScoringStatus(problem="the train kernel ended"),
     }
     html = page.fragment(fake.status(**bad), VIEWER)
-    assert "4 things to look at" in html
-    assert html.index("4 things to look at") < html.index("<h1")
+    assert "4 problems" in html
+    assert html.index("4 problems") < html.index("<h1")
     for text in ("the store is locked", "the ledger is full", "contract.yaml:1:1: no"):
         assert text in html
-    assert "things to look at" not in page.fragment(fake.status(), VIEWER)
+    assert "problems</h2>" not in page.fragment(fake.status(), VIEWER)
 
 
 def test_a_contract_that_is_refused_is_told_on_one_line_without_the_line_of_its_text():
@@ -289,10 +292,12 @@ def test_why_requests_are_no_evidence_is_shown_the_most_frequent_first():
 
     html = page.page(fake.status(gateways=gateways), OPERATOR)
 
-    assert "drawn and no evidence: 1,800 stop · 4 why a4 · 4 why b4 · 3 why a3 · 3 why b3" in html
+    assert (
+        "sampled, but no evidence: 1,800 stop · 4 why a4 · 4 why b4 · 3 why a3 · 3 why b3" in html
+    )
     assert "4 more reasons" in html
     silent = page.page(fake.status(gateways=(fake.gateway(counts={}),)), OPERATOR)
-    assert "drawn and no evidence" not in silent
+    assert "sampled, but no evidence" not in silent
 
 
 def test_a_log_that_takes_no_rows_is_a_problem():
@@ -324,7 +329,7 @@ def test_odd_numbers_are_drawn_within_the_frame():
     for history in ((), ((0.0, math.nan),), ((fake.NOW, 5e300), (fake.NOW, -1e9)), ((9e99, 0.1),)):
         for log_e in (-math.inf, 0.0, 800.0, math.inf, math.nan):
             one = fake.slice_("a", history=history, cells=(fake.cell(log_evidence=log_e),))
-            drawn = spark(one, one.cells[0], fake.NOW)
+            drawn = spark(one, one.cells[0], span(fake.status(slices=(one,))))
             assert drawn is not None
             for point in drawn.points.split():
                 x, y = map(float, point.split(","))
@@ -333,9 +338,10 @@ def test_odd_numbers_are_drawn_within_the_frame():
 
 
 def test_a_long_history_keeps_its_peaks():
-    history = tuple((float(i), 1.2 if i == 777 else 0.1) for i in range(10_000))
+    begin = fake.NOW - 3000
+    history = tuple((begin + 0.3 * i, 1.2 if i == 777 else 0.1) for i in range(10_000))
     one = fake.slice_("a", history=history)
-    drawn = spark(one, one.cells[0], fake.NOW)
+    drawn = spark(one, one.cells[0], span(fake.status(slices=(one,))))
     assert drawn is not None
     heights = [float(point.split(",")[1]) for point in drawn.points.split()]
     assert len(heights) <= 130
@@ -344,7 +350,7 @@ def test_a_long_history_keeps_its_peaks():
 
 def test_the_price_is_reached_where_the_line_says_so():
     one = fake.slice_("a", history=(), cells=(fake.cell(log_evidence=fake.PRICE),))
-    drawn = spark(one, one.cells[0], fake.NOW)
+    drawn = spark(one, one.cells[0], span(fake.status(slices=(one,))))
     assert drawn is not None and drawn.last is not None
     assert drawn.last[1] == drawn.price
 

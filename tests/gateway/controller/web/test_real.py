@@ -105,11 +105,11 @@ def test_a_reload_of_a_broken_contract_keeps_the_old_one_and_says_so(served):
     assert answer.status_code == 409
     assert "no metric is named 'tvv'" in answer.json()["error"]["message"]
     html = client.get("/page", headers=bearer("viewer")).text
-    assert "1 thing to look at" in html and "no metric is named" in html
+    assert "1 problem<" in html and "no metric is named" in html
 
     path.write_text(path.read_text().replace("metric: tvv", "metric: tv"))
     assert client.post("/v1/admin/reload", json={}, headers=bearer("admin")).status_code == 200
-    assert "to look at" not in client.get("/page", headers=bearer("viewer")).text
+    assert "problem<" not in client.get("/page", headers=bearer("viewer")).text
 
 
 def test_what_cannot_be_kept_is_asked_for_again(served, monkeypatch):

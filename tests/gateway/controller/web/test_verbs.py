@@ -208,19 +208,19 @@ def test_status_shows_a_row_a_slice(server):
     done = servanda("gateway", "status", "--gateway", url, key=KEY["viewer"])
     assert done.exit_code == 0
     assert done.output.replace(url, "URL").splitlines() == [
-        "✗ prompt > 32k would be served by stable. The other slice keeps the contract.",
+        "✗ prompt > 32k would be served by stable. The other slice is within its limits.",
         "gateway-demo · contract 3982d4a0 · route 17",
         "infer 12 in flight, room for 33 · stable 3 in flight, room for 7 · 1 gateway"
-        " · 20 in place of infer (5xx 20)",
-        "scored 1,912 of 41,300 requests · 14 wait · 3 dropped · keys 41",
+        " · 20 failed over from infer (5xx 20)",
+        "scored 1,912 of 41,300 requests · 6.0 % would be diverted · 14 queued · 3 dropped · 41 users",
         "",
-        "  slice          share   value  limit  stable  served by                state",
-        "✗ prompt > 32k   6.0 %  0.1727   0.05  0.0063  infer (would be stable)  "
-        "would be quarantined  e 8,955 of 6,000, 188 requests, 27 keys",
-        "✓ whole traffic  100 %  0.0120   0.05          infer                    "
-        "active  e 2.7 of 60,000, 412 requests, 41 keys",
+        "  slice          share   value  limit  stable  served by                        state",
+        "✗ prompt > 32k   6.0 %  0.1727   0.05  0.0063  infer (would be stable)          "
+        "would be quarantined  105 % of alarm threshold, 188 requests, 27 users",
+        "✓ whole traffic  100 %  0.0120   0.05          infer (would be 6.0 % diverted)  "
+        "active  9 % of alarm threshold, 412 requests, 41 users",
         "",
-        "mode: observe. To let it act: servanda gateway pin 'prompt > 32k' --to enforce --ttl 24h "
+        "mode: observe. To act on decisions about 'prompt > 32k': servanda gateway pin 'prompt > 32k' --to enforce --ttl 24h "
         "--reason TEXT --gateway URL",
     ]
 

@@ -1,5 +1,5 @@
-# Drawings of the page: the evidence of a slice over time, and who serves it.  Plain SVG, sized by
-# attributes alone, for the page allows itself no inline style.
+# Drawings of the page: the evidence of a slice over time, and its share by pool.  Plain SVG, sized
+# by attributes alone, for the page allows itself no inline style.
 
 from __future__ import annotations
 
@@ -7,22 +7,60 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from servanda.gateway.controller.status import CellStatus, SliceStatus
-from servanda.gateway.controller.web.phrases import returns
+from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
+from servanda.gateway.controller.web.format import clock
+from servanda.gateway.controller.web.phrases import of_threshold, return_fraction, returns
 from servanda.report.format import percent
 
-WIDTH, HEIGHT = 132, 30  # of the evidence's drawing, px
-_TOP, _LEAST_S = 1.25, 60.0  # fractions of the price that fit; the shortest time on the axis
+WIDTH, HEIGHT, AXIS = 148, 30, 15  # of the evidence's drawing and the times below it, px
+_TOP = 1.25  # fractions of the threshold that fit
+_LEAST_S, _MOST_S = 60.0, 3600.0  # of the time axis
+_LEAD = 1.04  # it begins a little before the first event, so that the state before is seen
 _POINTS = 120
+_STEPS_S = (15, 30, 60, 120, 300, 600, 900)  # between two marks of the time axis
+_MARKS = 4.5  # steps that the axis has, at most
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time axis that all drawings of a page share, unix seconds."""
+
+    begin: float
+    end: float
+
+    def at(self, time: float) -> float:
+        """Where a time is on the axis, 0 to 1."""
+        return min(1.0, max(0.0, (time - self.begin) / (self.end - self.begin)))
+
+    @property
+    def marks(self) -> tuple[tuple[float, str], ...]:
+        """Round times: place in per cent, and the time of day in UTC."""
+        length = self.end - self.begin
+        step = next((s for s in _STEPS_S if length / s <= _MARKS), _STEPS_S[-1])
+        first = math.ceil(self.begin / step)
+        times = (k * step for k in range(first, math.floor(self.end / step) + 1))
+        digits = 5 if step >= 60 else 8
+        return tuple((round(100 * self.at(t), 2), clock(t, t)[:digits]) for t in times)
+
+
+def span(status: ControllerStatus) -> Span:
+    """The last hour, or less where less is known."""
+    times = [t for one in status.slices for t, _ in one.history]
+    times += [t.at for t in status.transitions]
+    times += [one.since for one in status.slices if one.since]
+    past = [t for t in times if t < status.now]
+    known = status.now - min(past, default=status.now)
+    return Span(status.now - min(_MOST_S, max(_LEAST_S, _LEAD * known)), status.now)
 
 
 @dataclass(frozen=True)
 class Spark:
-    """Evidence as a fraction of its price; the price is the dashed line.
+    """Log e-value as a fraction of its log threshold; the threshold is the dashed line.
 
     Args:
-        points: of the line, for a polyline; last: its end; price: the height of the line.
-        back: height of the evidence for coming back; None where the slice has not left.
+        points: of the line, for a polyline; last: its end; price: the height of the threshold.
+        back: height of the return test; None where the slice is not diverted.
+        first, until: the times at both ends of the axis.
         says: the same in words.
     """
 
@@ -30,6 +68,8 @@ class Spark:
     last: tuple[float, float] | None
     price: float
     back: float | None
+    first: str
+    until: str
     says: str
 
 
@@ -43,27 +83,25 @@ class Part:
     share: str
 
 
-def spark(slice_: SliceStatus, cell: CellStatus | None, now: float) -> Spark | None:
+def spark(slice_: SliceStatus, cell: CellStatus | None, axis: Span) -> Spark | None:
     """The evidence of a slice; None where nothing was scored yet."""
     if cell is None:
         return None
-    history = [(t, y) for t, y in slice_.history if math.isfinite(t) and math.isfinite(y)]
-    history = _thinned(sorted(history))
+    known = ((t, y) for t, y in slice_.history if math.isfinite(t) and math.isfinite(y))
+    history = _thinned(sorted((t, y) for t, y in known if t >= axis.begin))
     if not history and not slice_.scored:
         return None
-    history = [*history, (max(now, history[-1][0]) if history else now, _finite(cell.nearness))]
-    begin, end = history[0][0], history[-1][0]
-    span = max(end - begin, _LEAST_S)
-    # the latest is the end of the line, wherever it begins
-    points = [(round(2 + ((t - end) / span + 1) * (WIDTH - 6), 1), _y(y)) for t, y in history]
+    history = [*history, (axis.end, _finite(cell.nearness))]
+    points = [(round(2 + axis.at(t) * (WIDTH - 6), 1), _y(y)) for t, y in history]
+    first, until = clock(axis.begin, axis.end), clock(axis.end, axis.end)
+    says = f"alarm evidence from {first} to {until} UTC, now "
+    says += f"{of_threshold(_finite(cell.nearness))} of the log threshold"
     back = None
     if returns(slice_) and 0 < cell.log_leave_price < math.inf:
-        back = _y(max(0.0, cell.log_below / cell.log_leave_price))
-    says = f"evidence against the limit: {percent(max(0.0, _finite(cell.nearness)))} of its price"
-    if back is not None:
-        says += f"; for coming back: {percent(max(0.0, cell.log_below / cell.log_leave_price))}"
+        back = _y(return_fraction(cell))
+        says += f"; return test: {of_threshold(return_fraction(cell))}"
     drawn = " ".join(f"{x:g},{y:g}" for x, y in points)
-    return Spark(drawn, points[-1], _y(1.0), back, says)
+    return Spark(drawn, points[-1], _y(1.0), back, first[-8:], until, says)
 
 
 def _thinned(history: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -1,5 +1,5 @@
-# The page of a controller: its status, on one screen.  Served whole, and again as a fragment
-# for the script that keeps it fresh; without the script the browser loads it anew.
+# The page of a controller: its status on one screen.  It is served whole, and as a fragment for
+# the script that updates it; without the script the browser reloads the page.
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from importlib import resources
 from typing import Any
 
 from servanda.gateway.controller.status import ControllerStatus, GatewayStatus, SliceStatus
-from servanda.gateway.controller.web import format, phrases
-from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, spark
+from servanda.gateway.controller.web import format, phrases, trigger
+from servanda.gateway.controller.web.charts import (
+    AXIS,
+    HEIGHT,
+    WIDTH,
+    Span,
+    served_parts,
+    span,
+    spark,
+)
+from servanda.gateway.controller.web.lanes import lane
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.state import Transition
 from servanda.report.format import count, duration, line, percent
 from servanda.report.html import environment
 
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
-_MOVES = 12  # of the latest decisions
-_REASONS = 5  # why requests are no evidence, that are shown
+_MOVES = 12  # latest decisions that are shown
+_LANES = 12  # slices whose history is shown; the others fold out
+_REASONS = 5  # reasons why requests are no evidence, that are shown
 _PACKAGE = "servanda.gateway.controller.web"
 
 
@@ -47,13 +57,13 @@ def page(status: ControllerStatus, holder: Holder) -> str:
     """The whole page.
 
     Args:
-        holder: who looks at it: pins are offered to whoever may pin.
+        holder: the reader: pins are offered to those who may pin.
     """
     return _template("page.html").render(**view(status, holder))
 
 
 def fragment(status: ControllerStatus, holder: Holder) -> str:
-    """What changes of the page."""
+    """The part of the page that changes."""
     return _template("fragment.html").render(**view(status, holder))
 
 
@@ -64,10 +74,15 @@ def _template(name: str) -> Any:
 
 def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
     """Everything that the page shows, by the names that its templates use."""
+    axis = span(status)
+    shown = rows(status, axis)
+    lanes = [lane(row["slice"], status, axis) for row in shown]
     return {
         "s": status,
         "head": phrases.headline(status),
-        "rows": rows(status),
+        "rows": shown,
+        "lanes": (lanes[:_LANES], lanes[_LANES:]),
+        "axis": axis,
         "left_out": [
             (line(cell.clause, 60), phrases.place(cell.slice), line(cell.why, 200))
             for cell in status.left_out
@@ -87,45 +102,52 @@ def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
         "assets": ASSETS,
         "spark_width": WIDTH,
         "spark_height": HEIGHT,
+        "spark_axis": AXIS,
         "format": format,
         "phrases": phrases,
+        "trigger": trigger,
         "counted": count,
         "percent": percent,
         "line": line,
     }
 
 
-def rows(status: ControllerStatus) -> list[dict[str, Any]]:
-    """Worst first, the whole traffic last."""
+def rows(status: ControllerStatus, axis: Span | None = None) -> list[dict[str, Any]]:
+    """One row per slice: the worst first, the whole traffic last."""
 
     def order(slice_: SliceStatus) -> tuple[bool, bool, int, float]:
         cell = phrases.worst(slice_)
         near = cell.nearness if cell is not None else -1.0
         return slice_.name == "all", slice_.pin is None, _RANK[slice_.status], -near
 
-    return [_row(slice_, status) for slice_ in sorted(status.slices, key=order)]
+    axis = axis or span(status)
+    return [_row(slice_, status, axis) for slice_ in sorted(status.slices, key=order)]
 
 
-def _row(slice_: SliceStatus, status: ControllerStatus) -> dict[str, Any]:
+def _row(slice_: SliceStatus, status: ControllerStatus, axis: Span) -> dict[str, Any]:
     glyph, state, tone = phrases.state(slice_)
-    cell = phrases.worst(slice_)
+    cause = trigger.trigger(slice_, status)
+    cell, near = trigger.cell_of(slice_, cause), phrases.worst(slice_)
+    now = phrases.served_by(slice_, status)
     same = dict(slice_.would) == dict(slice_.served)
     return {
         "slice": slice_,
-        "name": phrases.place(slice_.name, 120),
+        "name": phrases.place(slice_.name, 400),
         "share": percent(slice_.share),
         "glyph": glyph,
         "state": state,
         "tone": tone,
         "since": duration(status.now - slice_.since) if slice_.since else "",
         "why": phrases.why(slice_, status.now),
-        "now": phrases.served_by(slice_, status),
-        "meant": phrases.served_by(slice_, status, if_acted=True),
+        "now": now,
+        "meant": phrases.instead_of(now, phrases.served_by(slice_, status, if_acted=True)),
         "served": served_parts(slice_.served),
         "would": () if same else served_parts(slice_.would),
+        "cause": cause,
         "cell": cell,
+        "near": near,
         "rest": [c for c in slice_.cells if c is not cell],
-        "spark": spark(slice_, cell, status.now),
+        "spark": spark(slice_, near, axis),
     }
 
 
@@ -136,12 +158,15 @@ def _move(t: Transition, now: float) -> dict[str, str]:
         numbers.append(f"{format.measured(t.value)}{limit}")
     if t.log_evidence == t.log_evidence:
         numbers.append(
-            f"evidence {format.evidence(t.log_evidence)} of {format.evidence(t.log_price)}"
+            f"e-value {format.evidence(t.log_evidence)}, threshold {format.evidence(t.log_price)}"
         )
     if t.n:
-        numbers.append(f"{count(t.n, 'request')}, {count(t.keys, 'key')}")
+        numbers.append(f"{count(t.n, 'request')}, {count(t.keys, 'user')}")
     before, after = line(t.before, 40), line(t.after, 40)
-    verb = "" if t.acted or after.partition(",")[0] in ("active", "suspect") else "would be "
+    still = t.before == "quarantined" and t.after == "probation"  # the route stays as it is
+    verb = "would be "
+    if t.acted or still or after.partition(",")[0] in ("active", "suspect"):
+        verb = ""
     who = f"{line(t.actor, 40)}: " if t.actor != "servanda" else ""
     return {
         "at": format.clock(t.at, now),
@@ -161,11 +186,11 @@ def _pools(status: ControllerStatus) -> list[dict[str, Any]]:
     bars = {part.pool: part for part in served_parts(totals)}
     pools = []
     for name, pool in status.pools.items():
-        flight = f"{pool.in_flight:,} in flight, {pool.peak:,} at most"
+        flight = f"{pool.in_flight:,} in flight, peak {pool.peak:,}"
         if pool.headroom is not None:
             flight += f" of {pool.most:,}: room for {pool.headroom:,}"
         elif name == "stable":
-            flight += "; how much it can take is not known"
+            flight += "; its capacity is not declared"
         if name == "stable" and (instead := phrases.failovers(status)):
             flight += f"; {instead}"
         pools.append(
@@ -186,14 +211,16 @@ def _scoring(status: ControllerStatus) -> dict[str, Any]:
     facts = [f"{s.scored:,} scored", f"{s.missing:,} missing", f"{s.dropped:,} dropped"]
     facts += [f"{n:,} {line(why, 40)}" for why, n in s.outside.items() if n]
     facts += [f"{s.restarts:,} restarts"] if s.restarts else []
-    queue = f"{s.queued:,} of {s.room:,} wait" if s.room else f"{s.queued:,} wait"
+    queue = f"{s.queued:,} of {s.room:,} rows queued" if s.room else f"{s.queued:,} rows queued"
     if s.lag_s is not None:
         queue += f", {duration(s.lag_s)} behind"
-    spent = f"{duration(s.seconds)} of the train kernel"
+    spent = f"{duration(s.seconds)} of scoring"
     if ran is not None:
-        spent += f", {s.seconds / ran:.2g} s a second"
-    if s.budget:
-        spent += f" of {s.budget:.2g} allowed"
+        load = s.seconds / ran
+        spent = f"load {percent(load)} of its time"
+        if s.budget:
+            spent = f"load {100 * load / s.budget:.0f} % of its budget"
+            spent += f" ({percent(load)} of its time, {percent(s.budget)} allowed)"
     return {
         "alive": s.alive,
         "facts": " · ".join(facts),
@@ -204,7 +231,7 @@ def _scoring(status: ControllerStatus) -> dict[str, Any]:
 
 
 def _unsampled(status: ControllerStatus) -> str:
-    """Why requests that were drawn for the sample are no evidence, the most frequent first."""
+    """The reasons why sampled requests are no evidence, the most frequent first."""
     reasons: Counter[str] = Counter()
     for why, n in phrases.counted(status, "unsampled").items():
         reasons[line(why, 40)] += int(n)

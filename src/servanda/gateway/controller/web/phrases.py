@@ -1,23 +1,24 @@
-# The words for how things stand, shared by the page and by `servanda gateway status --gateway`.
+# The status in words, shared by the page and by `servanda gateway status --gateway`.
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from servanda.contract.model import WHOLE
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.web import format
 from servanda.gateway.proxy.counters import numbers
-from servanda.report.format import duration, line, percent
+from servanda.report.format import count, duration, line, percent
 
 GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
 TONE = {"active": "good", "suspect": "open", "recovering": "open"}
 _THE_WHOLE, _THE_OTHER = "the whole traffic", "the other slice"
-_MANY, _ONE = ("keep", "are"), ("keeps", "is")
-_OURS = (_THE_WHOLE, "the other ", "all ", "none of ")  # beginnings that are no names
+_MANY, _ONE = ("are within their limits", "show"), ("is within its limits", "shows")
+_OURS = (_THE_WHOLE, "the other ", "all ")  # beginnings that are no names
 _SHOWN = 3  # names in a sentence
 _LONGEST = 40  # characters of one
 _EXCERPT = re.compile(r"\n *(?:\d+ \|.*|\^)$", re.M)  # of a contract, below a message
@@ -25,7 +26,7 @@ _EXCERPT = re.compile(r"\n *(?:\d+ \|.*|\^)$", re.M)  # of a contract, below a m
 
 @dataclass(frozen=True)
 class Headline:
-    """How things stand in one sentence, and what belongs to it.
+    """The status in one sentence, with its glyph and tone.
 
     Args:
         tone: good, open, bad or plain.
@@ -38,7 +39,7 @@ class Headline:
 
 
 def headline(status: ControllerStatus) -> Headline:
-    """What is diverted or would be; else whether the contract is kept, as far as is known."""
+    """The slices that are or would be diverted; otherwise whether all are within their limits."""
     away = [s for s in status.slices if is_diverted(s)]
     real = [s for s in away if is_acted_on(s)]
     would = [s for s in away if not is_acted_on(s)]
@@ -52,9 +53,9 @@ def headline(status: ControllerStatus) -> Headline:
             parts.append(f"{_named(would)} would be served by stable.")
         if held:
             verbs = (
-                "breaks its limit and stays" if len(held) == 1 else "break their limits and stay"
+                "exceeds its limit and stays" if len(held) == 1 else "exceed their limits and stay"
             )
-            parts.append(f"{_named(held)} {verbs} on infer.")
+            parts.append(f"{_named(held)} {verbs} on the infer kernel.")
         parts.append(_rest(status, [*away, *held]))
         return Headline("✗", "bad", " ".join(map(_begun, filter(None, parts))), more)
     unknown = [s for s in status.slices if s.cells and not s.scored]
@@ -62,7 +63,7 @@ def headline(status: ControllerStatus) -> Headline:
     if not watched:
         return Headline("?", "open", "No slice of this contract is watched here.", more)
     if len(unknown) == len(watched):
-        return Headline("?", "open", "No slice has evidence yet; infer serves.", more)
+        return Headline("?", "open", "No slice has evidence yet; the infer kernel serves.", more)
     doubted = [s for s in status.slices if s.status != "active"]
     if doubted:
         states = {s.status for s in doubted}
@@ -71,32 +72,30 @@ def headline(status: ControllerStatus) -> Headline:
     known = [s for s in watched if s.scored]
     if unknown:
         has = "has" if len(unknown) == 1 else "have"
-        text = _sound(known, f"{len(known)} of {len(watched)} slices")
+        verbs = _ONE if len(known) == 1 else _MANY
+        text = _sound(known, f"{len(known)} of {len(watched)} slices", verbs)
         return Headline("?", "open", f"{text}; {_named(unknown)} {has} no evidence yet.", more)
     if len(watched) == 1:
         text = _sound(watched, _named(watched), _ONE)
-    elif all(map(keeps_limits, watched)):
-        text = f"all {len(watched)} slices keep the contract"
     else:
-        text = f"none of {len(watched)} slices is suspect"
+        text = _sound(watched, f"all {len(watched)} slices")
     return Headline("✓", "good", f"{_begun(text)}.", more)
 
 
 def _sound(slices: list[SliceStatus], called: str, verbs: tuple[str, str] = _MANY) -> str:
-    """What is known of slices that nobody doubts: that they keep the contract only once their
-    evidence says so.
+    """The sentence about slices that are active: "within limits" only after the return test.
 
     Args:
-        verbs: "keep" and "are", as the name asks for them.
+        verbs: the two verb phrases in the number of `called`.
     """
-    keep, are = verbs
+    within, show = verbs
     if not all(map(keeps_limits, slices)):
-        return f"{called} {are} not suspect"
-    return f"{called} {keep} the contract"
+        return f"{called} {show} no evidence of a violation"
+    return f"{called} {within}"
 
 
 def keeps_limits(slice_: SliceStatus) -> bool:
-    """Whether the evidence is there that every limit of a slice is kept."""
+    """Whether every cell of a slice passes the return test."""
     return all(map(within_limit, slice_.cells))
 
 
@@ -121,12 +120,12 @@ def is_acted_on(slice_: SliceStatus) -> bool:
 
 
 def returns(slice_: SliceStatus) -> bool:
-    """Whether a slice has left, so that evidence may bring it back."""
+    """Whether a slice is or was diverted, so that the return test applies to it."""
     return slice_.status not in ("active", "suspect")
 
 
 def breaks_limit(slice_: SliceStatus) -> bool:
-    """Whether a price is paid and the slice stays nevertheless."""
+    """Whether an e-value is at its alarm threshold and the slice is not diverted."""
     paid = any(cell.nearness >= 1 for cell in slice_.cells)
     return paid and slice_.status == "suspect" and not is_diverted(slice_)
 
@@ -150,8 +149,9 @@ def _rest(status: ControllerStatus, away: list[SliceStatus]) -> str:
     if len(calm) == len(rest):
         return f"{_sound(calm, f'the other {len(calm)} slices')}."
     if not calm:
-        return f"{len(rest)} other{'s' * (len(rest) > 1)} {_be(rest)} not decided."
-    return f"{_sound(calm, f'{len(calm)} of {len(rest)} other slices')}."
+        return f"{count(len(rest), 'other slice')} {_be(rest)} not decided yet."
+    verbs = _ONE if len(calm) == 1 else _MANY
+    return f"{_sound(calm, f'{len(calm)} of {len(rest)} other slices', verbs)}."
 
 
 def _named(slices: list[SliceStatus]) -> str:
@@ -163,15 +163,19 @@ def _named(slices: list[SliceStatus]) -> str:
 
 
 def _more(status: ControllerStatus) -> str:
-    """The line under the sentence: how much was scored, and what it costs."""
+    """The line under the sentence: how much was scored, diverted and routed to infer."""
     scoring = status.scoring
     launched = counted(status, "launched")[WHOLE]
     of = f" of {launched:,}" if launched else ""
     parts = [f"scored {scoring.scored:,}{of} requests"]
-    if status.diverted:
-        parts.append(f"{percent(status.diverted)} of all traffic diverted")
+    slices, base = status.slices, status.base
+    real, would = (diverted_share(slices, base, if_acted=act) for act in (False, True))
+    if real:
+        parts.append(f"{percent(real)} of all traffic diverted")
+    if would and would != real:
+        parts.append(f"{percent(would)} would be diverted")
     if status.base != 1:
-        parts.append(f"infer has {percent(status.base)} of the rest")
+        parts.append(f"infer share {percent(status.base)}")
     return " · ".join(parts)
 
 
@@ -180,8 +184,28 @@ def place(name: str, longest: int = _LONGEST) -> str:
     return "whole traffic" if name == WHOLE else line(name, longest)
 
 
+def diverted_share(
+    slices: Iterable[SliceStatus], base: float = 1.0, *, if_acted: bool = False
+) -> float:
+    """The share of all traffic that slices keep from infer; slices that overlap are added.
+
+    Args:
+        base: the share that infer serves of an active slice.
+        if_acted: as if every decision were acted on.
+    """
+    total = 0.0
+    for one in slices:
+        pinned = one.pin.to if one.pin is not None else ""
+        if pinned == "stable":
+            total += one.share or 0.0
+        elif pinned != "infer" and returns(one) and (one.acts or if_acted):
+            kept = one.route / base if base > 0 else 0.0
+            total += (one.share or 0.0) * max(0.0, 1.0 - kept)
+    return min(1.0, total)
+
+
 def problem(text: str, longest: int) -> str:
-    """What somebody should look at, on one line: a caret points at nothing there."""
+    """A problem on one line, without the excerpt of the contract."""
     return line(_EXCERPT.sub("", text), longest)
 
 
@@ -194,12 +218,12 @@ def counted(status: ControllerStatus, name: str) -> Counter[str]:
 
 
 def failovers(status: ControllerStatus) -> str:
-    """How many requests stable answered in place of infer, and why; "" of none."""
+    """How many requests failed over from infer to stable, by reason; "" if none."""
     counts = counted(status, "failovers")
     if not counts:
         return ""
     why = ", ".join(f"{line(reason, 20)} {n:,}" for reason, n in counts.most_common())
-    return f"{counts.total():,} in place of infer ({why})"
+    return f"{counts.total():,} failed over from infer ({why})"
 
 
 def state(slice_: SliceStatus) -> tuple[str, str, str]:
@@ -211,13 +235,13 @@ def state(slice_: SliceStatus) -> tuple[str, str, str]:
     if slice_.status == "active" and not slice_.scored:
         return "?", "no evidence yet", "open"
     if breaks_limit(slice_):
-        return "✗", "breaks its limit", "bad"
+        return "✗", "exceeds its limit", "bad"
     would = "" if slice_.acts or slice_.status in ("active", "suspect") else "would be "
     return GLYPH[slice_.status], f"{would}{slice_.status}", TONE.get(slice_.status, "bad")
 
 
 def why(slice_: SliceStatus, now: float) -> list[str]:
-    """What is to be said of a slice's state, each as a sentence without its full stop."""
+    """The reasons for a slice's state, each a sentence without its full stop."""
     sentences = []
     if slice_.pin is not None:
         until = duration(max(0.0, slice_.pin.expires - now))
@@ -242,24 +266,55 @@ def excess(cell: CellStatus) -> float:
     return abs(cell.value / cell.limit)
 
 
+def of_threshold(fraction: float) -> str:
+    """A log e-value as per cent of its log threshold.
+
+    >>> of_threshold(0.496), of_threshold(0.002), of_threshold(-1.0), of_threshold(1.5)
+    ('50 %', '< 1 %', '0 %', '150 %')
+    """
+    if not fraction > 0:
+        return "0 %"
+    if fraction < 0.01:
+        return "< 1 %"
+    return f"{100 * min(fraction, 99.99):.0f} %"
+
+
+def return_fraction(cell: CellStatus) -> float:
+    """The log e-value of the return test as a fraction of its log threshold."""
+    return cell.log_below / cell.log_leave_price if 0 < cell.log_leave_price < math.inf else 0.0
+
+
 def nearest(cell: CellStatus) -> tuple[float, float]:
-    """Log evidence against the limit and its log price, of the bet that is nearer to it."""
+    """Log e-value against the limit and its log threshold, of the process nearer to it."""
     bets = ((cell.log_evidence, cell.log_price), (cell.log_alarm, cell.log_alarm_price))
     return max(bets, key=lambda bet: bet[0] / bet[1] if 0 < bet[1] < math.inf else -math.inf)
 
 
 def served_by(slice_: SliceStatus, status: ControllerStatus, *, if_acted: bool = False) -> str:
-    """Who serves a slice, as a gateway chooses: every slice lies in the whole traffic.
+    """The pool that serves a slice, as a gateway chooses; the whole traffic contains every slice.
 
     Args:
-        if_acted: as if all that was decided were done.
+        if_acted: as if every decision were acted on.
     """
     whole = [s for s in status.slices if s.name == WHOLE != slice_.name]
     pins = {s.pin.to for s in (slice_, *whole) if s.pin is not None}
     share = min([status.base, *(s.route for s in (slice_, *whole) if s.acts or if_acted)])
     if "stable" in pins or (share <= 0 and "infer" not in pins):
         return "stable"
-    return "infer" if "infer" in pins or share >= 1 else f"infer {percent(share)}"
+    pool = "infer" if "infer" in pins or share >= 1 else f"infer {percent(share)}"
+    parts = [s for s in status.slices if slice_.name == WHOLE != s.name]
+    gone = diverted_share(parts, status.base, if_acted=if_acted)
+    return f"{pool}, {percent(gone)} diverted" if gone else pool
+
+
+def instead_of(now: str, meant: str) -> str:
+    """The pool that would serve a slice, without the words that the pool of now has already.
+
+    >>> instead_of("infer", "infer, 6.0 % diverted"), instead_of("infer", "stable")
+    ('6.0 % diverted', 'stable')
+    """
+    pool, _, rest = meant.partition(", ")
+    return rest if rest and now.partition(", ")[0] == pool and now != meant else meant
 
 
 def value(cell: CellStatus) -> str:
@@ -268,12 +323,12 @@ def value(cell: CellStatus) -> str:
 
 
 def limit(cell: CellStatus) -> str:
-    """The limit as people write it; "" where there is none."""
+    """The limit; "" where there is none."""
     return "" if cell.refutes else format.figure(cell.limit)
 
 
 def versus(cell: CellStatus) -> str:
-    """What follows the value of a cell in a sentence."""
+    """The words after the value of a cell."""
     unit = line(cell.unit, 20)
     if cell.refutes:
         likelier = "likelier" if (cell.value or 0.0) >= 0 else "less likely"

@@ -1,4 +1,4 @@
-# How things stand at a controller, as text for a terminal.
+# The status of a controller, as text for a terminal.
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 import shlex
 
 from servanda.gateway.controller.status import ControllerStatus, SliceStatus
-from servanda.gateway.controller.web import format, phrases
+from servanda.gateway.controller.web import format, phrases, trigger
 from servanda.report.format import count, line, percent
 from servanda.report.table import table
 
 _HEAD = ("slice", "share", "value", "limit", "stable", "served by", "state")
 _RIGHT = (1, 2, 3, 4)  # numbers
-_WIDEST = 40  # of a column; a longer name is cut
+_WIDEST = 48  # of a column; a longer name is cut
 
 
 def text(status: ControllerStatus, url: str) -> str:
-    """Problems, one sentence, what it rests on, a row a slice, and the next move."""
+    """Problems, one sentence, its basis, one row per slice, and the next command."""
     head = phrases.headline(status)
     lines = [f"! {phrases.problem(text, 300)}" for text in status.problems]
     lines += [f"{head.glyph} {head.text}", _where(status), _pools(status), _scored(status), ""]
@@ -50,7 +50,7 @@ def _pools(status: ControllerStatus) -> str:
         part = f"{name} {pool.in_flight} in flight"
         if pool.headroom is not None:
             part += f", room for {pool.headroom}"
-        parts.append(f"{part}, held to be broken" if pool.open else part)
+        parts.append(f"{part}, circuit breaker open" if pool.open else part)
     parts.append(count(len(status.gateways), "gateway"))
     parts += filter(None, [phrases.failovers(status)])
     return " · ".join(parts)
@@ -58,29 +58,32 @@ def _pools(status: ControllerStatus) -> str:
 
 def _scored(status: ControllerStatus) -> str:
     scoring = status.scoring
-    parts = [phrases.headline(status).more, f"{scoring.queued:,} wait"]
+    parts = [phrases.headline(status).more, f"{scoring.queued:,} queued"]
     if scoring.dropped:
         parts.append(f"{scoring.dropped:,} dropped")
-    keys = max((slice_.keys for slice_ in status.slices), default=0)
-    parts.append(f"keys {keys:,}")
+    parts.append(count(max((slice_.keys for slice_ in status.slices), default=0), "user"))
     return " · ".join(parts)
 
 
 def _cells(slice_: SliceStatus, status: ControllerStatus) -> list[str]:
     _, state, _ = phrases.state(slice_)
-    cell = phrases.worst(slice_)
+    cause = trigger.trigger(slice_, status)
+    cell, near = trigger.cell_of(slice_, cause), phrases.worst(slice_)
     numbers = ["", "", ""]
-    if cell is not None:
+    if cell is not None and near is not None:
         stable = format.measured(cell.stable) if cell.stable is not None else ""
         numbers = [format.measured(cell.value), phrases.limit(cell), stable]
-        evidence, price = phrases.nearest(cell)
-        if math.isfinite(price) and slice_.scored:
-            state += f"  e {format.evidence(evidence)} of {format.evidence(price)}"
-            state += f", {count(slice_.scored, 'request')}, {count(slice_.keys, 'key')}"
+        if cause is not None:  # the value that diverted it; the evidence since then is beside it
+            limit = "" if math.isnan(cause.limit) else format.figure(cause.limit)
+            numbers[:2] = [trigger.value(cause), limit]
+            state += f" ({trigger.fresh(slice_, cell)}: {format.measured(cell.value)})"
+        if slice_.scored:
+            state += f"  {phrases.of_threshold(near.nearness)} of alarm threshold"
+            state += f", {count(slice_.scored, 'request')}, {count(slice_.keys, 'user')}"
     serves = phrases.served_by(slice_, status)
     meant = phrases.served_by(slice_, status, if_acted=True)
     if meant != serves and not phrases.is_acted_on(slice_) and slice_.pin is None:
-        serves += f" (would be {meant})"
+        serves += f" (would be {phrases.instead_of(serves, meant)})"
     return [phrases.place(slice_.name), percent(slice_.share), *numbers, serves, state]
 
 
@@ -91,4 +94,4 @@ def _next(status: ControllerStatus, url: str) -> str:
         return ""
     name = shlex.quote(line(would[0].name))
     act = f"servanda gateway pin {name} --to enforce --ttl 24h --reason TEXT --gateway {url}"
-    return f" To let it act: {act}"
+    return f" To act on decisions about {name}: {act}"

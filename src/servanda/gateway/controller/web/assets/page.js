@@ -1,4 +1,4 @@
-// Keeps the page fresh, and sends pins.  What is open, has the focus or is selected stays so.
+// Updates the page and sends pins.  Open lists, the focus and a selection survive an update.
 "use strict";
 
 (() => {
@@ -53,7 +53,7 @@
       });
       refused = answer.status === 401 || answer.status === 403;
       if (refused) {
-        stale.textContent = `! This key may not look any more (status ${answer.status}): what you see is old. Load the page again.`;
+        stale.textContent = `! This key is no longer accepted (status ${answer.status}). The page is out of date: reload it.`;
         stale.hidden = false;
         return;
       }
@@ -64,7 +64,7 @@
     } catch (error) {
       const seconds = Math.round((Date.now() - fresh) / 1000);
       if (seconds * 1000 > 2 * EVERY_MS) {
-        stale.textContent = `! No answer for ${seconds} s (${error.message}): what you see is old.`;
+        stale.textContent = `! No response for ${seconds} s (${error.message}). The page is out of date.`;
         stale.hidden = false;
       }
     } finally {
@@ -107,7 +107,7 @@
         problem.textContent = [found.message, found.hint].filter(Boolean).join(" – ");
       }
     } catch (error) {
-      problem.textContent = `The leader does not answer (${error.message}): nothing was decided.`;
+      problem.textContent = `The leader does not respond (${error.message}). Nothing was changed.`;
     } finally {
       button.disabled = false;
     }
