@@ -162,7 +162,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         outliers.rows(),
         outliers.beyond,
         statistics.removed,
-        by_step.series(plan, verdict, dated),
+        by_step.series(plan, verdict),
     )
     spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings, verdict))
     verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)

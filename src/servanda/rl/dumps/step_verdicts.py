@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.soundness import DataLine, sides
 from servanda.rl.dumps.statistics import DumpStatistics
+from servanda.rl.dumps.steps import since
 from servanda.rl.dumps.window import Window
 from servanda.theory.stats.interval import interval
 from servanda.traces.rollouts import Rollouts
@@ -100,23 +101,15 @@ class JudgedSteps:
             )
         )
 
-    def series(
-        self, plan: Plan, verdict: Verdict, dated: Mapping[str, int]
-    ) -> tuple[StepSeries, ...]:
-        """The whole and its worst slices, step by step; of a dump of one step there is none.
-
-        Args:
-            dated: name of a cell -> first step from which on it is beyond its limit.
-        """
+    def series(self, plan: Plan, verdict: Verdict) -> tuple[StepSeries, ...]:
+        """The whole and its worst slices, step by step; of a dump of one step there is none."""
         if len(self.rows) < 2:
             return ()
         kept = [(i, verdict.cells[i]) for i in self._processes]
         kept.sort(key=lambda pair: (pair[1].slice != WHOLE, -excess(pair[1])))
-        return tuple(self._series(plan, i, cell, dated) for i, cell in kept[:_SERIES])
+        return tuple(self._series(plan, i, cell) for i, cell in kept[:_SERIES])
 
-    def _series(
-        self, plan: Plan, i: int, cell: CellVerdict, dated: Mapping[str, int]
-    ) -> StepSeries:
+    def _series(self, plan: Plan, i: int, cell: CellVerdict) -> StepSeries:
         kind, points = plan.cells[i].kind, []
         assert isinstance(kind, Certificate)
         feed = kind.feed
@@ -125,10 +118,10 @@ class JudgedSteps:
             ends = map(feed.value, interval(process, plan.alpha)) if n else (None, None)
             mean = feed.value(process.total / process.known) if n else None
             points.append(StepPoint(step, n, mean, *ends))
-        since, confidence = dated.get(plan.cells[i].name), 1 - plan.alpha
-        limit = cell.limit or 0.0
+        limit = feed.value(feed.limit)
+        first = since([(point.step, point.mean) for point in points], limit)
         return StepSeries(
-            cell.clause, cell.metric, cell.slice, limit, confidence, since, tuple(points)
+            cell.clause, cell.metric, cell.slice, limit, 1 - plan.alpha, first, tuple(points)
         )
 
     def lines(self) -> tuple[DataLine, ...]:
