@@ -52,8 +52,11 @@ def test_a_run_goes_on_with_what_was_measured_and_comes_to_the_same_verdict(old)
     assert code == 1 and [(name, kept[name]) for name, _ in written] == written
     for part in ("outcome", "contract", "key", "train", "infer"):
         assert again[part] == before[part], part
-    for part in ("cells", "portraits"):
-        assert rounded(again[part]) == rounded(before[part]), part
+    assert rounded(again["cells"]) == rounded(before["cells"])
+    for name, portrait in before["portraits"].items():
+        # a newer version may draw more of a portrait; what the old one drew is the same
+        drawn = {key: again["portraits"][name][key] for key in portrait}
+        assert rounded(drawn) == rounded(portrait), name
 
 
 def rounded(value):

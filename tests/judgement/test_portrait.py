@@ -13,6 +13,7 @@ from servanda.judgement.field_thresholds import gates, quantile_text
 from servanda.judgement.token_profile import (
     EDGES,
     FINE,
+    JOINT_BINS,
     KEPT,
     LEAST,
     RATIO_EDGES,
@@ -138,3 +139,9 @@ def test_the_gates_of_the_field():
     assert not found["top-1 agreement ≥ 98 %"].passes
     assert not found["perplexity of the drawn tokens, ±1 %"].passes
     assert "→" in found["perplexity of the drawn tokens, ±1 %"].text
+
+
+def test_every_token_is_counted_once_by_the_probabilities_of_both_sides():
+    portrait = portrait_of([[(-0.1, -0.6, True), (-0.1, -0.7, True), (-2.0, -99.0, True)]])
+    assert portrait.joint == {"2,0": 2, f"{JOINT_BINS - 1},8": 1}
+    assert (portrait + portrait).joint == {"2,0": 4, f"{JOINT_BINS - 1},8": 2}

@@ -73,14 +73,45 @@ class Removed:
 
 
 @dataclass(frozen=True)
+class StepPoint:
+    """A mean on one step, with an interval of this step alone; None where it met no token."""
+
+    step: int
+    tokens: int
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class StepSeries:
+    """The mean of one cell, step by step.
+
+    Args:
+        since: the first step from which on every mean is beyond the limit; None: there is none.
+        confidence: of each end of an interval.
+    """
+
+    clause: str
+    metric: str
+    slice: str
+    limit: float
+    confidence: float
+    since: int | None = None
+    points: tuple[StepPoint, ...] = ()
+
+
+@dataclass(frozen=True)
 class Breakdown:
     """What a dump's verdict is made of.
 
     Args:
         sequences: the worst ones first; beyond: how many are beyond the limit on their own.
+        series: the whole and its worst slices over the steps, in the metric of the gradient.
     """
 
     steps: tuple[StepRow, ...] = ()
     sequences: tuple[SequenceRow, ...] = ()
     beyond: int = 0
     removed: Removed | None = None
+    series: tuple[StepSeries, ...] = ()

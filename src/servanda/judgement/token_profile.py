@@ -30,6 +30,8 @@ EDGES: Mapping[str, tuple[float, ...]] = {
 RATIO_EDGES: tuple[float, ...] = tuple(float(e) for e in np.geomspace(1e-6, 10.0, 57))
 # of |log ratio|, nats: quantiles are told to within FINE / 2 of their size, from LEAST on
 LEAST, FINE = 1e-3, 0.02
+# of -logp on either side, nats: width of a bin of `joint`, and how many there are
+JOINT, JOINT_BINS = 0.25, 64
 KEPT = 12  # worst tokens
 CONTEXT = 16  # token ids before a worst token
 
@@ -98,6 +100,7 @@ class Portrait:
         ratios: counts of |log ratio| in the bins of RATIO_EDGES, first where train gives the
             token less mass than infer, then where it gives as much or more.
         fine: counts of |log ratio| by the power of 1 + FINE times LEAST at which a bin begins.
+        joint: counts of tokens by "i,j", the bins of JOINT nats that hold -logp of infer, of train.
     """
 
     total: Sums = Sums()
@@ -109,6 +112,7 @@ class Portrait:
     )
     worst: tuple[Worst, ...] = ()
     fine: Mapping[str, int] = field(default_factory=dict)
+    joint: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Portrait) -> Portrait:
         below, above = (
@@ -124,10 +128,8 @@ class Portrait:
             },
             (below, above),
             _largest([*self.worst, *other.worst]),
-            {
-                key: self.fine.get(key, 0) + other.fine.get(key, 0)
-                for key in {**self.fine, **other.fine}
-            },
+            _counted(self.fine, other.fine),
+            _counted(self.joint, other.joint),
         )
 
     def quantile(self, share: float) -> tuple[float, float] | None:
@@ -150,6 +152,10 @@ class Portrait:
         at = int(np.searchsorted(counts.cumsum(), want))
         edges = (0.0, *RATIO_EDGES, math.inf)
         return edges[at], edges[at + 1]
+
+
+def _counted(mine: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {key: mine.get(key, 0) + other.get(key, 0) for key in {**mine, **other}}
 
 
 def _added(mine: Sequence[Sums] | None, theirs: Sequence[Sums] | None) -> tuple[Sums, ...]:
@@ -213,6 +219,7 @@ def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) ->
         ratios=_ratios(values["k1"], values["abs_log_ratio"]),
         worst=_worst(pair, usable_N, values["abs_log_ratio"], rows),
         fine=_fine(values["abs_log_ratio"]),
+        joint=_joint(values["nll_infer"], values["nll_train"]),
     )
 
 
@@ -253,6 +260,15 @@ def _fine(abs_N: Array) -> dict[str, int]:
     power_K -= large_K < LEAST * (1 + FINE) ** power_K
     power, n = np.unique(power_K, return_counts=True)
     return dict(zip(map(str, power.tolist()), n.tolist(), strict=True))
+
+
+def _joint(infer_N: Array, train_N: Array) -> dict[str, int]:
+    """Counts by the bins of both sides' -logp; the last bin holds all beyond, infinity too."""
+    top = JOINT_BINS - 1
+    i_N, j_N = (np.clip(x_N / JOINT, 0, top).astype(np.int64) for x_N in (infer_N, train_N))
+    cells, n = np.unique(i_N * JOINT_BINS + j_N, return_counts=True)
+    rows = zip(cells.tolist(), n.tolist(), strict=True)
+    return {f"{cell // JOINT_BINS},{cell % JOINT_BINS}": count for cell, count in rows}
 
 
 def _worst(

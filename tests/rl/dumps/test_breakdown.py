@@ -49,6 +49,20 @@ def test_one_violated_step_makes_the_dump_violated_and_is_named(tmp_path, bad):
     assert f"would have stopped at step {bad}" in watched.stdout
 
 
+def test_the_course_of_the_whole_has_a_point_per_step_and_an_interval_of_that_step(tmp_path):
+    verdict = judged(made.write(tmp_path, tv=lambda step, *_: 0.07 if step > 8 else 0.004)).verdict
+
+    whole, *slices = verdict.breakdown.series
+    rows = verdict.breakdown.steps
+    assert whole.slice == "all" and [p.step for p in whole.points] == [row.step for row in rows]
+    assert whole.since == 9
+    for point, row in zip(whole.points, rows, strict=True):
+        assert point.mean == pytest.approx(row.tv) and point.tokens == row.tokens
+        assert point.low <= point.mean <= point.high
+    assert len(slices) <= 3
+    assert Verdict.from_dict(json.loads(FORMATS["json"](verdict))).breakdown == verdict.breakdown
+
+
 def test_every_format_says_the_same_of_a_violated_step(tmp_path):
     verdict = judged(made.write(tmp_path, tv=lambda step, *_: 0.07 if step == 6 else 0.004)).verdict
     for name in ("text", "markdown", "html", "junit", "github", "sarif"):

@@ -157,7 +157,13 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     verdict = replace(verdict, cells=cells)
     limits = diagnosis.limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
     outliers = statistics.outliers
-    breakdown = Breakdown(tuple(by_step.rows), outliers.rows(), outliers.beyond, statistics.removed)
+    breakdown = Breakdown(
+        tuple(by_step.rows),
+        outliers.rows(),
+        outliers.beyond,
+        statistics.removed,
+        by_step.series(plan, verdict),
+    )
     spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings, verdict))
     verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)
     if verdict.outcome != "error":

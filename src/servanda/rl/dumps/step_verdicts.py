@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.breakdown import StepRow
-from servanda.judgement.clauses.base import CellVerdict, worst
+from servanda.judgement.breakdown import StepPoint, StepRow, StepSeries
+from servanda.judgement.clauses.base import Cell, CellVerdict, worst
 from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import excess
 from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.soundness import DataLine, sides
 from servanda.rl.dumps.statistics import DumpStatistics
+from servanda.rl.dumps.steps import since
 from servanda.rl.dumps.window import Window
 from servanda.theory.stats.interval import interval
 from servanda.traces.rollouts import Rollouts
 
 SHOWN = 6  # cells of single steps that a verdict has
+_SERIES = 4  # cells that are kept step by step: the whole, and the worst slices
 _REASONS = 3  # steps whose data is unsound, with the reason of each
 _STEP = "step-"
 
@@ -39,6 +43,7 @@ class JudgedSteps:
     red: list[CellVerdict] = field(default_factory=list)
     unsound: dict[int, str] = field(default_factory=dict)  # step -> why it can be no evidence
     _sound: Soundness = field(default_factory=Soundness)
+    _processes: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
 
     def add(self, block: Rollouts) -> None:
         """See a block of the step that is weighed."""
@@ -65,6 +70,9 @@ class JudgedSteps:
         wrong = errors_of(f for f in findings if f.check != "coverage")
         if wrong and judged.errors:
             self.unsound[step.step] = wrong[0]
+        for i, (planned, statistic) in enumerate(zip(plan.cells, weighed.statistics, strict=True)):
+            if _over_steps(planned):
+                self._processes.setdefault(i, []).append((step.step, statistic.process))
         violated = [c for c in judged.cells if c.enforced and c.outcome == "violated"]
         for cell, planned, statistic in zip(
             judged.cells, plan.cells, weighed.statistics, strict=True
@@ -91,6 +99,29 @@ class JudgedSteps:
                 _finite(sums.mean("k3")),
                 tuple(f"{c.clause}[{c.slice}]" for c in violated),
             )
+        )
+
+    def series(self, plan: Plan, verdict: Verdict) -> tuple[StepSeries, ...]:
+        """The whole and its worst slices, step by step; of a dump of one step there is none."""
+        if len(self.rows) < 2:
+            return ()
+        kept = [(i, verdict.cells[i]) for i in self._processes]
+        kept.sort(key=lambda pair: (pair[1].slice != WHOLE, -excess(pair[1])))
+        return tuple(self._series(plan, i, cell) for i, cell in kept[:_SERIES])
+
+    def _series(self, plan: Plan, i: int, cell: CellVerdict) -> StepSeries:
+        kind, points = plan.cells[i].kind, []
+        assert isinstance(kind, Certificate)
+        feed = kind.feed
+        for step, process in self._processes[i]:
+            n = int(process.known)
+            ends = map(feed.value, interval(process, plan.alpha)) if n else (None, None)
+            mean = feed.value(process.total / process.known) if n else None
+            points.append(StepPoint(step, n, mean, *ends))
+        limit = feed.value(feed.limit)
+        first = since([(point.step, point.mean) for point in points], limit)
+        return StepSeries(
+            cell.clause, cell.metric, cell.slice, limit, 1 - plan.alpha, first, tuple(points)
         )
 
     def lines(self) -> tuple[DataLine, ...]:
@@ -155,6 +186,17 @@ def slice_of(name: str) -> str:
 
 def is_step(cell: CellVerdict) -> bool:
     return cell.slice.startswith(_STEP)
+
+
+def _over_steps(cell: Cell) -> bool:
+    """Whether a cell is a mean that is promised, whose course over the steps is worth a picture."""
+    clause = cell.clause
+    return (
+        isinstance(cell.kind, Certificate)
+        and cell.kind.feed.threshold is None
+        and clause.enforced
+        and clause.metric == "tv"
+    )
 
 
 def _finite(value: float | None) -> float | None:
