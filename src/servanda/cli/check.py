@@ -12,6 +12,7 @@ from servanda.cli.options import FILE, FILE_OR_DASH, given, shared, until
 from servanda.cli.output import REPORT_OPTIONS, report_places, write
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
+from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import load, run
@@ -93,7 +94,9 @@ def check(
         write(verdict, name, path)
     written = [f"report {path}" for path in files]
     if printed == "text":
-        show("\n".join([FORMATS[printed](verdict), *written]))
+        page = any(name == "html" for name in files.values())
+        place = run_dir or run.RUNS / verdict.contract
+        show_verdict(verdict, *next_step(verdict, place, page=page), *written)
     elif printed is not None:
         show(FORMATS[printed](verdict))
     if printed != "text" and not quiet:

@@ -12,6 +12,7 @@ from servanda.cli.options import DASH, FILE, shared
 from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, write, write_text
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
+from servanda.cli.verdict_text import show_marked
 from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
@@ -88,7 +89,7 @@ def judged(
     written += [f"contract {save}"] if save is not None and not aside else []
     if printed == "text":
         *body, last = render(answer).split("\n")
-        show("\n".join([*body, *written, last]), err=aside)
+        show_marked([*body, *written, last], err=aside)
     elif printed is not None:
         show(FORMATS[printed](answer.verdict), err=aside)
     if printed != "text" and not quiet:

@@ -12,6 +12,7 @@ from servanda.cli.options import DASH, shared, until
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
+from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.engines.worker import spawn
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (
@@ -93,7 +94,10 @@ def compare_command(
             return
         say(f"cost      {cost_line(cost)}", "")
         verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
-    show(FORMATS[format_](verdict), err=str(save) == DASH)
+    if format_ == "text":
+        show_verdict(verdict, *next_step(verdict, comparison.folder), err=str(save) == DASH)
+    else:
+        show(FORMATS[format_](verdict), err=str(save) == DASH)
     _save(comparison, save)
     contract_file = comparison.folder / CONTRACT
     at = contract_file if save is None or str(save) == DASH else save

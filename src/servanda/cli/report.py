@@ -10,6 +10,7 @@ import click
 from servanda.cli.options import DASH, FILE_OR_DASH
 from servanda.cli.output import REPORT_OPTIONS, chosen, clear, write
 from servanda.cli.stdout import show
+from servanda.cli.verdict_text import show_verdict
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.finished_run import read, verdict_of
 
@@ -28,7 +29,10 @@ def report(path: Path, format_: str | None, output: Path | None) -> None:
     verdict = verdict_of(sys.stdin.buffer.read(), Path("stdin")) if piped else read(path)
     format_ = chosen(format_, output)
     if output is None:
-        show(FORMATS[format_](verdict))
+        if format_ == "text":
+            show_verdict(verdict)
+        else:
+            show(FORMATS[format_](verdict))
         return
     clear(output)
     write(verdict, format_, output)
