@@ -40,9 +40,14 @@ def _steps(text: str) -> tuple[int | None, int | None]:
 @click.command("check-dump")
 @click.argument("path", metavar="DIR", type=FILE)
 @shared("--as", "--preset")
-@click.option("--steps", type=_steps, metavar="A:B", help="Only these steps.")
+@click.option("--steps", type=_steps, metavar="A:B", help="Steps to judge, such as 10:20.")
 @shared("--unsafe-pickles", "--bitwise")
-@click.option("--mask", type=FILE, metavar="DIR", help="Write the tokens of red slices here.")
+@click.option(
+    "--mask",
+    type=FILE,
+    metavar="DIR",
+    help="Folder for masks of the tokens in violated slices, such as masks.",
+)
 @shared("--save-contract")
 @REPORT_OPTIONS
 @shared("--report", "--quiet")
@@ -56,10 +61,10 @@ def check_dump(
     mask: Path | None,
     **printing: Any,
 ) -> None:
-    """Judge a trainer's dump: is the data sound, may I go on, where not and since when.
+    """Judge a trainer's dump: data quality, whether to go on, which slices drift, and since when.
 
-    Format and limits are found out. Everything is read once, in pieces: a dump may be larger
-    than memory. `servanda check DIR` is the same without options.
+    Format and limits are detected. The dump is read once, in pieces, so it may be larger than
+    memory. `servanda check DIR` is the same without options.
     """
     steps = steps or (None, None)
     judged(DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise), **printing)

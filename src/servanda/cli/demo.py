@@ -59,17 +59,21 @@ def _check(name: str, what: str, quiet: bool, number: int) -> Verdict:
 
 
 @click.command()
-@shared("--fault", help="Inject this one of the catalogue instead; `list` shows them.")
-@click.option("--value", help="The fault's value, as JSON.  [default: the catalogue's]")
+@shared("--fault", help="The demo then checks the kernels with this fault only; `list` shows all.")
+@click.option(
+    "--value", help="Value of the fault, as JSON, such as 0.3.  [default: the catalogue's]"
+)
 @shared(
-    "--contract", type=FILE_OR_DASH, help="Its kernels get it.  [default: the shipped tiny-faults]"
+    "--contract",
+    type=FILE_OR_DASH,
+    help="The fault goes into its kernels.  [default: the shipped tiny-faults]",
 )
 @shared("--quiet")
 def demo(fault: str | None, value: str | None, contract: Path | None, quiet: bool) -> None:
-    """Check a kernel that keeps its contract, and one that breaks it on a hidden slice.
+    """Check a kernel that keeps its contract, then one that breaks it on one slice.
 
-    The second run is left as a page, servanda-demo.html, in the current folder.
-    With --fault: check the shipped kernels with that fault in them, and exit as check does.
+    The second run is also written as a page, servanda-demo.html, in the current folder.
+    With --fault: check the shipped kernels with that fault injected, and exit as `check` does.
     """
     if fault is None:
         for name, given in (("--value", value), ("--contract", contract)):

@@ -27,14 +27,15 @@ from servanda.runner.finished_run import read
 @click.option(
     "--chain",
     is_flag=True,
-    help="What its numbers imply: logits, answers, rewards, gradients; of a run, what it showed.",
+    help="Print the bounds that follow for logits, responses, rewards and gradients, from the "
+    "limits or from the upper ends of a run.",
 )
 @shared("--format", "--no-code")
 def explain(what: str, chain: bool, format_: str) -> None:
-    """Say in plain English what a contract promises, and what its answers take.
+    """Explain a contract or a name in plain English, with the sample sizes that each answer needs.
 
-    NAME is a metric (tv), a guard (sampler_fidelity) or a slice field (context.position).  With
-    --chain: number by number what the limits of a contract imply, or the upper ends of a run.
+    NAME is a metric (tv), a validity check (sampler_fidelity) or a slice field (context.position).
+    With --chain: the numbers that follow from the limits of a contract, or from a run.
     - reads a contract from standard input.
     """
     if chain:

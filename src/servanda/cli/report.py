@@ -21,9 +21,9 @@ from servanda.runner.finished_run import read, verdict_of
 def report(path: Path, format_: str | None, output: Path | None) -> None:
     """Render the verdict of RUN_DIR again, in any format.
 
-    Of a run directory the latest attempt that reached a verdict is taken; a file is what
-    `check --format json` printed, and - reads that from standard input.  Exits 0 once it is
-    rendered: it is `check` that gates.
+    For a run directory the latest attempt with a verdict is used.  VERDICT.json is the output of
+    `check --format json`; - reads it from standard input.  The exit code is 0 for any verdict:
+    use `check` as the gate.
     """
     piped = str(path) == DASH
     verdict = verdict_of(sys.stdin.buffer.read(), Path("stdin")) if piped else read(path)

@@ -31,7 +31,7 @@ _SCOPE = {
 }
 _HEADS = ("clause", "slice", "measured", "interval", "limit", "noise floor", "n")
 _DROPPED = ("noise floor", "n", "interval")  # in this order, where a terminal is too narrow
-_WIDEST, _NARROW, _LEAST = 46, 28, 12  # of a column; a longer name is cut
+_WIDEST, _NARROW, _LEAST = 46, 24, 12  # of a column; a longer name is cut
 _CELL = "cells (a cell is one clause on one slice)"
 # a validity check prints no number; the distribution that it tests
 _TESTED = {
