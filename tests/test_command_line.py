@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli.commands import FIRST, GROUPS, HINTS, OLD_NAMES, OLD_OPTIONS
+from servanda.cli.examples import EXAMPLES
 from servanda.cli.main import main
 from servanda.cli.options import DASH, FileType, OutputPath
 from servanda.engines import faults
@@ -201,6 +203,33 @@ def test_an_option_means_the_same_on_every_command():
 
 def test_every_option_says_what_it_is():
     assert [(command, param.opts) for command, param in options() if not param.help] == []
+
+
+# examples
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_ends_with_two_calls_that_it_reads(name):
+    command, context = COMMANDS[name], click.Context(main, info_name="servanda")
+    assert len(EXAMPLES[name]) == 2
+    shown = servanda(*name.split(), "--help").stdout.replace(" \\\n", " ")
+    plain = " ".join(shown.split())
+    for example in EXAMPLES[name]:
+        assert " ".join(f"servanda {name} {example}".split()) in plain
+        words = shlex.split(example, comments=True)
+        words = words[: words.index(">")] if ">" in words else words
+        with command.make_context(name, words, parent=context, resilient_parsing=False):
+            pass
+
+
+def test_there_is_no_example_of_a_command_that_is_none():
+    assert EXAMPLES.keys() == COMMANDS.keys()
+
+
+def test_json_as_other_programs_spell_it_is_refused_with_ours():
+    done = servanda("check", "x.yaml", "--json")
+    assert done.exit_code == 2 and "hint: write --format json" in done.stderr
+    assert "hint" not in servanda("contract", "init", "--json").stderr
 
 
 # JSON
@@ -416,7 +445,7 @@ def test_a_demo_reads_its_contract_from_standard_input(folder):
     assert done.exit_code == 2 and "there is no fault" in done.stderr
     fault = next(name for name in faults.FAULTS if name == "permuted_ids")
     done = servanda("demo", "--fault", fault, "--contract", DASH, "--quiet", stdin=text)
-    assert done.exit_code == 4 and "With the field's thresholds" in done.stdout
+    assert done.exit_code == 4 and "With the thresholds of other projects" in done.stdout
 
 
 # shells

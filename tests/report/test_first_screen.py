@@ -182,12 +182,13 @@ def test_the_small_print_says_what_a_cell_may_spend_and_who_shares_it():
     leg = str(replace(made.VERDICTS["holds"], part=0.1, price_cells=11))
 
     assert (
-        "alpha 0.025 is what attempt 1 may spend of 1 - confidence = 0.05; each of 2 enforced "
-        "cells that chance can call violated is called so wrongly with probability at most 0.013"
+        "error budget: α = 0.025 for attempt 1, of 1 - confidence = 0.05 for all attempts "
+        "together; Bonferroni over 2 cells: a kept limit is called violated with probability at "
+        "most 0.013"
     ) in plain
     assert (
-        "of 1 - confidence = 0.05, of which this leg has 0.1 for violations; each of 11 enforced "
-        "cells that chance can call violated is called so wrongly with probability at most 0.00023"
+        "together; violations at this step may spend 0.1 of it; Bonferroni over 11 cells: a kept "
+        "limit is called violated with probability at most 0.00023"
     ) in leg
 
 

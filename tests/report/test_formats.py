@@ -398,7 +398,7 @@ def test_a_conditional_bound_is_shown_like_a_certificate():
     missed = cards(verdict)[3].lines
     assert missed[0].text == "By the widths of this run's intervals, red from about:"
     text = FORMATS["text"](verdict)
-    assert "claim population: of tokens" in text
+    assert "scope (population): all tokens" in text
     assert (
         "bias: a conditional bound, if the advantage of a token is at most the declared one; the "
         "norm of grad log p is at most the declared one" in text
@@ -410,8 +410,8 @@ def test_the_unit_of_a_threshold_is_that_of_its_metric():
     share = made.cell(aggregate="p99", metric="ratio_budget", threshold=0.5)
     nats = made.cell(aggregate="p99", metric="abs_log_ratio_nats", threshold=0.5)
     told = [FORMATS["text"](made.verdict(cells=[c])) for c in (share, nats)]
-    assert ["beyond 0.5; " in text for text in told] == [True, False]
-    assert ["beyond 0.5 nats; " in text for text in told] == [False, True]
+    assert ["within 0.5 if" in text for text in told] == [True, False]
+    assert ["within 0.5 nats if" in text for text in told] == [False, True]
 
 
 def test_what_a_number_rests_on_is_said_of_decided_cells_only():

@@ -45,25 +45,25 @@ _BINDS = {
     type=float,
     default=0.9,
     show_default=True,
-    help="How probable it is to be that a later run of such a pair holds.",
+    help="Probability that a later run of such a pair holds, such as 0.9.",
 )
 @click.option(
     "--resamples",
     type=click.IntRange(min=100),
     default=500,
     show_default=True,
-    help="Later runs that are drawn from this one.",
+    help="Number of later runs that are resampled from this one.",
 )
 @shared(
     "--contract",
-    help="Of the run, where it lies elsewhere now.  [default: the file that was checked]",
+    help="Needed if the contract of the run was moved.  [default: the file that was checked]",
 )
 @shared("--save-contract")
 @click.option(
     "--standard",
     "standard_set",
     is_flag=True,
-    help="Limits of a standard set of clauses, instead of the contract's own.",
+    help="Calibrate a standard set of clauses instead of the contract's own.",
 )
 @shared("--force", "--format", "--no-code")
 def calibrate(
@@ -76,10 +76,10 @@ def calibrate(
     force: bool,
     format_: str,
 ) -> None:
-    """Print the smallest limits that a pair like the one of RUN_DIR keeps.
+    """Print the smallest limits that kernels like those of RUN_DIR keep.
 
-    RUN_DIR holds a run of two kernels that you accept: yesterday's build, or one against
-    itself.  Nothing is measured.  Of each clause only the number in at_most changes, and a saved
+    RUN_DIR holds a run of two kernels that you accept: yesterday's build, or one build
+    twice.  Nothing is measured.  Only the number in at_most of each clause changes; a saved
     contract has the old one in a comment above it.
     """
     if not 0 < power < 1:

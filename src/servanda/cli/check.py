@@ -12,6 +12,7 @@ from servanda.cli.options import FILE, FILE_OR_DASH, given, shared, until
 from servanda.cli.output import REPORT_OPTIONS, report_places, write
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
+from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import load, run
@@ -28,14 +29,15 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
 @click.option(
     "--record",
     type=FILE,
-    help="Keep all that one kernel answers; engine recorded replays it elsewhere.",
+    help="Record everything that one kernel returns, such as infer.recorded; engine `recorded` "
+    "replays it elsewhere.",
 )
 @click.option(
     "--record-side",
     type=click.Choice(["infer", "train", "stable"]),
     default="infer",
     show_default=True,
-    help="Which kernel.",
+    help="Kernel that --record records.",
 )
 @shared("--max-time", "--quiet", "--no-code")
 def check(
@@ -52,11 +54,11 @@ def check(
 ) -> None:
     """Measure both kernels of CONTRACT on the same tokens and judge every clause.
 
-    Stops as soon as everything is decided; Ctrl-C leaves a run that the same command resumes.
-    An old file at a report's place is removed first, so that a run that fails leaves none.
+    The run stops as soon as every cell (clause x slice) is decided. After Ctrl-C the same command
+    resumes it. An old report is removed first, so that a failed run leaves none.
 
-    Where CONTRACT is the folder of a trainer's dump, or a file of one, its rollouts are judged
-    instead, as by `servanda tools check-dump`.  - reads the contract from standard input.
+    If CONTRACT is a trainer's dump (a folder or a file), its rollouts are judged instead, as by
+    `servanda tools check-dump`. - reads the contract from standard input.
     """
     if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
         for option in given("run_dir", "fresh", "max_time", "record"):
@@ -93,7 +95,9 @@ def check(
         write(verdict, name, path)
     written = [f"report {path}" for path in files]
     if printed == "text":
-        show("\n".join([FORMATS[printed](verdict), *written]))
+        page = any(name == "html" for name in files.values())
+        place = run_dir or run.RUNS / verdict.contract
+        show_verdict(verdict, *next_step(verdict, place, page=page), *written)
     elif printed is not None:
         show(FORMATS[printed](verdict))
     if printed != "text" and not quiet:

@@ -12,6 +12,7 @@ from servanda.cli.options import DASH, FILE, shared
 from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, write, write_text
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
+from servanda.cli.verdict_text import show_marked
 from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
@@ -39,9 +40,14 @@ def _steps(text: str) -> tuple[int | None, int | None]:
 @click.command("check-dump")
 @click.argument("path", metavar="DIR", type=FILE)
 @shared("--as", "--preset")
-@click.option("--steps", type=_steps, metavar="A:B", help="Only these steps.")
+@click.option("--steps", type=_steps, metavar="A:B", help="Steps to judge, such as 10:20.")
 @shared("--unsafe-pickles", "--bitwise")
-@click.option("--mask", type=FILE, metavar="DIR", help="Write the tokens of red slices here.")
+@click.option(
+    "--mask",
+    type=FILE,
+    metavar="DIR",
+    help="Folder for masks of the tokens in violated slices, such as masks.",
+)
 @shared("--save-contract")
 @REPORT_OPTIONS
 @shared("--report", "--quiet")
@@ -55,10 +61,10 @@ def check_dump(
     mask: Path | None,
     **printing: Any,
 ) -> None:
-    """Judge a trainer's dump: is the data sound, may I go on, where not and since when.
+    """Judge a trainer's dump: data quality, whether to go on, which slices drift, and since when.
 
-    Format and limits are found out. Everything is read once, in pieces: a dump may be larger
-    than memory. `servanda check DIR` is the same without options.
+    Format and limits are detected. The dump is read once, in pieces, so it may be larger than
+    memory. `servanda check DIR` is the same without options.
     """
     steps = steps or (None, None)
     judged(DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise), **printing)
@@ -88,7 +94,7 @@ def judged(
     written += [f"contract {save}"] if save is not None and not aside else []
     if printed == "text":
         *body, last = render(answer).split("\n")
-        show("\n".join([*body, *written, last]), err=aside)
+        show_marked([*body, *written, last], err=aside)
     elif printed is not None:
         show(FORMATS[printed](answer.verdict), err=aside)
     if printed != "text" and not quiet:

@@ -5,12 +5,12 @@ from __future__ import annotations
 # what most people run; `servanda --help` lists these first
 FIRST = {
     "check": "Measure both kernels of a contract and judge every clause.",
-    "compare": "Compare B, the candidate, with A, what serves today.",
+    "compare": "Compare B, the candidate, with A, which serves today.",
     "preflight": "Before a run: does every weight reach the engine?",
     "watch": "Follow a trainer's dump or a monitor's state; tell what changes.",
     "promote": "Take a build from offline to full, as far as its evidence goes.",
     "serve": "Serve users by a contract: split, sample, score again, divert.",
-    "demo": "See a kernel keep its contract, and one break it on a slice.",
+    "demo": "Check a kernel that keeps its contract, and one that breaks it on a slice.",
 }
 # group -> its line of help, and its commands
 GROUPS: dict[str, tuple[str, dict[str, str]]] = {
@@ -18,17 +18,16 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "Write, read and test contracts.",
         {
             "init": "Write a starter contract.",
-            "lint": "Print every problem of contracts; nothing is measured.",
-            "explain": "Say in plain English what a contract or a name means.",
+            "lint": "Print every problem in contracts; nothing is measured.",
+            "explain": "Explain a contract or a name in plain English.",
             "schema": "Print the JSON Schema of the contract, for editors.",
-            "plan": "Show cells, sizes, cost and what CONTRACT is expected to decide; nothing is "
-            "measured.",
-            "derive": "Write the contract that keeps a budget of reward or gradient.",
-            "calibrate": "Limits that a pair like the one of RUN_DIR keeps.",
+            "plan": "Show cells, sizes, cost and detectable effect sizes; nothing is measured.",
+            "derive": "Write the contract that keeps a budget of reward drift or gradient bias.",
+            "calibrate": "Print the smallest limits that kernels like those of RUN_DIR keep.",
             "presets": "List the presets of `compare` and `tools check-dump`, or print one.",
-            "diff": "What one version of a contract promises more or less.",
-            "list": "The contracts of a folder, version by version.",
-            "test": "Test contracts: given such data, does each answer so?",
+            "diff": "Compare two versions of a contract: which promises changed.",
+            "list": "List the contracts of a folder by name and version.",
+            "test": "Test contracts: does each give the expected answer on given data?",
         },
     ),
     "promotion": (
@@ -51,14 +50,13 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "tools": (
-        "Pieces of a check, and servers to try one on.",
+        "Parts of a check, and servers for trying one.",
         {
-            "check-dump": "Judge the rollouts that a trainer dumped.",
-            "measure": "Draw with one kernel and keep everything that a candidate needs to be held "
-            "against it.",
+            "check-dump": "Judge the rollouts in a trainer's dump.",
+            "measure": "Generate with one kernel and write a baseline file for later comparisons.",
             "report": "Render the verdict of RUN_DIR again, in any format.",
-            "selftest": "Try a gate on a server of your own: a few minutes.",
-            "serve-kernel": "Serve a kernel behind the OpenAI API, as vLLM does, for demos.",
+            "selftest": "Test the checks on your own server; takes a few minutes.",
+            "serve-kernel": "Serve a kernel behind the OpenAI API, for demos and tests.",
         },
     ),
 }

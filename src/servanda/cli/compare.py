@@ -12,6 +12,7 @@ from servanda.cli.options import DASH, shared, until
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
+from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.engines.worker import spawn
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (
@@ -36,7 +37,11 @@ _VIOLATED = 1
 @shared("--golden", "--preset", "--referee")
 @shared("--claim", default="realised")
 @shared("--sequences", "--max-new-tokens", "--temperature", "--top-p", "--bitwise", "--max-time")
-@click.option("--plan", is_flag=True, help="Show the cost and what it decides, and stop.")
+@click.option(
+    "--plan",
+    is_flag=True,
+    help="Print the cost and the effect sizes that the run can detect, and stop.",
+)
 @shared("--run-dir", help="[default: runs/B-vs-A-...]")
 @shared("--fresh", "--save-contract")
 @shared("--format", type=click.Choice(sorted(FORMATS)))
@@ -50,14 +55,14 @@ def compare_command(
     quiet: bool,
     **options: object,
 ) -> None:
-    """Compare B, the candidate, with A, what serves today: B draws, A re-scores.
+    """Compare B, the candidate, with A, which serves today: B generates, A re-scores the tokens.
 
     \b
     A and B are kernel strings, such as
       transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
-    or servers, such as http://127.0.0.1:8000; or A is a reference pack (servanda tools measure -o
-    x.pack).  Of two servers, what clients meet before the kernels is compared first: prompt ids,
-    chat templates, tool calls, sampling defaults.
+    or servers, such as http://127.0.0.1:8000; or A is a baseline file (servanda tools measure -o
+    x.pack).  For two servers the API layer is compared first: prompt ids, chat templates, tool
+    calls, sampling defaults.
     """
     deadline = until(max_time)
     if plan and format_ not in ("text", "json"):
@@ -93,7 +98,10 @@ def compare_command(
             return
         say(f"cost      {cost_line(cost)}", "")
         verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
-    show(FORMATS[format_](verdict), err=str(save) == DASH)
+    if format_ == "text":
+        show_verdict(verdict, *next_step(verdict, comparison.folder), err=str(save) == DASH)
+    else:
+        show(FORMATS[format_](verdict), err=str(save) == DASH)
     _save(comparison, save)
     contract_file = comparison.folder / CONTRACT
     at = contract_file if save is None or str(save) == DASH else save

@@ -82,69 +82,100 @@ def _weighting(text: str) -> Weighting | None:
 
 
 @click.command("derive")
-@click.option("--train", callback=_kernel, metavar="KERNEL", required=True, help="Of the trainer.")
 @click.option(
-    "--infer", callback=_kernel, metavar="KERNEL", required=True, help="What draws the answers."
+    "--train", callback=_kernel, metavar="KERNEL", required=True, help="Kernel of the trainer."
+)
+@click.option(
+    "--infer",
+    callback=_kernel,
+    metavar="KERNEL",
+    required=True,
+    help="Kernel that generates the responses.",
 )
 @shared("--prompts", required=True)
 @shared("--golden")
 @shared("--max-new-tokens", name="tokens", required=True)
-@click.option("--reward-drift", type=float, metavar="R", help="Of any reward of whole answers.")
+@click.option(
+    "--reward-drift",
+    type=float,
+    metavar="R",
+    help="Budget: largest drift of any reward of whole responses, such as 0.05.",
+)
 @click.option(
     "--reward-range",
     type=(float, float),
     default=(0.0, 1.0),
     show_default="0 1",
     metavar="LO HI",
-    help="Least and largest reward.",
+    help="Smallest and largest reward, such as 0 1.",
 )
 @click.option(
     "--reward-gap",
     metavar="OF",
     default="",
-    help="Hold the budget on your own reward: exact_answer, contains_answer, FILE.py:FUNCTION.",
+    help="Measure the budget on your own reward: exact_answer, contains_answer, FILE.py:FUNCTION.",
 )
 @click.option(
-    "--policy-gradient-bias", "bias", type=float, metavar="B", help="Of the token-level gradient."
+    "--policy-gradient-bias",
+    "bias",
+    type=float,
+    metavar="B",
+    help="Budget: largest bias of the token-level gradient, such as 0.1.",
 )
-@click.option("--advantage", type=float, metavar="A", help="The largest |advantage|.")
-@click.option("--group-size", type=click.IntRange(2), help="GRPO: its bound of the advantage.")
+@click.option("--advantage", type=float, metavar="A", help="Largest |advantage|, such as 1.")
+@click.option(
+    "--group-size",
+    type=click.IntRange(2),
+    help="Group size of GRPO, such as 8, which bounds the advantage.",
+)
 @click.option(
     "--score-norm",
     type=_score_norm,
     metavar="X|logit_space",
-    help="The largest norm of grad log p.",
+    help="Largest norm of grad log p, such as 1.41, or logit_space.",
 )
 @click.option(
     "--weighting",
     type=_weighting,
     metavar="NAME=C",
-    help="naive, tis=2, mis=0.5,2, clip=0.2, ...",
+    help="Importance weighting of the loss: naive, tis=2, mis=0.5,2, clip=0.2, ...",
 )
 @click.option(
     "--loss",
     type=click.Choice(get_args(Loss)),
     default="token_mean",
     show_default=True,
-    help="What a token's loss is divided by.",
+    help="Normalisation of the loss.",
 )
-@click.option("--clip-range", type=(float, float), metavar="LO HI", help="PPO: of the ratio.")
-@click.option("--ratio-share", type=float, metavar="S", help="Of it, that the kernels may use.")
+@click.option(
+    "--clip-range",
+    type=(float, float),
+    metavar="LO HI",
+    help="PPO clip range below and above 1, such as 0.2 0.28.",
+)
+@click.option(
+    "--ratio-share",
+    type=float,
+    metavar="S",
+    help="Share of the clip range that the kernel mismatch may use, such as 0.25.",
+)
 @click.option(
     "--confidence",
     type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
-    help="Of the verdict.",
+    help="Confidence of the verdict, such as 0.95.",
 )
 @shared("--claim", default="population")
-@click.option("--aligned", is_flag=True, help="The kernels agree operation by operation.")
+@click.option(
+    "--aligned", is_flag=True, help="Declare that the kernels agree operation by operation."
+)
 @click.option(
     "--most",
     type=click.IntRange(64),
     default=MOST,
     show_default=True,
-    help="Prompt groups that a run may have.",
+    help="Largest number of prompt groups per run.",
 )
 @shared("-o", help=PRINTS)
 @shared("--force", "--no-code")
@@ -162,7 +193,7 @@ def derive(
 ) -> None:
     """Write the contract that keeps a budget, each limit with its reason; nothing is measured.
 
-    Enforced is what certifies the budget itself.  Monitored is what moves sooner.
+    Enforced clauses certify the budget itself.  Monitored clauses are early warnings.
     KERNEL is a kernel string, such as transformers:models/tiny-lm@bfloat16.
     """
     refuse_place(output, force)

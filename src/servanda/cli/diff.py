@@ -28,7 +28,7 @@ _BREAKING = 1
     type=click.Choice(SIDES),
     default="consumer",
     show_default=True,
-    help="Whoever relies on the promise, or whoever has to keep it.",
+    help="Side to judge for: the consumer relies on the contract, the producer has to keep it.",
 )
 @shared("--format", type=click.Choice([*FORMATS]))
 def diff_command(old: str, new: str, reader: Side, format_: str) -> None:

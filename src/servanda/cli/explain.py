@@ -27,15 +27,16 @@ from servanda.runner.finished_run import read
 @click.option(
     "--chain",
     is_flag=True,
-    help="What its numbers imply: logits, answers, rewards, gradients; of a run, what it showed.",
+    help="Print the bounds that follow for logits, responses, rewards and gradients, from the "
+    "limits or from the upper ends of a run.",
 )
 @shared("--format", "--no-code")
 def explain(what: str, chain: bool, format_: str) -> None:
-    """Say in plain English what a contract promises, and what its answers take.
+    """Explain a contract or a name in plain English, with the sample sizes that each answer needs.
 
-    NAME is a metric (tv), a validity check (sampler_fidelity) or a slice field
-    (context.position).  With --chain: number by number what the limits of a contract imply, or
-    the upper ends of a run.  - reads a contract from standard input.
+    NAME is a metric (tv), a validity check (sampler_fidelity) or a slice field (context.position).
+    With --chain: the numbers that follow from the limits of a contract, or from a run.
+    - reads a contract from standard input.
     """
     if chain:
         bounds = _chain(Path(what))
@@ -48,7 +49,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
         text = explain_name(what)
         if text is None:
             raise ContractError(
-                f"{what!r} is neither a file nor a metric, a validity check or a slice field",
+                f"{what!r} is neither a file nor a metric, a guard or a slice field",
                 hint=did_you_mean(what, names()),
             )
         if format_ == "json":

@@ -19,13 +19,15 @@ _SUFFIX = ".kernelcontract.yaml"
 
 @click.command()
 @click.argument("file", type=FILE_OR_DASH, default=f"my{_SUFFIX}")
-@click.option("--engine", default="transformers", show_default=True, help="Of both kernels.")
-@click.option("--model", default="models/my-model", show_default=True, help="Of both kernels.")
+@click.option("--engine", default="transformers", show_default=True, help="Engine of both kernels.")
+@click.option(
+    "--model", default="models/my-model", show_default=True, help="Model of both kernels."
+)
 @shared("--force")
 def init(file: Path, engine: str, model: str, force: bool) -> None:
-    """Write a starter contract to FILE, with a word on every part of it.
+    """Write a starter contract to FILE, with a comment on every part of it.
 
-    FILE is my.kernelcontract.yaml if it is not given; - prints the contract.
+    FILE defaults to my.kernelcontract.yaml; - prints the contract.
     """
     if engine not in engine_names():
         hint = did_you_mean(engine, engine_names())

@@ -71,10 +71,21 @@ def _no_command(name: str, here: Mapping[str, str], ctx: click.Context) -> click
     return click.UsageError(f"there is no command {name!r}\n  hint: {hint}", ctx)
 
 
+def _hinted(error: click.NoSuchOption) -> click.UsageError:
+    """The error of an option that other programs have, with the one that is here."""
+    names = {name for param in error.ctx.command.params for name in param.opts} if error.ctx else {}
+    if error.option_name == "--json" and "--format" in names:
+        return click.UsageError(f"{error.message}\n  hint: write --format json", error.ctx)
+    return error
+
+
 def _load(group: str, name: str) -> click.Command:
+    from servanda.cli.examples import add_examples
+
     module = import_module(f"servanda.cli.{MODULES.get((group, name), name.replace('-', '_'))}")
     commands = (c for c in vars(module).values() if isinstance(c, click.Command))
-    return next(command for command in commands if command.name == name)
+    command = next(command for command in commands if command.name == name)
+    return add_examples(command, f"{group} {name}".strip())
 
 
 class _Servanda(_Commands):
@@ -93,6 +104,8 @@ class _Servanda(_Commands):
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             sys.exit(_INTERRUPTED)
+        except click.NoSuchOption as error:
+            raise _hinted(error) from None
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except SystemExit as stop:

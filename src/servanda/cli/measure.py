@@ -14,21 +14,23 @@ from servanda.runner.compare.reference import PackOptions, measure_pack, pack_co
 
 @click.command("measure")
 @click.argument("what", metavar="CONTRACT|KERNEL")
-@click.option("--side", type=click.Choice(["train", "infer"]), help="Of a contract.")
+@click.option(
+    "--side", type=click.Choice(["train", "infer"]), help="Kernel of the contract to measure."
+)
 @shared("--prompts", help="[default: the shipped ones]")
 @shared("--golden")
 @shared("--sequences", help="[default: 1024]")
-@shared("--max-new-tokens", help="[default: 64, of a kernel]")
+@shared("--max-new-tokens", help="[default: 64 for a kernel string]")
 @shared("--temperature", "--top-p")
-@shared("-o", type=FILE_OR_DASH, required=True, help="A pack, such as x.pack.")
+@shared("-o", type=FILE_OR_DASH, required=True, help="The baseline file, such as x.pack.")
 @shared("--quiet", "--format", "--no-code")
 def measure_command(
     what: str, side: str | None, output: Path, quiet: bool, format_: str, **options: object
 ) -> None:
-    """Draw with one kernel and keep everything that a candidate needs to be held against it.
+    """Generate with one kernel and write a baseline file that candidates are compared with.
 
-    CONTRACT with --side, or a kernel string with its own texts.  `servanda compare x.pack KERNEL`
-    then needs the candidate's engine only.
+    Give a CONTRACT with --side, or a kernel string with --prompts.  `servanda compare x.pack
+    KERNEL` then needs the engine of the candidate only.
     """
     if str(output) == DASH:
         raise click.UsageError("a pack is no text: it cannot be printed\n  hint: -o x.pack")

@@ -24,23 +24,24 @@ mutate_options = together(
     click.option(
         "--mutate",
         is_flag=True,
-        help="Move every limit, and inject every fault into the kernels: does anything notice?",
+        help="Mutation test: move every limit and inject every fault, and count those that a test "
+        "detects.",
     ),
     click.option(
         "--only",
         type=click.Choice(["limits", "faults"]),
-        help="With --mutate: one of the two.  Moving limits runs no kernel.",
+        help="With --mutate: one of the two kinds.  Moving limits runs no kernel.",
     ),
     shared(
         "--fault",
         name="faults",
         multiple=True,
-        help="Inject this one of the catalogue, with --mutate; may be given again.  [default: all]",
+        help="With --mutate; repeatable.  [default: all of the catalogue]",
     ),
     click.option(
         "--at-least",
         type=click.FloatRange(0, 1),
-        help="With --mutate: exit 1 where the score is lower, such as 0.8.",
+        help="With --mutate: exit 1 if the mutation score is lower than this, such as 0.8.",
     ),
     shared("--max-time", "--quiet"),
 )

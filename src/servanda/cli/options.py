@@ -115,8 +115,8 @@ def _refuse_code(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.with_resource(_code_refused())
 
 
-LOG_ROWS = "A file of rows, or a folder of .jsonl files; may be given again."
-PRINTS = "Without it, or with -: print."
+LOG_ROWS = "A file of rows, or a folder of .jsonl files.  Repeatable."
+PRINTS = "Without this option, or with -: print."
 _SHARED: dict[str, dict[str, Any]] = {}
 
 
@@ -130,39 +130,40 @@ def _share(option: str, help: str, **attributes: Any) -> None:
 
 _share(
     "--as",
-    "The dump's format, such as verl.  [default: it is found out]",
+    "Format of the dump, such as verl.  [default: detected]",
     name="as_",
     metavar="NAME",
 )
-_share("--bitwise", "Both sides compute the same bits, I declare.", is_flag=True)
+_share("--bitwise", "Declare that both sides compute the same bits.", is_flag=True)
 _share(
     "--claim",
-    "Of the tokens measured, or of all that such prompts bring forth.",
+    "Scope of the verdict: the tokens that were measured (realised), or all that such prompts "
+    "would generate (population).",
     type=click.Choice(["realised", "population"]),
 )
 _share(
     "--command",
-    "Run a program for what is decided, with the JSON on its input; may be given again.",
+    "Program to run for each decision, with its JSON on standard input.  Repeatable.",
     metavar="COMMAND",
     multiple=True,
 )
-_share("--contract", "A contract.", type=FILE)
-_share("--every", "Keep looking, with this pause, such as 30s.", type=duration)
-_share("--fault", "A fault.", metavar="NAME")
-_share("--force", "Write over a file that is there.", is_flag=True)
+_share("--contract", "Contract file, such as my.kernelcontract.yaml.", type=FILE)
+_share("--every", "Repeat, with this pause between evaluations, such as 30s.", type=duration)
+_share("--fault", "Fault to inject, such as bf16_positions.", metavar="NAME")
+_share("--force", "Overwrite a file that exists.", is_flag=True)
 _share(
     "--format",
-    "Of what is printed.",
+    "Format of the output, such as json.",
     name="format_",
     type=click.Choice(["text", "json"]),
     default="text",
 )
-_share("--fresh", "Open a new attempt, judged at a smaller alpha.", is_flag=True)
-_share("--golden", "Fixed texts, for the drift of logits.", type=FILE)
-_share("--host", "Where users ask.", default="127.0.0.1")
+_share("--fresh", "Start a new attempt, judged at a smaller α.", is_flag=True)
+_share("--golden", "Fixed texts for the drift of logits, such as golden.jsonl.", type=FILE)
+_share("--host", "Address to listen on.", default="127.0.0.1")
 _share(
     "--ledger",
-    "A file for SQLite, or postgresql://USER@HOST/DATABASE.",
+    "Ledger: a file for SQLite, or postgresql://USER@HOST/DATABASE.",
     name="where",
     metavar="WHERE",
     type=_ledger_place,
@@ -170,69 +171,98 @@ _share(
     default="runs/ledger.db",
     show_envvar=True,
 )
-_share("--log", "The log of served requests.", name="logs", type=FILE, multiple=True)
-_share("--max-new-tokens", "New tokens of an answer at most.", type=click.IntRange(1, 1_000_000))
+_share(
+    "--log", "Log of served requests, such as served.jsonl.", name="logs", type=FILE, multiple=True
+)
+_share(
+    "--max-new-tokens",
+    "Largest number of new tokens per response, such as 64.",
+    type=click.IntRange(1, 1_000_000),
+)
 _share(
     "--max-time",
-    "Start nothing new after this time, such as 30s or 10m; what is open stays inconclusive.",
+    "Start nothing new after this time, such as 30s or 10m; undecided cells stay inconclusive.",
     type=duration,
 )
 _share(
     "--no-code",
-    "Refuse contracts and kernels that run code of their own, or send a key.  "
+    "Refuse contracts and kernels that run their own code or send an API key.  "
     "[env var: SERVANDA_NO_CODE]",
     is_flag=True,
     expose_value=False,
     callback=_refuse_code,
 )
-_share("--port", "Its port; 0 takes a free one.", type=click.IntRange(0, 65535))
+_share(
+    "--port", "Port to listen on, such as 8000; 0 takes a free one.", type=click.IntRange(0, 65535)
+)
 _share(
     "--preset",
-    "Limits; `servanda contract presets` lists them.  [default: those that fit]",
+    "Preset of limits, such as fp8; `servanda contract presets` lists them.  [default: the one "
+    "that fits]",
     metavar="NAME",
 )
-_share("--prompts", "Lines of prompts.", type=FILE)
-_share("--quiet", "Only the result, and no progress.", is_flag=True)
-_share("--reason", "Why: the ledger keeps it.", required=True)
-_share("--referee", "Re-scores the tokens of both sides.", metavar="KERNEL")
+_share("--prompts", "File of prompts, one JSON object per line, such as prompts.jsonl.", type=FILE)
+_share("--quiet", "Print the result only, without progress.", is_flag=True)
+_share("--reason", "Reason, such as 'incident 12'; the ledger keeps it.", required=True)
+_share(
+    "--referee",
+    "Reference scorer: a third kernel that re-scores the tokens of both sides, such as "
+    "transformers:models/tiny-lm@float32.",
+    metavar="KERNEL",
+)
 _share(
     "--report",
-    "Write this one too; its suffix says the format (.html .json .xml .sarif .md).  With -o, - "
-    "prints as well.",
+    "Further report to write, such as report.html; the suffix selects the format (.html .json .xml "
+    ".sarif .md).  Repeatable.  With -o, - prints as well.",
     name="reports",
     type=FILE_OR_DASH,
     multiple=True,
 )
-_share("--run-dir", "Where to measure; a run there is continued.", metavar="FOLDER", type=FILE)
+_share(
+    "--run-dir",
+    "Folder of the run, such as runs/first; a run that is there is continued.",
+    metavar="FOLDER",
+    type=FILE,
+)
 _share(
     "--save-contract",
-    "Write the contract to FILE, too; - prints it, and all else goes to stderr.",
+    "Also write the contract to FILE; - prints it, and everything else goes to stderr.",
     name="save",
     type=FILE_OR_DASH,
 )
-_share("--sequences", "Prompt groups at most, such as 512.", type=click.IntRange(1))
+_share(
+    "--sequences",
+    "Largest number of prompt groups (a prompt with its responses), such as 512.",
+    type=click.IntRange(1),
+)
 _share(
     "--slack",
-    "POST what changed to an incoming webhook of Slack; may be given again.",
+    "Slack incoming webhook to post each decision to.  Repeatable.",
     metavar="URL",
     multiple=True,
     envvar="SERVANDA_SLACK",
     show_envvar=True,
 )
-_share("--state", "Keeps what was scored and decided.", metavar="FOLDER", type=FILE)
-_share("--temperature", "Of sampling, such as 1.", type=click.FloatRange(0, 100, min_open=True))
-_share("--top-p", "Of sampling, such as 0.95.", type=click.FloatRange(0, 1, min_open=True))
-_share("--ttl", "How long, such as 24h.", type=duration)
-_share("--unsafe-pickles", "Read pickles, which can run any code.", is_flag=True)
+_share(
+    "--state", "Folder that keeps scores and decisions, such as state.", metavar="FOLDER", type=FILE
+)
+_share(
+    "--temperature",
+    "Sampling temperature, such as 1.",
+    type=click.FloatRange(0, 100, min_open=True),
+)
+_share("--top-p", "Sampling top-p, such as 0.95.", type=click.FloatRange(0, 1, min_open=True))
+_share("--ttl", "Lifetime, such as 24h.", type=duration)
+_share("--unsafe-pickles", "Allow pickle files, which can run any code.", is_flag=True)
 _share(
     "--webhook",
-    "POST what is decided to URL, as JSON; may be given again.",
+    "URL to POST each decision to, as JSON.  Repeatable.",
     metavar="URL",
     multiple=True,
     envvar="SERVANDA_WEBHOOK",
     show_envvar=True,
 )
-_share("-o", "Write to FILE.", name="--output", type=OutputPath())
+_share("-o", "Write to FILE, such as out.json.", name="--output", type=OutputPath())
 
 
 def shared(*names: str, help: str = "", **changes: Any) -> Callable[[Command], Command]:

@@ -18,7 +18,7 @@ REPORT_OPTIONS = together(
         "--format",
         type=click.Choice(sorted(FORMATS)),
         default=None,
-        help="With -o, of FILE.  [default: by the suffix of -o, else text]",
+        help="With -o: format of FILE.  [default: by the suffix of -o, else text]",
     ),
     shared("-o", help=PRINTS),
 )

@@ -20,10 +20,12 @@ from servanda.runner.probe import Engines
 
 @click.command("plan")
 @click.argument("contract", type=FILE_OR_DASH)
-@click.option("--no-probe", is_flag=True, help="Open no kernel: no times, tokens estimated.")
+@click.option(
+    "--no-probe", is_flag=True, help="Open no kernel: no times, and token counts are estimated."
+)
 @shared("--quiet", "--format", "--no-code")
 def plan_command(contract: Path, no_probe: bool, quiet: bool, format_: str) -> None:
-    """Show cells, sizes, cost and what CONTRACT is expected to decide; nothing is measured.
+    """Show cells, sizes, cost and detectable effect sizes; nothing is measured.
 
     - reads the contract from standard input.
     """

@@ -10,7 +10,11 @@ from servanda.contract.presets import PRESETS, preset_text, title
 
 
 @click.command("presets")
-@click.option("--show", metavar="NAME", help="Print one as YAML, with its reasons.")
+@click.option(
+    "--show",
+    metavar="NAME",
+    help="Print one preset as YAML, such as fp8, with the reason for each limit.",
+)
 @shared("--format")
 def presets_command(show: str | None, format_: str) -> None:
     """List the presets of `compare` and `tools check-dump`, or print one."""

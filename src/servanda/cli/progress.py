@@ -13,21 +13,24 @@ _PLAIN_EVERY_S = 5.0
 
 
 @contextmanager
-def watching(quiet: bool = False, above: Callable[[], str] | None = None) -> Iterator[Watch]:
+def watching(
+    quiet: bool = False, above: Callable[[], str] | None = None, run: str = ""
+) -> Iterator[Watch]:
     """Something to give to `run.check(watch=...)`.
 
     Args:
         above: a text that a terminal shows above the bars, as it is at the time.
+        run: which of several runs this is, such as "run 1 of 2"; each line begins with it.
     """
     if quiet or sys.stderr is None:
         yield unwatched
     elif sys.stderr.isatty():
-        yield from _bar(above or str)
+        yield from _bar(above or str, run)
     else:
-        yield _plain()
+        yield _plain(run)
 
 
-def _plain() -> Watch:
+def _plain(run: str) -> Watch:
     started: dict[str, float] = {}
     last: dict[str, float] = {}
 
@@ -39,12 +42,12 @@ def _plain() -> Watch:
         last[progress.what] = now
         began = started.setdefault(progress.what, now)
         if first and progress.done == 0:
-            print(f"{progress.what} ...", file=sys.stderr, flush=True)
+            print(f"{_name(run, progress)} ...", file=sys.stderr, flush=True)
             return
         rate = progress.done / max(now - began, 1e-9)
         left = max(progress.total - progress.done, 0) / rate if rate else 0.0
         print(
-            f"{progress.what}: {progress.done:,} of about {progress.total:,}, "
+            f"{_name(run, progress)}: {progress.done:,} of about {progress.total:,}, "
             f"{now - began:.0f} s, about {left:.0f} s more",
             file=sys.stderr,
             flush=True,
@@ -53,7 +56,11 @@ def _plain() -> Watch:
     return watch
 
 
-def _bar(above: Callable[[], str]) -> Iterator[Watch]:
+def _name(run: str, progress: Progress) -> str:
+    return f"{run}, {progress.what}" if run else progress.what
+
+
+def _bar(above: Callable[[], str], run: str) -> Iterator[Watch]:
     from rich.console import Console, RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -80,7 +87,7 @@ def _bar(above: Callable[[], str]) -> Iterator[Watch]:
                 bar.update(tasks[progress.what], visible=False)
                 return
             if progress.what not in tasks:
-                tasks[progress.what] = bar.add_task(progress.what, total=progress.total)
+                tasks[progress.what] = bar.add_task(_name(run, progress), total=progress.total)
             bar.update(tasks[progress.what], completed=progress.done, total=progress.total)
 
         yield watch

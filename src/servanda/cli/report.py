@@ -10,6 +10,7 @@ import click
 from servanda.cli.options import DASH, FILE_OR_DASH
 from servanda.cli.output import REPORT_OPTIONS, chosen, clear, write
 from servanda.cli.stdout import show
+from servanda.cli.verdict_text import show_verdict
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.finished_run import read, verdict_of
 
@@ -20,15 +21,18 @@ from servanda.runner.finished_run import read, verdict_of
 def report(path: Path, format_: str | None, output: Path | None) -> None:
     """Render the verdict of RUN_DIR again, in any format.
 
-    Of a run directory the latest attempt that reached a verdict is taken; a file is what
-    `check --format json` printed, and - reads that from standard input.  Exits 0 once it is
-    rendered: it is `check` that gates.
+    For a run directory the latest attempt with a verdict is used.  VERDICT.json is the output of
+    `check --format json`; - reads it from standard input.  The exit code is 0 for any verdict:
+    use `check` as the gate.
     """
     piped = str(path) == DASH
     verdict = verdict_of(sys.stdin.buffer.read(), Path("stdin")) if piped else read(path)
     format_ = chosen(format_, output)
     if output is None:
-        show(FORMATS[format_](verdict))
+        if format_ == "text":
+            show_verdict(verdict)
+        else:
+            show(FORMATS[format_](verdict))
         return
     clear(output)
     write(verdict, format_, output)

@@ -26,10 +26,10 @@ from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
 def selftest_command(
     url: str, referee: str | None, quiet: bool, format_: str, **options: Any
 ) -> None:
-    """Compare the server at URL with itself, then with faults that are asked of it.
+    """Compare the server at URL with itself, then with two faults in the sampling parameters.
 
-    It has to agree with itself, and a temperature of .95 and a top_p of .95 that no contract
-    declares have to be found.  Nothing is changed on the server, and nothing is kept.
+    The server has to agree with itself, and an undeclared temperature of 0.95 and an undeclared
+    top_p of 0.95 have to be detected.  The server is not changed, and no file is kept.
 
     Exit codes: 0 all of it, 1 the server breaks its agreement with itself, 3 something was
     not decided or not found at this size.

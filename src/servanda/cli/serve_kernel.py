@@ -21,20 +21,24 @@ _OWN = ("127.0.0.1", "localhost", "::1")
 @click.argument("kernel", metavar="KERNEL")
 @shared("--host")
 @shared("--port", default=8000)
-@click.option("--served", metavar="NAME", help="Of the model.  [default: that of its file]")
+@click.option(
+    "--served",
+    metavar="NAME",
+    help="Name of the served model, such as my-model.  [default: that of its file]",
+)
 @click.option(
     "--max-batch",
     type=click.IntRange(1, 4096),
-    help="Requests that run together.  [default: the kernel's batch_size]",
+    help="Largest number of requests per batch, such as 8.  [default: the kernel's batch_size]",
 )
 @click.option(
     "--wait-ms",
     type=click.FloatRange(0, 60_000),
     default=5.0,
     show_default=True,
-    help="How long a request waits for others to run with.",
+    help="Time that a request waits for others to share its batch, in milliseconds.",
 )
-@click.option("--test-mode", is_flag=True, help="Adds /servanda/misbehave.")
+@click.option("--test-mode", is_flag=True, help="Add /servanda/misbehave, which injects faults.")
 def serve_kernel_command(
     kernel: str,
     host: str,

@@ -29,7 +29,10 @@ def render(verdict: Verdict) -> str:
     lines += [f"> {plain(text)}" for text in verdict.circumstances.differences]
     lines += ["", *_table(cells[:_WORST])]
     if cells[_WORST:]:
-        lines += ["", *_folded(f"{len(cells) - _WORST} more cells", _table(cells[_WORST:]))]
+        lines += [
+            "",
+            *_folded(f"{len(cells) - _WORST} more cells (clause × slice)", _table(cells[_WORST:])),
+        ]
     if verdict.blind_spots:
         spots = [f"- {plain(spot.text)}" for spot in verdict.blind_spots]
         lines += ["", "Not examined by this run:", "", *spots]
@@ -37,12 +40,15 @@ def render(verdict: Verdict) -> str:
         lines += ["", plain(removed_line(verdict.breakdown.removed))]
     for title, heads, rows in tables(verdict):
         lines += ["", *_folded(plain(title), _plain_table(heads, rows))]
-    lines += ["", *_folded("What the usual gates say", _gates(verdict)), "", _small(verdict)]
+    lines += ["", *_folded("Thresholds of other projects", _gates(verdict)), "", _small(verdict)]
     return "\n".join(lines)
 
 
 def _table(cells: Sequence[CellVerdict]) -> list[str]:
-    lines = ["| | clause | slice | measured | limit | floor | n |", "|---|---|---|--:|--:|--:|--:|"]
+    lines = [
+        "| | clause | slice | measured | limit | noise floor | n |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
     return [*lines, *("| " + " | ".join(_row(cell)) + " |" for cell in cells)]
 
 
@@ -62,7 +68,7 @@ def _row(cell: CellVerdict) -> list[str]:
 
 def _gates(verdict: Verdict) -> list[str]:
     says = {True: "would pass", False: "would fail", None: "not measured"}
-    lines = ["| gate | value | |", "|---|--:|---|"]
+    lines = ["| threshold | value | |", "|---|--:|---|"]
     for gate in gates(verdict.portraits):
         value = gate.text if gate.passes is not None else "–"
         lines.append(f"| {plain(gate.name)} | {plain(value)} | {says[gate.passes]} |")

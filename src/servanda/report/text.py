@@ -9,38 +9,94 @@ from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import FORMATS, Verdict
-from servanda.report.cell_text import GIVEN_UP, GLYPH, UNITS, assumed, certified, interval, of_cell
-from servanda.report.format import line, percent
-from servanda.report.table import table
+from servanda.report.cell_text import (
+    GIVEN_UP,
+    GLYPH,
+    assumed,
+    certified,
+    interval,
+    of_cell,
+    quantity,
+    signed_limit,
+)
+from servanda.report.consequence import consequence
+from servanda.report.format import count, line, percent, wrapped
+from servanda.report.table import table, width
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.divergence.base import DIVERGENCES
 
-_SAYS = {
-    "population": "of tokens that this workload's prompts bring forth",
-    "realised": "of the tokens that were measured",
+_SCOPE = {
+    "population": "all tokens that this prompt distribution would generate, not only this sample",
+    "realised": "the tokens that were measured, and no others",
 }
-_WIDEST = 36  # of a column; a longer name is cut
+_HEADS = ("clause", "slice", "measured", "interval", "limit", "noise floor", "n")
+_DROPPED = ("noise floor", "n", "interval")  # in this order, where a terminal is too narrow
+_WIDEST, _NARROW, _LEAST = 46, 24, 12  # of a column; a longer name is cut
+_CELL = "cells (a cell is one clause on one slice)"
+# a validity check prints no number; the distribution that it tests
+_TESTED = {
+    "sampler_fidelity": "test that infer samples from the distribution that it reports",
+    "served_fidelity": "test that the tokens follow what infer reports, as train ranks them",
+    "coherence": "test that the mean importance weight is at most 1",
+}
 
 
 @FORMATS.register("text")
 def render(verdict: Verdict) -> str:
+    return "\n".join(lines(verdict))
+
+
+def lines(verdict: Verdict, columns: int = 0) -> list[str]:
+    """The lines of a verdict.
+
+    Args:
+        columns: of the terminal that they have to fit: the table leaves columns out, and long
+            lines are wrapped; 0: any width, as for a pipe.
+    """
     rank = {outcome: i for i, outcome in enumerate(ORDER)}
     cells = sorted(verdict.cells, key=lambda c: rank.get(c.outcome, len(ORDER)))
-    rows = [["clause", "slice", "measured", "interval", "limit", "floor", "n"]]
-    rows += [_row(cell) for cell in cells]
-    head, *row_texts = table(rows, right=range(2, len(rows[0])), widest=_WIDEST)
-    lines = [
+    (head, *rows), dropped = _table(cells, columns)
+    top = [
         f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
         *(line(text) for text in verdict.circumstances.differences),
         "",
         f"  {head}",
     ]
-    for cell, row in zip(cells, row_texts, strict=True):
-        lines += [f"{GLYPH[cell.outcome]} {row}"]
-        lines += [f"    {note}" for note in _notes(cell)]
-    lines += ["", sentence(verdict), *not_examined(verdict), *_small_print(verdict)]
-    return "\n".join(line.rstrip() for line in lines)
+    for cell, row in zip(cells, rows, strict=True):
+        top += [f"{GLYPH[cell.outcome]} {row}"]
+        top += [f"    {note}" for note in _notes(cell)]
+    if dropped:
+        top += [f"  (left out at {columns} columns: {', '.join(dropped)})"]
+    text = [*top, "", sentence(verdict), *consequence(verdict), *not_examined(verdict)]
+    text += _small_print(verdict, cells)
+    return [part.rstrip() for one in text for part in _fitted(one, columns)]
+
+
+def _table(cells: list[CellVerdict], columns: int) -> tuple[list[str], list[str]]:
+    """The rows, heading first, and the columns that had no room."""
+    widest, dropped, waiting = _WIDEST, list[str](), list(_DROPPED)
+    full = [list(_HEADS), *map(_row, cells)]
+    while True:
+        keep = [i for i, head in enumerate(_HEADS) if head not in dropped]
+        rows = [[row[i] for i in keep] for row in full]
+        printed = table(rows, right=range(2, len(keep)), widest=widest)
+        if not columns or max(map(width, printed)) + 2 <= columns:
+            return printed, dropped
+        if waiting and (widest <= _NARROW or len(waiting) == len(_DROPPED)):
+            dropped.append(waiting.pop(0))
+        elif widest > _LEAST:
+            widest -= 1
+        else:
+            return printed, dropped
+
+
+def _fitted(text: str, columns: int) -> list[str]:
+    """A line in several, the later ones indented, where a terminal is narrower."""
+    if not columns or width(text) <= columns:
+        return [text]
+    indent = text[: len(text) - len(text.lstrip())]
+    return wrapped(text.strip(), columns, indent, indent + "  ") or [text]
 
 
 def sentence(verdict: Verdict) -> str:
@@ -49,13 +105,13 @@ def sentence(verdict: Verdict) -> str:
     cells = [c for c in verdict.cells if c.enforced and c.outcome != "not applicable"]
     bad = [c for c in cells if c.outcome == verdict.outcome]
     beyond = [c for c in verdict.cells if not c.enforced and c.outcome == "violated"]
-    watched = f" Monitored and beyond its limit: {_named(beyond)}." if beyond else ""
+    watched = f" Not enforced, and beyond its limit: {_named(beyond)}." if beyond else ""
     if verdict.outcome == "holds":
-        return f"{word}: every enforced cell, {len(bad)} of {len(bad)}.{watched}"
+        return f"{word}: {len(bad)} of {len(bad)} enforced {_CELL} hold.{watched}"
     if not any(c.section != "observability" for c in cells):
         return f"{word}: no enforced clause is judged at stage {verdict.stage!r}.{watched}"
     rest = sum(c.outcome == "holds" for c in cells)
-    text = f"{word}: {_named(bad)}. {rest} of {len(cells)} enforced cells hold."
+    text = f"{word}: {_named(bad)}. {rest} of {len(cells)} enforced {_CELL} hold."
     if verdict.outcome == "inconclusive" and verdict.more:
         text += f" About {verdict.more:,} more prompt groups would decide"
         text += " (raise the limit of promotion.offline.sequences)."
@@ -76,15 +132,23 @@ def _named(cells: list[CellVerdict]) -> str:
 def _measured(verdict: Verdict) -> str:
     parts = [f"weights {verdict.key.grade} {verdict.key.weights[:8]}"]
     if verdict.sequences:
-        parts.append(f"{verdict.sequences:,} sequences of {verdict.groups:,} prompt groups")
+        parts.append(_sequences(verdict))
         parts.append(f"{verdict.tokens:,} tokens")
     if verdict.golden_tokens:
-        parts.append(f"{verdict.golden_tokens:,} golden positions")
+        parts.append(f"{verdict.golden_tokens:,} positions of golden texts (fixed, not sampled)")
     if verdict.lost:
         parts.append(f"{verdict.lost:,} sequences lost")
     if verdict.circumstances.stopped == "broken":
         parts.append(GIVEN_UP)
     return " · ".join(parts)
+
+
+def _sequences(verdict: Verdict) -> str:
+    """How many prompts, and how many responses each of them had: its group."""
+    each, rest = divmod(verdict.sequences, max(verdict.groups, 1))
+    if rest or not each:
+        return f"{verdict.sequences:,} sequences in {verdict.groups:,} prompt groups"
+    return f"{count(verdict.groups, 'prompt group')} of {count(each, 'sequence')} each"
 
 
 def _row(cell: CellVerdict) -> list[str]:
@@ -95,23 +159,25 @@ def _row(cell: CellVerdict) -> list[str]:
         cell.slice,
         absent if cell.value is None else show(cell.value),
         interval(cell),
-        show(cell.limit),
+        signed_limit(cell),
         show(cell.floor),
-        f"{cell.n:,} {UNITS.get(cell.units, cell.units)}" if cell.units else "",
+        f"{cell.n:,} {cell.units.replace('prompt groups', 'groups')}" if cell.units else "",
     ]
 
 
 def _clause(cell: CellVerdict) -> str:
-    what = f"{cell.aggregate} {cell.metric}".strip()
+    what = quantity(cell)
     return what if what == cell.clause else f"{cell.clause}: {what}"
 
 
 def _notes(cell: CellVerdict) -> list[str]:
     notes = [cell.note] if cell.note else []
+    if cell.note == "not rejected" and cell.metric in _TESTED:
+        notes = [f"{_TESTED[cell.metric]}: {cell.note}"]
     if cell.threshold is not None:
         notes.append(
-            f"share of tokens beyond {cell.threshold:g}{_nats(cell.metric)}; "
-            f"{cell.aggregate} promises at most {percent(cell.limit)}"
+            f"a share of tokens: {cell.aggregate} stays within "
+            f"{cell.threshold:g}{_nats(cell.metric)} if at most {percent(cell.limit)} exceed it"
         )
     if cell.outcome == "inconclusive" and cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
@@ -151,33 +217,42 @@ def _nats(metric: str) -> str:
 
 
 def _spent(verdict: Verdict) -> str:
-    """What each cell of a run may spend on a violation that is none, and who shares it."""
+    """The error budget: of the attempt, of this step of a promotion, and of each cell."""
     cells, alpha = verdict.price_cells, verdict.alpha * verdict.part
-    leg = f", of which this leg has {verdict.part:.3g} for violations" if verdict.part < 1 else ""
-    if not cells:
-        return leg
-    share = f"is called so wrongly with probability at most {alpha / cells:.2g}"
-    return f"{leg}; each of {cells} enforced cells that chance can call violated {share}"
+    text = (
+        f"error budget: α = {verdict.alpha:.3g} for attempt {verdict.key.attempt}, of "
+        f"1 - confidence = {1 - verdict.confidence:.3g} for all attempts together"
+    )
+    if verdict.part < 1:
+        text += f"; violations at this step may spend {verdict.part:.3g} of it"
+    if cells:
+        text += (
+            f"; Bonferroni over {count(cells, 'cell')}: a kept limit is called violated with "
+            f"probability at most {alpha / cells:.2g}"
+        )
+    return text
 
 
-def _small_print(verdict: Verdict) -> list[str]:
+def _small_print(verdict: Verdict, cells: list[CellVerdict]) -> list[str]:
     certificates = [c for c in verdict.cells if certified(c)]
-    lines = [f"claim {c}: {_SAYS[c]}" for c in sorted({c.claim for c in certificates})]
+    text = [f"scope ({c}): {_SCOPE[c]}" for c in sorted({c.claim for c in certificates})]
     if certificates:
-        lines += [
-            f"alpha {verdict.alpha:.3g} is what attempt {verdict.key.attempt} may spend of "
-            f"1 - confidence = {1 - verdict.confidence:.3g}{_spent(verdict)}",
-            f"intervals: each cell alone, each end at {1 - verdict.alpha:.4g}, valid at every "
-            "look and so about twice as wide as one for a single look; measured: at the look that "
-            f"ended the run; floor: {_floors(verdict)}",
-            f"certified numbers assume that {'; that '.join(assumed(certificates))}",
+        text += [
+            _spent(verdict),
+            f"intervals: {percent(1 - verdict.alpha)} at each end, for each row by itself; valid "
+            "at every evaluation, so about twice as wide as for a single one, and not centred on "
+            "the measured value",
+            f"noise floor: {_floors(verdict)}",
+            f"assumed: {'; '.join(assumed(certificates))}",
         ]
-    lines += [*dict.fromkeys(filter(None, map(_rests, certificates)))]
-    lines.append(
+    text += [*dict.fromkeys(filter(None, map(_rests, certificates)))]
+    if metrics := [c.metric for c in cells if c.outcome != "not applicable"]:
+        text.append(f"metrics: servanda contract explain {metrics[0]}   (or any other name above)")
+    text.append(
         f"stage {verdict.stage} · contract {verdict.key.contract[:8]} · evidence "
         f"{verdict.evidence[:8]} · exit {verdict.exit_code}"
     )
-    return lines
+    return text
 
 
 def _rests(cell: CellVerdict) -> str:
@@ -196,8 +271,8 @@ def _rests(cell: CellVerdict) -> str:
 
 def _floors(verdict: Verdict) -> str:
     """Whose noise the floors are."""
-    whose = "a side against itself in other batches, on the tokens that infer drew"
+    whose = "a kernel compared with itself in other batches, on the tokens that infer sampled"
     unknown = [side for side in ("train", "infer") if f"self_{side}" not in verdict.portraits]
     if len(unknown) != 1:
-        return whose
-    return f"{whose}; that of {unknown[0]} is not known: it cannot score what was drawn"
+        return f"{whose}; the larger of the two kernels"
+    return f"{whose}; unknown for {unknown[0]}, which cannot score given tokens"
