@@ -38,6 +38,7 @@ _LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 _IMAGE = re.compile(r"^!\[[^\]]*\]\(([^)\s]+\.svg)\)$", re.M)
 _ATTRIBUTE = re.compile(r'(?<=\s)(src|srcset|href)="([^"#:]+)(#[^"]*)?"')
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)")
+_SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
 _nav: Any = None  # of the build that goes on
 
 
@@ -83,12 +84,13 @@ def place(path: str) -> str:
     """
     if path in PAGES:
         return PAGES[path]
+    inside = path.startswith("docs/")
     path = path.removeprefix("docs/")
     if path.endswith("README.md"):
         return path.removesuffix("README.md") + "index.html"
     if path.endswith(".md"):
         return path.removesuffix(".md") + ".html"
-    return path if path.endswith(_PICTURES) else path + ".txt"
+    return path if inside or path.endswith(_PICTURES) else path + ".txt"
 
 
 def summary(text: str) -> str:
@@ -182,6 +184,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return _IMAGE.sub(picture, _ATTRIBUTE.sub(attribute, text))
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the theme's search dialog for screen readers."""
+    return output.replace('data-md-component="search" role="dialog"', _SEARCH, 1)
+
+
 def on_post_build(config: Any) -> None:
     site = Path(config.site_dir)
     (site / "llms.txt").write_text(llms(_nav), encoding="utf-8")
@@ -259,6 +266,7 @@ class _Loads(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.local: list[str] = []
         self._style = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -269,6 +277,7 @@ class _Loads(HTMLParser):
         for name in names:
             parts = [part.strip() for part in given.get(name, "").split(",")]
             self.found += [part for part in parts if _ELSEWHERE.match(part)]
+            self.local += [part.split()[0] for part in parts if part and ":" not in part]
         self.found += _IN_CSS.findall(given.get("style", ""))
         self._style = tag == "style"
 
@@ -301,15 +310,29 @@ def loads(name: str, text: str) -> list[str]:
     return []
 
 
+def missing(site: Path, page: Path, text: str) -> list[str]:
+    """The files of its own that a page would load and the site lacks."""
+    parser = _Loads()
+    parser.feed(text)
+    own = [at.partition("#")[0].partition("?")[0] for at in parser.local]
+    return [at for at in own if at and not _at(site, page, at).is_file()]
+
+
+def _at(site: Path, page: Path, target: str) -> Path:
+    return site / target[1:] if target.startswith("/") else page.parent / target
+
+
 def main(site: Path) -> int:
-    """Print every address that the site would load from; 1 where there is one."""
+    """Print every address elsewhere that the site would load from, and every file that it lacks."""
     suffixes = (".html", ".css", ".js", ".svg")
     files = [one for one in sorted(site.rglob("*")) if one.suffix in suffixes]
-    found = [(one, at) for one in files for at in loads(one.name, one.read_text(encoding="utf-8"))]
-    for one, at in found:
-        print(f"{one}: loads {at}")
-    pages = sum(one.suffix == ".html" for one in files)
-    print(f"{pages} pages of Servanda {VERSION}, {len(found)} loads from elsewhere")
+    texts = {one: one.read_text(encoding="utf-8") for one in files}
+    found = [f"{one}: loads {at}" for one, text in texts.items() for at in loads(one.name, text)]
+    pages = [one for one in files if one.suffix == ".html"]
+    found += [f"{one}: {at} is not there" for one in pages for at in missing(site, one, texts[one])]
+    for line in found:
+        print(line)
+    print(f"{len(pages)} pages of Servanda {VERSION}, {len(found)} problems")
     return int(bool(found) or not pages)
 
 

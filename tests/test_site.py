@@ -72,6 +72,15 @@ def test_a_file_that_loads_from_elsewhere_fails_the_check(tmp_path, capsys, name
     assert f"{name}: loads " in capsys.readouterr().out
 
 
+def test_a_page_that_loads_a_file_that_is_not_there_fails_the_check(tmp_path, capsys):
+    (tmp_path / "index.html").write_text('<link rel="stylesheet" href="a.css?v=1">')
+    assert docs_site.main(tmp_path) == 1
+    assert "index.html: a.css is not there" in capsys.readouterr().out
+
+    (tmp_path / "a.css").write_text("")
+    assert docs_site.main(tmp_path) == 0
+
+
 def test_a_site_without_pages_fails_the_check(tmp_path):
     assert docs_site.main(tmp_path) == 1
 
