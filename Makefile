@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: demo demo-gateway test check test-all test-gateway test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
+.PHONY: demo demo-gateway docs test check test-all test-gateway test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -170,8 +170,19 @@ model: $(VENV)/.demo  ## trains models/* again and writes data/ from tiny-lm
 	$(BIN)/python scripts/train_tiny_lm.py --architecture qwen3
 	$(BIN)/python scripts/make_prompts.py
 
+# The site is made from the sources, so its environment holds nothing of the package.
+$(VENVS)/docs/.made: constraints-docs.txt
+	$(PYTHON) -m venv $(VENVS)/docs
+	$(VENVS)/docs/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints-docs.txt mkdocs-material 'mkdocstrings[python]'
+	@touch $@
+
+docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor is checked, nothing is loaded from elsewhere
+	NO_MKDOCS_2_WARNING=1 $(VENVS)/docs/bin/python -m mkdocs build --strict --quiet
+	$(VENVS)/docs/bin/python scripts/docs_site.py site
+
 pictures: $(VENV)/.demo  ## docs/*.png: the report of a real run; needs chromium, two minutes
 	$(BIN)/python scripts/pictures.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-* $(VENVS) build dist .pytest_cache .ruff_cache .hypothesis runs servanda-demo.html
+	rm -rf $(VENV) $(VENV)-* $(VENVS) build dist site .pytest_cache .ruff_cache .hypothesis runs servanda-demo.html

@@ -1,0 +1,142 @@
+# The site of the documents, without building it: `make docs` builds it, and fails on any link or
+# anchor that leads nowhere.
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from scripts import docs_site
+
+import servanda
+from servanda.gateway.controller.web.app import ControllerRoutes
+from servanda.gateway.controller.web.auth import Limits
+from servanda.gateway.http.api_keys import RIGHTS
+from servanda.gateway.proxy import completion
+from servanda.gateway.proxy.allowed_paths import OPEN
+
+ROOT = Path(__file__).parents[1]
+NAV = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+
+
+def test_every_page_is_in_the_navigation_once():
+    pages = [str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")]
+    pages += [str(page.relative_to(ROOT)) for page in (ROOT / "examples").rglob("*.md")]
+
+    assert sorted(NAV) == sorted([*pages, "README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+
+
+def test_the_list_of_pages_names_every_page():
+    listed = set(docs_site.linked("docs/README.md", (ROOT / "docs/README.md").read_text()))
+
+    pages = {path for path in NAV if path.startswith("docs/")} - {"docs/README.md"}
+    assert pages <= listed
+
+
+def test_no_two_files_have_one_place_in_the_site():
+    places = [docs_site.place(path) for path in NAV]
+    assert len({*places}) == len(places)
+
+
+def test_a_page_of_the_site_says_the_version():
+    class Config:
+        copyright, extra = "", {}
+
+    assert f"Servanda {docs_site.VERSION}" in docs_site.on_config(Config()).copyright
+
+
+def test_lists_begin_behind_an_empty_line_and_code_stays():
+    text = "One\n- a\n  b\n- c\n\n```\nx\n- y\n```\n1. d"
+
+    assert docs_site.spaced(text) == "One\n\n- a\n  b\n- c\n\n```\nx\n- y\n```\n\n1. d"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.html", '<link rel="stylesheet" href="https://x.org/a.css">'),
+        ("a.html", '<img srcset="a.png, //x.org/a.png 2x">'),
+        ("a.html", "<style>@font-face {src: url(https://x.org/a.woff)}</style>"),
+        ("a.css", '@import "https://x.org/a.css"'),
+        ("a.js", 'import("https://x.org/a.js")'),
+        ("a.svg", '<image href="https://x.org/a.png"/>'),
+    ],
+)
+def test_a_file_that_loads_from_elsewhere_fails_the_check(tmp_path, capsys, name, text):
+    (tmp_path / "index.html").write_text('<a href="https://x.org">a link loads nothing</a>')
+    assert docs_site.main(tmp_path) == 0
+
+    (tmp_path / name).write_text(text)
+
+    assert docs_site.main(tmp_path) == 1
+    assert f"{name}: loads " in capsys.readouterr().out
+
+
+def test_a_page_that_loads_a_file_that_is_not_there_fails_the_check(tmp_path, capsys):
+    (tmp_path / "index.html").write_text('<link rel="stylesheet" href="a.css?v=1">')
+    assert docs_site.main(tmp_path) == 1
+    assert "index.html: a.css is not there" in capsys.readouterr().out
+
+    (tmp_path / "a.css").write_text("")
+    assert docs_site.main(tmp_path) == 0
+
+
+def test_a_site_without_pages_fails_the_check(tmp_path):
+    assert docs_site.main(tmp_path) == 1
+
+
+def test_the_page_of_the_python_api_has_every_public_name_and_no_other():
+    page = (ROOT / "docs/reference/python_api.md").read_text("utf-8")
+
+    shown = re.findall(r"^::: (\S+)$", page, re.M)
+    public = [f"servanda.{name}" for name in servanda.__all__]
+    assert sorted(shown) == sorted([*public, *(f"servanda.rl.{n}" for n in servanda.rl.__all__)])
+
+
+def section(title):
+    page = (ROOT / "docs/reference/gateway_http.md").read_text("utf-8")
+    rows = page.partition(f"## {title}\n")[2].partition("\n## ")[0].split("\n\n")
+    table = next(block for block in rows if block.startswith("| method and path"))
+    for line in table.split("\n")[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+class Silent:
+    def status(self):
+        raise AssertionError("nobody asks")
+
+
+def test_the_page_of_the_http_api_has_every_route_of_the_controller_with_its_role():
+    app = ControllerRoutes(cast(Any, Silent()), Limits()).routes()
+    routes = {
+        f"`{'POST' if 'POST' in route.methods else 'GET'} {route.path}`" for route in app.routes
+    }
+
+    listed = {cells[0]: cells[1:3] for cells in section("Routes of the controller")}
+
+    assert {*listed} == routes
+    for path, (right, role) in listed.items():
+        expected = (f"`{RIGHTS[right.strip('`')][0]}`") if right else "none"
+        assert role == expected, path
+
+
+def test_the_page_of_the_http_api_has_every_path_that_clients_may_ask():
+    own = ["GET /healthz", "GET /readyz", "POST /v1/chat/completions", "POST /v1/completions"]
+
+    cells = [cells[0] for cells in section("Routes of the gateway")]
+
+    listed = [path for cell in cells for path in re.findall(r"`([^`]+)`", cell)]
+    assert sorted(listed) == sorted([*own, *OPEN])
+
+
+def test_the_page_of_the_http_api_has_every_code_of_an_error():
+    page = (ROOT / "docs/reference/gateway_http.md").read_text("utf-8")
+    code = "".join(
+        path.read_text("utf-8") for path in (ROOT / "src/servanda/gateway").rglob("*.py")
+    )
+
+    words = re.findall(r'ErrorReply\([^()]*(?:\([^()]*\)[^()]*)*?"([a-z_]+)"[,)\s]', code)
+    words += [code for _, _, code, _ in completion._NO_REPLY.values()]
+    assert len(words) > 12
+    for word in words:
+        assert f"`{word}`" in page, word
