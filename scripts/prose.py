@@ -87,13 +87,11 @@ def strings(code: str) -> Iterator[tuple[int, str, str]]:
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """Every page of the documents, in order."""
-    top = [root / name for name in ("README.md", "CONTRIBUTING.md")]
-    return [
-        *top,
-        *sorted((root / "docs").rglob("*.md")),
-        *sorted((root / "examples").rglob("*.md")),
-    ]
+    """Every page of the documents, then every module and template of the package."""
+    found = [root / name for name in ("README.md", "CONTRIBUTING.md")]
+    for folder, kind in (("docs", "md"), ("examples", "md"), ("src", "py"), ("src", "html")):
+        found += sorted((root / folder).rglob(f"*.{kind}"))
+    return found
 
 
 def is_first(page: Path, root: Path = ROOT) -> bool:
