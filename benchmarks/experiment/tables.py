@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from benchmarks.experiment.alarms import GUARDS, HEALTHY, NEVER, OURS, Firing, Firings
 from benchmarks.experiment.pictures import called
 
-
 # the rows of the short table: every guard that no other row follows within a step or two
 SHORT = (
     *("slime", "miles", "nemo-tme", "nemo-kl", "nemo-sequence", "prime-rl", "verl-bad"),
