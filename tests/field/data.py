@@ -23,7 +23,7 @@ def checked(folder, how, steps=STEPS):
     command="servanda check DIR",
     state="caught",
     exit=4,
-    says="the mean weight of the tokens is above 1, which no two distributions have",
+    says="the mean importance weight is above 1, which is impossible for two distributions",
 )
 def raw_and_processed(folder, broken):
     reports = "raw" if broken else "processed"
@@ -76,7 +76,7 @@ def sharper_than_drawn(folder, broken):
     command="servanda watch DIR --once",
     state="caught",
     exit=4,
-    says="missing values that were filled",
+    says="missing values that were written as 0",
 )
 def zero_filled(folder, broken):
     def how(step):
@@ -134,7 +134,7 @@ def tokenised_again(folder, broken):
     command="servanda check DIR (the dump names the environment)",
     state="caught",
     exit=1,
-    says="Likely cause   what env arc sends: its prompts, its sampling, its tools",
+    says="Likely cause   requests of env arc: its prompts, its sampling, its tools",
 )
 def one_kind_of_prompt(folder, broken):
     arc = (np.arange(SIZE) % 6 == 0) & broken

@@ -269,7 +269,7 @@ def equal_servers():
     command="servanda check DIR",
     state="caught",
     exit=1,
-    says="as of a prefix cache that outlives a sync",
+    says="a prefix cache that outlives a sync looks like this",
 )
 def stale_prefixes(folder, broken):
     def how(step):

@@ -85,7 +85,7 @@ def sync():
     command="servanda preflight FILE.py:NAME",
     state="caught",
     exit=1,
-    says="the sync returns, and nothing reaches the engine",
+    says="the sync returns, but no weight reaches the engine",
 )
 def weights_lost_in_sleep(folder, broken):
     return drilled(folder, SLEEP.format(broken=broken))
@@ -134,7 +134,7 @@ def resumed(folder, broken):
     command="servanda check DIR (the dump names the replica)",
     state="caught",
     exit=1,
-    says="replica r3 itself: its weights, its build, its hardware; it explains 100 % of the excess",
+    says="replica r3: its weights, its build, its hardware; it explains 100 % of the excess",
 )
 def mixed_fleet(folder, broken):
     def how(step):

@@ -353,8 +353,8 @@ def test_a_trainer_without_an_engine_has_nothing_to_sync():
     with pytest.raises(ContractError) as caught:
         trainee(trainer)
     assert str(caught.value) == (
-        "there is nothing to sync: TRL draws from the module that it trains (use_vllm=False)\n"
-        "  hint: the drill is for a trainer with an engine of its own: use_vllm=True, or "
+        "there is nothing to sync: TRL samples from the module that it trains (use_vllm=False)\n"
+        "  hint: the sync test needs a trainer with an engine of its own: use_vllm=True, or "
         "rollout_func=servanda.rl.trl.rollouts(engine)"
     )
 
@@ -362,7 +362,7 @@ def test_a_trainer_without_an_engine_has_nothing_to_sync():
 def test_a_rollout_function_of_ones_own_does_not_say_how_weights_travel():
     def draw(prompts, trainer): ...
 
-    with pytest.raises(ContractError, match="rollout_func is draw, and how weights reach"):
+    with pytest.raises(ContractError, match="rollout_func is draw, and Servanda does not know how"):
         trainee(Trainer(Call("engine"), rollout_func=draw))
 
 

@@ -1,4 +1,4 @@
-# `servanda preflight`: does what the trainer updates reach its engine?
+# `servanda preflight`: does every updated weight reach the engine?
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def _timeout(text: str | float) -> float:
     "script",
     type=FILE,
     metavar="SCRIPT",
-    help="Run this script with GRPOTrainer.train replaced by the drill; ARGS are the script's own.",
+    help="Run this TRL script with GRPOTrainer.train replaced by the test; ARGS go to the script.",
 )
 @click.option(
     "--journal",
     type=FILE,
-    help="Keep the weights in FILE until they are back, for a process that may be killed.",
+    help="Keep the weights in FILE until they are restored, in case the process is killed.",
 )
 @click.option(
     "--restore",
     "left",
     metavar="JOURNAL",
     type=FILE,
-    help="Put back the weights that a killed drill left in its journal, and sync.",
+    help="Put back the weights that a killed test left in its journal, and sync.",
 )
 @click.option(
     "--timeout",
@@ -55,9 +55,15 @@ def _timeout(text: str | float) -> float:
     metavar="DURATION",
     default=TIMEOUT_S,
     show_default="10m",
-    help="How long one sync or score may take; without a unit: in seconds; 0 for ever.",
+    help="Time limit of one sync or score, such as 90s or 10m; 0 for no limit.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of tokens and noise.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the probe tokens and of the noise.",
+)
 @shared("--format", "--quiet")
 def preflight_command(
     words: tuple[str, ...],
@@ -69,14 +75,15 @@ def preflight_command(
     format_: str,
     quiet: bool,
 ) -> None:
-    """Change the trainer's weights, sync, and see whether the engine follows.
+    """Test the weight sync: does every updated weight reach the engine?
 
-    NAME is a Trainee, a trainer of TRL, or a function without arguments that returns one.
-    All weights are replaced by noise once, then one group after another is nudged, and each
-    time the trainer's own sync runs.  Afterwards the weights are as before, bit for bit.
+    NAME is a Trainee, a TRL trainer, or a function without arguments that returns one, such as
+    setup.py:trainee.  The test randomises all weights once, then perturbs one group after
+    another, runs the trainer's own sync each time, and compares the logprobs of both sides.
+    Afterwards the weights are restored bit for bit.
 
-    Exit codes: 0 every group follows, 1 something does not reach the engine, or the engine is
-    not as before, 2 the call or the file is wrong, 3 a group could not be seen, 4 scoring or
+    Exit codes: 0 every group is synced, 1 a group does not reach the engine or the engine is
+    not as before, 2 the call or the file is wrong, 3 a group could not be judged, 4 scoring or
     syncing failed.
     """
     if script is None and len(words) != 1:
@@ -108,7 +115,7 @@ def preflight_command(
 
         return call(trainee_of(opened(words[0])))
 
-    # what the trainer prints is no part of the data
+    # output of the trainer is no part of the data
     stdout = redirect_stdout(sys.stderr) if format_ == "json" else nullcontext()
     if left is not None:
         with stdout:

@@ -8,13 +8,22 @@ from servanda.judgement.breakdown import Removed, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import GLYPH
-from servanda.report.format import line, percent
+from servanda.report.format import line, number, percent
 
 STEPS = 20  # rows of a report; JSON has all
 Table = tuple[str, list[str], list[list[str]]]
-_STEP_HEADS = ["step", "alone", "sequences", "tokens", "2 TV", "mean |Δ logp|", "TME", "k3, nats"]
+_STEP_HEADS = [
+    "step",
+    "alone",
+    "sequences",
+    "tokens",
+    "mean TV",
+    "mean |Δ logp|",
+    "TME",
+    "k3, nats",
+]
 _SEQUENCE_HEADS = [
-    "step", "place", "prompt group", "tokens", "sum Δ logp", "mean exp |Δ logp|", "2 TV", "share",
+    "step", "place", "prompt group", "tokens", "sum Δ logp", "mean exp |Δ logp|", "TV", "share",
     "",
 ]  # fmt: skip
 
@@ -45,13 +54,12 @@ def worst_steps(steps: Sequence[StepRow]) -> list[StepRow]:
 
 
 def step_row(row: StepRow) -> list[str]:
-    double = None if row.tv is None else 2 * row.tv
     return [
         f"{row.step}",
         f"{GLYPH[row.outcome]} {row.outcome}",
         f"{row.sequences:,}",
         f"{row.tokens:,}",
-        percent(double),
+        number(row.tv),
         digits(row.abs_log_ratio),
         digits(row.exp_abs),
         digits(row.k3),
@@ -66,7 +74,7 @@ def sequence_row(row: SequenceRow) -> list[str]:
         f"{row.tokens:,}",
         f"{row.log_ratio:+.3g}",
         digits(row.exp_abs),
-        percent(2 * row.tv),
+        number(row.tv),
         percent(row.share),
         "removed by a filter" if row.removed else "beyond the limit" if row.beyond else "",
     ]
@@ -86,11 +94,10 @@ def removed_line(removed: Removed) -> str:
         f"({percent(removed.tokens / max(removed.of_tokens, 1))} of the tokens) before training"
     )
     if removed.tv is None or removed.kept is None or removed.before is None:
-        return f"{text}; nothing is known about them"
+        return f"{text}; their divergence is unknown"
     return (
-        f"{text}: {percent(2 * removed.tv)} of their gradient may be wrong, and "
-        f"{percent(2 * removed.kept)} of that of the others; before the filter it was "
-        f"{percent(2 * removed.before)}"
+        f"{text}: their mean total variation is {number(removed.tv)}, that of the others "
+        f"{number(removed.kept)}; before the filter it was {number(removed.before)}"
     )
 
 

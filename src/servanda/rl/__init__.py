@@ -1,5 +1,5 @@
-# Doors for trainers: the sync drill before a run, the monitor during it, and the hooks of TRL
-# and verl.
+# Python API for trainers: the preflight sync test before a run, the monitor during it, and the
+# hooks of TRL and verl.
 
 from __future__ import annotations
 

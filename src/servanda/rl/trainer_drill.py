@@ -1,4 +1,4 @@
-# The sync drill, from a trainer's own script.
+# The preflight sync test, from a trainer's own script.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def preflight(
     timeout_s: float | None = TIMEOUT_S,
     watch: Watch | None = None,
 ) -> Preflight:
-    """Find out, before a run, whether what the trainer updates reaches its engine.
+    """Test, before a run, whether every weight that the trainer updates reaches its engine.
 
     Args:
         trainer: a TRL trainer, a Trainee, or a torch module; a module needs `sync` and `score`.
@@ -34,14 +34,14 @@ def preflight(
         journal, seed, timeout_s, watch: as of servanda.rl.sync_drill.drill.preflight.
 
     Raises:
-        MeasurementError: no such trainer, or as the drill does.
-        Interrupted: somebody stopped it.
+        MeasurementError: no such trainer, or as that function does.
+        Interrupted: Ctrl-C or SIGTERM.
     """
     if sync is not None or score is not None:
         if sync is None or score is None:
             missing = "sync" if sync is None else "score"
             raise MeasurementError(
-                f"a module is drilled with both sync= and score=, and {missing}= is missing",
+                f"a module needs both sync= and score=, and {missing}= is missing",
                 hint="see docs/how-to/preflight.md",
             )
         trainee = Trainee(trainer, sync, score, tokens, logprobs)
@@ -51,7 +51,7 @@ def preflight(
 
 
 def trainee_of(trainer: Any) -> Trainee:
-    """A Trainee as it is, or that of a trainer of TRL.
+    """A Trainee unchanged, or the Trainee of a TRL trainer.
 
     Raises:
         MeasurementError: it is neither.
@@ -63,6 +63,6 @@ def trainee_of(trainer: Any) -> Trainee:
 
         return trl.trainee(trainer)
     raise MeasurementError(
-        f"{type(trainer).__name__} is neither a Trainee nor a trainer of TRL",
-        hint="give servanda.rl.Trainee(module, sync, score)",
+        f"{type(trainer).__name__} is neither a Trainee nor a TRL trainer",
+        hint="pass servanda.rl.Trainee(module, sync, score)",
     )

@@ -1,7 +1,7 @@
 # TRL: the monitor inside GRPOTrainer.
 #
 #     class Trainer(Monitored, GRPOTrainer):
-#         """A GRPOTrainer that is held to a contract."""
+#         """A GRPOTrainer whose steps are checked against a contract."""
 #
 #     Trainer(..., monitor=Monitor("trl"), slices=("domain",)).train()
 #
@@ -43,24 +43,24 @@ _FORWARD = (
 
 
 class Monitored(Base):
-    """Mixed into GRPOTrainer, before it: holds the run to a contract, a generation at a time.
+    """Mix into GRPOTrainer, before it, to check each generation against a contract.
 
-    What the contract says is done is done to the batch: tokens are weighed (`correct`), left out
-    of the loss (`mask`), or the run ends after the step (`halt`).  Every number goes to TRL's own
-    log under `servanda/`; servanda/active is 1 where the monitor saw the step.
+    The contract's actions change the batch: tokens are weighted (`correct`), left out of the
+    loss (`mask`), or the run ends after the step (`halt`).  Every number goes to TRL's own log
+    under `servanda/`; servanda/active is 1 where the monitor saw the step.
 
     Args:
-        monitor: what judges; of its ranks this class takes care.
-        slices: columns of the data set, or of what a rollout function returns, by which tokens
-            are told apart: the slices of a contract name them `labels.<column>`.  A mapping
+        monitor: judges the steps; this class connects its ranks.
+        slices: columns of the data set, or of what a rollout function returns, that become
+            labels: the slices of a contract name them `labels.<column>`.  A mapping
             gives labels of other names, such as {"env": "task"}: presets slice by `env`.
         score_share: of the sequences of a batch whose logprobs TRL does not compute itself, the
             share that the trainer scores and the monitor judges, drawn by the step alone.  Below
             1 the contract may neither weigh nor mask: most tokens have no weight then.
 
     Raises:
-        MeasurementError: TRL draws from the very module that it trains, so no sampler's logprobs
-            come with the tokens; or all of them are NaN; or this TRL has another GRPOTrainer.
+        MeasurementError: TRL samples from the very module that it trains, so the tokens have no
+            sampler's logprobs; or all of them are NaN; or this TRL has another GRPOTrainer.
         ContractError: a share of sequences is scored, and the contract acts on every token.
     """
 
@@ -184,7 +184,7 @@ def _watcher(trainer: Monitored) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not trainer._batches:
                 raise MeasurementError(
-                    f"step {state.global_step} ended, and the monitor saw no batch of it",
+                    f"step {state.global_step} ended without a batch for the monitor",
                     hint="something replaced GRPOTrainer._generate_and_score_completions, as "
                     "Unsloth does: patch before the class is derived, or train without it",
                 )
@@ -203,8 +203,8 @@ def _check_trl(trainer: Any) -> None:
             except PackageNotFoundError:
                 has = "this trainer"
             raise MeasurementError(
-                f"{has} has no GRPOTrainer.{name}: the run would go unwatched",
-                hint="this is written against TRL 1.16, and runs with 1.8; pip install -U trl",
+                f"{has} has no GRPOTrainer.{name}: the monitor would see no batch",
+                hint="Servanda supports TRL 1.16 (1.8 works too); pip install -U trl",
             )
 
 
@@ -219,7 +219,7 @@ def _check_share(monitor: Monitor, share: float) -> None:
         raise ContractError(
             f"the contract says {' and '.join(acts)}, which needs every token, and "
             f"score_share={share:g} scores a share of them",
-            hint="leave score_share out, or take a contract that only judges",
+            hint="leave out score_share, or use a contract that only judges",
         )
 
 
@@ -233,13 +233,13 @@ def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
     if nan:
         return MeasurementError(
             "every logprob of the sampler is NaN: nothing can be compared",
-            hint="see why the engine scores its own tokens as NaN; where it is a server, start "
-            "it with --logprobs-mode processed_logprobs",
+            hint="find out why the engine scores its own tokens as NaN; start a server with "
+            "--logprobs-mode processed_logprobs",
         )
     if trainer.rollout_func is not None:
         return MeasurementError(
             "rollout_func returned no logprobs: nothing can be compared",
-            hint="return in `logprobs` what each token was drawn with",
+            hint="return in `logprobs` the logprob that each token was sampled with",
         )
     if trainer.use_vllm:
         return MeasurementError(
@@ -247,8 +247,8 @@ def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
             hint="TRL 1.16 asks vLLM for them always: is generate of vllm_generation replaced?",
         )
     return MeasurementError(
-        "TRL draws from the module that it trains (use_vllm=False), and no sampler's logprobs "
-        "come with the tokens: nothing can be compared",
+        "TRL samples from the module that it trains (use_vllm=False), so the tokens have no "
+        "sampler's logprobs: nothing can be compared",
         hint="set use_vllm=True, or rollout_func=servanda.rl.trl.rollouts(engine)",
     )
 
@@ -271,7 +271,7 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     if not any(name in row for row in rows):
         raise EvidenceError(
             f"no row of the batch has the column {name!r} that slices= names",
-            hint=f"the data set has {', '.join(sorted(rows[0]))}" if rows else "",
+            hint=f"the data set has the columns {', '.join(sorted(rows[0]))}" if rows else "",
         )
     return ["" if row.get(name) is None else str(row[name]) for row in rows]
 

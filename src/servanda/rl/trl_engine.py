@@ -1,4 +1,4 @@
-# TRL: the engine of a trainer, and the drill of its weight sync.
+# TRL: the engine of a trainer, and the test of its weight sync.
 #
 # A trainer with an engine of its own copies its weights into it after an update.  What does so
 # here is what does so in training: TRL's own sync into vLLM, or that of `rollouts`.
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 
 class Rollouts:
-    """Draws a trainer's rollouts with an engine of ours: TRL's `rollout_func`.
+    """Samples a trainer's rollouts with one of Servanda's engines: TRL's `rollout_func`.
 
-    The engine gets the trainer's weights before it draws, whenever they have changed, and gives
-    the logprob that each token was really drawn with.
+    The engine gets the trainer's weights before it samples, whenever they have changed, and
+    returns the logprob that each token was really sampled with.
 
     Args:
-        engine: that takes over weights, such as servanda.engines.transformers.TransformersEngine.
+        engine: an engine that accepts weights, such as servanda.engines.transformers.TransformersEngine.
         sync: copies the weights into it; default: WeightSync of the trainer's module.
     """
 
@@ -59,8 +59,8 @@ class Rollouts:
         if trainer.repetition_penalty != 1.0:
             raise MeasurementError(
                 f"repetition_penalty is {trainer.repetition_penalty:g}, which rollouts(...) "
-                "does not draw with",
-                hint="leave it at 1, or draw with vLLM",
+                "does not support",
+                hint="leave it at 1, or sample with vLLM",
             )
         prompt_ids, images, _ = trainer._tokenize_prompts(list(prompts))
         if images is not None:
@@ -113,10 +113,10 @@ class Rollouts:
 
 
 def rollouts(engine: Any, sync: Callable[[], None] | None = None) -> Rollouts:
-    """A `rollout_func` for GRPOTrainer: an engine of ours, in this process, draws.
+    """A `rollout_func` for GRPOTrainer that samples with one of Servanda's engines, in this process.
 
     Args:
-        engine: one that takes over weights, or the kernel string of one, such as
+        engine: an engine that accepts weights, or its kernel string, such as
             transformers:models/tiny-lm@bfloat16.
         sync: as of Rollouts.
 
@@ -128,7 +128,7 @@ def rollouts(engine: Any, sync: Callable[[], None] | None = None) -> Rollouts:
     if not hasattr(engine, "load"):
         raise ContractError(
             f"{_name(engine)} cannot take over a trainer's weights",
-            hint="draw with transformers:MODEL@DTYPE",
+            hint="sample with transformers:MODEL@DTYPE",
         )
     return Rollouts(engine, sync)
 
@@ -138,11 +138,11 @@ def module_of(trainer: Any) -> Any:
 
 
 def trainee(trainer: Any) -> Trainee:
-    """A GRPOTrainer as the drill sees it: its module, its own sync, and what its engine scores.
+    """A GRPOTrainer as a Trainee: its module, its own sync, and the scores of its engine.
 
     Raises:
         ContractError: it has no engine of its own, so there is nothing to sync; or its rollouts
-            come from a function that does not say how.
+            come from a function that does not say how its engine is synced.
     """
     from servanda.rl.sync_drill.trainee import Trainee
 
@@ -151,14 +151,14 @@ def trainee(trainer: Any) -> Trainee:
         return Trainee(module_of(trainer), draws.sync_of(trainer), draws.score)
     if draws is not None:
         raise ContractError(
-            f"rollout_func is {_name(draws)}, and how weights reach its engine is not known",
-            hint="servanda.rl.preflight(trainer.model, sync=..., score=...) says it; or draw "
-            "with servanda.rl.trl.rollouts(engine)",
+            f"rollout_func is {_name(draws)}, and Servanda does not know how its engine is synced",
+            hint="call servanda.rl.preflight(trainer.model, sync=..., score=...), or sample with "
+            "servanda.rl.trl.rollouts(engine)",
         )
     if not trainer.use_vllm:
         raise ContractError(
-            "there is nothing to sync: TRL draws from the module that it trains (use_vllm=False)",
-            hint="the drill is for a trainer with an engine of its own: use_vllm=True, or "
+            "there is nothing to sync: TRL samples from the module that it trains (use_vllm=False)",
+            hint="the sync test needs a trainer with an engine of its own: use_vllm=True, or "
             "rollout_func=servanda.rl.trl.rollouts(engine)",
         )
     vllm = trainer.vllm_generation
@@ -190,14 +190,14 @@ class _CameToTrain(BaseException):
 
 
 def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> Preflight:
-    """Run a training script as far as GRPOTrainer.train, and drill instead of training.
+    """Run a training script up to GRPOTrainer.train, and test the weight sync instead of training.
 
-    What the script does before is done; nothing after.
+    The script's code before that call is run; the code after it is not.
 
     Args:
-        path: of the script.
-        arguments: of its command line.
-        options: of `preflight`.
+        path: the script.
+        arguments: its command line.
+        options: arguments of `preflight`.
 
     Raises:
         ContractError: the script is not there, TRL is not installed, or train is never called.
@@ -215,7 +215,7 @@ def instead_of_training(
     `drilled`."""
     script = Path(path)
     if not script.is_file():
-        raise ContractError(f"{script} is no file", hint="give the script that trains")
+        raise ContractError(f"there is no file {script}", hint="pass the training script")
     try:
         base = import_module("trl").GRPOTrainer
     except ImportError:
@@ -232,18 +232,18 @@ def instead_of_training(
         except SystemExit as left:
             if left.code:
                 raise MeasurementError(
-                    f"{script} left with {left.code!r} before it came to train",
-                    hint="run it by itself first; its own arguments follow --, as in "
+                    f"{script} exited with {left.code!r} before it called train",
+                    hint="run it alone first; its own arguments follow --, as in "
                     "servanda preflight --trl SCRIPT -- ARGS",
                 ) from None
         except Exception as error:
             raise MeasurementError(
-                f"{script} failed before it came to train: {type(error).__name__}: {error}",
-                hint="run it by itself first",
+                f"{script} failed before it called train: {type(error).__name__}: {error}",
+                hint="run it alone first",
             ) from error
     raise ContractError(
         f"{script} never calls GRPOTrainer.train",
-        hint="give the script that trains; one that calls preflight is run by itself",
+        hint="pass the training script; run a script that calls preflight directly",
     )
 
 

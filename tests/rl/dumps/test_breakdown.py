@@ -143,7 +143,7 @@ def test_one_bad_sequence_in_twenty_is_named_though_the_average_holds(tmp_path):
     assert found.beyond == 12
     assert {row.source.rpartition(":")[2] for row in found.sequences} == {"8"}
     text = render(answer)
-    assert "! 12 of 240 sequences are beyond the limit on their own tokens" in text
+    assert "! 12 of 240 sequences are above the limit on their own tokens" in text
     assert "of all mismatch" in text
     for name in ("markdown", "html"):
         assert "12 of all are beyond" in FORMATS[name](answer.verdict)
@@ -266,7 +266,7 @@ def test_what_was_removed_and_never_scored_is_missing(tmp_path):
     assert answer.verdict.exit_code == 3
     assert answer.verdict.breakdown.removed.tv is None
     spot = next(spot for spot in answer.verdict.blind_spots if spot.subject == "rows")
-    assert spot.text.endswith("nothing is known about them")
+    assert spot.text.endswith("their divergence is unknown")
     cell = next(c for c in answer.verdict.cells if (c.clause, c.slice) == ("gradient", "all"))
     assert cell.note == "holds only for what a filter left: before it not known, not decided"
     text = render(answer)
@@ -336,7 +336,7 @@ def test_the_mean_weight_has_one_answer_and_one_number_in_every_format(tmp_path,
         writer.step(step, rng.integers(0, 999, (20, 310)), np.ones((20, 300)), train, infer)
     answer = judged(tmp_path)
     cell = next(c for c in answer.verdict.cells if c.metric == "coherence")
-    finding = next(t for t in answer.lines if "mean weight" in t.text)
+    finding = next(t for t in answer.lines if "mean importance weight" in t.text)
     assert (cell.outcome == "holds") == (finding.level == "fine")
     assert cell.note == finding.text
     assert cell.value == pytest.approx(1 + above, abs=1e-4)

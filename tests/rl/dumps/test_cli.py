@@ -170,7 +170,7 @@ def test_every_format_takes_data_that_is_not_sound(name, tmp_path):
     done = servanda("tools", "check-dump", tmp_path, "--quiet", "--format", name)
     assert done.exit_code == 4
     if name in ("github", "markdown", "html"):
-        assert "The data cannot be trusted." in done.stdout and "left out" in done.stdout
+        assert "The data cannot be trusted." in done.stdout and "rejected" in done.stdout
 
 
 def test_a_report_speaks_of_going_on_and_since_when(bad, healthy):

@@ -106,4 +106,4 @@ def test_a_step_that_was_written_again_is_not_sound_for_a_watch_either(tmp_path)
     assert exit_codes(tmp_path) == (4, 4)
     seen = [*dump.DumpSource(contract.WatchOptions(tmp_path)).poll(final=True)]
     assert [s.step for s in seen if s.outcome == "error"] == [4]
-    assert "step 4 those of step 1" in seen[3].why
+    assert "step 4 as step 1" in seen[3].why

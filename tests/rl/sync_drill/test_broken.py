@@ -90,7 +90,7 @@ def test_what_is_lost_is_named_to_the_tensor(fault):
     assert (result.outcome, result.exit_code, result.cause) == ("violated", 1, cause), str(result)
     assert wrong(result) == groups
     assert {name for group in result.groups for name in group.lost} == lost
-    assert result.back and "At equal weights nothing of it shows" in str(result)
+    assert result.back and "At equal weights no metric shows this fault" in str(result)
 
 
 @pytest.mark.parametrize("fault", OTHERS)
@@ -131,7 +131,7 @@ def test_a_sync_that_moves_the_engine_at_equal_weights_says_so_and_names_no_tens
     result = drilled(MOVED[fault])
 
     assert (result.exit_code, result.cause) == (1, "sync_moves"), str(result)
-    assert f"it was 0 nats away, and is {result.found.idle:.2g}" in result.sentence
+    assert f"0 before, {result.found.idle:.2g} nats after" in result.sentence
     assert not any(group.scale or group.lost for group in result.groups)
     assert "next     read back one tensor of each kind" in str(result)
     assert "At equal weights" not in str(result)
@@ -149,7 +149,7 @@ def test_what_no_fault_explains_is_called_unexplained_with_what_was_measured():
     result = drilled(take)
 
     assert (result.exit_code, result.cause) == (1, "unfaithful"), str(result)
-    assert "unexplained," in str(result) and "next     " in str(result)
+    assert "unexplained: " in str(result) and "next     " in str(result)
 
 
 def test_an_engine_that_keeps_weights_of_the_drill_is_a_violation_that_says_so():
@@ -203,10 +203,10 @@ def test_probes_hold_the_ends_of_the_vocabulary_and_what_is_not_probed_is_said()
     drill, _ = trainee(load)
     few = Trainee(drill.module, drill.sync, drill.score, tokens=[[1, 2, 3, 4] * 5] * 4)
     (spot,) = [spot for spot in preflight(few).blind_spots if spot.subject == "rows"]
-    assert spot.text.startswith("19 ids of the vocabulary are in no probe")
+    assert spot.text.startswith("19 vocabulary ids occur in no probe")
 
 
 def test_a_vocabulary_of_unknown_size_is_said_to_be_one(monkeypatch):
     monkeypatch.setattr("servanda.rl.sync_drill.drill.size_of", lambda _: None)
     (spot,) = [spot for spot in drilled(load).blind_spots if spot.subject == "rows"]
-    assert spot.text.startswith("the size of the vocabulary is not known")
+    assert spot.text.startswith("the vocabulary size is unknown")

@@ -74,11 +74,11 @@ def test_errors_of_the_file_are_errors_of_the_call(tmp_path, text, name, message
 
 def test_a_call_that_names_nothing_is_refused(tmp_path):
     assert ran()[0] == 2 and "give FILE.py:NAME, or --trl SCRIPT" in ran()[1]
-    assert ran("mine.py")[0] == 2 and "does not say what to drill" in ran("mine.py")[1]
+    assert ran("mine.py")[0] == 2 and "does not name a trainer" in ran("mine.py")[1]
     assert ran("no/mine.py:x")[0] == 2
     (tmp_path / "m.py").write_text("x = 3\n")
     code, output = ran(f"{tmp_path / 'm.py'}:x")
-    assert code == 4 and "int is neither a Trainee nor a trainer of TRL" in output
+    assert code == 4 and "int is neither a Trainee nor a TRL trainer" in output
 
 
 SCRIPT = """

@@ -22,7 +22,9 @@ def test_a_module_a_sync_and_a_score_are_enough():
 
     assert preflight(trainee).exit_code == 0
     assert preflight(trainee.module, sync=trainee.sync, score=trainee.score).exit_code == 0
-    with pytest.raises(MeasurementError, match="with both sync= and score=, and score= is missing"):
+    with pytest.raises(
+        MeasurementError, match="needs both sync= and score=, and score= is missing"
+    ):
         preflight(trainee.module, sync=trainee.sync)
-    with pytest.raises(MeasurementError, match="Toy is neither a Trainee nor a trainer of TRL"):
+    with pytest.raises(MeasurementError, match="Toy is neither a Trainee nor a TRL trainer"):
         preflight(trainee.module)

@@ -146,7 +146,7 @@ def test_a_group_that_moves_nothing_is_inconclusive_never_a_pass():
     result = preflight(Trainee(module, lambda: None, trainee.score))
 
     assert (result.outcome, result.exit_code) == ("inconclusive", 3)
-    assert "rest ? not visible" in str(result)
+    assert "rest ? no effect" in str(result)
 
 
 def test_a_stale_engine_that_the_first_sync_mends_holds_with_a_warning():
@@ -208,12 +208,12 @@ def test_a_sync_that_throws_at_any_call_leaves_the_weights_as_they_were(at, tmp_
     assert bits(trainee.module) == before and not (tmp_path / "j").exists()
     message = str(caught.value)
     if at == 1:
-        assert message.startswith("sync of unchanged weights: the sync threw")
+        assert message.startswith("sync of unchanged weights: the sync raised")
         assert message.endswith("state: no weight was changed")
     elif at < 9:
         assert message.endswith("bit for bit, and synced to the engine once more")
     else:
-        assert "draw nothing from it before a sync succeeds" in message
+        assert "do not sample from it before a sync succeeds" in message
 
 
 def test_a_sync_that_throws_for_good_is_said_plainly():
@@ -228,9 +228,9 @@ def test_a_sync_that_throws_for_good_is_said_plainly():
         preflight(Trainee(trainee.module, sync, trainee.score))
 
     assert str(caught.value) == (
-        "poison: the sync threw OSError: the engine is gone\n"
-        "  state: weights restored bit for bit; the sync that followed threw OSError: the engine "
-        "is gone: the engine may hold weights of the drill, so draw nothing from it before a "
+        "all weights randomised: the sync raised OSError: the engine is gone\n"
+        "  state: weights restored bit for bit; the sync that followed raised OSError: the engine "
+        "is gone: the engine may hold perturbed weights, so do not sample from it before a "
         "sync succeeds"
     )
 
@@ -330,8 +330,8 @@ def test_what_is_no_logprob_is_refused_by_its_place(answer, message):
 @pytest.mark.parametrize(
     ("sync", "score", "found"),
     [
-        (lambda _: None, None, "sync of unchanged weights: the sync threw TypeError"),
-        (None, lambda _, __: [], "as found: score threw TypeError"),
+        (lambda _: None, None, "sync of unchanged weights: the sync raised TypeError"),
+        (None, lambda _, __: [], "as found: score raised TypeError"),
     ],
 )
 def test_a_call_that_takes_other_arguments_is_told_what_it_is_given(sync, score, found):
@@ -344,7 +344,7 @@ def test_a_call_that_takes_other_arguments_is_told_what_it_is_given(sync, score,
     assert problem.message.startswith(found)
     assert problem.message.endswith("state: no weight was changed")
     assert problem.hint == (
-        "sync is called as sync(), score and logprobs with a list of rows of token ids"
+        "sync is called without arguments, score and logprobs with a list of token id rows"
     )
 
 
@@ -360,7 +360,7 @@ def test_a_token_that_the_vocabulary_lacks_is_refused_by_its_place(token):
     assert problem.message == (
         f"row 2 of the probe tokens has token {token}, and the vocabulary has 23"
     )
-    assert problem.hint == "give ids of the module's own tokenizer, without padding such as -100"
+    assert problem.hint == "use ids of the module's own tokenizer, without padding such as -100"
 
 
 def test_a_journal_that_another_drill_writes_meanwhile_is_kept(tmp_path, monkeypatch):
@@ -399,11 +399,13 @@ def test_probes_that_are_too_short_or_have_no_vocabulary_are_refused():
     trainee, _ = pair()
     plain = torch.nn.Linear(2, 2)
 
-    with pytest.raises(MeasurementError, match="too short: 4 are scored, and it takes 64"):
+    with pytest.raises(
+        MeasurementError, match="too few probe tokens: 4 are scored, and 64 are needed"
+    ):
         preflight(Trainee(trainee.module, trainee.sync, trainee.score, tokens=[[1, 2, 3]] * 2))
     with pytest.raises(MeasurementError, match="row 1 of the probe tokens has 1"):
         preflight(Trainee(trainee.module, trainee.sync, trainee.score, tokens=[[1]]))
-    with pytest.raises(MeasurementError, match="vocabulary of Linear is not known"):
+    with pytest.raises(MeasurementError, match="vocabulary size of Linear is unknown"):
         preflight(Trainee(plain, trainee.sync, trainee.score))
     plain.requires_grad_(False)
     with pytest.raises(MeasurementError, match="no parameter of Linear has requires_grad"):

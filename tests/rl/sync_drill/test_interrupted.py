@@ -88,7 +88,7 @@ def test_wherever_a_call_throws_the_weights_are_back_and_the_error_says_so(adapt
         assert isinstance(raised, MeasurementError)
         (problem,) = raised.problems
         thrower = "the sync" if what == "sync" else "score"
-        assert f": {thrower} threw RuntimeError: no room\n  state: " in problem.message
+        assert f": {thrower} raised RuntimeError: no room\n  state: " in problem.message
         state = problem.message.partition("  state: ")[2]
         idle = calls.index("sync") + 2  # the score after a sync of unchanged weights
         if number <= idle:
@@ -97,8 +97,8 @@ def test_wherever_a_call_throws_the_weights_are_back_and_the_error_says_so(adapt
             assert state == "weights restored bit for bit, and synced to the engine once more"
         else:  # the sync of the restored weights, and the score after it
             assert state == (
-                "weights restored bit for bit; the engine may hold weights of the drill, so draw "
-                "nothing from it before a sync succeeds"
+                "weights restored bit for bit; the engine may hold perturbed weights, so do not "
+                "sample from it before a sync succeeds"
             )
 
 
@@ -113,8 +113,8 @@ def test_where_the_sync_that_puts_the_engine_right_throws_too_that_is_said(adapt
     assert trials.digest(model) == whole
     (problem,) = raised.problems
     assert problem.message.partition("  state: ")[2] == (
-        "weights restored bit for bit; the sync that followed threw RuntimeError: no room: the "
-        "engine may hold weights of the drill, so draw nothing from it before a sync succeeds"
+        "weights restored bit for bit; the sync that followed raised RuntimeError: no room: the "
+        "engine may hold perturbed weights, so do not sample from it before a sync succeeds"
     )
 
 
@@ -390,7 +390,7 @@ def test_a_second_drill_does_not_write_over_the_journal_of_a_killed_one(processe
     kept = journal.read_bytes()
 
     with pytest.raises(
-        MeasurementError, match="is there already: a drill that did not end left it"
+        MeasurementError, match="is there already: an interrupted preflight test left it"
     ):
         preflight(trials.trainee(trials.module()), journal=journal)
 

@@ -51,9 +51,9 @@ def hanging(trainee, clock, score_at=(), sync_at=()):
     ("score_at", "sync_at", "said"),
     [
         ([1], [], "as found: score did not return within 60 s"),
-        ([4], [], "poison: score did not return within 60 s"),
+        ([4], [], "all weights randomised: score did not return within 60 s"),
         ([], [1], "sync of unchanged weights: the sync did not return within 60 s"),
-        ([], [4], "nudge of norms.norm: the sync did not return within 60 s"),
+        ([], [4], "perturbing norms.norm: the sync did not return within 60 s"),
         ([], [9], "sync of the restored weights: the sync did not return within 60 s"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_journal_is_kept_where_the_sync_of_the_restored_weights_hangs(tmp_path
     write_journal(journal, Weights(trainee.module).kept)
     hangs = Trainee(trainee.module, threading.Event().wait, trainee.score)
 
-    with pytest.raises(MeasurementError, match="the sync threw TimedOut"):
+    with pytest.raises(MeasurementError, match="the sync raised TimedOut"):
         restore(hangs, journal, timeout_s=0.02)
     assert journal.exists()
 

@@ -92,7 +92,7 @@ def test_a_tensor_that_does_not_vary_gets_the_spread_of_a_fresh_one(values, mean
 
 def test_what_is_no_journal_is_said_and_a_shard_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"not a journal")
-    with pytest.raises(MeasurementError, match="x is no journal of a drill"):
+    with pytest.raises(MeasurementError, match="x is not a preflight journal"):
         read_journal(tmp_path / "x")
     with pytest.raises(MeasurementError, match="there is no journal"):
         read_journal(tmp_path / "y")
@@ -113,4 +113,4 @@ def test_a_journal_whose_writer_is_alive_says_which_process_that_is(tmp_path, mo
     assert problem.message == (
         f"{path} is there already, and process {os.getppid()}, which wrote it, is alive"
     )
-    assert problem.hint.startswith("wait for its drill, or give this one a journal of its own")
+    assert problem.hint.startswith("wait for its test, or use another --journal")

@@ -238,7 +238,7 @@ def test_lost_logprobs_are_lost_coverage_and_never_agreement(tmp_path):
     watch = following(tmp_path, out, once=True)
     watch.run()
     assert watch.state.outcome == "error"
-    assert [a.split(":")[1] for a in out.alerts] == [" coverage lost"]
+    assert [a.split(":")[1] for a in out.alerts] == [" logprob coverage lost"]
 
 
 def test_a_contract_of_import_is_what_each_step_is_held_to(tmp_path):

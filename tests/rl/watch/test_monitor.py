@@ -89,7 +89,7 @@ def test_numbers_that_do_not_exist_are_absent(tmp_path):
     watch = following(path, out, once=True)
     watch.run()
     assert watch.state.places == ()
-    assert "gradient, all trained tokens: 2.0 % [1.8, 2.2] of 5 %" in out.lines[1]
+    assert "gradient, all trained tokens: 0.0100 [0.0090, 0.0110], limit 0.025" in out.lines[1]
 
 
 def run_of(path, drifts, *, first=1):
@@ -140,7 +140,7 @@ def test_what_the_monitor_did_or_would_do_counts_as_its_contract_says(tmp_path):
     watch.run()
     assert (watch.state.stop, watch.state.stop_why) == (
         2,
-        "the contract's escalation said halt",
+        "the contract's escalation says halt",
     )
 
 

@@ -25,7 +25,7 @@ ALERT = Alert(
     interval=(0.04, 0.06),
     limit=0.025,
     n=1000,
-    words="share of the gradient: 10 % of 5 %",
+    words="mean total variation: 0.05, limit 0.025",
     cause="what env a sends",
     command="servanda tools check-dump runs --steps 14",
     stop=14,
@@ -111,7 +111,7 @@ def test_slack_gets_a_text_and_one_block_with_its_marks_escaped():
             "text": {
                 "type": "mrkdwn",
                 "text": ":red_circle: *step 14: violated on env &lt;a&gt;*\n"
-                "share of the gradient: 10 % of 5 %\n"
+                "mean total variation: 0.05, limit 0.025\n"
                 "cause: what env a sends\n"
                 "next: servanda tools check-dump runs --steps 14\n"
                 "would have stopped at step 14\n"

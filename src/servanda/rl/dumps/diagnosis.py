@@ -22,8 +22,8 @@ _FEW = 0.75  # of the drift in the worst sequences: stale caches .93, FP8 .39, a
 _ZERO = np.zeros(1)
 # labels that a dump has of itself, not of its texts
 _LABELLED = {
-    "replica": "{} itself: its weights, its build, its hardware",
-    "env": "what {} sends: its prompts, its sampling, its tools",
+    "replica": "{}: its weights, its build, its hardware",
+    "env": "requests of {}: its prompts, its sampling, its tools",
 }
 _GROWING = {
     "context.position": "an error that grows along the answer: positions, or a low-precision cache",
@@ -158,7 +158,8 @@ def _of_old_weights(cuts: Sequence[Cut], atoms: Atoms) -> str:
     if share < _MOST_OF_IT:
         return ""
     return (
-        f"staleness: tokens drawn by older weights read {old.mean:.3g}, the others {base:.3g}; it "
+        f"staleness: tokens sampled by older weights have a mean tv of {old.mean:.3g}, the others "
+        f"{base:.3g}; it "
         f"explains {100 * share:.0f} % of all divergence"
     )
 
@@ -174,7 +175,7 @@ def _of_label(field: str, cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms)
         return ""
     label = field.removeprefix(LABEL)
     which = ", ".join(f"{label} {_values(cut)}" for cut in some)
-    words = _LABELLED.get(label, "{} alone: nothing measured says why")
+    words = _LABELLED.get(label, "{} alone, for an unknown reason")
     return f"{words.format(which)}; {_explains(share)}"
 
 
@@ -205,16 +206,16 @@ def _unexplained(trend: Trend, concentration: float | None) -> str:
     """Drift that grows: few sequences tell a cache from weights, and nothing here tells more."""
     grown = f"drift that grows, x{trend.ratio:.2g} in the last {trend.steps} steps"
     if concentration is None:
-        return f"{grown}: unexplained; a drill of the sync (servanda preflight) is the next step"
+        return f"{grown}: unexplained; test the weight sync next (servanda preflight)"
     share = f"{100 * concentration:.0f} % of it in {100 * WORST:.0f} % of the tokens"
     if concentration >= _FEW:
         return (
-            f"{grown}, in few sequences ({share}): as of a prefix cache that outlives a sync; draw "
-            "a step with the cache off, or reset after each sync"
+            f"{grown}, in few sequences ({share}): a prefix cache that outlives a sync looks like "
+            "this; sample a step with the cache off, or reset it after each sync"
         )
     return (
         f"{grown}, in all sequences alike ({share}): unexplained; weights that the sync leaves out "
-        "and low-precision drift look the same here, and servanda preflight tells them apart"
+        "and low-precision drift look the same here; servanda preflight tells them apart"
     )
 
 

@@ -17,7 +17,7 @@ from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import of_cell
 from servanda.traces.rollouts import Rollouts
 
-ONLY_FILTERED = "holds only for what a filter left"
+ONLY_FILTERED = "holds only after a filter"
 
 
 @dataclass

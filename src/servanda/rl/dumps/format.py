@@ -1,4 +1,4 @@
-# Words: what clauses and slices are called when no contract was written.
+# Words: names for clauses and slices when no contract was written.
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.report.cell_text import of_cell, quantity
-from servanda.report.format import percent
 
 # a token clause whose threshold is that of the clip range
 _CLIP_NATS = 0.182
@@ -15,32 +14,24 @@ _SMALL = 1e-4
 
 
 def is_gradient(cell: CellVerdict) -> bool:
-    """Whether a cell is the mean TV, of which twice is the share of the gradient."""
+    """Whether a cell is the mean TV; up to twice that share of the gradient may be wrong."""
     return cell.metric == "tv" and cell.threshold is None
 
 
 def clause(cell: CellVerdict) -> str:
     if is_gradient(cell):
-        return "share of the gradient that may be wrong"
+        return "mean total variation (tv)"
     if cell.metric == "abs_log_ratio_nats" and cell.threshold == _CLIP_NATS:
         return "tokens clipped before any update"
     return quantity(cell)
 
 
 def number(cell: CellVerdict, value: float | None) -> str:
-    """A number of a cell as `clause` calls it: 2 TV is a share of the gradient, at most all."""
+    """A number of a cell, in the scale of its limit in the contract."""
     if value is None:
         return ""
-    shown = percent(min(2 * value, 1.0)) if is_gradient(cell) else of_cell(cell, value)
+    shown = of_cell(cell, value)
     return "< 0.01 %" if shown.endswith(" %") and 0 < value < _SMALL else shown
-
-
-def limit(cell: CellVerdict) -> str:
-    if cell.limit is None:
-        return ""
-    if is_gradient(cell) or cell.threshold is not None:
-        return f"{100 * cell.limit * (2 if is_gradient(cell) else 1):.4g} %"
-    return f"{cell.limit:.4g}"
 
 
 def place(name: str) -> str:

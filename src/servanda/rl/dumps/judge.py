@@ -213,7 +213,7 @@ def _blind_spots(
     undecided = sum(row.outcome == "inconclusive" and row.tokens > 0 for row in steps)
     if undecided and len(steps) > 1:
         few = f"{undecided:,} of {len(steps):,} steps are too small to be judged alone: one of "
-        yield BlindSpot("sample", f"{few}them can be beyond the limit unseen")
+        yield BlindSpot("sample", f"{few}them can exceed the limit unnoticed")
     silent = sum(row.outcome == "error" for row in steps)
     if silent and verdict.outcome != "error":
         few = f"{silent:,} of {len(steps):,} steps have no answer"

@@ -66,11 +66,11 @@ def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
     if format_ in _OF_FORMAT:
         preset, why = _OF_FORMAT[format_], "as the format suggests"
     elif (preset := next(named, "")) != "":
-        why = "by what the dump says of itself"
+        why = "as the dump names its trainer"
     else:
-        preset, why = "verl-sync", "for the dump does not name its trainer"
+        preset, why = "verl-sync", "because the dump does not name its trainer"
     if preset == "verl-sync" and stale:
-        return "verl-async", "for its tokens are some updates old"
+        return "verl-async", "because its tokens are some updates old"
     return preset, why
 
 
@@ -82,9 +82,9 @@ def preset_of(name: str) -> str:
     """
     fitting = [n for n, of in PRESETS.items() if of == "reinforcement learning"]
     if name not in fitting:
-        what = "is for serving" if name in PRESETS else "is none"
+        what = "is for serving" if name in PRESETS else "does not exist"
         raise ContractError(
-            f"a dump is held to the limits of a trainer, and {name!r} {what}",
+            f"a dump needs a preset for a trainer, and {name!r} {what}",
             hint=did_you_mean(name, fitting),
         )
     return name

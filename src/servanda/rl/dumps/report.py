@@ -11,8 +11,8 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import quantile_text
 from servanda.judgement.token_profile import Portrait
 from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
-from servanda.report.cell_text import GLYPH, excess
-from servanda.report.format import line, percent
+from servanda.report.cell_text import GLYPH, excess, limit
+from servanda.report.format import line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
 from servanda.rl.dumps.filters import ONLY_FILTERED
@@ -23,11 +23,11 @@ _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # red slices that are shown
 _WORST_STEPS, _WORST_SEQUENCES = 3, 3  # that are shown
 _MOST = 0.9  # of the tokens: where more are red, no slice explains it
-_NAME, _VALUE = 46, 26  # widths
+_NAME, _VALUE = 46, 28  # widths
 
 
 def render(answer: DumpVerdict) -> str:
-    """What was found, whether it is sound, whether to go on, where not, and what next."""
+    """The data, its quality checks, the verdict by slice and step, and the next command."""
     return "\n".join(text.rstrip() for text in _lines(answer))
 
 
@@ -35,7 +35,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
     verdict, statistics = answer.verdict, answer.statistics
     yield from _dump(answer)
     yield ""
-    yield "Is the data sound?"
+    yield "Data quality checks"
     for data in answer.lines:
         yield f"  {_LEVEL[data.level]} {data.text}"
     for cell in verdict.cells:
@@ -44,7 +44,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
             yield from _guard(cell)
     yield f"{'May I go on?'.ljust(_NAME + _VALUE)}limit"
     if verdict.outcome == "error":
-        yield "  ! no answer: what the data says cannot be trusted"
+        yield "  ! no answer: the data cannot be trusted"
     else:
         yield from _clauses(answer)
         yield from _steps(_rows(answer))
@@ -52,7 +52,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
         yield from _trend(answer)
         if statistics.largest_staleness:
             yield (
-                "  ! kernel and staleness, mixed: tokens are up to "
+                "  ! kernel mismatch and staleness are mixed: tokens are up to "
                 f"{statistics.largest_staleness:g} updates old"
             )
     if answer.cause:
@@ -85,14 +85,14 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
         f"(servanda contract presets --show {answer.preset})"
     )
     names = [line(cut.name) for cut in statistics.cuts]
-    yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all alike'}"
+    yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all tokens alike'}"
     if answer.partly:
         yield "         chosen from the first tokens; later labels are judged with the whole"
-    yield "floor    unknown: nothing was scored twice, so red means beyond the limit alone"
+    yield "floor    noise floor unknown, no token was scored twice: red means above the limit"
 
 
 def _guard(cell: CellVerdict) -> Iterator[str]:
-    """What a guard of the contract adds to the findings: only where it is not met."""
+    """A validity check of the contract: only where it fails."""
     if cell.outcome in ("violated", "error"):
         glyph = GLYPH[cell.outcome if cell.enforced else "error"]
         yield f"  {glyph} {cell.note}"
@@ -101,10 +101,13 @@ def _guard(cell: CellVerdict) -> Iterator[str]:
 def _clauses(answer: DumpVerdict) -> Iterator[str]:
     cells = [c for c in answer.verdict.cells if c.section == "statistical"]
     for cell in cells:
-        # what is not enforced is shown only where it is beyond its limit
+        # a clause that is not enforced is shown only above its limit
         if cell.slice != WHOLE or not (cell.enforced or cell.outcome == "violated"):
             continue
         yield _row(cell, format.clause(cell), answer)
+        if format.is_gradient(cell) and cell.value is not None:
+            share = percent(min(2 * cell.value, 1.0))
+            yield f"      without a correction, up to {share} of the gradient may be wrong (2 x tv)"
         own = [c for c in cells if c.clause == cell.clause and c.slice != WHOLE]
         red = sorted((c for c in own if c.outcome == "violated"), key=excess, reverse=True)
         for part in red[:_WORST]:
@@ -128,11 +131,11 @@ def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     step = answer.since.get(f"{cell.clause}[{cell.slice}]")
     tail = f"   since step {step}" if step is not None else ""
     tail += "" if cell.enforced else "   shown, not enforced"
-    return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{format.limit(cell)}{tail}"
+    return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{limit(cell)}{tail}"
 
 
 def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
-    """Each step by itself: how many hold, and the worst."""
+    """Each step alone: how many hold, and the worst."""
     if len(rows) < 2:
         return
     red = [row for row in rows if row.outcome == "violated"]
@@ -144,7 +147,7 @@ def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
         if not row.tokens:
             yield f"      step {step}: no token was trained on"
             continue
-        parts = [f"{share} of the gradient" if share else "", f"{tokens} tokens"]
+        parts = [f"tv {share}" if share else "", f"{tokens} tokens"]
         names = ("mean |Δ logp|", "TME", "k3")
         parts += [f"{name} {n or 'infinite'}" for name, n in zip(names, numbers, strict=True)]
         yield f"      step {step}: {', '.join(filter(None, parts))}"
@@ -155,7 +158,7 @@ def _sequences(rows: Sequence[SequenceRow]) -> Iterator[str]:
         _, place, group, tokens, total, mean, share, part, _ = sequence_row(row)
         removed = ", removed by a filter" if row.removed else ""
         yield (
-            f"  ! {place} (step {row.step}, group {group}): {share} of its gradient, sum Δ logp "
+            f"  ! {place} (step {row.step}, group {group}): tv {share}, sum Δ logp "
             f"{total}, mean exp |Δ logp| {mean}, {tokens} tokens, {part} of all mismatch{removed}"
         )
 
@@ -219,17 +222,16 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
         red = [row.step for row in _rows(answer) if row.outcome == "violated"]
         yield (
             f"VIOLATED at step{'s' if len(red) > 1 else ''} {_numbers(red)}, judged alone; the "
-            f"average over all {len(_rows(answer)):,} steps does not show it."
+            f"average over all {len(_rows(answer)):,} steps is within its limits."
         )
     elif verdict.outcome == "violated" and _parted(answer):
         yield (
             f"VIOLATED on slices with {percent(answer.share)} of the tokens. "
-            f"Without them {percent(answer.left and 2 * answer.left) or 'nothing'} of the gradient "
-            "may be wrong."
+            f"Without them the mean total variation is {number(answer.left) or 'unknown'}."
         )
         if names := _only(answer):
             yield f"         those of {names};"
-            yield "         the other slices are red for sharing tokens with them"
+            yield "         the other red slices share tokens with them"
     elif verdict.outcome == "violated":
         yield "VIOLATED on the whole: no slice explains it."
     elif hidden := [c for c in verdict.cells if c.enforced and c.note.startswith(ONLY_FILTERED)]:
@@ -239,7 +241,7 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
         )
     else:
         more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
-        yield f"{word}: too few tokens to render.{more}"
+        yield f"{word}: too few tokens for a decision.{more}"
 
 
 def _rows(answer: DumpVerdict) -> Sequence[StepRow]:
@@ -277,7 +279,7 @@ def _next(answer: DumpVerdict) -> Iterator[str]:
     elif verdict.outcome == "violated" and _parted(answer):
         yield (
             f"next     servanda tools check-dump {path} --mask masks    "
-            "(names these tokens, step by step)"
+            "(writes these tokens, step by step)"
         )
     elif verdict.outcome == "holds":
         yield (
@@ -293,7 +295,7 @@ def _next(answer: DumpVerdict) -> Iterator[str]:
 
 
 def _rate(per_s: float) -> str:
-    """Tokens a second, to two digits.
+    """Tokens per second, to two digits.
 
     >>> _rate(432_100), _rate(1_510_000), _rate(74)
     ('430,000', '1.5 M', '74')

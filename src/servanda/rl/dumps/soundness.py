@@ -1,4 +1,4 @@
-# What reports say of the data of a dump: whether it can be evidence at all.
+# Data quality checks of a dump, as reports print them.
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from servanda.contract.model import Contract
 from servanda.judgement.bitwise import objection
 from servanda.judgement.breakdown import Removed
 from servanda.report.breakdown import removed_line
+from servanda.report.format import number
 from servanda.rl.dumps.checks import Finding, State
 from servanda.rl.dumps.formats import Refused
 from servanda.rl.dumps.outliers import Outliers
@@ -71,12 +72,12 @@ def alike(agreement: Agreement) -> tuple[int, int]:
 def of_refused(refused: Refused, taken: int) -> list[DataLine]:
     """Sequences that could not be read: few are left out, more are no sample of the run."""
     if not refused.rows:
-        return [DataLine("fine", "no sequence was left out")]
+        return [DataLine("fine", "no sequence was rejected")]
     lines = []
     for refusal in refused.values():
         share = refusal.count / (taken + refused.rows)
         bad = share > _SHARE or _ZERO in refusal.reason
-        text = f"{refusal.count:,} sequences left out: {refusal.reason} (first: {refusal.first})"
+        text = f"{refusal.count:,} sequences rejected: {refusal.reason} (first: {refusal.first})"
         lines.append(DataLine("error" if bad else "warning", text))
     return lines
 
@@ -98,8 +99,8 @@ def of_outliers(outliers: Outliers) -> list[DataLine]:
     worst = outliers.rows()[0]
     count = f"{outliers.beyond:,} of {outliers.sequences:,} sequences"
     text = (
-        f"{count} {'is' if outliers.beyond == 1 else 'are'} beyond the limit on their own tokens "
-        f"(worst: {worst.source}, {100 * 2 * worst.tv:.1f} %)"
+        f"{count} {'is' if outliers.beyond == 1 else 'are'} above the limit on their own tokens "
+        f"(worst: {worst.source}, tv {number(worst.tv)})"
     )
     return [DataLine("warning", text)]
 

@@ -62,7 +62,7 @@ class Transform:
         if self.far > _FAR_SHARE * self.n or mass < _SIGMAS * error or share < _MOST_OF_IT:
             return ""
         return (
-            f"the engine cannot draw {100 * mass:.2g} % of the trainer's mass and renormalises the "
+            f"the engine cannot sample {100 * mass:.2g} % of the trainer's mass and renormalises the "
             f"rest: a top-p of at most {_rest(mass)}, a top-k or a min-p that the trainer "
             f"does not apply; it explains {100 * share:.0f} % of the difference"
         )
@@ -88,7 +88,7 @@ class Transform:
         if abs(b) > _STEEPEST or share < _MOST_OF_IT:
             return ""
         return (
-            f"a temperature: the engine drew at about {1 / (1 - b):.2f} times the trainer's; the "
+            f"a temperature: the engine sampled at about {1 / (1 - b):.2f} times the trainer's; the "
             f"log ratio follows log p, which explains at least {100 * share:.0f} % of its variance"
         )
 

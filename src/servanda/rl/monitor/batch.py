@@ -112,13 +112,13 @@ class Batch:
         step = _step(weights)
         if mask is None:
             raise EvidenceError(
-                f"step {step} has no mask, so nobody can tell which tokens are trained",
-                hint="give the mask of the loss, [sequences, tokens]",
+                f"step {step} has no mask, so the trained tokens are unknown",
+                hint="pass the loss mask, [sequences, tokens]",
             )
         given_BT = array("mask", mask)
         if given_BT.ndim != 2:
             raise EvidenceError(
-                f"the mask has shape {given_BT.shape}", hint="give [sequences, tokens]"
+                f"the mask has shape {given_BT.shape}", hint="pass [sequences, tokens]"
             )
         if given_BT.dtype.kind == "f" and np.isnan(given_BT).any():
             raise EvidenceError("the mask is NaN in places", hint="1 for a trained token, else 0")
@@ -136,7 +136,7 @@ class Batch:
         if stale_BT is not None and (stale_BT < 0).any():
             raise EvidenceError(
                 f"a token is {stale_BT[stale_BT < 0].flat[0]:g} updates old",
-                hint="staleness = the trainer's updates less those of the weights that drew",
+                hint="staleness = updates of the trainer minus updates of the weights that sampled",
             )
         if not isinstance(labels, Mapping | None):
             raise EvidenceError(
@@ -178,7 +178,7 @@ def array(name: str, values: object) -> Array:
         numbers = np.zeros((), dtype=object)
     if numbers.dtype.kind not in "biuf":
         raise EvidenceError(
-            f"{name} is no rectangle of numbers",
+            f"{name} is not a rectangular array of numbers",
             hint="pad rows to one length, and leave the padding out of the mask",
         )
     return numbers
@@ -193,7 +193,7 @@ def _step(weights: object) -> int:
         number = isinstance(weights, int | float)
         raise EvidenceError(
             f"weights is {repr(weights) if number else f'a {type(weights).__name__}'}",
-            hint="how many updates the trainer has made, a whole number from 0 on",
+            hint="pass the number of updates so far, a whole number from 0 on",
         )
     return step
 
@@ -206,7 +206,7 @@ def _one_array(train: Array, infer: Array) -> bool:
 
 def _numbers(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Array:
     if values is None:
-        raise EvidenceError(f"{name} is missing", hint="NaN where a token has none")
+        raise EvidenceError(f"{name} is missing", hint="use NaN for a token without one")
     numbers = array(name, values)
     if numbers.shape not in shapes:
         fitting = " or ".join(map(str, dict.fromkeys(shapes)))

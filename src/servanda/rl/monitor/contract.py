@@ -61,7 +61,7 @@ class RunContract:
         if not isinstance(given, Contract):
             raise ContractError(
                 f"the contract of a monitor is a {type(given).__name__}",
-                hint="give a Contract, the path of one, or a preset's name, such as 'verl-sync'",
+                hint="pass a Contract, the path of one, or a preset's name, such as 'verl-sync'",
             )
         contract = _in_a_trainer(given)
         return cls("", contract.model_copy(update={"bitwise": True}) if bitwise else contract)
@@ -102,7 +102,7 @@ class RunContract:
             if new:
                 more = f" and {len(new) - 3} more values" if len(new) > 3 else ""
                 what = f"{', '.join(map(repr, new[:3]))}{more} of label {name!r}"
-                notes.append(f"{what} came after the first step, and no slice shows it")
+                notes.append(f"{what} first occurred after the first step, so it has no slice")
         return tuple(notes)
 
     def rules(self, counts: Counts) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
@@ -173,21 +173,21 @@ def _kind(cell: Cell) -> Kind:
     reason = _not_answered(kind, cell.clause)
     if not reason:
         fields = sorted(f for f in cell.cut.fields if not (f in COLUMNS or f.startswith(LABEL)))
-        reason = f"a training step does not tell {', '.join(fields)}" if fields else ""
+        reason = f"a training step has no {', '.join(fields)}" if fields else ""
     return NotHere(reason, bool(cell.clause.required)) if reason else kind
 
 
 def _not_answered(kind: Kind, clause: Clause) -> str:
     """Why a step cannot answer a kind of clause; "" where it can."""
     if isinstance(kind, RelativeCertificate):
-        return "a training step has no self-noise and no stable kernel to be compared with"
+        return "a training step has no noise floor and no stable kernel to compare with"
     if isinstance(kind, AnswerGap):
-        return "a step is judged token by token: this contract's loss makes it a matter of answers"
+        return "a step is judged token by token, and this contract's loss is defined on whole responses"
     if isinstance(kind, UsableRatio | Coherent | Gap):
         return ""
     if type(kind) is Certificate and clause.metric in RATIO_METRICS:
         return ""
-    return f"a training step's logprobs do not tell {clause.metric}"
+    return f"{clause.metric} cannot be computed from a training step's logprobs"
 
 
 def labels_of(

@@ -190,13 +190,13 @@ class Monitor:
             known = contract.labels
             if odd := [repr(name) for name in batch.labels if name not in known]:
                 by = f"by {', '.join(known)}" if known else "by no label"
-                self._note(f"no slice is by label {', '.join(odd)}: they are {by}")
+                self._note(f"label {', '.join(odd)} has no slice; slices are {by}")
         plan = plan_of(contract.complete(state.rules), state.labels)
         if state.contract not in ("", plan.contract.digest):
             raise ContractError(
                 f"the state file is of contract {state.contract[:8]}, and this is "
                 f"{plan.contract.digest[:8]}",
-                hint="name another state file, or go on under the contract that it was begun with",
+                hint="name another state file, or continue with the contract it was begun with",
             )
         self._plan = plan
         named = dict.fromkeys(cell.cut for cell in plan.cells if is_answered(cell))
@@ -265,7 +265,7 @@ class Monitor:
         else:
             self._note(*remarks(plan.contract, agreement))
         if not weighed.tokens:
-            wrong.append("no token of the mask is trained")
+            wrong.append("the mask has no trained token")
 
         def verdict_of(intervals: bool = True) -> Verdict:
             verdict = judge(plan, evidence, intervals=intervals)
@@ -285,8 +285,8 @@ class Monitor:
             newest = state.ends.newest
             if newest is not None and batch.weights < newest.step and not state.resumed:
                 self._note(
-                    f"step {batch.weights} came after step {newest.step}: what was known of the "
-                    "steps from it on is forgotten"
+                    f"step {batch.weights} came after step {newest.step}: the records from "
+                    "that step on are discarded"
                 )
             self._note(*self._contract.unsliced(batch.labels, state.labels))
             state.add(batch.weights, groups)

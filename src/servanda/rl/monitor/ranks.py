@@ -110,7 +110,7 @@ def gathered(gather: Gather, mine: M) -> tuple[list[M], int]:
         if type(message) is not type(mine):
             raise EvidenceError(
                 f"rank {i} sent {type(message).__name__}, and this one {type(mine).__name__}",
-                hint="every rank observes every step, with a gather of its own",
+                hint="every rank has to observe every step, with its own gather",
             )
     for i, message in enumerate(messages):
         if message.refused:
@@ -131,13 +131,13 @@ def gathered(gather: Gather, mine: M) -> tuple[list[M], int]:
         other = next((i for i, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             raise EvidenceError(
-                f"rank 0 speaks of {what} {values[0]} and rank {other} of {values[other]}",
+                f"rank 0 has {what} {values[0]}, and rank {other} has {values[other]}",
                 hint="a verdict is of one step and one contract on all ranks",
             )
     if mine.member not in ranks:
         raise EvidenceError(
-            f"what was gathered from {len(messages)} ranks leaves this one out",
-            hint="return what every rank sent, this one included",
+            f"gather returned {len(messages)} ranks, without this one",
+            hint="return the objects of all ranks, this one included",
         )
     return messages, ranks[mine.member]
 

@@ -40,7 +40,7 @@ class SampleDump:
         if batch.token_BT is None:
             raise EvidenceError(
                 f"step {batch.weights} has no token ids, and a dump is of sequences",
-                hint="give tokens=, or leave dump= out",
+                hint="pass tokens=, or leave out dump=",
             )
 
     def write(self, batch: Batch, rank: int) -> Path | None:

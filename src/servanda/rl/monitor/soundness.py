@@ -74,9 +74,9 @@ def _repeated(batch: Batch) -> list[str]:
         return []
     return [
         f"{repeated:,} of {batch.sequences:,} sequences repeat the logprobs of another to the last "
-        f"bit ({elsewhere:,} under another prompt group), and none was likely to be drawn twice: "
+        f"bit ({elsewhere:,} under another prompt group), and none was likely to be sampled twice: "
         "the sampler repeats itself (deterministic, or seeded alike for every sample of a prompt), "
-        "or rows were copied; they are no independent draws"
+        "or rows were copied; they are not independent samples"
     ]
 
 

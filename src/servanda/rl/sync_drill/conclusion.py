@@ -1,4 +1,4 @@
-# The outcome of a drill, from what was seen.
+# The outcome of a preflight sync test, from its measurements.
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def conclude(
     seconds: float,
     unprobed: int | None,
 ) -> Preflight:
-    """Judge what was seen; see Preflight for the arguments.
+    """Judge the measurements; see Preflight for the arguments.
 
     Args:
-        unprobed: ids of the vocabulary that no probe has; None where nobody knows its size.
+        unprobed: ids of the vocabulary that no probe has; None where its size is unknown.
     """
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
@@ -36,7 +36,7 @@ def conclude(
     unseen = [group.name for group in groups if group.mark == "unseen"]
     shaky = [group.name for group in groups if group.mark == "warns"]
     outcome: Outcome = "violated" if cause else "holds"
-    # noise that hardly moves the trainer says nothing, and takes nothing from groups that follow
+    # noise that hardly changes the trainer shows nothing, also nothing against synced groups
     if not cause and (unseen or shaky or poison.mark == "violated"):
         outcome = "inconclusive"
     return Preflight(
@@ -63,13 +63,13 @@ def _not_violated(
     outcome: Outcome, groups: Sequence[Response], unseen: Sequence[str], shaky: Sequence[str]
 ) -> str:
     if outcome == "holds":
-        return f"what the trainer updates reaches the engine: all {len(groups)} groups follow"
+        return f"every trained weight reaches the engine: all {len(groups)} groups are synced"
     if unseen:
         which = f"{len(unseen)} of {len(groups)} groups"
-        return f"{which} move nothing that could be seen: {_few(unseen)}"
+        return f"{which} cannot be judged, they hardly change any logprob: {_few(unseen)}"
     if shaky:
-        return f"neither right nor wrong: {_few(shaky)}"
-    return "each group follows by itself, and all at once they do not"
+        return f"response slope neither right nor clearly wrong: {_few(shaky)}"
+    return "each group alone is synced, but all of them randomised at once are not"
 
 
 def _violated(
@@ -92,7 +92,9 @@ def _violated(
         mean = sum(s.factor for s in scales) / len(scales)
         sentence += f": {mean:.3g} [{low:.3g}, {high:.3g}]"
     if cause == "sync_moves":
-        sentence += f"; it was {baseline.distance:.2g} nats away, and is {baseline.idle:.2g}"
+        sentence += (
+            f" (mean |Δ logp| {baseline.distance:.2g} before, {baseline.idle:.2g} nats after)"
+        )
     if wrong:
         which = [group.name for group in wrong]
         sentence += f" ({len(wrong)} of {len(groups)} groups: {_few(which)})"
@@ -105,20 +107,20 @@ def _few(names: Sequence[str]) -> str:
 
 def _warnings(baseline: Baseline, shaky: Sequence[str], cause: str) -> Iterator[str]:
     if shaky and cause:
-        yield f"neither right nor wrong: {_few(shaky)}"
+        yield f"response slope neither right nor clearly wrong: {_few(shaky)}"
     if baseline.distance > 2 * baseline.idle and not cause:
         yield "the engine had other weights before the first sync"
 
 
 def _blind_spots(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:
     if unprobed is None:
-        text = "the size of the vocabulary is not known, so rows that no probe reads may be lost"
+        text = "the vocabulary size is unknown, so vocabulary rows in no probe are not tested"
         yield BlindSpot("rows", text)
     elif unprobed > 0:
         yield BlindSpot(
             "rows",
-            f"{unprobed:,} ids of the vocabulary are in no probe: one of their rows alone, lost "
-            "between others that arrive, is not seen",
+            f"{unprobed:,} vocabulary ids occur in no probe: a single one of their rows that is "
+            "not synced goes unnoticed",
         )
     unseen = [
         f"{part.name} of {group.name}"
@@ -130,6 +132,6 @@ def _blind_spots(groups: Sequence[Response], unprobed: int | None) -> Iterator[B
     if unseen:
         yield BlindSpot(
             "sample",
-            "the trainer moves too little with some parts to tell each from the rest of its "
-            f"group: {_few(unseen)}",
+            "some parts change too few logprobs to be told from the rest of their group: "
+            f"{_few(unseen)}",
         )

@@ -1,4 +1,4 @@
-# What is wrong with a sync, told from which groups are deaf.
+# What is wrong with a sync, derived from the groups that are not synced.
 #
 # A name is given where it explains what the engine did; else the answer is "unexplained".
 
@@ -8,33 +8,32 @@ from collections.abc import Sequence
 
 from servanda.rl.sync_drill.result import NEAR, Baseline, Part, PoisonResult, Response
 
-# cause -> what it means, and where to look
+# cause -> its meaning, and where to look
 CAUSES: dict[str, str] = {
-    "never_synced": "the sync returns, and nothing reaches the engine",
-    "late": "what the trainer updates reaches the engine, but late: the sync returns before the "
-    "weights are there",
-    "dropped": "some of what is synced arrives only with a later sync, or some syncs are dropped",
-    "stopped": "syncs reach the engine at first, and then no more",
+    "never_synced": "the sync returns, but no weight reaches the engine",
+    "late": "weights reach the engine too late: the sync returns before they arrive",
+    "dropped": "some weights arrive only with a later sync, or some syncs are dropped",
+    "stopped": "the first syncs reach the engine, later ones do not",
     "stale_replicas": "some replicas of the engine have the new weights, and others still have "
     "the old ones",
-    "stale_cache": "weights reach the engine, which answers known tokens from a cache of the old "
-    "ones: reset its prefix cache after a sync",
+    "stale_cache": "weights reach the engine, but it scores known tokens from a cache of the old "
+    "weights: reset its prefix cache after a sync",
     "adapter_ignored": "the adapters never reach the engine: rollouts come from the base model",
-    "tied_head_stale": "the embedding follows, and the head that is tied to it is an old copy",
-    "tied_embedding_stale": "the head follows, and the embedding that is tied to it is an old copy",
+    "tied_head_stale": "the embedding is synced, but the head tied to it is an old copy",
+    "tied_embedding_stale": "the head is synced, but the embedding tied to it is an old copy",
     "rows_stale": "some rows of the vocabulary never reach the engine",
     "one_layer": "one layer never reaches the engine",
     "one_mlp": "the MLP of one layer never reaches the engine",
     "one_attention": "the attention of one layer never reaches the engine",
     "norms_stale": "the scales of norms never reach the engine",
-    "scaled": "weights reach the engine times a factor",
-    "wrong_cast": "weights lose digits on their way to the engine",
+    "scaled": "weights reach the engine multiplied by a factor",
+    "wrong_cast": "weights lose precision on their way to the engine",
     "deaf": "part of the weights never reaches the engine",
-    "sync_moves": "a sync of unchanged weights moves the engine away from the trainer: look for "
-    "shape, order or names of tensors",
-    "unfaithful": "the engine changes with the weights, not as the trainer does, and no fault "
-    "that was tried explains it",
-    "not_returned": "the engine does not score as before the drill, though the weights are back",
+    "sync_moves": "a sync of unchanged weights moves the engine away from the trainer: check the "
+    "shape, order and names of the tensors",
+    "unfaithful": "the engine changes with the weights, but not as the trainer does, and no known "
+    "fault explains it",
+    "not_returned": "the engine does not score as before the test, though the weights are restored",
 }
 
 
@@ -46,11 +45,11 @@ def cause_of(
     adapted: bool,
     layers: int,
 ) -> str:
-    """The one cause that explains what was seen; "" where nothing is wrong.
+    """The one cause that explains the measurements; "" where nothing is wrong.
 
     Args:
         adapted: the module has adapters that are trained.
-        layers: how many layers were drilled.
+        layers: how many layers were tested.
     """
     visible = [group for group in groups if group.mark != "unseen"]
     wrong = [group for group in visible if group.mark == "violated"]
@@ -72,7 +71,7 @@ def cause_of(
 def _of_the_sync(
     baseline: Baseline, poison: PoisonResult, visible: Sequence[Response], wrong: Sequence[Response]
 ) -> str:
-    """What is wrong with all of a sync, or with when it arrives."""
+    """A fault of the whole sync, or of the time at which it arrives."""
     if baseline.mixed or poison.mixed or any(group.mixed for group in wrong):
         return "stale_replicas"
     if poison.cached:
@@ -131,7 +130,7 @@ def is_rows(name: str) -> bool:
 
 
 def _all_within(wrong: Sequence[Response], layers: set[int]) -> bool:
-    """Whether what is wrong lies in these layers; the norms of a layer are judged with all."""
+    """Whether only these layers are wrong; the norms of a layer are judged with all norms."""
     names = {f"layers.{layer}" for layer in layers}
     for group in wrong:
         if group.kind == "norms":
@@ -143,7 +142,7 @@ def _all_within(wrong: Sequence[Response], layers: set[int]) -> bool:
 
 
 def _stale_use(wrong: Sequence[Response]) -> str:
-    """A tied tensor that follows in one of its uses only."""
+    """A tied tensor that is synced in one of its uses only."""
     if len(wrong) != 1 or wrong[0].kind != "tied":
         return ""
     uses: list[Part] = [part for part in wrong[0].parts if not is_rows(part.name)]

@@ -1,4 +1,4 @@
-# The drill: what is done to the weights, in which order, and how all of it is undone.
+# The preflight sync test: the changes to the weights, their order, and how they are undone.
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ def preflight(
     alarm: Alarm | None = None,
     watch: Watch | None = None,
 ) -> Preflight:
-    """Find out whether what the trainer updates reaches its engine.
+    """Test whether every weight that the trainer updates reaches its engine.
 
-    The weights are changed in place, and are back bit for bit when this returns or raises, also
-    after Ctrl-C and SIGTERM.  A kill that cannot be caught leaves the journal.
+    The weights are changed in place, and restored bit for bit when this returns or raises, also
+    after Ctrl-C and SIGTERM.  After SIGKILL the journal has them.
 
     Args:
-        trainee: the trainer's module, its sync, and what scores tokens on both sides.
-        journal: where the weights are kept on disk until they are back; None keeps them in
-            memory only.
-        seed: of the probe tokens and of the noise.
-        timeout_s: how long one sync or score may take; None for ever.  A call that hangs ends
-            the drill, and the weights are back.  See servanda.rl.sync_drill.signals.TimeLimit.
+        trainee: the trainer's module, its sync, and the scoring functions of both sides.
+        journal: file that keeps the weights until they are restored; None keeps them in memory
+            only.
+        seed: seed of the probe tokens and of the noise.
+        timeout_s: time limit of one sync or score, seconds; None for no limit.  After it the test
+            ends, and the weights are restored.  See servanda.rl.sync_drill.signals.TimeLimit.
         alarm: the timer of that; the process's own by default.
-        watch: is told how many syncs are done, of how many.
+        watch: called with the number of syncs done and planned.
 
     Raises:
-        MeasurementError: a side gives no usable logprobs, the sync throws or takes longer than
-            it may, a journal is there already, or nothing is trained; the message says what state
-            the engine is in.
-        Interrupted: somebody stopped it.
+        MeasurementError: a side gives no usable logprobs, the sync raises or exceeds its time
+            limit, a journal is there already, or nothing is trained; the message gives the
+            state of the engine.
+        Interrupted: Ctrl-C or SIGTERM.
     """
     place = Path(journal) if journal is not None else None
     limit = TimeLimit(timeout_s, alarm)
@@ -91,10 +91,10 @@ def preflight(
 
 
 def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = TIMEOUT_S) -> None:
-    """Put back the weights that a killed drill left in its journal, sync once, remove it.
+    """Put back the weights that a killed test left in its journal, sync once, remove it.
 
     Raises:
-        MeasurementError: no such journal, it does not fit the module, or the sync throws; then
+        MeasurementError: no such journal, it does not fit the module, or the sync raises; then
             the journal is kept.
     """
     path = Path(journal)
@@ -104,8 +104,8 @@ def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = 
             trainee.sync()
     except (Exception, TimedOut) as error:
         raise MeasurementError(
-            f"the weights are restored, and the sync threw {error_line(error)}",
-            hint=f"the engine is as the drill left it; {path} is kept until a sync succeeds",
+            f"the weights are restored, but the sync raised {error_line(error)}",
+            hint=f"the engine still holds perturbed weights; {path} is kept until a sync succeeds",
         ) from error
     path.unlink()
 
@@ -160,7 +160,7 @@ class _Drill:
                 raise
             raise stopped from error
         finally:
-            # whatever comes meanwhile: nobody leaves before the weights are back
+            # whatever comes meanwhile: no return before the weights are restored
             self._restored()
         return baseline, poison, groups, self._returned(start_N)
 
@@ -315,7 +315,7 @@ class _Drill:
             with self.sides.limit():
                 self.trainee.sync()
         except BaseException as again:
-            became = f"threw {error_line(again)}"
+            became = f"raised {error_line(again)}"
             if isinstance(again, TimedOut):
                 became = f"did not return within {self.sides.limit.seconds:g} s"
             return _stopped(
@@ -326,7 +326,7 @@ class _Drill:
 
 
 _ENGINE_UNKNOWN = (
-    "the engine may hold weights of the drill, so draw nothing from it before a sync succeeds"
+    "the engine may hold perturbed weights, so do not sample from it before a sync succeeds"
 )
 
 

@@ -40,7 +40,7 @@ def explain(
     """A response with the parts that were lost, or with the factor of one, if that explains it.
 
     Args:
-        train_N, infer_N: both sides before the nudge; change_N: the engine's change by it.
+        train_N, infer_N: both sides before the perturbation; change_N: the engine's change by it.
         scales: whether a factor is looked for.
     """
     lack = distance(change_N, perturbation.own_N)

@@ -1,6 +1,6 @@
-# What the drill puts into weights: fresh noise of each tensor's own mean and spread.
+# The noise that the preflight test puts into weights: of each tensor's own mean and spread.
 #
-# Keyed by (seed, purpose, tensor), so that the same drill does the same whatever the order.
+# Keyed by (seed, purpose, tensor), so that the same test does the same whatever the order.
 
 from __future__ import annotations
 

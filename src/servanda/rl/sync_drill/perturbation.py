@@ -1,4 +1,4 @@
-# One sync with some groups of weights nudged: how the engine answers, and what explains it.
+# One sync with some groups of weights perturbed: the response of the engine, and its cause.
 #
 # Axes: N scored tokens.
 
@@ -59,7 +59,7 @@ class PerturbationTests:
         return responses
 
     def _once(self, block: Sequence[WeightGroup]) -> list[Response]:
-        self.sides.stage = f"nudge of {block_name(block)}"
+        self.sides.stage = f"perturbing {block_name(block)}"
         perturbations = [
             self.trials.perturb_group(group, self.train_N, self.floor) for group in block
         ]
@@ -78,7 +78,7 @@ class PerturbationTests:
             responses = self._again(perturbations, own_N, change_N, responses)
             still = distance(self._before_N, before_N) <= max(3 * self.noise, _STILL)
             if still and not any(r.explained or r.deaf_as_a_whole for r in responses):
-                # not even the weights of the last nudge left it
+                # not even the weights of the last perturbation left it
                 responses = [replace(r, stopped=r.mark == "violated") for r in responses]
             self._before_N = self._last_N
         self.trials.weights.settle(sizes)
@@ -129,7 +129,7 @@ class PerturbationTests:
 def judged(
     perturbations: Sequence[Perturbation], own_N: Floats, change_N: Floats, floor: float
 ) -> list[Response]:
-    """How the engine answered groups that were nudged at once, and each part of them.
+    """How the engine responded to groups that were perturbed together, and each part of them.
 
     Args:
         own_N: the trainer's change by all of them; change_N: the engine's.

@@ -1,4 +1,4 @@
-# What a drill will do, told before it begins.
+# The plan of a preflight sync test, printed before it begins.
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from servanda.rl.sync_drill.weight_snapshot import Weights
 
 @dataclass(frozen=True)
 class Plan:
-    """What a drill will do.
+    """The steps of a preflight sync test.
 
     Args:
-        groups: names, in the order of the drill.
-        tensors, values: how much is trained, and so kept in host memory.
-        least, most: how often the sync runs; the most where every block has to be taken apart,
-            and whatever is wrong is looked at once more.
+        groups: names, in the order of the test.
+        tensors, values: size of the trained weights, which are copied to host memory.
+        least, most: how often the sync runs; the most where every block has to be split, and
+            every fault is measured once more.
     """
 
     groups: tuple[str, ...]
@@ -35,7 +35,7 @@ class Plan:
 
 
 def planned(trainee: Trainee) -> Plan:
-    """What `preflight` will do; nothing is run.
+    """The plan of `preflight`; nothing is run.
 
     Raises:
         MeasurementError: nothing is trained, or the probe tokens are too few.

@@ -32,7 +32,7 @@ def poison_test(
     Args:
         train_N, infer_N: both sides before.
     """
-    sides.stage = "poison"
+    sides.stage = "all weights randomised"
     weights.poison()
     sides.sync()
     there_N, here_N = sides.infer(), sides.train()

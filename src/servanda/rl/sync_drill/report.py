@@ -1,4 +1,4 @@
-# What came of a drill, and its transcript.
+# The result of a preflight sync test, and its transcript.
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ _MARKS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "uns
 _WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
 _WIDTH = 96
 _CLOSER = 6  # groups of which more is said
-_ALIKE = 0.5  # nats between two sides at equal weights; what is farther apart does not look healthy
+_ALIKE = 0.5  # nats between two sides at equal weights; a larger gap does not look healthy
 # cause -> the next experiment
 _NEXT = {
     "sync_moves": "read back one tensor of each kind from the engine after a sync, and compare its "
     "name, shape and first values with the trainer's",
     "unfaithful": "sync the groups above one at a time, and read their tensors back from the "
-    "engine; or give longer rows as tokens=, for the slopes of single tensors",
-    "late": "wait for the transfer before the sync returns, or call it so often before drawing",
-    "stale_replicas": "score the same rows on each replica by itself after a sync",
+    "engine; or pass longer rows as tokens=, for the response slopes of single tensors",
+    "late": "wait for the transfer before the sync returns, or repeat the sync before sampling",
+    "stale_replicas": "score the same rows on each replica separately after a sync",
 }
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What came of a drill; `str` is its transcript.
+    """The result of a preflight sync test; `str` is its transcript.
 
     Args:
-        outcome: violated where anything of the sync is wrong; inconclusive where nothing is,
-            and a group could not be seen.
-        cause: what is wrong, as `diagnosis.CAUSES` names it; "" where nothing is.
+        outcome: violated where any part of the sync is wrong; inconclusive where none is, but a
+            group could not be judged.
+        cause: the fault, as `diagnosis.CAUSES` names it; "" where there is none.
         sentence: the outcome in words.
-        groups: one response a group, in the order of the module.
-        returned: mean |engine - engine before the drill|, nats, after the last sync.
+        found: both sides before any change, and after a sync of unchanged weights.
+        poison: both sides after all weights were randomised.
+        groups: one response per group, in the order of the module.
+        returned: mean |engine - engine before the test|, nats, after the last sync.
         back: whether that is within the engine's own noise; where it is not, the engine holds
-            weights of the drill, and the outcome is violated.
+            perturbed weights, and the outcome is violated.
         back_late: how many syncs of the restored weights that took, beyond one.
         syncs: how often the sync ran.
-        tokens: that were scored by each side each time.
-        blind_spots: what the drill did not look at, or was too small to see.
+        tokens: tokens that each side scored each time.
+        blind_spots: what the test did not cover, or could not see.
     """
 
     outcome: Outcome
@@ -76,24 +78,23 @@ class Preflight:
 def _lines(result: Preflight) -> Iterator[str]:
     baseline, poison = result.found, result.poison
     yield (
-        f"found    mean |d| {_nats(baseline.distance)} nats on {result.tokens:,} probe tokens; "
-        f"after a sync of unchanged weights {_nats(baseline.idle)}"
+        f"found    mean |Δ logp| {_nats(baseline.distance)} nats on {result.tokens:,} probe "
+        f"tokens; after a sync of unchanged weights {_nats(baseline.idle)}"
     )
     if baseline.cast:
-        yield f"         what is left is what rounding weights to {baseline.cast} does"
+        yield f"         rounding the weights to {baseline.cast} explains the difference"
     yield (
-        f"poison   all trained weights randomised, one sync: mean |d| {_nats(poison.distance)} "
-        f"nats, limit {_nats(poison.limit)} (floor {_nats(baseline.floor)})  {_MARKS[poison.mark]}"
+        f"all      all weights randomised, one sync: mean |Δ logp| {_nats(poison.distance)} nats, "
+        f"limit {_nats(poison.limit)} (noise floor {_nats(baseline.floor)})  {_MARKS[poison.mark]}"
     )
     if poison.fresh is not None:
-        yield f"         on tokens that were not scored before: {_nats(poison.fresh)}"
-    label = "nudge"
+        yield f"         on tokens never scored before: {_nats(poison.fresh)}"
+    yield "groups   each perturbed alone; response slope of the engine (1: synced, 0: not synced)"
     blocks: dict[str, list[Response]] = {}
     for response in result.groups:
         blocks.setdefault(response.block, []).append(response)
     for line in _table([_cell(block) for block in blocks.values()]):
-        yield f"{label:<9}{line}"
-        label = ""
+        yield f"         {line}"
     unclear = [
         response
         for response in result.groups
@@ -105,20 +106,20 @@ def _lines(result: Preflight) -> Iterator[str]:
     for warning in result.warnings:
         yield f"warning  {warning}"
     for spot in result.blind_spots:
-        yield f"unseen   {spot.text}"
+        yield f"untested {spot.text}"
     yield f"{result.outcome.upper()}: {result.sentence}"
     if result.cause in _NEXT:
         yield f"next     {_NEXT[result.cause]}"
     if result.outcome == "violated" and not baseline.moved_away and baseline.idle < _ALIKE:
         yield (
-            "At equal weights nothing of it shows: after a sync of unchanged weights the two sides "
-            f"are {_nats(baseline.idle)} nats apart."
+            "At equal weights no metric shows this fault: after a sync of unchanged weights "
+            f"the two sides differ by {_nats(baseline.idle)} nats."
         )
     engine = f"engine within {_nats(result.returned)} nats of before"
     if not result.back:
         yield (
-            f"ENGINE NOT AS BEFORE: it scores {_nats(result.returned)} nats from before the drill, "
-            "with weights of the drill in it: load its weights anew before anything is drawn"
+            f"ENGINE NOT AS BEFORE: its logprobs differ by {_nats(result.returned)} nats from "
+            "those before the test, so it holds perturbed weights: reload them before sampling"
         )
         engine = "engine not as before"
     yield (
@@ -133,7 +134,7 @@ def _cell(responses: list[Response]) -> str:
     worst: Mark = next(mark for mark in _WORST if mark in marks)
     follows = [r.follow for r in responses if not math.isnan(r.follow)]
     if not follows:
-        return f"{name} {_MARKS['unseen']} not visible"
+        return f"{name} {_MARKS['unseen']} no effect"
     low, high = min(follows), max(follows)
     span = f"{low:.2f}" if len(responses) == 1 else f"{low:.2f}..{high:.2f}"
     lost = all(r.deaf_as_a_whole and not r.explained for r in responses)
@@ -143,26 +144,27 @@ def _cell(responses: list[Response]) -> str:
 
 def _detail(response: Response) -> str:
     detail = (
-        f"{response.name}: follows {response.follow:.2f}, residual {response.residual:.1f} floors"
+        f"{response.name}: response slope {response.follow:.2f}, residual "
+        f"{response.residual:.1f} x noise floor"
     )
     if response.mixed:
-        return f"{detail}; some rows or calls have these weights, and others the old ones"
+        return f"{detail}; some rows or calls use the new weights, others the old ones"
     if response.late:
-        return f"{detail}; {response.late} more sync{'s' * (response.late > 1)}, and it follows"
+        return f"{detail}; synced after {response.late} more sync{'s' * (response.late > 1)}"
     if response.stopped:
-        return f"{detail}; the engine is as after the sync before"
+        return f"{detail}; the engine did not change since the sync before"
     if response.lost:
-        return f"{detail}; lost: {', '.join(response.lost[:4])}"
+        return f"{detail}; not synced: {', '.join(response.lost[:4])}"
     if response.scale:
         return f"{detail}; explained by {response.scale}"
     low = sorted(response.parts, key=lambda part: part.follow)[:3]
     parts = ", ".join(f"{p.name} {p.follow:.2f} ± {2 * p.spread:.2f}" for p in low)
-    detail += f"; unexplained, {response.left:.1f} floors are left"
+    detail += f"; unexplained: {response.left:.1f} x noise floor"
     return f"{detail}; {parts}" if parts else detail
 
 
 def _table(cells: list[str]) -> Iterator[str]:
-    """Cells in columns; what points at something ends its line."""
+    """Cells in columns; a cell with a remark ends its line."""
     width = max(len(cell.partition("  ←")[0]) for cell in cells) + 3
     columns = max(1, _WIDTH // width)
     line: list[str] = []

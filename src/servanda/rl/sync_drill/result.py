@@ -1,4 +1,4 @@
-# What a drill measures: both sides at equal weights, under noise, and group by group.
+# The measurements of a preflight sync test: at equal weights, under noise, group by group.
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 Outcome = Literal["holds", "violated", "inconclusive"]
 Mark = Literal["holds", "warns", "violated", "unseen"]
 
-# Limits.  FOLLOW and RESIDUAL are what a group is judged by; the rest says what can be judged.
+# Limits.  A group is judged by its response slope and residual; the rest says when it can be.
 DEAF = 0.5  # follow below it, or above 1 / DEAF: an error
 # by which follow may differ from 1: two sides that are a floor apart at equal weights tell the
 # slope of a change of m floors to 1 / m, but no better than this
@@ -33,10 +33,10 @@ AIM, AIM_LEAST, AIM_NATS = 12.0, 3.0, 1.0
 
 @dataclass(frozen=True)
 class Scale:
-    """A factor by which the engine has some tensors: it explains what follow is not 1 by.
+    """A factor on some of the engine's tensors that explains a response slope other than 1.
 
     Args:
-        tensors: in the words of the group's parts.
+        tensors: names of the group's parts.
         factor, low, high: the best fit, and its interval of two standard errors.
     """
 
@@ -57,12 +57,12 @@ class Baseline:
         distance: mean |engine - trainer| as found.
         idle: the same after one sync.
         moved: mean |engine after the sync - engine as found|.
-        engine_noise, train_noise: a side against itself, scored twice.
-        floor: what the two sides differ by at equal weights: no less is asked of any group.
-        cast: the format in which weights seem to travel, where their rounding explains what
-            the two sides differ by; "" for none.
+        engine_noise, train_noise: the same side, scored twice.
+        floor: the noise floor: the difference of the two sides at equal weights.
+        cast: the format in which weights seem to travel, where their rounding explains the
+            difference; "" for none.
         scale: the tensors that the engine has times a factor, where that explains it.
-        mixed: the same tokens get one of two answers, one of them far from the trainer's.
+        mixed: the same tokens get one of two scores, one of them far from the trainer's.
     """
 
     distance: float
@@ -90,7 +90,7 @@ class Baseline:
 
     @property
     def near(self) -> float:
-        """How near an engine has to come to where it was, nats, to have come back."""
+        """The largest difference from before, nats, at which the engine counts as restored."""
         return max(_BEYOND * self.engine_noise, self.floor / 4)
 
     @property
@@ -100,16 +100,16 @@ class Baseline:
 
 @dataclass(frozen=True)
 class PoisonResult:
-    """Both sides after all weights were replaced by noise and synced; nats.
+    """Both sides after all weights were randomised and synced; nats.
 
     Args:
         distance: mean |engine - trainer|.
         moved: mean change of the trainer's own scores.
-        follow: the engine's change by the trainer's, a slope.
-        limit: of the distance.
-        fresh: the distance on tokens that were not scored before, where it was looked at.
-        late: after how many more syncs of the same weights they were there; 0 for none.
-        mixed: some rows or calls were answered with these weights, and others with the old ones.
+        follow: response slope: of the engine's change on the trainer's.
+        limit: on the distance.
+        fresh: the distance on tokens never scored before, where it was measured.
+        late: after how many more syncs of the same weights they arrived; 0 for none.
+        mixed: some rows or calls were scored with these weights, others with the old ones.
     """
 
     distance: float
@@ -123,17 +123,17 @@ class PoisonResult:
 
     @property
     def cached(self) -> bool:
-        """Whether tokens that were not scored before are answered by other weights."""
+        """Whether tokens never scored before are scored by other weights."""
         return self.fresh is not None and self.fresh < self.distance / 4
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a group, told from the others by what it does to the trainer's scores.
+    """One part of a group, distinguished by its effect on the trainer's scores.
 
     Args:
-        name: of a tensor of the group, of a use of a tied one, or of rows of the vocabulary.
-        follow: as of a Response.
+        name: a tensor of the group, one use of a tied tensor, or rows of the vocabulary.
+        follow: response slope, as of a Response.
         spread: its standard error; it holds for tokens of unequal noise.
         moved: by how many floors it moves the tokens that it moves.
     """
@@ -154,31 +154,31 @@ class Part:
 
     @property
     def unseen(self) -> bool:
-        """It moves the trainer's scores too little for its slope to be known."""
+        """It changes the trainer's scores too little for its slope to be known."""
         return not SURE * self.spread < DEAF
 
 
 @dataclass(frozen=True)
 class Response:
-    """How the engine answered when one group of weights was nudged.
+    """How the engine responded when one group of weights was perturbed.
 
     Args:
-        name: of the group, such as layers.1.mlp.
+        name: the group, such as layers.1.mlp.
         kind: embed, head, tied, norms, attn, mlp, other, adapter or rest.
-        follow: slope of the engine's change on the trainer's: 1 follows, 0 is deaf; NaN where
-            the trainer's own scores did not move enough to tell.
+        follow: response slope: of the engine's change on the trainer's; 1 is synced, 0 is not
+            synced; NaN where the trainer's own scores did not change enough to tell.
         spread: its standard error.
-        residual: what the slope leaves over, in floors.
-        moved: how far the trainer's own scores moved, in floors.
-        size: of the nudge, in spreads of the tensors.
-        block: the groups that shared its sync; its own name where it had one to itself.
+        residual: the change that the slope does not explain, in noise floors.
+        moved: change of the trainer's own scores, in noise floors.
+        size: the perturbation, in standard deviations of the tensors.
+        block: the groups that shared its sync; its own name where it had its own.
         parts: each tensor of it, use of a tied one, and range of rows of a vocabulary.
-        late: after how many more syncs of the same weights it followed; 0 for none.
-        mixed: some rows or calls were answered with these weights, and others with the old ones.
-        lost: the parts without which the trainer does what the engine does.
+        late: after how many more syncs of the same weights it was synced; 0 for none.
+        mixed: some rows or calls were scored with these weights, others with the old ones.
+        lost: the parts that are not synced: without them the trainer reproduces the engine.
         scale: the factor with which it does.
-        stopped: the sync moved the engine not at all, though others before it did.
-        left: what the best explanation leaves of the engine's change, in floors.
+        stopped: the sync did not change the engine, although earlier ones did.
+        left: the part of the engine's change that is unexplained, in noise floors.
     """
 
     name: str
@@ -212,7 +212,7 @@ class Response:
 
     @property
     def explained(self) -> bool:
-        """Whether a fault was found that does to the trainer what the sync did to the engine."""
+        """Whether a fault was found that reproduces the engine's change on the trainer."""
         return bool(self.late or self.mixed or self.lost or self.scale or self.stopped)
 
     @property
@@ -221,5 +221,5 @@ class Response:
 
     @property
     def deaf_as_a_whole(self) -> bool:
-        """Nothing of it reaches the engine, so there is no part to tell from the others."""
+        """No part of it reaches the engine."""
         return abs(self.follow) < NEAR + 3 * self.spread and self.residual < PLAIN

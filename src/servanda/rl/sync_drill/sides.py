@@ -1,4 +1,4 @@
-# The trainer, its engine and the sync between them, as the drill calls them.
+# The trainer, its engine and the sync between them, as the preflight test calls them.
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores
 from servanda.runner.measurement import Progress, Watch
 from servanda.theory.sampling import Floats
 
-_CALLED = "sync is called as sync(), score and logprobs with a list of rows of token ids"
+_CALLED = "sync is called without arguments, score and logprobs with a list of token id rows"
 
 
 class Sides:
-    """Both sides; every failure names the stage of the drill.
+    """Both sides; every failure names the stage of the test.
 
     Args:
         rows: the probe tokens.
@@ -71,12 +71,12 @@ class Sides:
         except TimedOut as error:
             raise MeasurementError(
                 f"{self.stage}: {what} did not return within {self.limit.seconds:g} s",
-                hint="see whether the engine is alive; a slow one gets more by --timeout SECONDS, "
-                "or timeout_s=",
+                hint="check that the engine is alive; for a slow one raise --timeout SECONDS "
+                "(timeout_s= in Python)",
             ) from error
         except Exception as error:
             hint = _CALLED if isinstance(error, TypeError) else ""
-            message = f"{self.stage}: {what} threw {error_line(error)}"
+            message = f"{self.stage}: {what} raised {error_line(error)}"
             raise MeasurementError(message, hint=hint) from error
 
 

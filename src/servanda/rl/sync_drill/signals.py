@@ -1,4 +1,4 @@
-# Signals during a drill: the first one unwinds it, later ones wait until the weights are back.
+# Signals during a preflight test: the first unwinds it, later ones wait for the weights.
 # A call that takes too long is ended by one, too: SIGALRM.
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Signals:
 
 
 class TimedOut(BaseException):
-    """A call took longer than it may; no `except Exception` of an engine keeps it."""
+    """A call exceeded its time limit; no `except Exception` of an engine keeps it."""
 
 
 class TimeLimit:
-    """How long a call may take.
+    """The time limit of a call.
 
     The call stays in its own thread, where the devices, contexts and event loops of a trainer are,
     so a signal ends it: between two instructions of Python, and in waits that signals reach.  A
@@ -100,7 +100,7 @@ class TimeLimit:
         if seconds is not None and not 0 < seconds <= _LONGEST_S:
             raise MeasurementError(
                 f"the time limit of a call is {seconds:g} s",
-                hint=f"write seconds above 0, {_LONGEST_S:g} at most; or none for no limit",
+                hint=f"write seconds above 0, at most {_LONGEST_S:g}, or 0 for no limit",
             )
         self.seconds = seconds
         self._alarm = alarm or partial(signal.setitimer, signal.ITIMER_REAL)

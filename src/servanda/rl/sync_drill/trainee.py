@@ -1,4 +1,4 @@
-# What is drilled: a trainer's module, its sync, and the two sides that score tokens.
+# What is tested: a trainer's module, its sync, and the two sides that score tokens.
 #
 # Rows are token ids; a score is the logprob, in nats, of each token of a row but the first.
 
@@ -28,15 +28,15 @@ _FED = 1024  # tokens of a forward pass of the default `logprobs`
 
 @dataclass(frozen=True)
 class Trainee:
-    """A trainer and its engine, as the drill sees them.
+    """A trainer and its engine, as the preflight sync test sees them.
 
     Args:
         module: the torch module whose parameters with requires_grad the trainer updates.
-        sync: what the trainer calls after an update, so that the engine has its weights.
+        sync: the call that copies the weights to the engine after an update.
         score: rows of token ids -> the engine's logprobs of each row's tokens but the first,
             at temperature 1, over the whole vocabulary.
-        tokens: rows to score; None draws some from the vocabulary, its ends several times.
-        logprobs: as `score`, by the trainer; None is the module's own forward pass.
+        tokens: rows to score; None samples 640 tokens from the whole vocabulary.
+        logprobs: as `score`, by the trainer; None runs the module's own forward pass.
     """
 
     module: nn.Module
@@ -57,9 +57,9 @@ def probes(trainee: Trainee, seed: int) -> Rows:
     if trainee.tokens is None:
         if known is None:
             raise MeasurementError(
-                f"the vocabulary of {type(trainee.module).__name__} is not known, so no probe "
-                "can be drawn",
-                hint="give Trainee(tokens=...): some rows of token ids",
+                f"the vocabulary size of {type(trainee.module).__name__} is unknown, so no probe "
+                "tokens can be chosen",
+                hint="pass Trainee(tokens=...): rows of token ids",
             )
         return drawn(known, named_ids(trainee.module, known), ROWS, TOKENS, seed)
     rows = [[int(token) for token in row] for row in trainee.tokens]
@@ -69,19 +69,19 @@ def probes(trainee: Trainee, seed: int) -> Rows:
             raise MeasurementError(
                 f"row {number} of the probe tokens has token {strange[0]}"
                 + (f", and the vocabulary has {known:,}" if known is not None else ""),
-                hint="give ids of the module's own tokenizer, without padding such as -100",
+                hint="use ids of the module's own tokenizer, without padding such as -100",
             )
         if len(row) < 2:
             raise MeasurementError(
                 f"row {number} of the probe tokens has {len(row)}: the first token of a row is "
                 "not scored",
-                hint="give rows of two tokens or more",
+                hint="use rows of two tokens or more",
             )
     scored = sum(len(row) - 1 for row in rows)
     if scored < FEWEST:
         raise MeasurementError(
-            f"the probe tokens are too short: {scored} are scored, and it takes {FEWEST}",
-            hint=f"give more rows, or longer ones; {ROWS} of {TOKENS} are plenty",
+            f"too few probe tokens: {scored} are scored, and {FEWEST} are needed",
+            hint=f"use more rows, or longer ones; {ROWS} rows of {TOKENS} tokens are enough",
         )
     return rows
 

@@ -19,7 +19,7 @@ from servanda.rl.sync_drill.weight_groups import WeightGroup
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.theory.sampling import Floats
 
-_FIRST, _LAST = 2.0**-8, 16.0  # sizes of a nudge, in spreads of a tensor
+_FIRST, _LAST = 2.0**-8, 16.0  # sizes of a perturbation, in spreads
 _LEAP = 64.0  # by which a size grows at most
 # root of the sum of squares, in floors, by which a piece has to move the trainer: two roundings
 # of 1.25 floors each leave 1.8 on every token, so its slope is known to .03 by itself, and to a
@@ -55,13 +55,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A group, how it is nudged, and what the trainer does then.
+    """A group, how it is perturbed, and how the trainer responds.
 
     Args:
-        size: of the nudge, in spreads of each tensor.
-        sizes: tensor -> its own, where a small one is nudged more.
+        size: the perturbation, in spreads of each tensor.
+        sizes: tensor -> its own, where a small one is perturbed more.
         own_N: the trainer's change, nats.
-        pieces: what of its change it does not do where that piece alone is not nudged.
+        pieces: the part of its change that is missing where that piece alone is unchanged.
     """
 
     group: WeightGroup
@@ -72,7 +72,7 @@ class Perturbation:
 
 
 class Trials:
-    """The trainer's scores with some of its weights nudged, and others not.
+    """The trainer's scores with some of its weights perturbed, and others not.
 
     Args:
         scores: the trainer's, now, [N], nats.
@@ -91,7 +91,7 @@ class Trials:
         scaled: Sequence[str] = (),
         factor: float = 1.0,
     ) -> Floats:
-        """With all of them nudged but some pieces, and some tensors scaled by a factor."""
+        """With all of them perturbed but some pieces, and some tensors scaled by a factor."""
         with ExitStack() as stack:
             self.weights.perturb(sizes)
             for piece in left_out:
@@ -137,7 +137,7 @@ class Trials:
         ]  # fmt: skip
 
     def perturb_group(self, group: WeightGroup, logp_N: Floats, floor: float) -> Perturbation:
-        """How a group has to be nudged to be seen, and what all of its pieces do.
+        """The perturbation that makes a group visible, and the response of all of its pieces.
 
         Args:
             logp_N: the trainer's scores before.
@@ -145,7 +145,7 @@ class Trials:
         size, own_N = perturbation_size(self.weights, group.tensors, logp_N, self.scores, floor)
         sizes = dict.fromkeys(group.tensors, size)
         while True:
-            # what each does where the others are nudged, too: two that are multiplied do other
+            # what each does where the others are perturbed, too: two that are multiplied do other
             # things by themselves
             pieces = {
                 piece: own_N - (self.without(sizes, [piece]) - logp_N)
@@ -168,7 +168,7 @@ class Trials:
 def perturbation_size(
     weights: Weights, names: Sequence[str], logp_N: Floats, scores: Scores, floor: float
 ) -> tuple[float, Floats]:
-    """How large a nudge has to be to be seen, and the trainer's change by it.
+    """The size of a visible perturbation, and the trainer's change by it.
 
     It is doubled, or more where it is far off, until the trainer's own scores move AIM floors, or
     AIM_NATS where that is less: far from its weights a model is another one, and two kernels of
@@ -191,7 +191,7 @@ def perturbation_size(
             weights.settle(names)
             return size, change_N
         wanted = enough / moved if moved > 0 else _LEAP
-        # what a group does grows as its nudge or, where two tensors of it are multiplied, squared
+        # a group's response grows as its size or, where two tensors of it are multiplied, squared
         size = min(_LAST, size * min(_LEAP, max(2.0, 2.0 ** np.ceil(np.log2(wanted) / 2))))
 
 

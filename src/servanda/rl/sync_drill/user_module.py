@@ -24,8 +24,8 @@ def opened(target: str) -> Any:
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise ContractError(
-            f"{target!r} does not say what to drill",
-            hint="write FILE.py:NAME, such as drill.py:made",
+            f"{target!r} does not name a trainer",
+            hint="write FILE.py:NAME, such as setup.py:trainee",
         )
     path = Path(file)
     if not path.is_file():
@@ -71,5 +71,5 @@ def called(path: Path, call: Callable[[], T]) -> T:
         raise ContractError(
             f"{type(error).__name__}: {error}",
             where=where,
-            hint="this is the file's own error; nothing was drilled",
+            hint="the error is in this file; no weight was changed",
         ) from error

@@ -1,4 +1,4 @@
-# Weights by name: which tensors are drilled together.
+# Weights by name: which tensors are perturbed together.
 #
 # A group is what a sync is likely to leave out as a whole: the embedding and the head, one class
 # of norms in all layers, attention or MLP of a layer, the adapters of a layer.
@@ -20,7 +20,7 @@ _ADAPTER = re.compile(r"(?:^|\.)(?:lora|adapter|dora)_?\w*")
 _ATTENTION = re.compile(r"attn|attention")
 _MLP = re.compile(r"mlp|feed_forward|ffn|moe|expert")
 
-# more groups than this are drilled in blocks of several
+# more groups than this are perturbed in blocks of several
 SINGLES = 12
 IN_A_BLOCK = 8
 PARTS = 32  # of a group, at most: experts of a layer are bundled

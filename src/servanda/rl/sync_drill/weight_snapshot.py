@@ -1,4 +1,4 @@
-# Weights that come back: what is drilled is copied first, and put back bit for bit.
+# Weights that come back: the test copies them first, and puts them back bit for bit.
 #
 # The copy lies in host memory, and in a journal where one is asked for: a safetensors file
 # that is whole or not there, for a process that is killed between the copy and the return.
@@ -27,8 +27,8 @@ class Weights:
     Args:
         module: its parameters with requires_grad are taken; buffers, gradients and modes are
             never touched.
-        seed: of the noise.
-        copy: whether the values are copied; who only counts them needs no copy.
+        seed: seed of the noise.
+        copy: whether the values are copied; counting needs no copy.
 
     Raises:
         MeasurementError: nothing is trained, or a parameter is not whole in this process.
@@ -46,9 +46,9 @@ class Weights:
             self.aliases.setdefault(known, []).append(name)
         if not named:
             raise MeasurementError(
-                f"no parameter of {type(module).__name__} has requires_grad, so nothing of it "
-                "reaches an engine by an update",
-                hint="give the module that the trainer updates",
+                f"no parameter of {type(module).__name__} has requires_grad, so there is no weight "
+                "to sync",
+                hint="pass the module that the trainer updates",
             )
         for name, parameter in named.items():
             _refuse_part(name, parameter)
@@ -146,15 +146,15 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _refuse_part(name: str, parameter: Tensor) -> None:
-    hint = "gather the module first; the drill runs in one process, on whole tensors"
+    hint = "gather the module first; the preflight test runs in one process, on whole tensors"
     if parameter.device.type == "meta" or not parameter.numel():
         raise MeasurementError(f"{name} has no values in this process", hint=hint)
     if hasattr(parameter, "to_local"):
         raise MeasurementError(f"{name} is a shard of a DTensor", hint=hint)
     if not parameter.is_floating_point():
         raise MeasurementError(
-            f"{name} is of {str(parameter.dtype).removeprefix('torch.')}, and the drill "
-            "adds noise to real numbers",
+            f"{name} is of {str(parameter.dtype).removeprefix('torch.')}, and the preflight "
+            "test adds noise to floating-point numbers",
             hint="freeze it with requires_grad_(False)",
         )
 
@@ -175,13 +175,13 @@ def refuse_journal(path: Path) -> None:
     if writer is not None:
         raise MeasurementError(
             f"{path} is there already, and process {writer}, which wrote it, is alive",
-            hint="wait for its drill, or give this one a journal of its own; if that is another "
-            f"process by now, put the weights back: {back}",
+            hint="wait for its test, or use another --journal; if the process is another one by "
+            f"now, put the weights back: {back}",
         )
     raise MeasurementError(
-        f"{path} is there already: a drill that did not end left it, and with it the "
-        "weights from before it",
-        hint=f"put them back: {back}; or remove it, if the weights were loaded anew since",
+        f"{path} is there already: an interrupted preflight test left it, with the original "
+        "weights",
+        hint=f"put them back: {back}; or remove it if you have reloaded the weights since",
     )
 
 
@@ -226,7 +226,7 @@ def write_journal(path: Path, weights: Mapping[str, Tensor]) -> None:
     except OSError as error:
         raise MeasurementError(
             f"the journal {path} cannot be written: {error.strerror or error}",
-            hint="no weight was changed; give a path with room for the trained weights",
+            hint="no weight was changed; choose a path with room for the trained weights",
         ) from None
     finally:
         part.unlink(missing_ok=True)
@@ -255,7 +255,7 @@ def read_journal(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise MeasurementError(
             f"there is no journal {path}",
-            hint="a drill that ended has put the weights back and removed it",
+            hint="a completed test has put the weights back and removed its journal",
         )
     if _about(path).get("kind") != _KIND:
         raise _no_journal(path, "another kind of file")
@@ -279,7 +279,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 def _no_journal(path: Path, why: object) -> MeasurementError:
     return MeasurementError(
-        f"{path} is no journal of a drill: {why}", hint="give the file that --journal named"
+        f"{path} is not a preflight journal: {why}", hint="pass the file that --journal named"
     )
 
 
@@ -298,7 +298,7 @@ def put_back(module: Any, weights: Mapping[str, Tensor]) -> None:
             raise MeasurementError(
                 f"the journal has {name} as {tensor.dtype} {tuple(tensor.shape)}, and the module "
                 f"has {own}".replace("torch.", ""),
-                hint="build the module as it was for the drill; no weight was changed",
+                hint="build the module as it was for the test; no weight was changed",
             )
     with torch.no_grad():
         for name, tensor in weights.items():

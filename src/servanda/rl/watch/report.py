@@ -1,4 +1,4 @@
-# What a watch prints: one line a step, a few lines a transition, one at the end.
+# The output of a watch: one line per step, a few lines per transition, one at the end.
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def alert_lines(alert: Alert) -> list[str]:
 
 def last_line(state: WatchState) -> str:
     if state.step is None:
-        return "watched no step"
+        return "no complete step was found"
     counts = ", ".join(f"{n} {outcome}" for outcome, n in state.counts.items())
     steps = f"{state.steps} step{'s' if state.steps > 1 else ''}"
     parts = [f"watched {steps}, {state.first} to {state.step}: {counts}"]
-    for name, what in ((VIOLATED, "red"), (LOST, "coverage lost")):
+    for name, what in ((VIOLATED, "red"), (LOST, "logprob coverage lost")):
         if name in state.flags:
             parts.append(f"{what} since step {state.flags[name].since}")
     if state.stop is None:

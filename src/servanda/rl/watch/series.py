@@ -20,12 +20,12 @@ _AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then those
 WHOLES: Mapping[str, str] = {
     "outcome": "0 holds, 1 violated, 3 inconclusive, 4 error",
     "tokens": "trained tokens of the step",
-    "coverage": "share of the trained tokens with both logprobs",
-    "gradient_share": "share of the gradient that may be wrong, whole",
-    "clipped_share": "share of tokens clipped before any update, whole",
-    "worst": "the largest value of any slice, in units of its limit",
-    "trend": "mean |log ratio| of the last five steps over that of the first five",
-    "staleness": "updates that the oldest token is behind",
+    "coverage": "share of the trained tokens that have both logprobs",
+    "gradient_share": "share of the gradient that may be wrong: twice the mean total variation",
+    "clipped_share": "share of all tokens that are clipped before any update",
+    "worst": "the largest value on any slice, divided by its limit",
+    "trend": "mean |log ratio| of the last five steps divided by that of the first five",
+    "staleness": "weight updates between sampling and training, of the oldest token",
 }
 assert len(WHOLES) + _AT_FIRST + _LATER == MOST
 

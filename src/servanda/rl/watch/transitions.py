@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from servanda.judgement.clauses.base import CellVerdict, Outcome
+from servanda.report.cell_text import limit
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import GROWS
 from servanda.rl.watch.step import COVERAGE, WatchedStep
@@ -144,7 +145,7 @@ def stops(step: WatchedStep) -> str:
     if step.outcome == "violated":
         place = "" if worst is None else f": {worst.clause} on {step.place(worst.slice)}"
         return f"an enforced clause was violated{place}"
-    return "the contract's escalation said halt" if "halt" in step.actions else ""
+    return "the contract's escalation says halt" if "halt" in step.actions else ""
 
 
 def _is_met(name: str, step: WatchedStep) -> bool | None:
@@ -184,13 +185,13 @@ def _alerts(
         for name in red:
             yield alert("slice red", f"{format.place(name)} became red", step.worst(name))
     if LOST in raised:
-        yield alert("coverage lost", f"coverage lost: {step.why}")
+        yield alert("coverage lost", f"logprob coverage lost: {step.why}")
     elif ERROR in raised:
         yield alert("error", f"not measured: {step.why}")
     if TREND in raised and step.trend is not None:
         low, high = step.trend.interval
-        text = f"the drift is x{step.trend.ratio:.2f} [{low:.2f}, {high:.2f}] of the first "
-        yield alert("trend beyond x2", f"{text}{step.trend.steps} steps, an estimate")
+        text = f"the drift is x{step.trend.ratio:.2f} [{low:.2f}, {high:.2f}] of that in the first "
+        yield alert("trend beyond x2", f"{text}{step.trend.steps} steps (an estimate)")
     for name, since in lowered:
         if name == VIOLATED:
             yield alert("holds", _calm("holds again", since))
@@ -199,7 +200,7 @@ def _alerts(
             text = _calm(f"{format.place(slice_)} recovered", since)
             yield alert("slice recovered", text, step.worst(slice_))
         elif name == LOST:
-            yield alert("coverage back", _calm("coverage is back", since))
+            yield alert("coverage back", _calm("logprob coverage restored", since))
         elif name == ERROR and LOST not in over:
             yield alert("measured again", _calm("measured again", since))
         elif name == TREND:
@@ -213,7 +214,7 @@ def _violated(red: list[str]) -> str:
 
 
 def _calm(what: str, since: int) -> str:
-    return f"{what}, for {CALM} steps; it was not since step {since}"
+    return f"{what} after {CALM} good steps in a row (raised at step {since})"
 
 
 def _alert(
@@ -243,9 +244,9 @@ def _alert(
 
 
 def number(cell: CellVerdict) -> str:
-    """The value of a cell with its interval, against its limit."""
+    """The value of a cell with its interval and its limit."""
     value = format.number(cell, cell.value)
     if cell.interval:
         low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)
         value += f" [{low}, {high}]"
-    return f"{value} of {format.limit(cell)}"
+    return f"{value}, limit {limit(cell)}"

@@ -33,9 +33,9 @@ def test_a_clean_dump_has_nothing_to_be_said_against_it():
     assert sorted(findings) == sorted(CHECKS)
     assert [*findings][:4] == ["coverage", "zeros", "line_up", "coherence"]
     assert {f.state for f in findings.values()} == {"ok"}
-    assert findings["coverage"].text == "both logprobs on 100.00% of 1,000 trained tokens"
-    assert findings["zeros"].text == "no zero-filled logprobs"
-    assert findings["line_up"].text.startswith("rows line up (lag 0: r .99")
+    assert findings["coverage"].text == "both logprobs present on 100.00 % of 1,000 trained tokens"
+    assert findings["zeros"].text == "no missing logprob was written as 0"
+    assert findings["line_up"].text.startswith("rows line up (correlation 0.99")
 
 
 def test_chunks_say_what_the_whole_says():
@@ -137,11 +137,11 @@ def test_few_pairs_and_constant_logprobs_cannot_be_told():
     few = found(rollouts(sequences=2))["line_up"]
     assert (few.state, few.text) == (
         "warning",
-        "whether rows line up cannot be told from 96 pairs of tokens",
+        "96 pairs of tokens are too few to check that rows line up",
     )
     flat = found(replace(CLEAN, logp_infer_N=np.full(1200, -1.0)))["line_up"]
     assert flat.state == "warning"
-    assert "all the same" in flat.text
+    assert "a side are equal" in flat.text
 
 
 def test_correlation_needs_a_side_that_varies():
@@ -196,7 +196,7 @@ def test_losses_in_the_place_of_logprobs_are_named(sides):
     assert values.text.endswith("losses, which have the other sign?")
     if len(sides) == 1:
         assert findings["line_up"].state == "unsound"
-        assert findings["line_up"].text.startswith("one side rises where the other falls (lag 0: r")
+        assert findings["line_up"].text.startswith("the two sides are negatively correlated (-0.99")
 
 
 def test_infinite_logprobs_are_counted():
@@ -257,7 +257,7 @@ def test_sequences_of_an_earlier_step_are_no_new_draws(between):
     first = rollouts(seed=1)
     finding = found(first, *fresh, at_step(first, 9))["copies"]
     assert finding.state == "unsound"
-    assert "step 9 those of step 1" in finding.text
+    assert "step 9 as step 1" in finding.text
     half = np.arange(20) < 10
     columns = {
         name: np.where(np.repeat(half, 60), getattr(first, name), getattr(rollouts(seed=7), name))
@@ -381,7 +381,7 @@ def test_a_token_that_its_sampler_calls_impossible_is_told_for_what_it_is():
     infer[30] = -np.inf
     finding = found(replace(CLEAN, logp_infer_N=infer))["values"]
     assert (finding.state, finding.numbers["impossible"]) == ("warning", 1)
-    assert "that it drew" in finding.text and "infinite weight" in finding.text
+    assert "its own tokens" in finding.text and "weights are infinite" in finding.text
 
 
 def turns():
@@ -392,7 +392,9 @@ def turns():
 
 def test_retokenised_turns_are_those_that_begin_far_apart():
     clean = turns()
-    assert found(clean)["retokenised"].text == "20 later turns begin as the rest goes on"
+    assert found(clean)["retokenised"].text == (
+        "no re-tokenisation: the first tokens of 20 later turns match the rest of the turn"
+    )
     infer = clean.logp_infer_N.copy()
     infer[[40, 42, 100]] -= 9.0  # twice in the first sequence
     finding = found(replace(clean, logp_infer_N=infer))["retokenised"]
@@ -415,7 +417,7 @@ def test_turns_of_other_tokens_are_a_fault_of_those_tokens_and_not_of_the_dump()
     infer = np.where((at >= 30) & (at < 33), -6.0, dump.logp_infer_N)
     findings = found(replace(dump, mask_N=mask, logp_infer_N=infer))
     assert findings["coherence"].state == findings["retokenised"].state == "warning"
-    assert "at the first tokens of later turns, and nowhere else" in findings["coherence"].text
+    assert "only at the first tokens of later turns" in findings["coherence"].text
     everywhere = found(replace(dump, mask_N=mask, logp_infer_N=np.where(at % 5, infer, -6.0)))
     assert everywhere["coherence"].state == "unsound"
 
@@ -480,7 +482,7 @@ def test_answers_that_stop_early_and_at_no_end_token_are_counted(cut, state):
 
     assert (finding.state, finding.numbers["cut"]) == (state, cut)
     if cut:
-        assert finding.text.startswith(f"{cut} of 400 answers are shorter than the longest")
+        assert finding.text.startswith(f"{cut} of 400 responses are shorter than the longest")
         assert finding.first == "dump.jsonl:6"
 
 
@@ -508,7 +510,7 @@ def test_a_length_limit_of_each_step_cuts_no_answer():
 def test_where_no_token_ends_answers_it_is_said_that_cuts_cannot_be_told():
     finding = found(answers(cut=395))["ends"]
     assert finding.state == "ok" and "cut" not in finding.numbers
-    assert "cannot be told" in finding.text
+    assert "cannot tell" in finding.text
 
 
 def test_answers_after_a_prompt_of_any_length_may_fill_the_context():

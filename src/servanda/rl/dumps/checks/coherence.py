@@ -59,28 +59,33 @@ class MeanWeight:
         if self.weighed and math.isfinite(self.weight):
             numbers["mean"] = self.weight / self.weighed
         if not self.fine.n:
-            return Finding("coherence", "warning", "no token to tell the mean weight by", numbers)
+            return Finding(
+                "coherence",
+                "warning",
+                "no token to compute the mean importance weight from",
+                numbers,
+            )
         if self.rest.log_e >= _LIMIT_NATS:
             text = (
-                "the mean weight of the tokens is above 1, which no two distributions have: the "
-                "sampler's logprobs are not those it drew with (raw ones, or of other tokens)"
+                "the mean importance weight is above 1, which is impossible for two distributions: "
+                "the sampler's logprobs are not those it sampled with (raw, or of other tokens)"
             )
             return Finding("coherence", "unsound", text, numbers, self.first)
         if self.heads.log_e >= _LIMIT_NATS:
             text = (
-                "the mean weight is above 1 at the first tokens of later turns, and nowhere else: "
+                "the mean importance weight is above 1 only at the first tokens of later turns: "
                 "the logprobs there are of other tokens (re-tokenised at a tool boundary?)"
             )
             return Finding("coherence", "warning", text, numbers, self.first)
         if self.fine.log_e >= _LIMIT_NATS:
             text = (
-                "the mean weight of the tokens is above 1 by less than a thousandth: the sides "
-                "are swapped, or sequences were chosen by what came of them"
+                "the mean importance weight is above 1 by less than a thousandth: the sides are "
+                "swapped, or sequences were selected by their outcome"
             )
             return Finding("coherence", "warning", text, numbers)
         text = (
-            "the mean weight is not above 1, as it must be where the sampler's logprobs are "
-            "those it drew with (its temperature is not tested by this)"
+            "the mean importance weight is at most 1, as expected if the sampler recorded the "
+            "logprobs it sampled with (this does not test its temperature)"
         )
         return Finding("coherence", "ok", text, numbers)
 

@@ -123,16 +123,16 @@ class Copies:
         if self.twice:
             step, before = next(iter(self.twice.items()))
             text = (
-                f"{len(self.twice):,} steps have the very sequences and logprobs of another (step "
-                f"{step} those of step {before}), which no update leaves: they were written again, "
-                "and count twice"
+                f"{len(self.twice):,} steps have the same sequences and logprobs as another (step "
+                f"{step} as step {before}), which is impossible after an update: they were written "
+                "again, and count twice"
             )
             return Finding("copies", "unsound", text, numbers, self.first_again)
         if self.again:
             text = (
                 f"{self.again:,} of {self.long:,} long sequences have the tokens and both logprobs "
-                "of one at an earlier step, to the last digit, which no update leaves: they were "
-                "written again, and count twice"
+                "of one at an earlier step, to the last digit, which is impossible after an "
+                "update: they were written again, and count twice"
             )
             state = "unsound" if share(self.again, self.long) > AGAIN else "warning"
             odd = self.again, self.long, AGAIN
@@ -154,12 +154,12 @@ class Copies:
             return Finding("copies", "unsound", text, numbers, self.first, odd)
         if share(self.reused, self.long) > REUSED:
             text = (
-                f"{self.reused:,} of {self.long:,} long sequences were drawn at an earlier step "
+                f"{self.reused:,} of {self.long:,} long sequences were sampled at an earlier step "
                 "and used again: the sampler's logprobs are the same to the last digit, so each "
-                "pair is one draw"
+                "pair is one sample"
             )
             return Finding("copies", "warning", text, numbers, self.first_again)
-        text = "no sequence is there twice, in a step or across steps"
+        text = "no sequence occurs twice, in a step or across steps"
         return Finding("copies", "ok", text, numbers, odd=(0, self.long, UNSOUND))
 
 

@@ -31,10 +31,10 @@ class Coverage:
         if not self.tokens:
             return Finding("coverage", "unsound", "the dump has no trained token")
         covered = share(self.both, self.tokens)
-        text = f"both logprobs on {covered:.2%} of {self.tokens:,} trained tokens"
+        text = f"both logprobs present on {100 * covered:.2f} % of {self.tokens:,} trained tokens"
         if self.both < self.tokens:
             text = (
-                f"both logprobs on {self.both:,} of {self.tokens:,} trained tokens "
+                f"both logprobs present on {self.both:,} of {self.tokens:,} trained tokens "
                 f"(the trainer's on {self.train:,}, the sampler's on {self.infer:,})"
             )
         state = "unsound" if covered < UNSOUND else "warning" if covered < WARN else "ok"

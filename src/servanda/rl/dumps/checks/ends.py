@@ -60,7 +60,7 @@ class Ends:
         early = count.total()
         numbers = {"sequences": self.sequences, "early": early}
         if not early:
-            text = "every answer is as long as the longest"
+            text = "every response is as long as the longest"
             return Finding("ends", "ok", text, {**numbers, "cut": 0})
         ends = [token for token, n in count.most_common() if n > _OFTEN * early]
         if not ends or count[ends[0]] <= early / 2:  # what is rare within answers, then
@@ -69,19 +69,19 @@ class Ends:
         if not ends or count[ends[0]] < _MOST * early:
             numbers["untold"] = early
             text = (
-                f"no token ends many of the {early:,} shorter answers (the loss mask may leave it "
-                "out): whether some were aborted cannot be told"
+                f"no token ends many of the {early:,} shorter responses (the loss mask may leave "
+                "it out), so this check cannot tell whether some were aborted"
             )
             return Finding("ends", "ok", text, numbers)
         cut_S = early_S & ~np.isin(last_S4[:, 3], ends)
         cut = int(cut_S.sum())
         numbers["cut"] = cut
         if not cut:
-            return Finding("ends", "ok", "every shorter answer stops at an end token", numbers)
+            return Finding("ends", "ok", "every shorter response stops at an end token", numbers)
         text = (
-            f"{cut:,} of {self.sequences:,} answers are shorter than the longest and do not stop "
-            f"at an end token (id {ends[0]} ends {count[ends[0]]:,}): where rollouts were aborted "
-            "because the two sides differ, what is left looks better than the kernels are"
+            f"{cut:,} of {self.sequences:,} responses are shorter than the longest and do not stop "
+            f"at an end token (id {ends[0]} ends {count[ends[0]]:,}): if rollouts were aborted "
+            "because the two sides differ, the dump looks better than the kernels are"
         )
         first = [p for places in self._places for p in places][int(cut_S.argmax())]
         state = "warning" if share(cut, self.sequences) > MANY else "ok"

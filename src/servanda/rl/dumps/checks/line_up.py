@@ -51,25 +51,25 @@ class LineUp:
         pairs = min(float(sums[0]) for sums in self.sums.values())
         numbers = {**{f"lag{lag:+d}": value for lag, value in r.items()}, "pairs": pairs}
         if pairs < ENOUGH:
-            text = f"whether rows line up cannot be told from {pairs:,.0f} pairs of tokens"
+            text = f"{pairs:,.0f} pairs of tokens are too few to check that rows line up"
             return Finding("line_up", "warning", text, numbers)
         if any(map(math.isnan, r.values())):
-            text = "whether rows line up cannot be told: a side's logprobs are all the same"
+            text = "rows cannot be checked for a shift: all logprobs of a side are equal"
             return Finding("line_up", "warning", text, numbers)
         z = {lag: math.atanh(max(-0.999999, min(value, 0.999999))) for lag, value in r.items()}
         best = max((lag for lag in LAGS if lag), key=lambda lag: z[lag])
         margin = max(_LEAST, _SIGMAS * math.sqrt(2 / pairs))
-        lags = f"lag 0: r {_short(r[0])}, next {_short(r[best])}"
+        lags = f"correlation {_short(r[0])} at lag 0, next {_short(r[best])}"
         if z[0] < -margin and -z[0] > max(map(abs, (z[lag] for lag in LAGS if lag))) + margin:
             text = (
-                f"one side rises where the other falls (lag 0: r {_short(r[0])}): are they losses "
+                f"the two sides are negatively correlated ({_short(r[0])} at lag 0): losses "
                 "instead of logprobs?"
             )
             return Finding("line_up", "unsound", text, numbers, self.first)
         if z[best] > z[0] + margin:
             text = (
                 f"the sampler's logprobs are shifted by {best:+d} against the trainer's "
-                f"(lag {best:+d}: r {_short(r[best])}, lag 0: {_short(r[0])})"
+                f"(correlation {_short(r[best])} at lag {best:+d}, {_short(r[0])} at lag 0)"
             )
             return Finding("line_up", "unsound", text, numbers, self.first)
         if z[0] <= z[best] + margin:
@@ -107,7 +107,7 @@ def _short(r: float) -> str:
     """A correlation as reports write it.
 
     >>> _short(0.99941), _short(-0.3)
-    ('.9994', '-.30')
+    ('0.9994', '-0.30')
     """
     digits = 4 if abs(r) > 0.99 else 2
-    return f"{r:.{digits}f}".replace("0.", ".", 1)
+    return f"{r:.{digits}f}"

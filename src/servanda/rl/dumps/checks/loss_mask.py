@@ -72,6 +72,6 @@ class Trained:
         text = f"{self.empty:,} of {self.sequences:,} sequences have no trained token"
         if self.removed:
             numbers["removed"] = self.removed
-            text += f"; of {self.removed:,} both logprobs are there: a filter removed them"
+            text += f"; {self.removed:,} of them have both logprobs: a filter removed them"
         state = "warning" if share(self.empty, self.sequences) > WARN else "ok"
         return Finding("trained", state, text, numbers, self.first)

@@ -34,7 +34,7 @@ class Precision:
         if CAPTURES[worse] >= CAPTURES["float32"]:
             return Finding("precision", "ok", text, numbers)
         floor = capture_floor("k3_nats", worse)
-        text += f": rounding to {worse} alone reads as k3 {floor:.1e} nats"
+        text += f": rounding to {worse} alone gives a k3 of {floor:.1e} nats"
         return Finding("precision", "warning", text, numbers)
 
 

@@ -50,16 +50,19 @@ class Retokenised:
             "elsewhere": share(self.rest_far, self.rest),
         }
         if not self.turns:
-            text = "no sequence has a second turn: nothing could be re-tokenised"
+            text = "no sequence has a second turn, so no turn can be re-tokenised"
             return Finding("retokenised", "ok", text, numbers)
         # one far token elsewhere is allowed for, so that none does not divide
         usual = (self.rest_far + 1) / (self.rest + 1)
         if not self.suspects or share(self.head_far, self.head) <= TIMES * usual:
-            text = f"{self.turns:,} later turns begin as the rest goes on"
+            text = (
+                f"no re-tokenisation: the first tokens of {self.turns:,} later turns match the "
+                "rest of the turn"
+            )
             return Finding("retokenised", "ok", text, numbers)
         text = (
             f"{self.suspects:,} of {self.turns:,} later turns, in {self.sequences:,} sequences, "
-            f"begin with tokens that the sides see more than {FAR_NATS:g} nats apart: "
+            f"begin with tokens whose logprobs differ by more than {FAR_NATS:g} nats: "
             "re-tokenised at a tool boundary?"
         )
         return Finding("retokenised", "warning", text, numbers, self.first.place)

@@ -54,9 +54,8 @@ class Values:
             parts.append(f"{part}: losses, which have the other sign?" if turned else part)
         if self.impossible:
             parts.append(
-                f"the sampler gives {self.impossible:,} tokens that it drew a logprob of -inf, or "
-                "below -10,000: they count as missing, and a trainer that weighs by it has an "
-                "infinite weight there"
+                f"the sampler gives {self.impossible:,} of its own tokens a logprob of -inf or "
+                "below -10,000: they count as missing, and their weights are infinite"
             )
         if others := self.infinite - self.impossible:
             parts.append(f"{others:,} {'more ' if parts else 'logprobs '}are infinite")

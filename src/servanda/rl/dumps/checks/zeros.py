@@ -103,11 +103,13 @@ class Zeros:
             return Finding("zeros", "unsound", self._text(*place), numbers, self.at_ends.place)
         odd = filled, self.tokens, UNSOUND
         if not filled:
-            return Finding("zeros", "ok", "no zero-filled logprobs", {"tokens": 0}, odd=odd)
+            return Finding(
+                "zeros", "ok", "no missing logprob was written as 0", {"tokens": 0}, odd=odd
+            )
         text = (
             f"{filled:,} trained tokens have a logprob of exactly 0 on one side and below "
             f"{FAR_NATS:g} on the other (trainer {self.train:,}, sampler {self.infer:,}): "
-            "missing values that were filled"
+            "missing values that were written as 0"
         )
         state = "unsound" if share(filled, self.tokens) > UNSOUND else "warning"
         return Finding("zeros", state, text, numbers, self.first.place, odd)
