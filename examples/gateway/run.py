@@ -144,7 +144,7 @@ class Gateway:
             url = next((word for word in words if word.startswith("http://")), "")
             if line.startswith("page "):
                 self.page = url.rstrip("/")
-            elif line.startswith("users ask at"):
+            elif line.startswith("serving users at"):
                 self.url = url.rstrip(",").removesuffix("/v1")
             if self.url and self.page:  # users may ask before there is a leader
                 self.known.set()
@@ -233,7 +233,18 @@ def by_domain(file: Path, phases: Mapping[str, tuple[float, float]]) -> None:
 def moves(status: Status, began: float) -> None:
     """The changes, with the evidence of those that evidence made."""
     names = ("log_evidence", "log_price", "value", "limit")
-    head = ["at", "slice", "from", "to", "requests", "users", "nats", "price", "value", "limit"]
+    head = [
+        "at",
+        "slice",
+        "from",
+        "to",
+        "requests",
+        "users",
+        "log e",
+        "threshold",
+        "value",
+        "limit",
+    ]
     rows = [[*head, "why"]]
     for one in status["transitions"]:
         by_evidence = one["log_evidence"] is not None
@@ -247,7 +258,9 @@ def moves(status: Status, began: float) -> None:
             ]
         )
     table(rows)
-    said("  nats: of evidence, and their price.  requests, users: scored so far, and whose.")
+    said(
+        "  log e: log e-value in nats; threshold: on the same scale; requests, users: scored so far"
+    )
     said("  value, limit: the share of tokens beyond what the clause says\n")
 
 

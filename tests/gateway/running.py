@@ -192,7 +192,7 @@ class Serving(Program):
 
     @property
     def url(self):
-        return self.line(r"users ask at (https?://\S+)/v1")[1]
+        return self.line(r"serving users at (https?://\S+)/v1")[1]
 
     def begun(self):
         """Where users ask, once the first routes are there: until then stable serves."""

@@ -537,4 +537,4 @@ def test_what_infer_says_of_itself_is_what_its_requests_are_judged_by(server, tm
     assert (known.dialect, known.served, known.limit) == ("vllm", "toy", None)
     assert known.context == httpx2.get(f"{server}/v1/models").json()["data"][0]["max_model_len"] - 1
     assert not known.mute and not known.masks and known.probe is None
-    assert unknown.probe is not None and any("does not answer yet" in line for line in said)
+    assert unknown.probe is not None and any("does not respond yet" in line for line in said)

@@ -473,7 +473,7 @@ def test_one_user_alone_moves_no_slice(tmp_path):
     assert one.scored + one.passed == 200
     assert one.passed > 190
     assert some.status != "quarantined"
-    assert "19 distinct keys, and needs 20" in some.held
+    assert "19 distinct users, and 20 are needed" in some.held
 
 
 def test_rows_of_one_key_are_of_one_key_whatever_it_says():

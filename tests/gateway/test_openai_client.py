@@ -54,7 +54,7 @@ def clients(model, infer, tmp_path_factory):
     words = ("serve", "client.kernelcontract.yaml", "--port", 0, "--admin", "127.0.0.1:0")
     with Program(*words, cwd=folder) as serving:
         page = serving.line(r"page (http://\S+)")[1].rstrip("/")
-        url = serving.line(r"users ask at (http://\S+)/v1")[1]
+        url = serving.line(r"serving users at (http://\S+)/v1")[1]
         key = re.search(r'key: "([\w-]+)', (folder / "runs/client-gateway/keys.yaml").read_text())[
             1
         ]

@@ -57,7 +57,7 @@ def test_one_pool_that_answers_is_enough_where_routes_are_known(running, pool):
 
     status, found = ready(running)
     assert status == 200 and found["notes"] == [
-        f"after failures its circuit breaker keeps requests from {pool} for 5 s"
+        f"after failures the circuit breaker is open for {pool} for 5 s"
     ]
 
 
@@ -123,7 +123,7 @@ def test_a_gateway_that_was_told_to_end_says_so_and_answers_on(running):
 
     status, found = ready(running)
     assert status == 503 and found["reasons"] == [
-        "the gateway was told to end: send new requests elsewhere"
+        "the gateway is shutting down: send new requests elsewhere"
     ]
     for path in ("/v1/completions", "/v1/embeddings", "/v1/nothing"):
         answer = running.client.post(path, json=ASK)

@@ -112,7 +112,7 @@ def test_a_contract_that_no_leader_can_follow_ends_it_before_anybody_is_served(p
 
     assert code == 2
     assert "no statistical clause of toy can be watched on traffic" in said
-    assert "users ask at" not in said and "started again" not in said
+    assert "serving users at" not in said and "started again" not in said
 
 
 def test_an_address_that_is_taken_ends_it_before_anybody_is_served(pools, tmp_path):
@@ -125,7 +125,7 @@ def test_an_address_that_is_taken_ends_it_before_anybody_is_served(pools, tmp_pa
         f"nothing can be served at {at}: Address already in use",
         "  hint: --admin takes another address; port 0 is a free one",
     ]
-    assert "users ask at" not in said
+    assert "serving users at" not in said
 
 
 def test_keys_with_a_mistake_end_it_before_anybody_is_served(pools, tmp_path):
@@ -133,7 +133,7 @@ def test_keys_with_a_mistake_end_it_before_anybody_is_served(pools, tmp_path):
 
     assert code == 2
     assert "keys.yaml:1:19: a holder needs a role" in said
-    assert "users ask at" not in said
+    assert "serving users at" not in said
 
 
 def test_told_to_end_it_answers_on_for_as_long_as_it_drains(pools, tmp_path):
@@ -142,17 +142,17 @@ def test_told_to_end_it_answers_on_for_as_long_as_it_drains(pools, tmp_path):
         serving.process.send_signal(signal.SIGTERM)
         until(lambda: readyz(serving)[0] == 503, "it is not ready")
         assert readyz(serving)[1]["reasons"] == [
-            "the gateway was told to end: send new requests elsewhere"
+            "the gateway is shutting down: send new requests elsewhere"
         ]
         assert asked(serving)[1] == 200
-        serving.line("new requests are answered for 3600 s more; /readyz refuses them")
+        serving.line("draining for 3600 s: requests are served, /readyz returns 503")
         assert serving.end() == 0  # told once more, it ends at once
-        assert "no more requests are taken" in serving.text
+        assert "no new requests are accepted" in serving.text
 
 
 def test_a_drain_has_an_end(pools, tmp_path):
     with Serving(tmp_path / "serve", pools, "--drain", "100ms") as serving:
         serving.begun()
         assert serving.end() == 0
-        serving.line("new requests are answered for 0.1 s more")
-        serving.line("no more requests are taken")
+        serving.line("draining for 0.1 s")
+        serving.line("no new requests are accepted")

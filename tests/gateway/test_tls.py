@@ -154,13 +154,13 @@ def test_mistakes_end_it_before_anybody_is_served(tmp_path, authority, pools, tr
     code, said = refused(folder, "--tls-cert", chain, "--tls-key", folder / "gone.pem")
     assert code == 2 and "gone.pem cannot be read: No such file or directory" in said
     code, said = refused(folder, SERVANDA_CA_FILE=str(folder / "gone.pem"))
-    assert code == 2 and "SERVANDA_CA_FILE names" in said and "users ask at" not in said
+    assert code == 2 and "SERVANDA_CA_FILE names" in said and "serving users at" not in said
 
 
 def test_a_pool_whose_certificate_nobody_trusts_is_told(tmp_path, pools):
     with Serving(tmp_path / "serve", pools, SERVANDA_CA_FILE="") as gateway:
         gateway.line(
-            r"! infer does not answer yet.* cannot be reached by TLS: .*CERTIFICATE_VERIFY"
+            r"! infer does not respond yet.* cannot be reached by TLS: .*CERTIFICATE_VERIFY"
         )
         gateway.line(r"SERVANDA_CA_FILE=FILE trusts")
         with gateway.client() as client:

@@ -96,7 +96,7 @@ def gateway(folder, infer, stable, *more, defaults=DECLARED):
     words = ("serve", "real.kernelcontract.yaml", "--port", 0, "--admin", "127.0.0.1:0")
     with Program(*words, "--show-pool", *more, cwd=folder) as serving:
         page = serving.line(r"page (http://\S+)")[1].rstrip("/")
-        url = serving.line(r"users ask at (http://\S+)/v1")[1]
+        url = serving.line(r"serving users at (http://\S+)/v1")[1]
         keys = (folder / "runs" / "real-gateway" / "keys.yaml").read_text()
         key = re.search(r"key: \"?([\w-]+)", keys)[1]
 

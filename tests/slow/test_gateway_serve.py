@@ -49,7 +49,7 @@ def all_taken(gateway):
 
 def test_a_slice_that_breaks_leaves_infer_and_the_others_stay(urls, tmp_path):
     with Serving(tmp_path, urls, "--log", "served") as serving, Users(serving.begun()) as users:
-        serving.line(r"team=d: .* -> quarantined: tv on team=d is beyond its limit.*pages oncall")
+        serving.line(r"team=d: .* -> quarantined: tv on team=d exceeds its limit.*pages oncall")
         until(lambda: users.pools("d", -12) == {"stable"}, "stable serves the slice")
         assert users.pools("a") == users.pools("b") == {"infer"}
         found = serving.slice("d")
@@ -64,7 +64,7 @@ def test_a_slice_that_breaks_leaves_infer_and_the_others_stay(urls, tmp_path):
 def test_observe_moves_nothing_and_says_what_it_would(urls, tmp_path):
     with Serving(tmp_path, urls, mode="observe") as serving, Users(serving.begun()) as users:
         serving.line("mode observe: nothing is diverted; each decision says what would be")
-        serving.line(r"team=d: .* -> quarantined \(only noted: nothing is moved\)")
+        serving.line(r"team=d: .* -> quarantined \(recorded only, route unchanged\)")
         before = len(users.probe)
         until(lambda: len(users.probe) > before + 24, "users go on")
         assert users.pools("d", before) == {"infer"}
@@ -76,7 +76,7 @@ def test_a_url_may_end_as_clients_are_given_it(urls, tmp_path):
     with Serving(tmp_path, [f"{url}/v1" for url in urls]) as serving:
         serving.begun()
         assert ask_once(serving) == 200
-        assert "does not answer yet" not in serving.text
+        assert "does not respond yet" not in serving.text
         assert serving.end() == 0
 
 
@@ -84,7 +84,8 @@ def test_it_says_at_the_start_what_it_watches_and_where(urls, tmp_path):
     with Serving(tmp_path, urls) as serving:
         assert serving.url.startswith("http://127.0.0.1:")
         serving.line(
-            r"tv on team=a: a mean of at most 0\.1; out at 6,000, back at 120; diverts the slice"
+            r"tv on team=a: a mean of at most 0\.1; alarm threshold 6,000, return "
+            r"threshold 120; diverts the slice"
         )
         serving.line(rf"infer at {urls[0]} and stable at {urls[1]}")
         serving.line(r"page http://127\.0\.0\.1:\d+/  \(keys: keys\.yaml\)")
@@ -162,7 +163,7 @@ def test_told_to_end_it_answers_who_is_under_way(urls, tmp_path):
             until(lambda: users.probe, "the answer comes")
         assert users.probe[0][1:] == (200, "infer")
         assert serving.process.wait(WAIT_S) == 0
-        assert "no more requests are taken" in serving.text
+        assert "no new requests are accepted" in serving.text
 
 
 def test_a_gateway_that_is_killed_takes_its_leader_with_it(urls, tmp_path):
@@ -203,7 +204,7 @@ def test_two_gateways_follow_one_leader(urls, tmp_path):
     keys.write_text(rows)
     with Serving(tmp_path, urls, "--leader-only", "--keys", keys, keys=False) as leader:
         page = leader.page
-        leader.line("it leads")
+        leader.line("the leader is running")
         follow = ("--leader", page, "--name")
         more = {"SERVANDA_GATEWAY_KEY": shared}
         with (
@@ -224,7 +225,7 @@ def test_a_pool_that_is_not_there_yet_is_said_and_keeps_nobody_waiting(urls, tmp
     with bind("127.0.0.1", 0, "") as taken:
         nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with Serving(tmp_path, (nowhere, urls[1])) as serving:
-        serving.line(rf"! infer does not answer yet.*{nowhere}")
+        serving.line(rf"! infer does not respond yet.*{nowhere}")
         with httpx2.Client(base_url=serving.url, timeout=WAIT_S) as client:
             assert ask(client, "a")[1:] == (200, "stable")
         assert serving.end() == 0
@@ -253,7 +254,7 @@ def test_labels_that_no_request_has_are_said(urls, tmp_path):
     words = ("serve", serving.contract.name, "--port", 0, "--admin", "127.0.0.1:0")
     with Program(*words, "--state", "other", cwd=tmp_path) as program:
         program.line("! no request has the label team: labels: does not say where it is")
-        program.line("users ask at")
+        program.line("serving users at")
         assert program.end() == 0
 
 
@@ -264,7 +265,7 @@ def test_a_leader_is_met_before_it_is_followed(urls, tmp_path, monkeypatch):
     keys.write_text(f"- {{name: g, role: gateway, key: {shared}}}\n")
     with Serving(tmp_path, urls, "--leader-only", "--keys", keys, keys=False) as leader:
         page = leader.page
-        leader.line("it leads")
+        leader.line("the leader is running")
         monkeypatch.setenv("SERVANDA_GATEWAY_KEY", "none-of-the-leaders-keys")
         at = (leader.contract, "--port", 0, "--leader")
         code, said = refused(tmp_path, *at, page)
@@ -338,7 +339,10 @@ def test_an_option_that_names_the_referee_is_refused(contract, tmp_path):
     text = contract.contract.read_text().replace("train: {engine: table, model: p.json}", train)
     contract.contract.write_text(text)
     code, said = refused(tmp_path, contract.contract, "--stable-url", "http://127.0.0.1:11/v1")
-    assert code == 2 and "--stable-url is the server of kernels.train: the referee may not" in said
+    assert (
+        code == 2
+        and "--stable-url is the server of kernels.train: the reference scorer must" in said
+    )
 
 
 def test_a_port_that_is_taken_is_said(contract, tmp_path):
@@ -390,4 +394,4 @@ def test_what_is_not_installed_is_said_with_the_pip_line(contract, tmp_path, mon
 def test_serve_says_how_to_call_it():
     with Program("serve", "--help", cwd=None) as program:
         assert program.process.wait(WAIT_S) == 0
-        program.line("Exit codes: 0 it was told to end; 2 the text or the call is wrong; 4")
+        program.line("Exit codes: 0 it was stopped; 2 the contract or the call is wrong; 4")

@@ -25,8 +25,8 @@ _EVERY_S = 2.0  # between two looks at a log that grows
 @click.command("audit")
 @click.argument("contract", type=FILE)
 @shared("--log", required=True, help=LOG_ROWS)
-@click.option("--follow", is_flag=True, help="Go on as the log grows, until Ctrl-C.")
-@shared("--state", help="[default: every call begins anew]")
+@click.option("--follow", is_flag=True, help="Keep reading as the log grows, until Ctrl-C.")
+@shared("--state", help="[default: start from the beginning]")
 @shared("--ledger", default="", envvar=None, show_default=False, help="[default: none]")
 @shared("--format", "--no-code")
 def audit_command(
@@ -37,12 +37,12 @@ def audit_command(
     where: str,
     format_: str,
 ) -> None:
-    """Score a log of served requests, and tell which slices would leave infer.
+    """Score a log of served requests, and report which slices would be diverted.
 
-    Nothing stands in anybody's path, and nothing is diverted.  The rows are those of
-    docs/how-to/traffic.md.
+    The audit is outside the request path and changes no route.  docs/how-to/traffic.md
+    describes the rows of the log.
 
-    Exit codes: 0 nothing to divert, 1 a slice is beyond its limit, 2 the text or the call is
+    Exit codes: 0 nothing to divert, 1 a slice exceeds its limit, 2 the contract or the call is
     wrong, 3 nothing was scored, 4 the log, an engine or the state failed.
     """
     for path in (path for path in logs if not path.exists()):

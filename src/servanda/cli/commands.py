@@ -9,7 +9,7 @@ FIRST = {
     "preflight": "Before a run: does every weight reach the engine?",
     "watch": "Follow a trainer's dump or a monitor's state; tell what changes.",
     "promote": "Take a build from offline to full, as far as its evidence goes.",
-    "serve": "Serve users by a contract: split, sample, score again, divert.",
+    "serve": "Serve users through a gateway that diverts failing slices.",
     "demo": "Check a kernel that keeps its contract, and one that breaks it on a slice.",
 }
 # group -> its line of help, and its commands
@@ -42,11 +42,11 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "gateway": (
-        "Look at the slices of `serve`, and move them.",
+        "Inspect and pin the slices of `serve`; audit a traffic log.",
         {
-            "status": "How the slices of a running gateway stand, a row a slice.",
-            "pin": "Say who serves a slice, for a while.",
-            "audit": "What routing would have done with a log of served requests.",
+            "status": "Show the state of each slice of a running gateway.",
+            "pin": "Fix the kernel or mode of a slice for a limited time.",
+            "audit": "Score a log of served requests; report what would be diverted.",
         },
     ),
     "tools": (

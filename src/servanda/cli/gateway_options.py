@@ -39,14 +39,14 @@ class Waits:
 
 
 def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[str, str]:
-    """Where each pool is.
+    """The URL of each pool.
 
     Raises:
-        ContractError: nobody says where one is, or the contract has no such pool.
+        ContractError: a pool has no URL, or the contract has no such pool.
     """
     if stable is not None and contract.stable is None:
         raise ContractError(
-            "the contract has no stable kernel, and --stable-url says where it is",
+            "the contract has no stable kernel, but --stable-url gives its URL",
             hint="add stable: {engine: openai_http, url: ...} to it",
         )
     pools: dict[str, tuple[Kernel | None, str | None, tuple[str, ...]]] = {
@@ -60,13 +60,13 @@ def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[s
             urls[pool] = url
         elif kernel is not None:
             raise ContractError(
-                f"{pool} is {kernel}, and no server of it is named: a gateway passes requests on",
+                f"{pool} is {kernel}, and it has no URL: a gateway needs a server",
                 where=contract.where(*place),
                 hint=f"write {{engine: openai_http, url: ...}}, or give --{pool}-url URL",
             )
         if given and base_of(given) == base_of(contract.kernels.train.url or ""):
             raise ContractError(
-                f"--{pool}-url is the server of kernels.train: the referee may not serve anybody",
+                f"--{pool}-url is the server of kernels.train: the reference scorer must not serve",
                 where=contract.where("kernels", "train", "url"),
                 hint=f"--{pool}-url names another server",
             )
@@ -85,17 +85,17 @@ def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Sa
     for pool, url in urls.items():
         pools[pool] = _pool(contract, pool, url, waits, say)
     if "stable" not in pools:
-        say("! there is no stable kernel: nothing can be diverted, and nothing is asked twice")
+        say("! there is no stable kernel: nothing can be diverted or mirrored")
     names = " and ".join(
         f"{pool} calls its model {server.served!r}" for pool, server in pools.items()
     )
     if len({server.served for server in pools.values()} - {""}) > 1:
-        say(f"! {names}: a request that names its model is known to one of them alone")
+        say(f"! {names}: a request that names its model works at only one of them")
     fields = [s.split for s in contract.slices if s.split and s.split.startswith(LABEL)]
     for label in sorted({field.removeprefix(LABEL) for field in fields} - {*contract.labels}):
         say(
-            f"! no request has the label {label}: labels: does not say where it is, and no "
-            "slice of it has any traffic"
+            f"! no request has the label {label}: labels: does not declare where to find it, so "
+            "its slices get no traffic"
         )
     return Config(
         infer=pools["infer"],
@@ -122,7 +122,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
     role = "it is the key of a holder with the role gateway in the leader's --keys"
     if not key:
         raise ContractError(
-            f"the leader at {url} asks gateways for a key, and {LEADER_KEY} is empty",
+            f"the leader at {url} requires a key of gateways, and {LEADER_KEY} is empty",
             hint=f"export it: {role}",
         )
     try:
@@ -130,7 +130,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
     except ContractError:
         raise ContractError(
             f"--leader is {url!r}",
-            hint="write http://HOST:PORT, as `servanda serve --leader-only` says of its page",
+            hint="write http://HOST:PORT, as `servanda serve --leader-only` prints for its page",
         ) from None
     at, headers = f"{upstream.base}/v1/route/snapshot", {"authorization": f"Bearer {key}"}
     try:
@@ -138,7 +138,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
             at, headers=headers, timeout=_ANSWERS_S, trust_env=False, verify=trusted()
         )
     except httpx2.HTTPError as error:
-        say(f"! the leader at {url} does not answer yet, and is asked on: {type(error).__name__}")
+        say(f"! the leader at {url} does not respond yet, retrying: {type(error).__name__}")
         if distrusted(error):
             say(f"  {TRUST_HINT}")
         return upstream
@@ -149,7 +149,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
     except (EvidenceError, ValueError):
         raise MeasurementError(
             f"{url} is no leader: status {reply.status_code} at /v1/route/snapshot",
-            hint="the admin listener is meant, which says page at its start",
+            hint="give the admin listener: the URL that it prints after `page` at its start",
         ) from None
     if led.name != contract.metadata.name:
         raise ContractError(
@@ -190,17 +190,17 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
     try:
         server = _described(bare, kernel, at, key)
     except MeasurementError as error:
-        until = "until it does it" if pool == "infer" else "it"  # infer is asked until it says so
-        dialect = "" if kernel.dialect else f"; {until} is taken to be of {bare.dialect}"
-        say(f"! {pool} does not answer yet, and is asked on{dialect}: {error.args[0]}")
+        until = "until then " if pool == "infer" else ""  # infer is asked until it says so
+        dialect = "" if kernel.dialect else f"; {until}the dialect is assumed to be {bare.dialect}"
+        say(f"! {pool} does not respond yet, retrying{dialect}: {error.args[0]}")
         say(f"  {error.problems[0].hint}")
         if pool != "infer":
             return bare
         return replace(bare, probe=partial(_described, bare, kernel, at, key))
     if pool == "infer" and server.defaults is None:
         say(
-            "! infer does not say how it samples what a request leaves unsaid: only requests that "
-            "name temperature, top_p, top_k, min_p and all penalties are evidence; declare "
+            "! infer does not report its sampling defaults: only requests that set "
+            "temperature, top_p, top_k, min_p and all penalties are evidence; declare "
             "kernels.infer.sampling_defaults (or start vLLM with --enable-scale-out)"
         )
     return server

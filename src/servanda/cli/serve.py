@@ -47,29 +47,37 @@ _OF_GATEWAYS = (
     "--infer-url",
     "infer",
     metavar="URL",
-    help="Of the kernel under test.  [default: the contract's]",
+    help="URL of the infer kernel, which is under test.  [default: the contract's]",
 )
 @click.option(
     "--stable-url",
     "stable",
     metavar="URL",
-    help="Of the stable kernel.  [default: the contract's]",
+    help="URL of the stable kernel.  [default: the contract's]",
 )
-@click.option("--keys", type=FILE, help="Who may do what.  [default: made for this start]")
+@click.option(
+    "--keys",
+    type=FILE,
+    help="YAML file of API keys and their roles.  [default: one admin key, made at the start]",
+)
 @click.option(
     "--tls-cert",
     type=FILE,
-    help="PEM file with the certificate of users' and the leader's listeners, and with those that "
-    "lead to its root.  [default: plain HTTP]",
+    help="PEM file with the certificate chain of both listeners, users' and the leader's.  "
+    "[default: plain HTTP]",
 )
-@click.option("--tls-key", type=FILE, help="Its private key.  [default: in --tls-cert]")
+@click.option(
+    "--tls-key",
+    type=FILE,
+    help="PEM file with the private key of --tls-cert.  [default: in --tls-cert]",
+)
 @shared("--state", help="[default: runs/NAME-gateway]")
 @shared(
     "--log",
     name="log",
     metavar="FOLDER",
     multiple=False,
-    help="A folder, for those that were sampled.",
+    help="Log sampled requests to this folder.",
 )
 @click.option(
     "--log-file-mib",
@@ -78,7 +86,7 @@ _OF_GATEWAYS = (
     callback=lambda _ctx, _param, mib: mib << 20,
     default=64,
     show_default=True,
-    help="Size of a file of the log, from which on another one is begun.",
+    help="Start a new log file at this size.",
 )
 @click.option(
     "--log-file-age",
@@ -86,26 +94,26 @@ _OF_GATEWAYS = (
     type=duration,
     default=86_400.0,
     show_default="1d",
-    help="Age of a file of the log, from which on another one is begun.",
+    help="Start a new log file at this age.",
 )
 @click.option(
     "--log-keep",
     "keep_s",
     type=duration,
-    help="Delete a file of the log so long after its last row.  [default: never]",
+    help="Delete a log file this long after its last row, such as 30d.  [default: never]",
 )
 @click.option(
     "--log-no-tokens",
     "tokens",
     flag_value=False,
     default=True,
-    help="Write no token ids of prompts and answers: nothing can be judged from such a log.",
+    help="Log no token ids of prompts and responses; such a log cannot be scored.",
 )
 @click.option(
     "--name",
     default=socket.gethostname,
     show_default="this machine's",
-    help="Of this gateway, among those of one leader.",
+    help="Name of this gateway, unique among those of one leader.",
 )
 @click.option(
     "--first-byte",
@@ -113,7 +121,7 @@ _OF_GATEWAYS = (
     type=duration,
     default=300.0,
     show_default="5m",
-    help="Longest wait for the first byte of a reply; of one that is not streamed, for all of it.",
+    help="Longest wait for the first byte of a reply; without streaming, for the whole reply.",
 )
 @click.option(
     "--timeout",
@@ -121,7 +129,7 @@ _OF_GATEWAYS = (
     type=duration,
     default=600.0,
     show_default="10m",
-    help="Longest life of a request, its stream included.",
+    help="Longest duration of a request, including its stream.",
 )
 @click.option(
     "--drain",
@@ -129,20 +137,20 @@ _OF_GATEWAYS = (
     type=duration,
     default=0.0,
     show_default="not at all",
-    help="How long new requests are still answered after SIGTERM, while /readyz refuses more.",
+    help="Keep serving new requests this long after SIGTERM, while /readyz returns 503.",
 )
 @click.option(
-    "--show-pool", "show", is_flag=True, help="Replies say in a header which pool answered."
+    "--show-pool", "show", is_flag=True, help="Name the pool that served each reply in a header."
 )
 @click.option(
     "--allow",
     metavar="PATH",
     multiple=True,
-    help="Let clients reach this path at stable too, such as /v1/files, '/v1/files/*' or "
-    "'GET /v1/files'; may be given more than once.",
+    help="Also pass this path through to stable, such as /v1/files, '/v1/files/*' or "
+    "'GET /v1/files'; repeatable.",
 )
-@click.option("--leader", metavar="URL", help="Follow this leader, and start none.")
-@click.option("--leader-only", is_flag=True, help="Lead gateways, and serve no user.")
+@click.option("--leader", metavar="URL", help="Follow this leader instead of starting one.")
+@click.option("--leader-only", is_flag=True, help="Run only the leader, and serve no users.")
 @shared("--webhook", "--slack", "--command", "--ledger", "--no-code")
 def serve(
     contract: Path,
@@ -164,31 +172,31 @@ def serve(
     where: str,
     **options: Any,
 ) -> None:
-    """Serve users of the kernels of CONTRACT, and keep asking which requests infer may have.
+    """Serve users from the infer and stable kernels of CONTRACT, and divert failing slices.
 
-    The gateway speaks OpenAI's API.  Its leader, a process beside it, lets the train kernel score
-    a sample of what infer answers, and decides slice by slice who serves.  It needs pip install
-    'servanda[gateway]'.  Ctrl-C ends it.  CONTRACT, keys and certificate are read again once
-    their files are written, and at SIGHUP.  SERVANDA_CA_FILE names a PEM file of certificates
-    that are trusted beside those that this machine trusts: of the pools, of the leader, and of
-    webhooks.
+    The gateway speaks OpenAI's API.  Its leader, a second process, scores a sample of the infer
+    kernel's responses with the train kernel and decides per slice which kernel serves.  In mode
+    observe, the default, decisions are recorded and no route is changed.  Requires pip install
+    'servanda[gateway]'.  Ctrl-C stops it.  CONTRACT, keys and certificate are reloaded when
+    their files change, and at SIGHUP.  SERVANDA_CA_FILE names a PEM file of additional trusted
+    certificates for pools, leader and webhooks.
 
-    Exit codes: 0 it was told to end; 2 the text or the call is wrong; 4 it could not start.
+    Exit codes: 0 it was stopped; 2 the contract or the call is wrong; 4 it could not start.
     """
     if leader is not None and leader_only:
-        raise click.UsageError("--leader follows a leader, and --leader-only is one: give one")
+        raise click.UsageError("give either --leader or --leader-only")
     if leader is not None:
-        refuse_given(_OF_LEADERS, "--leader follows a leader that was told this at its own start")
+        refuse_given(_OF_LEADERS, "set this where the leader is started, not with --leader")
     elif leader_only:
-        refuse_given(_OF_GATEWAYS, "--leader-only serves no user")
+        refuse_given(_OF_GATEWAYS, "--leader-only serves no users")
     files = {name: options.pop(name) for name in _OF_LOGS}
     waits = Waits(**{name: options.pop(name) for name in _WAITS})
     if not (waits.first_byte_s > 0 and waits.total_s > 0):
-        raise click.UsageError("--first-byte and --timeout are longer than nothing")
+        raise click.UsageError("--first-byte and --timeout must be longer than 0 s")
     if log is None:
         refuse_given(_OF_LOGS, "there is no --log")
     if not files["file_s"] > 0 or files["keep_s"] == 0:
-        raise click.UsageError("--log-file-age and --log-keep are longer than nothing")
+        raise click.UsageError("--log-file-age and --log-keep must be longer than 0 s")
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key is the private key of a certificate: give --tls-cert too")
     _refuse_missing()

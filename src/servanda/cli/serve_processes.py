@@ -60,7 +60,7 @@ def lead(settings: Settings, holders: KeyHolders) -> None:
 
     def ready() -> None:
         _write(holders, settings)
-        _print("it leads  (Ctrl-C ends it)")
+        _print("the leader is running  (Ctrl-C stops it)")
 
     controller = ControllerProcess(
         settings, say=_print, bound_at=lambda url: _print_leader(settings, url), ready=ready
@@ -124,7 +124,7 @@ def serve(
 
         def drain() -> None:
             own.draining = True
-            _print(f"new requests are answered for {waits.drain_s:g} s more; /readyz refuses them")
+            _print(f"draining for {waits.drain_s:g} s: requests are served, /readyz returns 503")
 
         listener = Listener(
             own,
@@ -147,7 +147,7 @@ def serve(
             listener.run()
         if supervisor is not None:
             supervisor.check()
-        _print("no more requests are taken")
+        _print("no new requests are accepted")
 
 
 def _make_supervisor(
@@ -167,11 +167,11 @@ def _make_supervisor(
 
 def _print_users(config: Config, url: str, host: str, urls: dict[str, str], leads: bool) -> None:
     pools = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
-    _print(f"users ask at {url}/v1, and it asks {pools}  (Ctrl-C ends it)")
+    _print(f"serving users at {url}/v1 from {pools}  (Ctrl-C stops it)")
     if leads:
         _print(f"{config.without} serves (routing.without_snapshot) until the leader is ready")
     if host not in _OWN and not (config.keys and config.keys.clients):
-        _print(f"! {host} is for all who can reach this machine, and no key is asked for")
+        _print(f"! {host} is open to everyone who can reach this machine, and no key is required")
 
 
 @contextlib.contextmanager

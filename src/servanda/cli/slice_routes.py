@@ -26,7 +26,7 @@ admin_options = together(
     click.option(
         "--key-file",
         type=FILE,
-        help="Holds the key to ask with.  [default: $SERVANDA_ADMIN_KEY]",
+        help="File that holds your key.  [default: $SERVANDA_ADMIN_KEY]",
     ),
     shared("--format"),
 )
@@ -35,9 +35,9 @@ admin_options = together(
 @click.command("status")
 @admin_options
 def status(gateway: str | None, key_file: Path | None, format_: str) -> None:
-    """Show how things stand at the leader of a gateway now, a row a slice.
+    """Show the current state of each slice at the leader of a gateway.
 
-    Exit codes: 0 it answered, 2 the call is wrong, 4 nobody answers there.
+    Exit codes: 0 it responded, 2 the call is wrong, 4 it cannot be reached.
     """
     client = admin_client(gateway, key_file)
     now = client.status()
@@ -52,10 +52,10 @@ def status(gateway: str | None, key_file: Path | None, format_: str) -> None:
 @click.option(
     "--to",
     type=click.Choice(["stable", "infer", "enforce", "observe"]),
-    help="Who serves it; or whether what is decided of it is acted on.",
+    help="The kernel that serves it (stable, infer), or its mode (enforce, observe).",
 )
 @shared("--ttl")
-@click.option("--release", is_flag=True, help="End its pin instead.")
+@click.option("--release", is_flag=True, help="Remove its pin.")
 @shared("--reason")
 @admin_options
 def pin(
@@ -68,20 +68,21 @@ def pin(
     key_file: Path | None,
     format_: str,
 ) -> None:
-    """Say who serves SLICE until a time is over, whatever was decided of it.
+    """Fix the kernel or the mode of SLICE for a limited time.
 
-    stable or infer: who serves it.  enforce or observe: decisions about it are acted on, or are
-    only told, whatever the mode of the contract.  A pin holds for 30 days at most.  The ledger
-    keeps who holds the key, and why.
+    stable or infer: every request of the slice goes to this kernel, whatever the evidence says.
+    enforce or observe: decisions about the slice are acted on, or only recorded, whatever the
+    mode of the contract.  A pin lasts 30 days at most.  The ledger records the holder of the key
+    and the reason.
 
-    Exit codes: 0 done, 2 the call is wrong, 4 it was refused, or nobody answers there.
+    Exit codes: 0 done, 2 the call is wrong, 4 it was refused or the leader cannot be reached.
     """
     if release == (to is not None) or release == (ttl is not None):
         raise click.UsageError("give --to with --ttl, or --release\n  hint: --to stable --ttl 24h")
     if ttl is not None and not 0 < ttl <= _LONGEST_S:
         raise ContractError(
-            "--ttl: a pin holds for 30 days at most, and longer than 0 s",
-            hint="pin again when it ends, or change the contract",
+            "--ttl: a pin lasts longer than 0 s and 30 days at most",
+            hint="pin again when it expires, or change the contract",
         )
     client = admin_client(gateway, key_file)
     if to is not None and ttl is not None:
@@ -92,7 +93,7 @@ def pin(
         show_json(moves)
         return
     if not moves:
-        show(f"{line(slice_, 80)}: as it was")
+        show(f"{line(slice_, 80)}: unchanged")
     for move in moves:
         keys = ("slice", "before", "after", "actor", "reason")
         name, before, after, actor, why = (line(str(move.get(key, "")), 200) for key in keys)

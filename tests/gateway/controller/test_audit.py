@@ -63,7 +63,7 @@ def test_a_log_that_does_not_say_who_asked_shows_a_slice_all_the_same(tmp_path):
         del row["x-chance"], row["key"]
     found, _ = audited(path, serving.log(tmp_path, rows))
     assert "first=a" in found.beyond
-    assert "no divert: the evidence has 0 distinct keys, and needs 5" in render(found)
+    assert "no divert: the evidence comes from 0 distinct users, and 5 are needed" in render(found)
 
 
 def test_without_routing_it_is_told_why_no_divert_would_follow(tmp_path):
@@ -197,7 +197,7 @@ def test_the_verb_prints_the_table_and_ends_with_its_code(tmp_path, capsys):
     assert stopped.value.code == 1
     out = capsys.readouterr()
     assert "✗ would divert" in out.out
-    assert "first=a: suspect → quarantined: tv on first=a is beyond its limit" in out.err
+    assert "first=a: suspect → quarantined: tv on first=a exceeds its limit" in out.err
     with pytest.raises(SystemExit) as stopped:
         main([*call[:4], "--format", "json"], standalone_mode=False)
     assert stopped.value.code == 1

@@ -258,7 +258,7 @@ def test_whoever_is_to_be_paged_is_told_once_each(tmp_path, clock):
     assert len(keys) == len(set(keys)) > 0
     pages = [e for e in sink.got if e.kind == "page"]
     assert {e.body["to"] for e in pages} == {"oncall"}
-    assert any("first=a: tv on first=a is beyond its limit" in e.body["why"] for e in pages)
+    assert any("first=a: tv on first=a exceeds its limit" in e.body["why"] for e in pages)
 
 
 def test_answers_for_another_prompt_are_missing_and_somebody_is_paged_once(tmp_path, clock):

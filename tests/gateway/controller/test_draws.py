@@ -114,7 +114,7 @@ def test_where_likeliest_tokens_were_asked_for_and_are_not_there_they_are_missin
     cell = next(c for c in controllers.status(leader, "all").cells if c.refutes)
     assert cell.n == 20 and cell.missing == sum(len(row["token_ids"]) for row in without)
     told = {(one.clause, one.slice): one.why for one in leader.status().left_out}
-    assert told == {("sampler_fidelity", "any slice"): "infer reports no likeliest tokens"}
+    assert told == {("sampler_fidelity", "any slice"): "the infer kernel reports no top-k logprobs"}
 
     controllers.drive(leader, clock, rows[20:], first=20)
     assert not leader.status().left_out

@@ -64,16 +64,16 @@ def test_an_entry_that_is_left_out_is_named(history):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"log_evidence": 1.0}, "on evidence of 1 nats, and the price was 6.68"),
+        ({"log_evidence": 1.0}, "at a log e-value of 1, and the threshold was 6.68"),
         ({"n": 0}, "says first=a went to quarantined on no request"),
-        ({"keys": 4}, "says first=a left infer on 4 users, and 5 were asked for"),
-        ({"cell": None}, "says first=a left infer, and no cell decided it"),
+        ({"keys": 4}, "says first=a was diverted on 4 users, and 5 are needed"),
+        ({"cell": None}, "says first=a was diverted, and no cell decided it"),
         ({"before": "active"}, "says first=a was active, and it was suspect"),
         ({"after": "gone"}, "went from suspect to gone, and there is no such status"),
         ({"after": "recovering"}, "went from suspect to recovering in one step"),
         ({"slice": "first=z"}, "moves first=z, which is no slice"),
         ({"number": 99}, "is transition 99, and follows"),
-        ({"log_price": "x"}, "cannot be told again"),
+        ({"log_price": "x"}, "cannot be replayed"),
     ],
 )
 def test_a_claim_that_cannot_be_is_named(history, body, message):
@@ -90,7 +90,7 @@ def test_an_opening_that_says_otherwise_is_named(history):
 
 def test_an_entry_of_another_kind_is_named(history):
     kind = replace(history[-1], kind="forgot")
-    assert said([*history[:-1], kind]) == ["is of a kind that nobody knows, 'forgot'"]
+    assert said([*history[:-1], kind]) == ["is of an unknown kind, 'forgot'"]
 
 
 def test_a_ledger_with_runs_of_both_is_read_by_both(history, tmp_path):

@@ -85,5 +85,5 @@ def test_an_entry_that_no_leader_writes_is_named(where):
     with open_ledger(where, reading=True, key=b"") as ledger:
         first, *_ = ledger.entries()
     body = {key: value for key, value in first.body.items() if key != "mode"}
-    with pytest.raises(LedgerError, match="entry 1 of run toy-gateway cannot be told again"):
+    with pytest.raises(LedgerError, match="entry 1 of run toy-gateway cannot be replayed"):
         ledger_statuses(Odd([replace(first, body=body)]))

@@ -283,7 +283,7 @@ def test_where_it_cannot_be_begun_again_the_rows_are_given_back(tmp_path):
 def test_one_kernel_on_both_sides_is_found_by_what_it_says_of_itself(tmp_path):
     path = controllers.contract(tmp_path)
     (tmp_path / "q.json").write_text((tmp_path / "p.json").read_text())
-    with pytest.raises(ContractError, match="the referee may not be an arm"):
+    with pytest.raises(ContractError, match="the reference scorer must not serve"):
         scorer(path).start()
 
 

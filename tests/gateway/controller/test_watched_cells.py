@@ -112,7 +112,7 @@ def test_how_tokens_are_drawn_has_the_name_and_the_rules_of_the_contracts_own_cl
 def test_a_referee_that_is_an_arm_is_refused(tmp_path):
     path, _ = kit.write(tmp_path)
     path.write_text(path.read_text().replace("q.json", "p.json"))
-    with pytest.raises(ContractError, match="one kernel: the referee may not be an arm"):
+    with pytest.raises(ContractError, match="one kernel: the reference scorer must not"):
         select_cells(load(path))
 
 

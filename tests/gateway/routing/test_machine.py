@@ -105,7 +105,7 @@ def test_a_suspect_is_calm_for_a_whole_dwell_before_it_is_none():
 @pytest.mark.parametrize(
     ("routing", "changed", "missing"),
     [
-        ({"keys": 7}, {}, "the evidence has 6 distinct keys, and needs 7"),
+        ({"keys": 7}, {}, "the evidence comes from 6 distinct users, and 7 are needed"),
         (
             {},
             {"stable_in_flight": 9.5},
@@ -117,7 +117,7 @@ def test_a_suspect_is_calm_for_a_whole_dwell_before_it_is_none():
         (
             {"stable_in_flight": None},
             {},
-            "routing.stable_in_flight is not declared: nobody knows what stable can take",
+            "routing.stable_in_flight is not declared: the capacity of stable is unknown",
         ),
         (
             {},
@@ -128,7 +128,7 @@ def test_a_suspect_is_calm_for_a_whole_dwell_before_it_is_none():
         (
             {},
             {"floors": {("tv", "code"): 0.3}},
-            "train is at 0.3 against itself, and twice that is beyond the limit 0.5",
+            "the noise floor of train is 0.3, and twice that exceeds the limit 0.5",
         ),
     ],
 )
@@ -347,7 +347,7 @@ def test_a_slice_that_breaks_while_it_recovers_is_away_for_twice_as_long():
     state, (change,) = advance(rule, fed(rule, state, 1.0), facts(state.clock + 1.0))
 
     assert (change.before, change.after) == ("recovering", "quarantined")
-    assert change.reason == "tv on code is beyond its limit; again, so that the dwell is 200 s"
+    assert change.reason == "tv on code exceeds its limit; relapse: the hold time is now 200 s"
 
 
 def test_a_ramp_waits_while_something_is_suspicious():
@@ -381,7 +381,7 @@ def test_to_and_fro_too_often_is_pinned_to_stable_for_a_while_and_somebody_is_to
     assert (left.after, pinned.after) == ("quarantined", "quarantined, pinned to stable")
     assert pinned.pages == ("oncall",)
     assert pinned.reason == (
-        "it changed its route more than 2 times in an hour; stable serves it for 3600 s"
+        "its route changed more than 2 times within an hour; stable serves it for 3600 s"
     )
     state = looked(rule, fed(rule, looked(rule, state, 60.0), 0.0), 61.0)
     assert status(state) == "probation"
@@ -398,7 +398,7 @@ def test_what_is_only_observed_is_never_pinned_by_itself():
 
     assert (change.before, change.after) == ("probation", "probation")
     assert change.reason == (
-        "would stay on stable: it changed its route more than 1 times in an hour"
+        "would stay on stable: its route changed more than 1 times within an hour"
     )
     assert state.slices["code"].pin is None
     assert advance(rule, state, facts(13.0))[1] == ()
@@ -511,7 +511,7 @@ def test_the_mean_is_over_requests_of_which_no_user_has_more_than_a_quarter(
     if left:
         reason = changes[0].reason
         assert reason.startswith(
-            "tv on code is beyond its limit, over requests of which no user has more than 25% ("
+            "tv on code exceeds its limit, with each user limited to 25 % of the requests ("
         )
         assert reason.endswith(" were left out)")
 
@@ -535,7 +535,7 @@ def test_requests_that_do_not_say_who_asked_are_evidence_and_no_users():
         state = absorb(rule, state, score(1.0, ""))
     one = looked(rule, state, 10.0).slices["code"]
     assert (one.scored, one.passed, one.keys) == (40, 0, ())
-    assert one.held == "not diverted: the evidence has 0 distinct keys, and needs 4"
+    assert one.held == "not diverted: the evidence comes from 0 distinct users, and 4 are needed"
 
 
 def test_one_user_is_enough_where_the_contract_says_so():
@@ -654,7 +654,7 @@ def test_a_pin_is_over_by_its_time_also_where_the_clock_went_back():
 
     assert (change.before, change.after) == ("active, pinned to stable", "active")
     assert (change.reason, change.actor, change.acted) == (
-        "the pin of anna is over",
+        "the pin of anna expired",
         "servanda",
         True,
     )

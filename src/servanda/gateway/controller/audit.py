@@ -1,7 +1,7 @@
-# An audit: the loop of a controller on a log of served requests, out of anybody's path.
+# An audit: the loop of a controller on a log of served requests, outside the request path.
 #
-# The clock is that of the log: a slice leaves, waits and comes back when it would have.  Nothing
-# is diverted, whatever the contract says; what is told is what would have been.
+# The clock is that of the log: a slice is diverted, held and returned when it would have been.
+# Nothing is diverted, whatever the contract says; decisions are only reported.
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def render(result: AuditResult) -> str:
         if not result.rows:
             why = "the log has no rows; --log takes files of rows, or folders of .jsonl files"
         elif scoring.missing:
-            why = "train has no number for these tokens; is the log of this contract's model?"
+            why = "train has no logprob for these tokens; is the log of this contract's model?"
         lines.append(f"nothing was scored: {why}")
     return "\n".join(lines)
 
@@ -283,18 +283,18 @@ def _cells(result: AuditResult, slice_: SliceStatus) -> tuple[str, ...]:
 def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None) -> str:
     if last is not None:
         now = "" if slice_.status == "quarantined" else f"; {slice_.status} by the end"
-        who = f"{count(last.n, 'request')}, {count(last.keys, 'key')}"
-        return f"✗ would divert (e {evidence(last.log_evidence)} from {who}){now}"
+        who = f"{count(last.n, 'request')}, {count(last.keys, 'user')}"
+        return f"✗ would divert (e-value {evidence(last.log_evidence)} from {who}){now}"
     if cell is None:
         return "✓ active"
     if _paid(cell):
-        why = slice_.held.partition(": ")[2] or "it was not looked at yet"
+        why = slice_.held.partition(": ")[2] or "not evaluated yet"
         e = evidence(max(cell.log_evidence, cell.log_alarm))
-        return f"✗ beyond its limit (e {e} from {cell.n:,} requests); no divert: {why}"
+        return f"✗ exceeds its limit (e-value {e} from {cell.n:,} requests); no divert: {why}"
     if slice_.share is None:
         return "? no request of the log is in it"
     if not number(cell.value):
         return "? no request was scored"
     mark = "✓" if slice_.status == "active" else "·"
-    e, price = evidence(cell.log_evidence), evidence(cell.log_price)
-    return f"{mark} {slice_.status} (e {e} of {price})"
+    e, threshold = evidence(cell.log_evidence), evidence(cell.log_price)
+    return f"{mark} {slice_.status} (e-value {e}, threshold {threshold})"

@@ -1,4 +1,4 @@
-# What `servanda serve` prints: what is watched and at which prices, and every transition.
+# The lines of `servanda serve`: the watched cells with their thresholds, and every transition.
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from servanda.gateway.routing.state import Transition
 from servanda.theory.divergence.base import DIVERGENCES
 
 _MODES = {
-    "observe": "observe: nothing is diverted; each decision says what would be",
-    "enforce": "enforce: what is decided of a slice is done",
+    "observe": "observe: decisions are recorded, no route is changed",
+    "enforce": "enforce: decisions about a slice are acted on",
 }
 
 
 def describe(status: ControllerStatus, contract: Contract) -> Iterator[str]:
-    """What a controller watches of a contract, at which prices, and what it does not."""
+    """The cells of a contract that are watched, with their thresholds, and those that are not."""
     clauses = {clause.id: clause for clause in contract.statistical}
     cells = [(slice_, cell) for slice_ in status.slices for cell in slice_.cells]
     yield f"{status.name} ({status.contract[:8]}), mode {_MODES[status.mode]}"
-    yield f"watches K = {len(cells)}, so that each needs K times the evidence that one would"
+    yield f"watches K = {len(cells)} cells (a clause on a slice); thresholds are multiplied by K"
     for slice_, cell in cells:
         yield f"  {_cell(slice_, cell, clauses.get(cell.clause))}"
     if status.left_out:
@@ -33,15 +33,16 @@ def describe(status: ControllerStatus, contract: Contract) -> Iterator[str]:
 
 
 def _cell(slice_: SliceStatus, cell: CellStatus, clause: Clause | None) -> str:
-    prices = f"out at {_evidence(cell.log_price)}, back at {_evidence(cell.log_leave_price)}"
+    alarm, back = _evidence(cell.log_price), _evidence(cell.log_leave_price)
+    thresholds = f"alarm threshold {alarm}, return threshold {back}"
     does = {"": "nothing", "slice": "the slice", "all": "all traffic"}[cell.diverts]
-    return f"{cell.clause} on {slice_.name}: {_promise(cell, clause)}; {prices}; diverts {does}"
+    return f"{cell.clause} on {slice_.name}: {_promise(cell, clause)}; {thresholds}; diverts {does}"
 
 
 def _promise(cell: CellStatus, clause: Clause | None) -> str:
     """The limit in the clause's own words; one of a percentile is a share of tokens."""
     if cell.refutes:
-        return "tokens drawn from the distribution that infer reports"
+        return "tokens sampled from the distribution that infer reports"
     if clause is None or clause.percentile is None or not isinstance(clause.at_most, float):
         return f"a mean of at most {cell.limit:g} {cell.unit}".rstrip()
     metric = DIVERGENCES.get(clause.metric)
@@ -54,11 +55,11 @@ def _evidence(log: float) -> str:
 
 
 def transition_line(transition: Transition) -> str:
-    """A change of a slice, in a line."""
+    """A change of a slice as one line."""
     at = time.strftime("%H:%M:%S", time.localtime(transition.at))
     before, after = (place.split()[0] for place in (transition.before, transition.after))
     moves = (before in AWAY) != (after in AWAY) or "recovering" in (before, after)
-    done = " (only noted: nothing is moved)" if moves and not transition.acted else ""
+    done = " (recorded only, route unchanged)" if moves and not transition.acted else ""
     who = "" if transition.actor == "servanda" else f", by {transition.actor}"
     pages = f"; pages {', '.join(transition.pages)}" if transition.pages else ""
     change = f"{transition.slice}: {transition.before} -> {transition.after}"

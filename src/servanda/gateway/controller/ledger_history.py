@@ -148,7 +148,7 @@ def run_problems(entries: Iterable[Entry]) -> Iterator[Problem]:
                 yield _problem(entry, what)
         except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
             message = str(error).split("\n", 1)[0]
-            yield _problem(entry, f"cannot be told again: {message or type(error).__name__}")
+            yield _problem(entry, f"cannot be replayed: {message or type(error).__name__}")
 
 
 def _next(leaders: dict[str, _StoreHistory], entry: Entry) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _next(leaders: dict[str, _StoreHistory], entry: Entry) -> Iterator[str]:
     elif entry.kind == ROUTED:
         yield from _routed(history, from_plain(Transition, body))
     else:
-        yield f"is of a kind that nobody knows, {entry.kind!r}"
+        yield f"is of an unknown kind, {entry.kind!r}"
 
 
 def _opened(history: _StoreHistory, body: Mapping[str, Any]) -> Iterator[str]:
@@ -202,23 +202,23 @@ def _routed(history: _StoreHistory, t: Transition) -> Iterator[str]:
 def _evidence_problems(
     history: _StoreHistory, t: Transition, before: str, after: str
 ) -> Iterator[str]:
-    """What a change costs, and whether the entry says that it was paid."""
+    """Whether the e-value of an entry reaches the threshold of its change."""
     if before == after or after not in ("quarantined", "recovering"):
         return
     if t.cell is None:
         if after == "quarantined":
-            yield f"says {t.slice} left infer, and no cell decided it"
+            yield f"says {t.slice} was diverted, and no cell decided it"
         return
     if not t.log_evidence >= t.log_price - _HAIR:
         yield (
-            f"says {t.slice} went to {after} on evidence of {t.log_evidence:.3g} nats, and the "
-            f"price was {t.log_price:.3g}"
+            f"says {t.slice} went to {after} at a log e-value of {t.log_evidence:.3g}, and the "
+            f"threshold was {t.log_price:.3g}"
         )
     if t.n < 1:
         yield f"says {t.slice} went to {after} on no request"
     own = t.cell.endswith(f" on {t.slice}")
     if after == "quarantined" and before not in AWAY and t.acted and own and t.keys < history.keys:
-        yield f"says {t.slice} left infer on {t.keys} users, and {history.keys} were asked for"
+        yield f"says {t.slice} was diverted on {t.keys} users, and {history.keys} are needed"
 
 
 def _status(text: str) -> str:

@@ -57,7 +57,7 @@ class LedgerOutbox:
                     wait, now = self._wait, self._now
                     deliveries = deliver(ledger, self._run, self._sinks, now=now, wait=wait)
                     missed = [
-                        f"{d.sink} was not told: {d.problem}" for d in deliveries if d.problem
+                        f"{d.sink} was not notified: {d.problem}" for d in deliveries if d.problem
                     ]
                     self.missed, self._late = "; ".join(missed), bool(missed)
         except ServandaError as error:

@@ -67,7 +67,7 @@ def _status_of(run: str, entries: Iterable[Entry]) -> LedgerStatus:
             status = _with(status, entry)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(
-                f"entry {entry.seq} of run {run} cannot be told again: {error}",
+                f"entry {entry.seq} of run {run} cannot be replayed: {error}",
                 hint="`servanda promotion ledger verify` says what is wrong with it",
             ) from None
     return status

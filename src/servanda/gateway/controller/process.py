@@ -161,7 +161,7 @@ class ControllerProcess:
         new = [t for t in status.transitions if t.number > self._moves]
         unseen = status.moves - self._moves - len(new)
         if unseen > 0:
-            self._say(f"{unseen} changes came too fast to be told here: the ledger has them")
+            self._say(f"{unseen} changes came too fast to be printed; the ledger has them")
         for transition in new:
             self._say(transition_line(transition))
         self._moves = max(self._moves, status.moves)

@@ -185,11 +185,11 @@ class PoolStatus:
 
 _SHOWN = 80  # characters of what a gateway says
 _MOVED_S = 60.0  # that the system's clock was set by: less is no news
-_TIMES = "times here go on by the old one until the next start; no pin and no route is changed"
+_TIMES = "times here follow the old clock until the next start; no pin and no route is changed"
 # by pool, what it means that a gateway holds it to be broken
 _BROKEN: Mapping[str, str] = {
-    "infer": "infer is held to be broken, and stable answers in its place",
-    "stable": "stable cannot be reached, and what infer does not answer is refused",
+    "infer": "the circuit breaker of infer is open: stable serves in its place",
+    "stable": "stable cannot be reached: requests that infer does not answer are refused",
 }
 
 
@@ -246,7 +246,7 @@ class ControllerStatus:
         of = (self.store, self.ledger, self.reload, self.effects, self.scoring.problem)
         pools = (_BROKEN[name] for name, pool in self.pools.items() if pool.open)
         logs = (
-            f"gateway {gateway.name} cannot write its log of requests: {str(why)[:_SHOWN]}"
+            f"gateway {gateway.name} cannot write its request log: {str(why)[:_SHOWN]}"
             for gateway in self.gateways
             if (why := gateway.counts.get("log"))
         )

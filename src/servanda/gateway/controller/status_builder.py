@@ -106,7 +106,7 @@ def _interval(cell: WatchedCell, track: Track) -> tuple[float, float] | None:
 
 def undrawn(rules: Rules, state: RoutingState) -> tuple[UnwatchedCell, ...]:
     """Slices that were scored, and nothing was seen of how their tokens are drawn."""
-    why = "infer reports no likeliest tokens"
+    why = "the infer kernel reports no top-k logprobs"
     scored = [c for c in rules.watched if c.refutes and state.slices[c.slice].scored]
     blind = [c for c in scored if not state.slices[c.slice].track(c.clause).tokens]
     if blind and blind == scored:

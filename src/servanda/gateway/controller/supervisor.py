@@ -114,7 +114,7 @@ class Supervisor:
                 meanwhile = "the gateway follows the last routes until they expire"
             else:
                 why = why or " before it was ready"
-                meanwhile = "routing.without_snapshot says who serves until it is ready"
+                meanwhile = "routing.without_snapshot decides which pool serves until it is ready"
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
             self._say(
                 f"the leader ended with {how}{why}; it is started again in {pause:g} s, "

@@ -129,19 +129,19 @@ def _refused(contract: Contract) -> Iterator[Problem]:
     train, infer = contract.kernels.train, contract.kernels.infer
     if train.engine == EXTERNAL:
         yield Problem(
-            "kernels.train is external: nobody here can score what infer answers",
+            "kernels.train is external, so responses of infer cannot be scored",
             contract.where("kernels", "train", "engine"),
             "name the engine that evaluates the training kernel, such as transformers",
         )
     elif _run(train) == _run(infer) or _one_server(train, infer):
         yield Problem(
-            "kernels.train and kernels.infer are one kernel: the referee may not be an arm",
+            "kernels.train and kernels.infer are one kernel: the reference scorer must not serve",
             contract.where("kernels", "train"),
             "let train be the kernel that infer is held to, on an engine of its own",
         )
     elif contract.stable is not None and _one_server(train, contract.stable):
         yield Problem(
-            "kernels.train and stable are one server: the referee may not serve anybody",
+            "kernels.train and stable are one server: the reference scorer must not serve",
             contract.where("kernels", "train", "url"),
             "let train have a server of its own, or an engine such as transformers",
         )

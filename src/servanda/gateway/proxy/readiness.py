@@ -22,10 +22,10 @@ class Readiness(msgspec.Struct):
 
 def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
     """How it stands now; draining: whether the gateway was told to end."""
-    reasons = ["the gateway was told to end: send new requests elsewhere"] if draining else []
+    reasons = ["the gateway is shutting down: send new requests elsewhere"] if draining else []
     snapshot, without = gateway.snapshot, gateway.config.without
     if not any(_answers(gateway, pool) for pool in gateway.servers):
-        reasons.append(f"no pool answers: {_waits(gateway, *gateway.servers)}")
+        reasons.append(f"no pool is available: {_waits(gateway, *gateway.servers)}")
     elif snapshot is None and not _answers(gateway, without):
         reasons.append(f"no route is known, and {without} serves then: {_waits(gateway, without)}")
     notes = []
@@ -56,4 +56,4 @@ def _answers(gateway: Gateway, pool: str) -> bool:
 def _waits(gateway: Gateway, *pools: str) -> str:
     """Which pools are left alone."""
     waits = [f"{pool} for {gateway.servers[pool].breaker.wait_s} s" for pool in pools]
-    return f"after failures its circuit breaker keeps requests from {' and '.join(waits)}"
+    return f"after failures the circuit breaker is open for {' and '.join(waits)}"

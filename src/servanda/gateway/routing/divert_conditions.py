@@ -53,7 +53,11 @@ def _pin(slice_: SliceState) -> str:
 
 def _keys(rules: Rules, slice_: SliceState) -> str:
     has, needs = len(slice_.keys), rules.policy.keys
-    return "" if has >= needs else f"the evidence has {has} distinct keys, and needs {needs}"
+    return (
+        ""
+        if has >= needs
+        else f"the evidence comes from {has} distinct users, and {needs} are needed"
+    )
 
 
 def _floor(facts: TrafficFacts, paid: Sequence[CellEvidence]) -> str:
@@ -68,7 +72,7 @@ def _floor(facts: TrafficFacts, paid: Sequence[CellEvidence]) -> str:
             return ""
         at, limit = (cell.low + cell.scale * x for x in (floor, cell.limit))
         sentence = sentence or (
-            f"train is at {at:.3g} against itself, and twice that is beyond the limit {limit:.3g}"
+            f"the noise floor of train is {at:.3g}, and twice that exceeds the limit {limit:.3g}"
         )
     return sentence
 
@@ -82,18 +86,18 @@ def _room(
     if rules.contract.stable is None:
         return "the contract declares no stable: kernel"
     if declared is None:
-        return "routing.stable_in_flight is not declared: nobody knows what stable can take"
+        return "routing.stable_in_flight is not declared: the capacity of stable is unknown"
     if peak is None or math.isnan(peak):
-        return "what stable answers at a time is not measured"
+        return "the requests in flight at stable are not measured"
     if brings is None or math.isnan(brings):
-        return f"what infer answers of {moved.name} at a time is not measured"
+        return f"the requests in flight of {moved.name} are not measured"
     coming = math.fsum(_coming(rules, other, facts.now) for other in slices.values())
     if peak + coming + brings <= declared:
         return ""
-    more = f" and {coming:.3g} on their way" if coming else ""
+    more = f" and {coming:.3g} more being diverted" if coming else ""
     return (
-        f"stable has no room: {peak:.3g} requests at a time{more}, {brings:.3g} more would come, "
-        f"and it can answer {declared}"
+        f"stable has no capacity left: {peak:.3g} requests in flight{more}, {brings:.3g} would be "
+        f"added, and its limit is {declared}"
     )
 
 
@@ -119,13 +123,13 @@ def _share(
         return ""  # it counts as diverted already
     share = facts.shares.get(moved.name)
     if share is None or math.isnan(share):
-        return f"the share of {moved.name} of the traffic is not measured"
+        return f"the traffic share of {moved.name} is not measured"
     away = [other.name for other in slices.values() if other.status in (*AWAY, "recovering")]
     before = min(1.0, math.fsum(facts.shares.get(name, 0.0) for name in away))
     most = rules.policy.most_diverted
     if before + share <= most:
         return ""
     return (
-        f"{before:.3g} of all traffic is diverted, {share:.3g} more would come, and "
+        f"{before:.3g} of all traffic is diverted, {share:.3g} would be added, and "
         f"routing.most_diverted is {most:.3g}"
     )

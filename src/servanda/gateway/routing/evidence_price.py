@@ -139,9 +139,9 @@ def _likeliest(slice_: SliceState, evidence: CellEvidence) -> int:
 def failure_text(slice_: SliceState, evidence: CellEvidence) -> str:
     """What is wrong where the price is paid, after the name of the cell."""
     if not evidence.cell.refutes:
-        return "is beyond its limit"
+        return "exceeds its limit"
     drawn = names()[_likeliest(slice_, evidence)]
-    return f"fails: tokens are not drawn as infer reports, but more as with {drawn}"
+    return f"fails: tokens are not sampled as infer reports, but closer to {drawn}"
 
 
 def with_evidence(change: Transition, evidence: CellEvidence, slice_: SliceState) -> Transition:
@@ -196,8 +196,8 @@ def excluded_note(rules: Rules, slice_: SliceState) -> str:
     requests = slice_.scored + slice_.passed
     if slice_.passed < _FEW * requests or not slice_.passed:
         return ""
-    part = f"requests of which no user has more than {1 / rules.parts:.0%}"
-    return f", over {part} ({slice_.passed:,} of {requests:,} were left out)"
+    part = f"each user limited to {100 / rules.parts:.0f} % of the requests"
+    return f", with {part} ({slice_.passed:,} of {requests:,} left out)"
 
 
 def nearness_of(near: float, refutes: bool) -> float:

@@ -118,13 +118,13 @@ def pin(
     now = max(now, state.clock)
     if pin is not None and pin.expires <= now:
         raise ContractError(
-            f"the pin of {slice} would be over before it begins",
+            f"the pin of {slice} would expire before it begins",
             hint="give it a time to live, such as 24h",
         )
     if pin is not None and pin.to in ("stable", "enforce") and rules.contract.stable is None:
         raise ContractError(
             f"{slice} cannot be pinned to {pin.to}: there is no stable: kernel",
-            hint="declare stable: with the kernel that serves when infer may not",
+            hint="declare stable: the kernel that serves diverted requests",
         )
     before = state.slices[slice]
     if before.pin == pin:

@@ -87,7 +87,7 @@ class _Evaluation:
     def _slice(self, slice_: SliceState, evidence: Evidence) -> None:
         if slice_.status == "quarantined":
             if self._now >= slice_.since + slice_.dwell_s:
-                reason = f"it was away for {slice_.dwell_s:g} s"
+                reason = f"minimum hold time ({slice_.dwell_s:g} s) elapsed"
                 after = replace(without_evidence(slice_), status="probation", since=self._now)
                 self._note(slice_, after, (), reason)
         elif slice_.status == "probation":
@@ -103,9 +103,10 @@ class _Evaluation:
         """Where answers have no value a fault may hide for ever, and somebody is told once; so it
         is where they are for another prompt."""
         lost = max((track.hidden for track in slice_.tracks.values()), default=0.0)
-        missing = f"{lost:.0%} of what was lately scored has no value, and may hide a fault"
-        other = f"infer answered {slice_.misread:.0%} of the latest scored requests for another"
-        other += " prompt than stable makes of them"
+        missing = f"{_percent(lost)} of the recently scored tokens have no value, which can mask a"
+        missing += " fault"
+        other = "the infer kernel ran another prompt than stable for "
+        other += f"{_percent(slice_.misread)} of the recently scored requests"
         shares = {"missing": (lost, HIDDEN, missing), "prompt": (slice_.misread, MISREAD, other)}
         for kind, (share, most, held) in shares.items():
             if share >= most:
@@ -118,7 +119,7 @@ class _Evaluation:
         if slice_.pin is None or self._now < slice_.pin.expires:
             return
         after = replace(slice_, pin=None)
-        reason = f"the pin of {slice_.pin.actor} is over"
+        reason = f"the pin of {slice_.pin.actor} expired"
         # infer serves again what was taken from it: somebody wants to know
         back = slice_.status in AWAY and acts(self._rules, slice_) and not acts(self._rules, after)
         pages = self._pages(slice_) if back else ()
@@ -203,7 +204,7 @@ class _Evaluation:
         of = self._state.slices[cell.slice]
         after = replace(after, doubts={**slice_.doubts, **doubts(of, evidence)})
         reason = f"{cell.name} {failure_text(of, evidence[0])}{excluded_note(self._rules, of)}"
-        reason += f"; again, so that the dwell is {dwell:g} s" if again else ""
+        reason += f"; relapse: the hold time is now {dwell:g} s" if again else ""
         pages = tuple(dict.fromkeys((*self._pages(slice_), *cell.pages)))
         self._note(slice_, after, evidence, reason, acted=left, pages=pages)
         if len(after.moves) > policy.moves_per_hour:
@@ -223,7 +224,7 @@ class _Evaluation:
         if not ready:
             return
         if slice_.pin is not None and slice_.pinned:
-            held = f"not brought back: pinned to {slice_.pin.to} by {slice_.pin.actor}"
+            held = f"not returned: pinned to {slice_.pin.to} by {slice_.pin.actor}"
             self._slices[slice_.name] = replace(slice_, held=held)
             return
         moves = self._moves(slice_)
@@ -238,8 +239,8 @@ class _Evaluation:
             step_since=self._now,
             moves=moves,
         )
-        limits = f"every cell is within its limit{excluded_note(self._rules, slice_)}"
-        reason = f"{limits}; infer serves {RAMP[0]:.0%} of its share"
+        passed = f"every cell passed the return test{excluded_note(self._rules, slice_)}"
+        reason = f"{passed}; ramp at {_percent(RAMP[0])}"
         self._note(slice_, after, () if slow is None else (slow,), reason, acted=True)
 
     def _holds_all(self, whole: SliceState) -> bool:
@@ -270,11 +271,13 @@ class _Evaluation:
                 load=0.0,
                 doubts={},
             )
-            self._note(slice_, after, evidence, "it kept its limits through the ramp", acted=True)
+            self._note(
+                slice_, after, evidence, "it stayed within its limits during the ramp", acted=True
+            )
             return
         step = slice_.step + 1
         after = replace(slice_, step=step, step_since=self._now, step_scored=slice_.scored)
-        reason = f"infer serves {RAMP[step]:.0%} of its share"
+        reason = f"ramp at {_percent(RAMP[step])}"
         self._note(slice_, after, evidence, reason, acted=True)
 
     # what every change has
@@ -291,7 +294,7 @@ class _Evaluation:
         """
         moves = self._rules.policy.moves_per_hour
         lasts = max(HOUR_S, slice_.dwell_s)
-        often = f"it changed its route more than {moves} times in an hour"
+        often = f"its route changed more than {moves} times within an hour"
         if acts(self._rules, slice_):
             ends = self._now + lasts
             if slice_.pin is not None:  # "enforce", without which nothing would hold it afterwards
@@ -340,6 +343,10 @@ class _Evaluation:
         if evidence:
             change = with_evidence(change, evidence[0], self._state.slices[evidence[0].cell.slice])
         self._changes.append(change)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _without(told: tuple[str, ...], kind: str) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ def pinned(to, **more):
         ),
         (
             {"slices": (fake.broken(status="suspect", held="not diverted: no room"), *QUIET)},
-            "✗ long exceeds its limit and stays on the infer kernel. The other 3 slices are within their limits.",
+            "✗ long exceeds its limit and stays on the infer kernel. "
+            "The other 3 slices are within their limits.",
         ),
         (
             {"slices": (fake.broken(), NEW)},

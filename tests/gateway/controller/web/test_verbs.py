@@ -212,7 +212,8 @@ def test_status_shows_a_row_a_slice(server):
         "gateway-demo · contract 3982d4a0 · route 17",
         "infer 12 in flight, room for 33 · stable 3 in flight, room for 7 · 1 gateway"
         " · 20 failed over from infer (5xx 20)",
-        "scored 1,912 of 41,300 requests · 6.0 % would be diverted · 14 queued · 3 dropped · 41 users",
+        "scored 1,912 of 41,300 requests · 6.0 % would be diverted · 14 queued · 3 dropped"
+        " · 41 users",
         "",
         "  slice          share   value  limit  stable  served by                        state",
         "✗ prompt > 32k   6.0 %  0.1727   0.05  0.0063  infer (would be stable)          "
@@ -220,7 +221,8 @@ def test_status_shows_a_row_a_slice(server):
         "✓ whole traffic  100 %  0.0120   0.05          infer (would be 6.0 % diverted)  "
         "active  9 % of alarm threshold, 412 requests, 41 users",
         "",
-        "mode: observe. To act on decisions about 'prompt > 32k': servanda gateway pin 'prompt > 32k' --to enforce --ttl 24h "
+        "mode: observe. To act on decisions about 'prompt > 32k': "
+        "servanda gateway pin 'prompt > 32k' --to enforce --ttl 24h "
         "--reason TEXT --gateway URL",
     ]
 

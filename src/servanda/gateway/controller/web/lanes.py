@@ -1,5 +1,5 @@
-# The history of a slice's states as a swim lane: one band per state, told apart by its shape and its
-# words as well as by its colour.
+# The history of a slice's states as a swim lane: one band per state, told apart by its shape and
+# its words as well as by its colour.
 
 from __future__ import annotations
 
