@@ -260,7 +260,7 @@ def _short(plan: Plan, name: str, offered: int, best: int, half: int) -> str:
     if offered:
         last = plan.contract.promotion.offline.sequences[1]
         sequences = -(-last * half // offered)
-        help_ = f"{sequences:,} as the second number of promotion.offline.sequences, {help_}"
+        help_ = f"{sequences:,} as the second number of promotion.offline.prompt_groups, {help_}"
     return f"{name} {what}: {help_}"
 
 
@@ -280,12 +280,12 @@ def _indent(text: str, hang: int = 0) -> list[str]:
     return wrapped(text, _WIDTH, "    ", " " * (4 + hang))
 
 
-_HEAD = ("leg", "infer gets", "prompt groups", "requests, about", "lasts at least", "and then")
+_HEAD = ("step", "infer gets", "prompt groups", "requests, about", "lasts at least", "and then")
 _TEXT = (
-    "Each leg begins without evidence, and is left when every enforced promise holds on it. A "
-    "violation on any of them gives all traffic back to stable. The table has the first look and "
-    "the limit of each, and about how many requests of users it takes to have enough of them "
-    "scored for the first look."
+    "Each step starts without evidence, and ends when every enforced promise holds on it. A "
+    "violation on any step returns all traffic to stable. The table has the prompt groups of the "
+    "first evaluation and of the limit, and about how many user requests the first evaluation "
+    "takes."
 )
 
 
@@ -295,7 +295,7 @@ def explain_course(contract: Contract) -> tuple[str, list[str]]:
     if not any(leg.live for leg in course):
         return "", []
     rows = [_HEAD, *(_row(course, i) for i in range(len(course)))]
-    return f"{_TEXT} All {len(course)} legs share the chance of a wrong red one.", table(rows)
+    return f"{_TEXT} All {len(course)} steps share the chance of a false rollback.", table(rows)
 
 
 def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:
     asks = leg.approval and following is not None and following.stage != leg.stage
     undecided = {"wait": "goes on", "hold": "halts", "roll_back": "rolls back"}
     then = [
-        *(["a person says yes"] if asks else []),
+        *(["an approval"] if asks else []),
         f"undecided: {undecided[leg.if_inconclusive]}",
     ]
     return (
