@@ -94,7 +94,7 @@ def test_a_ledger_verifies(ledger):
 def test_a_promotion_stands_where_it_stood():
     code, text = servanda("promote", "toy/toy.kernelcontract.yaml", "--ledger", "ledger.db")
     # the same build has the same name, and is not judged twice
-    assert code == 4 and "run toy-6d4eb8af of this build is in the ledger already" in text
+    assert code == 4 and "promotion toy-6d4eb8af of this build is in the ledger already" in text
     assert "it is rolled back on offline" in text
     assert servanda("promotion", "status", "--ledger", "ledger.db") == (
         0,

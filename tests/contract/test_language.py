@@ -389,3 +389,53 @@ def test_only_contract_errors_come_out_of_a_broken_text(edits):
 @given(st.text(max_size=60))
 def test_only_contract_errors_come_out_of_any_text(text):
     only_contract_errors(text)
+
+
+RENAMED = {
+    "sequences: [400, 6000]": "prompt_groups: [400, 6000]",
+    "keys: 7": "min_users: 7",
+    "budget: 0.25": "scorer_utilisation: 0.25",
+}
+
+
+def aliased(text):
+    """The text with its renamed keys, and the same text with their new words."""
+    text = text.replace("routing: {", "routing: {keys: 7, budget: 0.25, ")
+    new = text
+    for stored, word in RENAMED.items():
+        assert stored in text
+        new = new.replace(stored, word)
+    return text, new
+
+
+def test_a_renamed_key_and_its_new_word_are_one_contract_with_one_digest():
+    stored, new = aliased(EXAMPLE)
+
+    (one, marks), (other, places) = read(stored), read(new)
+
+    assert other == one
+    assert other.digest == one.digest
+    assert [*places] == [*marks]  # lint and reports find their places by the stored keys
+
+
+@pytest.mark.parametrize(("stored", "word"), [(s.split(":")[0], w) for s, w in RENAMED.items()])
+def test_a_key_and_its_other_word_are_not_both_written(stored, word):
+    text = aliased(EXAMPLE)[0]
+    old = next(old for old in RENAMED if old.startswith(stored))
+
+    (problem,) = problems_of(text.replace(old, f"{old}, {word}", 1))
+
+    assert problem.message == f"{stored!r} and {word.split(':')[0]!r} are two words for one key"
+
+
+def test_messages_print_the_new_word():
+    for text in aliased(EXAMPLE):
+        text = text.replace("[400, 6000]", "9", 1).replace(": 7, ", ": 0, ")
+        problems = problems_of(text)
+        assert [problem.message for problem in problems] == [
+            "min_users must be at least 1, found 0",
+            "a list is wanted, found the number 9",
+        ]
+        assert problems[1].hint == "the first evaluation and the limit, such as [400, 6000]"
+    (problem,) = problems_of(EXAMPLE.replace("sequences: [400", "prompt_group: [400", 1))
+    assert problem.hint == "did you mean 'prompt_groups'?"

@@ -276,7 +276,7 @@ PLACES = [
     ("golden: {prompts: data/golden.jsonl}", "golden: g", "g", "write {prompts: data/golden"),
     ("do: [hold]", "do: [5]", "5]", "text or a mapping is wanted, found the number 5"),
     ("golden:", "goldn:", "goldn: {prompts: dat", "did you mean 'golden'?"),
-    ("  infer:", "  reference:", "reference: {engine: ", "two words for one kernel"),
+    ("  infer:", "  reference:", "reference: {engine: ", "two words for one key"),
     ("name: tiny-int8", "name: tiny int8", "tiny int8", "'tiny int8' cannot be a name"),
     ("temperature: 1.0", "temperature: 0", "0", "must be greater than 0, found 0"),
     ("temperature: 1.0", "temperature: '1'", "'1'", "a number is wanted, found the text '1'"),
@@ -372,7 +372,7 @@ PLACES = [
     ("{sample: 0.1}", "{sample: 10}", "10}", "a share above 0 and at most 1"),
     ("divert: slice", "divert: all, x: 1", "{divert: all", "found 2"),
     ("[400, 6000]", "[6000, 400]", "[6000", "did you mean [400, 6000]?"),
-    ("[400, 6000]", "[0, 400]", "[0", "after at least 1 prompt group"),
+    ("[400, 6000]", "[0, 400]", "[0", "needs at least 1 prompt group"),
 ]
 
 

@@ -43,7 +43,7 @@ def refusal(act):
 def test_a_yes_is_told_and_the_next_look_that_holds_goes_forward():
     state, effects = approve(ASKING, awaiting(), **ANA, now=T0 + 1)
 
-    assert (state.status, state.why, state.approved) == ("running", "ana said yes: seen", "offline")
+    assert (state.status, state.why, state.approved) == ("running", "ana approved: seen", "offline")
     assert [e.kind for e in effects] == ["notify"]
 
     after, _ = advance(ASKING, state, finding(OFFLINE, cell()), now=T0 + 2)
@@ -63,8 +63,9 @@ def test_a_yes_carries_nothing_that_does_not_hold():
 
 def test_a_yes_that_nobody_awaits_is_refused():
     assert refusal(lambda: approve(ASKING, begun(ASKING), **ANA, now=T0)) == [
-        "run run awaits no approval: it is running (the run begins)",
-        "  hint: approve what was shown: wait until everything holds on the leg",
+        "promotion run does not wait for an approval: it is running (the promotion starts)",
+        "  hint: wait until everything holds on the step: an approval is for evidence that is "
+        "there",
     ]
 
 
@@ -72,8 +73,8 @@ def test_a_yes_to_a_run_that_has_ended_is_refused():
     state, _ = advance(ASKING, awaiting(), finding(OFFLINE, cell("violated")), now=T0)
 
     assert refusal(lambda: approve(ASKING, state, **ANA, now=T0)) == [
-        "run run awaits no approval: it is rolled back (tv on all is violated)",
-        "  hint: begin another attempt: servanda promote --fresh",
+        "promotion run does not wait for an approval: it is rolled back (tv on all is violated)",
+        "  hint: start another attempt: servanda promote --fresh",
     ]
 
 
@@ -140,8 +141,8 @@ def test_there_is_nothing_to_override_in_a_run_that_has_ended():
     state, _ = roll_back(WHOLE, begun(WHOLE), **ANA, now=T0)
 
     assert refusal(lambda: override(WHOLE, state, waive(), now=T0)) == [
-        "run run is rolled back (ana rolled back: seen): there is nothing to override",
-        "  hint: begin another attempt: servanda promote --fresh",
+        "promotion run is rolled back (ana rolled back: seen): there is nothing to override",
+        "  hint: start another attempt: servanda promote --fresh",
     ]
 
 
@@ -169,7 +170,7 @@ def test_a_second_rollback_is_refused():
     state, _ = roll_back(WHOLE, brought(WHOLE, TEN), **ANA, now=T0)
 
     assert refusal(lambda: roll_back(WHOLE, state, **ANA, now=T0)) == [
-        "run run is rolled back (ana rolled back: seen)",
+        "promotion run is rolled back (ana rolled back: seen)",
         "  hint: servanda promotion status shows who serves",
     ]
 
@@ -177,11 +178,11 @@ def test_a_second_rollback_is_refused():
 @pytest.mark.parametrize(
     ("actor", "reason", "said"),
     [
-        (" ", "seen", ["without an actor is none", "  hint: give --actor: the ledger keeps it"]),
-        ("ana", "", ["without a reason is none", "  hint: give --reason: the ledger keeps it"]),
+        (" ", "seen", ["needs an actor", "  hint: give --actor: it is written to the ledger"]),
+        ("ana", "", ["needs a reason", "  hint: give --reason: it is written to the ledger"]),
     ],
 )
-def test_an_act_without_a_name_or_a_reason_is_none(actor, reason, said):
+def test_an_act_needs_a_name_and_a_reason(actor, reason, said):
     signed = {"actor": actor, "reason": reason, "now": T0}
     acts = {
         "an approval": lambda: approve(ASKING, awaiting(), **signed),
@@ -202,4 +203,4 @@ def test_no_act_takes_place_before_what_was_seen():
         lambda: override(ASKING, awaiting(), waive(), now=T0 - 1),
         lambda: roll_back(ASKING, awaiting(), **early),
     ):
-        assert refusal(act)[0] == "the clock went back by 1.000 s since run run was seen"
+        assert refusal(act)[0] == "the clock went back by 1.000 s since promotion run was seen"

@@ -58,7 +58,7 @@ def test_another_build_keeps_no_traffic_whenever_it_is_found(late):
 
     assert (after.status, after.why) == (
         "superseded",
-        "the infer kernel changed since the run began",
+        "the infer kernel changed since the promotion started",
     )
     assert route_of(EXPIRING, after)["share"] == 0.0
 
@@ -68,7 +68,7 @@ def test_in_full_an_expiry_takes_no_traffic_away():
 
     after, effects = advance(EXPIRING, state, finding(FULL, cell()), now=T0 + 100)
 
-    assert (after.status, after.why) == ("superseded", "what was shown has expired")
+    assert (after.status, after.why) == ("superseded", "the evidence has expired")
     assert route_of(EXPIRING, after) == route_of(EXPIRING, state)
     assert [e.kind for e in effects] == ["notify"]
 
@@ -91,7 +91,10 @@ def test_a_change_of_any_part_of_the_key_supersedes_the_run(part, text):
 
     after, _ = advance(WHOLE, begun(WHOLE), look, now=T0)
 
-    assert (after.status, after.why) == ("superseded", f"{text} changed since the run began")
+    assert (after.status, after.why) == (
+        "superseded",
+        f"{text} changed since the promotion started",
+    )
 
 
 def test_evidence_of_nobody_is_refused():
@@ -100,8 +103,8 @@ def test_evidence_of_nobody_is_refused():
         advance(WHOLE, begun(WHOLE), finding(OFFLINE, cell(), key=None), now=T0)
 
     assert str(refused.value).splitlines() == [
-        "what was found on offline does not say of whom, and run run is of one key",
-        "  hint: give the key that the kernels answered with: evidence speaks of nobody else",
+        "the finding on offline has no evidence key, and promotion run is bound to one",
+        "  hint: give the key that the kernels answered with: evidence counts for no other",
     ]
 
 
@@ -146,7 +149,7 @@ def test_a_rule_is_told_by_a_cell_that_counts():
 
     after, _ = advance(WHOLE, state, finding(OFFLINE, cell(), asked=[back]), now=T0)
 
-    assert after.why == "a rule says roll back for tv on code"
+    assert after.why == "an escalation rule asks for a rollback: tv on code"
 
 
 def test_a_rule_that_only_overridden_cells_meet_asks_for_nothing():
@@ -165,7 +168,7 @@ def test_a_course_is_not_completed_before_the_dwell_of_its_last_leg_is_over():
     early, _ = advance(course, state, finding(FULL, cell()), now=T0 + 59)
     late, _ = advance(course, early, finding(FULL, cell()), now=T0 + 60)
 
-    assert (early.status, early.why) == ("running", "everything holds; 59 of 60 s on this leg")
+    assert (early.status, early.why) == ("running", "everything holds; 59 of 60 s of the hold time")
     assert (late.status, late.why) == ("completed", "everything holds on full-1")
 
 
@@ -198,7 +201,7 @@ def test_looking_again_at_old_evidence_does_not_make_it_younger():
     assert (state.status, state.valid_until) == ("awaiting_approval", T0 + 100)
     after, _ = advance(course, state, finding(OFFLINE, cell()), now=T0 + 100)
 
-    assert (after.status, after.why) == ("superseded", "what was shown has expired")
+    assert (after.status, after.why) == ("superseded", "the evidence has expired")
 
 
 def test_new_evidence_is_valid_from_when_it_came():
@@ -288,7 +291,7 @@ def test_what_is_no_time_is_refused(now):
         lambda: begin("run", KEY, WHOLE, now=now),
         lambda: advance(WHOLE, begun(WHOLE), finding(OFFLINE, cell()), now=now),
     ):
-        with pytest.raises(EvidenceError, match=f"the clock says {now}, which is no time"):
+        with pytest.raises(EvidenceError, match=f"the clock reads {now}, which is not a time"):
             act()
 
 
@@ -298,7 +301,12 @@ def test_what_is_no_time_is_refused(now):
 def test_a_run_begins_at_its_first_leg_and_tells_who_serves():
     state, effects = begin("run", KEY, WHOLE, now=T0)
 
-    assert (state.status, state.why, state.leg, state.turn) == ("running", "the run begins", 0, 1)
+    assert (state.status, state.why, state.leg, state.turn) == (
+        "running",
+        "the promotion starts",
+        0,
+        1,
+    )
     assert [(e.kind, e.key) for e in effects] == [
         ("route", "run:1:route"),
         ("notify", "run:1:notify"),
@@ -312,7 +320,7 @@ def test_a_run_begins_at_its_first_leg_and_tells_who_serves():
         "share": 0.0,
         "mirror": 0.0,
         "sample": 0.0,
-        "why": "the run begins",
+        "why": "the promotion starts",
         "decided": None,
         "at": T0,
         "turn": 1,
@@ -382,7 +390,7 @@ def test_a_leg_lasts_as_long_as_its_dwell():
 
     early = stands(course, ONE, finding(ONE, cell()), later=3599)
 
-    assert early == ("running", "everything holds; 3,599 of 3,600 s on this leg")
+    assert early == ("running", "everything holds; 3,599 of 3,600 s of the hold time")
     assert stands(course, ONE, finding(ONE, cell()), later=3600)[1] == "everything held on canary-1"
 
 
@@ -391,7 +399,7 @@ def test_a_person_is_asked_where_the_stage_says_so():
 
     assert stands(course, TEN, finding(TEN, cell())) == (
         "awaiting_approval",
-        "everything holds; a person is to say yes to full-1",
+        "everything holds; full-1 needs an approval",
     )
 
 
@@ -430,10 +438,10 @@ def test_measuring_that_fails_has_a_budget_and_one_success_fills_it_again():
 @pytest.mark.parametrize(
     ("action", "look", "status", "why"),
     [
-        ("hold", cell(), "halted", "a rule says hold for tv on all"),
-        ("halt", cell(), "halted", "a rule says halt for tv on all"),
-        ("halt", cell("inconclusive"), "halted", "a rule says halt for tv on all"),
-        ("roll_back", cell(), "rolled_back", "a rule says roll back for tv on all"),
+        ("hold", cell(), "halted", "an escalation rule asks for a hold: tv on all"),
+        ("halt", cell(), "halted", "an escalation rule asks for a halt: tv on all"),
+        ("halt", cell("inconclusive"), "halted", "an escalation rule asks for a halt: tv on all"),
+        ("roll_back", cell(), "rolled_back", "an escalation rule asks for a rollback: tv on all"),
     ],
 )
 def test_a_rule_of_the_contract_is_heard(action, look, status, why):
@@ -462,8 +470,8 @@ def test_a_clock_that_goes_back_is_refused():
         advance(WHOLE, state, finding(OFFLINE, cell()), now=T0 - 1500)
 
     assert str(refused.value).splitlines() == [
-        "the clock went back by 1,500.000 s since run run was seen",
-        "  hint: set this machine's clock, by which dwell and expiry count; nothing was changed",
+        "the clock went back by 1,500.000 s since promotion run was seen",
+        "  hint: set this machine's clock: hold time and expiry depend on it; nothing was changed",
     ]
 
 
@@ -472,8 +480,8 @@ def test_a_finding_of_another_leg_is_refused():
         advance(WHOLE, begun(WHOLE), finding(SHADOW, cell()), now=T0)
 
     assert str(refused.value).splitlines() == [
-        "what was found is of leg shadow, and run run is at offline",
-        "  hint: look again: somebody moved the run meanwhile",
+        "the finding is for step shadow, and promotion run is at offline",
+        "  hint: evaluate again: the promotion moved in the meantime",
     ]
 
 

@@ -82,11 +82,15 @@ def test_one_verdict_carries_one_leg(offline):
     with pytest.raises(EvidenceError) as error:
         sv.advance(plan, state, verdict, now=2.0)
     assert error.value.problems[0].message == (
-        f"the plan is of offline, and run {state.run} is at shadow"
+        f"the plan is for offline, and promotion {state.run} is at shadow"
     )
-    with pytest.raises(EvidenceError, match=f"the verdict is of offline, and run {state.run} is"):
+    with pytest.raises(
+        EvidenceError, match=f"the verdict is for offline, and promotion {state.run} is"
+    ):
         sv.advance(sv.compile(contract, leg=shadow), state, verdict, now=2.0)
-    with pytest.raises(EvidenceError, match=f"the plan is of canary-1, and run {state.run} is at"):
+    with pytest.raises(
+        EvidenceError, match=f"the plan is for canary-1, and promotion {state.run} is at"
+    ):
         sv.advance(sv.compile(contract, leg=canary), state, verdict, now=2.0)
 
 
@@ -97,7 +101,7 @@ def test_a_check_by_itself_begins_no_promotion(offline):
     with pytest.raises(EvidenceError) as error:
         sv.advance(sv.compile(contract), None, replace(verdict, leg=""), now=1.0)
 
-    assert "the plan is of a check by itself, and run toy-" in str(error.value)
+    assert "the plan is for no step, and promotion toy-" in str(error.value)
     assert "compile(contract, leg=...) plans it" in str(error.value)
 
 
@@ -115,7 +119,9 @@ def test_a_clock_that_goes_back_is_refused(offline):
     contract, plan, verdict = offline
     state, _ = sv.advance(plan, None, verdict, now=5.0)
 
-    with pytest.raises(EvidenceError, match=r"the clock went back by 1\.000 s since run toy-"):
+    with pytest.raises(
+        EvidenceError, match=r"the clock went back by 1\.000 s since promotion toy-"
+    ):
         plan, verdict = on(course_of(contract)[1], contract, verdict)
         sv.advance(plan, state, verdict, now=4.0)
 
@@ -131,7 +137,7 @@ def test_another_build_ends_the_run(offline):
 
     assert (state.status, state.why) == (
         "superseded",
-        "the infer kernel changed since the run began",
+        "the infer kernel changed since the promotion started",
     )
 
 

@@ -127,7 +127,7 @@ def test_of_many_problems_twenty_are_printed_and_the_rest_is_counted():
         ({"at": 10**400}, "'at' is 1000"),
         (
             {"served": 0},
-            "'served' is 0 at index 0: infer was sent this request, and the 0 before it",
+            "'served' is 0 at index 0: the infer kernel received this request and the 0 before it",
         ),
         ({"prompt_token_ids": []}, "'prompt_token_ids' is empty"),
         ({"prompt_token_ids": "5 7"}, "'prompt_token_ids' is \"5 7\", not a list"),
@@ -147,13 +147,16 @@ def test_of_many_problems_twenty_are_printed_and_the_rest_is_counted():
         ),
         (
             {"best": [[[3, -0.5]], [[1, -1.0]]]},
-            "best[1] says -1 for the drawn token 1, and logprobs[1] -1.25",
+            "best[1] says -1 for the sampled token 1, and logprobs[1] -1.25",
         ),
         ({"labels": ["math"]}, "'labels' is [\"math\"], not an object of texts"),
         ({"labels": {"a": ["b"]}}, 'labels.a is ["b"], not a text'),
         ({"group": 1.5}, "'group' is 1.5, not a text"),
         ({"sampling": {}}, "'sampling' has no max_new_tokens"),
-        ({"sampling": {"max_new_tokens": 0}}, "sampling.max_new_tokens is 0: nothing was asked"),
+        (
+            {"sampling": {"max_new_tokens": 0}},
+            "sampling.max_new_tokens is 0: the request asks for no token",
+        ),
         (
             {"sampling": {"max_new_tokens": 8, "temperature": "1"}},
             'sampling.temperature is "1", not a number',
@@ -168,7 +171,7 @@ def test_of_many_problems_twenty_are_printed_and_the_rest_is_counted():
         ),
         (
             {"finish": "abort"},
-            "'finish' is 'abort', and an answer ends by 'stop', 'length' or 'stop_string'",
+            "'finish' is 'abort', and a response ends by 'stop', 'length' or 'stop_string'",
         ),
         ({"lost": "timeout"}, "'lost' and 'token_ids' cannot both be there"),
         ({"tokens": [1]}, "a line has no key 'tokens'"),
@@ -194,8 +197,8 @@ def test_keys_of_ones_own_begin_with_x():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"index": NaN}', "NaN is no number of JSON"),
-        ('{"index": -Infinity}', "-Infinity is no number of JSON"),
+        ('{"index": NaN}', "NaN is not a JSON number"),
+        ('{"index": -Infinity}', "-Infinity is not a JSON number"),
         ('{"index": 0, "index": 1}', "the key 'index' is there twice"),
         ("[]", "a line is a JSON object"),
         ("[" * 100_000, "not a request: nested too deeply"),

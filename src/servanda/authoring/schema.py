@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from servanda.authoring.contract_test.model import ContractTest
 from servanda.contract.clause import METRIC_ALIASES, SECTIONS
+from servanda.contract.key_aliases import ALIASES, stored_key
 from servanda.contract.model import EXTERNAL, QUANTIZATIONS, Contract
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
@@ -22,6 +23,7 @@ from servanda.theory.divergence.base import DIVERGENCES
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 _FREE = {"^x-": True}  # keys that begin with x- are free everywhere
+_OWNERS = {"kernels": "Kernels", "promotion": "StageRule", "routing": "Routing"}
 _SHARE = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 _VALUES: Mapping[str, dict[str, Any]] = {
     "divert": {"enum": ["slice", "all"]},
@@ -47,13 +49,22 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()
     escalation["do"]["items"] = _action()
-    kernels = parts["Kernels"]
-    kernels["allOf"] = []
-    for ours, theirs in (("train", "reference"), ("infer", "candidate")):
-        kernels["properties"][theirs] = kernels["properties"][ours]
-        kernels["allOf"] += [{"oneOf": [{"required": [ours]}, {"required": [theirs]}]}]
-    del kernels["required"]
+    for *place, alias in ALIASES:
+        _add_alias(parts[_OWNERS[str(place[0])]], str(alias), str(stored_key((*place, alias))))
     return _titled("KernelContract", schema)
+
+
+def _add_alias(part: dict[str, Any], alias: str, stored: str) -> None:
+    """Let a mapping have a key under a second name: one of the two, not both."""
+    if alias in part["properties"]:
+        return  # of another stage, which is the same part
+    part["properties"][alias] = part["properties"][stored]
+    required = part.pop("required", [])
+    both = [{"required": [stored]}, {"required": [alias]}]
+    one = {"oneOf": both} if stored in required else {"not": {"required": [stored, alias]}}
+    part["allOf"] = [*part.get("allOf", []), one]
+    if rest := [name for name in required if name != stored]:
+        part["required"] = rest
 
 
 def schema_of_tests() -> dict[str, Any]:

@@ -23,18 +23,20 @@ from servanda.promotion.run.can_promote import can_promote as answer_of
     "--infer-digest",
     "infer",
     default="",
-    help="The digest of infer, or its beginning: which build.",
+    help="Digest of the infer kernel, or its first digits: which build.",
 )
-@click.option("--train-digest", "train", default="", help="The digest of train, or its beginning.")
+@click.option(
+    "--train-digest", "train", default="", help="Digest of the train kernel, or its first digits."
+)
 @shared("--ledger", "--format", "--no-code")
 def can_promote(contract: Path, to: str, infer: str, train: str, where: str, format_: str) -> None:
-    """Say whether the ledger lets the build of CONTRACT be at a stage.
+    """Say whether the ledger allows the build of CONTRACT at a stage.
 
-    Nothing is measured: a run of `servanda promote` has to have reached the stage, with this very
-    text of the contract, and neither to have ended, nor halted, nor expired.
+    Nothing is measured.  The answer is yes if a promotion with exactly this contract has reached
+    the stage and has not ended, halted or expired.
 
-    Exit codes: 0 yes, 1 no: it is rolled back, 2 the text or the call is wrong, 3 no: it was not
-    shown, 4 the ledger cannot be read.
+    Exit codes: 0 yes; 1 no, it was rolled back; 2 wrong contract or call; 3 no, there is no
+    evidence for it; 4 the ledger cannot be read.
     """
     build = contract_at(contract)
     with opened(where, reading=True) as ledger:

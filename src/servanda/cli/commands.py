@@ -8,7 +8,7 @@ FIRST = {
     "compare": "Compare B, the candidate, with A, which serves today.",
     "preflight": "Before a run: does every weight reach the engine?",
     "watch": "Follow a trainer's dump or a monitor's state; tell what changes.",
-    "promote": "Take a build from offline to full, as far as its evidence goes.",
+    "promote": "Take a build from offline to full, as far as its evidence allows.",
     "serve": "Serve users through a gateway that diverts failing slices.",
     "demo": "Check a kernel that keeps its contract, and one that breaks it on a slice.",
 }
@@ -31,13 +31,13 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "promotion": (
-        "Decide on runs of `promote`, and read what was decided.",
+        "Approve, override or roll back promotions; read their ledger.",
         {
-            "status": "Where runs stand, and who serves.",
-            "can-promote": "May this build be at a stage?  Answered by the ledger.",
-            "approve": "Say yes to the next stage of a run that awaits it.",
-            "override": "Let a cell of a run not count, for a while.",
-            "rollback": "Give all traffic of a run back to stable, now.",
+            "status": "Show the state of promotions, and who serves.",
+            "can-promote": "May this build be at a stage?  Answered from the ledger.",
+            "approve": "Approve the next stage of a promotion that waits for it.",
+            "override": "Temporarily waive one clause on one slice.",
+            "rollback": "Return all traffic of a promotion to stable, now.",
             "ledger": "Show, verify or export the record of decisions.",
         },
     ),

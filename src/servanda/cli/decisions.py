@@ -1,4 +1,4 @@
-# `servanda promotion approve`, `override` and `rollback`: what a person decides on a run.
+# `servanda promotion approve`, `override` and `rollback`: decisions of a person.
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from servanda.promotion.state import Override
 @click.command()
 @decision_options
 def approve(reason: str, actor: str, **options: Any) -> None:
-    """Say yes to the stage after the one at which RUN awaits an approval.
+    """Approve the stage after the one at which the promotion RUN waits.
 
     The run goes on with the next look that still holds: an approval waives nothing.
 
-    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
-    or the ledger cannot be read or written.
+    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered to a receiver, or the
+    ledger cannot be read or written.
     """
     act(partial(record.approve_run, actor=actor, reason=reason), **options)
 
 
 @click.command()
-@click.option("--clause", required=True, help='The id of the clause; "*" is every one.')
-@click.option("--slice", "slice_", default="*", show_default=True, help="Of its slices.")
+@click.option("--clause", required=True, help='Id of the clause; "*" for every clause.')
+@click.option("--slice", "slice_", default="*", show_default=True, help="Slice of the clause.")
 @shared("--ttl", required=True)
 @decision_options
 def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **options: Any) -> None:
-    """Let a cell of RUN not count until a time is over.
+    """Temporarily waive one clause on one slice of the promotion RUN.
 
-    Every other cell is judged as ever.  Reports go on showing the overridden one.
+    All other cells are judged as before.  Reports still show the waived one.
 
-    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
-    or the ledger cannot be read or written.
+    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered to a receiver, or the
+    ledger cannot be read or written.
     """
 
     def decide(ledger: Ledger, history: History, *, now: float) -> History:
@@ -52,9 +52,9 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
 @click.command()
 @decision_options
 def rollback(reason: str, actor: str, **options: Any) -> None:
-    """Give all traffic of RUN back to stable and end it; its shadow stays, where it had one.
+    """Return all traffic of the promotion RUN to stable, and end it; its shadow stays on.
 
-    Exit codes: 0 done and told, 2 the call is wrong, 4 it was refused, a receiver was not told,
-    or the ledger cannot be read or written.
+    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered to a receiver, or the
+    ledger cannot be read or written.
     """
     act(partial(record.roll_back_run, actor=actor, reason=reason), **options)

@@ -24,24 +24,25 @@ from servanda.report.table import table
 
 _LONGEST = 60  # letters of what an entry says, in a table
 _TEXTS = ("why", "text", "reason")  # parts of a body, or of the state in it, that are for people
-_HEAD = ("seq", "time (UTC)", "run", "kind", "actor", "what", "hash")
+_HEAD = ("seq", "time (UTC)", "run", "kind", "actor", "decision", "hash")
+_KINDS = {"looked": "evaluated", DELIVERED: "delivered", "overrode": "overridden"}
 
 
 @click.group()
 def ledger() -> None:
     """Show, verify or export the record of decisions.
 
-    Whoever set SERVANDA_LEDGER_KEY when the ledger was begun sets it here too.
+    A ledger that was started with SERVANDA_LEDGER_KEY needs the same key here.
     """
 
 
 @ledger.command("show")
-@click.option("--run", metavar="NAME", help="Only entries of this run.")
+@click.option("--run", metavar="NAME", help="Only the entries of this promotion or gateway run.")
 @shared("--ledger", "--format")
 def show_command(run: str | None, where: str, format_: str) -> None:
     """Print the entries, oldest first.
 
-    JSON is one entry a line, as of an export.
+    JSON is one entry per line, as `ledger export` writes it.
     """
     with opened(where, reading=True) as store:
         entries = [*store.entries(run)]
@@ -58,13 +59,14 @@ def show_command(run: str | None, where: str, format_: str) -> None:
 @ledger.command("verify")
 @shared("--ledger", "--format")
 def verify_command(where: str, format_: str) -> None:
-    """Name every entry that was changed, or that does not follow from those before it.
+    """Re-derive every decision from the recorded evidence, and check every hash.
 
-    Exits 0 where there is none, else 1.
+    Names each entry that was changed, or that does not follow from the entries before it.  Exit
+    code 0 if there is none, else 1.
     """
     result = verify_at(where, key=ledger_key())
     problems = [*map(str, result.problems)]
-    if result.sound:  # what was not changed may still tell what never happened
+    if result.sound:  # an entry may have its hash and still not follow from the others
         with opened(where, reading=True) as store:
             both = (*disagreements(store), *ledger_history.disagreements(store))
             problems += [problem.message for problem in both]
@@ -90,7 +92,7 @@ def verify_command(where: str, format_: str) -> None:
 def export_command(where: str, output: Path | None) -> None:
     """Write every entry as a line of JSON.
 
-    The file can be verified by itself: one that ends in .jsonl can be given as --ledger.
+    A file whose name ends in .jsonl can be given as --ledger, for `show` and `verify`.
     """
     with opened(where, reading=True) as store:
         if output is None:
@@ -111,7 +113,13 @@ def export_command(where: str, output: Path | None) -> None:
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    what = (entry.run, entry.kind, entry.actor, _what(entry), entry.hash[:8])
+    what = (
+        entry.run,
+        _KINDS.get(entry.kind, entry.kind),
+        entry.actor,
+        _what(entry),
+        entry.hash[:8],
+    )
     return (str(entry.seq), _time(entry.at), *what)
 
 

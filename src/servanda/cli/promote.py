@@ -43,7 +43,7 @@ _THROUGH = "completed"
     "--until",
     "stage",
     type=click.Choice([*STAGES, _THROUGH]),
-    help="End, with 0, once this is reached.",
+    help="Stop with exit code 0 once this stage is reached.",
 )
 @shared("--every", "--ledger")
 @shared("--webhook", "--slack", "--command")
@@ -65,14 +65,15 @@ def promote(
 ) -> None:
     """Take the build of CONTRACT from offline through shadow and canary to full.
 
-    Each call continues the run: it measures what is there, and what --log says of live requests
-    (see docs/how-to/traffic.md), moves on what it shows, writes that to the ledger, and then tells
-    it.  Nothing goes forward without evidence; a violation gives all traffic back to stable.
-    Without --every a call looks once.
+    Each call continues the promotion: it measures the current step (live steps read the traffic
+    log, see docs/how-to/traffic.md), decides, writes the decision to the ledger, and then notifies
+    the receivers.  A build moves forward on evidence only; a violation returns all traffic to
+    stable.  Without --every a call evaluates once.
 
-    Exit codes: 0 completed, or --until is reached; 1 rolled back; 2 the text or the call is wrong;
-    3 it waits for evidence, for time or for a person; 4 measuring failed, the evidence expired, or
-    another promoter is at it.
+    Exit codes: 0 completed, or --until reached; 1 rolled back; 2 wrong contract or call; 3 still
+    running: it waits for evidence, hold time or an approval; 4 measuring failed, the evidence
+    expired, or another promoter is active.  In a Kubernetes Job treat 3 as success, or use --every
+    with --until: see docs/how-to/promote.md.
     """
     name = load(contract).metadata.name  # a contract that is wrong begins no ledger
     deadline = until(max_time)
@@ -98,7 +99,7 @@ def promote(
                 for line in missing if every is not None else ():
                     click.echo(f"  {line}", err=True)
 
-        # what was decided before whoever did it was killed
+        # decisions of an earlier process that was killed before it delivered them
         print_problems(deliver_late(ledger, name, sinks, now=time.time, wait=time.sleep))
         build = Build(contract, run_dir, logs, fresh)
         while True:
@@ -113,7 +114,7 @@ def promote(
                     deadline=deadline,
                     stepped=stepped,
                 )
-            except (Occupied, Outrun) as error:  # somebody else is at it: this look is theirs
+            except (Occupied, Outrun) as error:  # another promoter is active: this turn is its own
                 if every is None or (deadline is not None and deadline()):
                     raise
                 click.echo(str(error), err=True)
@@ -132,7 +133,7 @@ def promote(
 
 
 def _missing(step: Step, logs: tuple[Path, ...]) -> list[str]:
-    """What a live leg waits for, and which of its requests are no evidence."""
+    """Why a live step waits, and which of its requests are no evidence."""
     look = step.looked
     if look is None or look.plan.traffic is None:
         return []

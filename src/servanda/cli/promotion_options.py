@@ -41,7 +41,7 @@ actor_option = click.option(
     "--actor",
     default=_who,
     show_default="$SERVANDA_ACTOR, or the user's name",
-    help="Who decides: the ledger keeps it.",
+    help="Who decides; written to the ledger.",
 )
 
 
@@ -116,7 +116,7 @@ def act(
     print_story(history, format_)
     if missed:
         click.echo(
-            "  hint: it is decided, and in the ledger; the same call tells it again", err=True
+            "  hint: the decision is in the ledger; the same call delivers it again", err=True
         )
     sys.exit(_FAILED if missed else 0)
 
@@ -129,5 +129,5 @@ def print_problems(deliveries: Sequence[Delivery]) -> bool:
     """Whether a receiver could not be told; which one is said."""
     problems = [delivery for delivery in deliveries if delivery.problem]
     for delivery in problems:
-        click.echo(f"{delivery.sink} was not told: {delivery.problem}", err=True)
+        click.echo(f"not delivered to {delivery.sink}: {delivery.problem}", err=True)
     return bool(problems)

@@ -1,4 +1,4 @@
-# `servanda promotion status`: where the runs of a ledger stand, and who serves.
+# `servanda promotion status`: the promotions of a ledger, and who serves.
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from servanda.traces.serialization import to_plain
 @click.argument("run", required=False)
 @shared("--ledger", "--format")
 def status(run: str | None, where: str, format_: str) -> None:
-    """Show where RUN stands; without a name, every run that has not ended.
+    """Show the state of the promotion RUN; without a name, of every one that has not ended.
 
-    Of a run of `servanda serve` or `gateway audit` it is a line, from what the ledger holds;
-    `servanda gateway status` asks the gateway itself.
+    A run of `servanda serve` or `gateway audit` gets one line, read from the ledger; `servanda
+    gateway status` asks the gateway itself.
     """
     with opened(where, reading=True) as ledger:
         gateways = [gateway for gateway in ledger_statuses(ledger) if run in (None, gateway.run)]

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from servanda.contract.key_aliases import RENAMED, printed_key
 from servanda.contract.model import Contract
 from servanda.contract.yaml_reader import Marks, Path, read
 from servanda.errors import ContractError, Problem, Where
@@ -77,7 +78,7 @@ _NEXT_MOVES = {
     "score_norm": "a number, or logit_space",
     "weighting": "naive, is, {tis: 2.0}, {mis: [0.5, 2.0]}, {icepop: [0.5, 2.0]} or {clip: 0.2}",
     "golden": "write {prompts: data/golden.jsonl}",
-    "sequences": "the first look and the limit, such as [400, 6000]",
+    "prompt_groups": "the first evaluation and the limit, such as [400, 6000]",
     "do": "write a list, such as [hold, {page: oncall}]",
 }
 
@@ -190,7 +191,8 @@ def _problem(
     kind, found = details["type"], details["input"]
     context = details.get("ctx", {})
     whole = f"the {tongue.nouns[tongue.root.__name__].partition(' ')[2]}"
-    name = next((str(p) for p in reversed(path) if isinstance(p, str)), whole)
+    at = next((i for i in range(len(path), 0, -1) if isinstance(path[i - 1], str)), 0)
+    name = str(printed_key(path[:at])) if at else whole
     where = marks.near(path)
     if "at" in context:  # a value that is a language of its own says where it is wrong
         return Problem(details["msg"], _inside(where, context["at"]), context["hint"])
@@ -204,7 +206,7 @@ def _problem(
     hint = tongue.next_moves.get(name, "")
     if kind in _WANTED:
         wanted = " or ".join(dict.fromkeys(_WANTED.get(e["type"], "") for e in errors))
-        hint = hint if len(path) and path[-1] == name else ""
+        hint = hint if path and at == len(path) else ""
         if len(path) == 2 and path[0] in ("labels", "workloads"):
             hint = tongue.next_moves[str(path[0])]
         message = f"{wanted} is wanted, found {_value_words(found)}"
@@ -212,7 +214,7 @@ def _problem(
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
         hint = nearest(found, choices) if isinstance(found, str) else ""
-        verb = "be" if path[-1] == name else "hold"
+        verb = "be" if at == len(path) else "hold"
         message = f"{name} cannot {verb} {_value_words(found).removeprefix('the text ')}"
         return Problem(message, where, hint or f"known: {', '.join(sorted(choices))}")
     if kind in _RANGE:
@@ -271,7 +273,9 @@ def _keys(path: Path, tongue: Tongue) -> tuple[str, list[str]]:
         if isinstance(name, str) and name in model.model_fields:
             model = next(_models(model.model_fields[name].annotation), model)
     noun = tongue.nouns.get(model.__name__, model.__name__.lower())
-    return noun, [field.alias or name for name, field in model.model_fields.items()]
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    aliases = [str(alias[-1]) for alias in RENAMED if alias[:-1] == path]
+    return noun, [*names, *aliases]
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

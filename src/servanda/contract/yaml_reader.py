@@ -20,6 +20,7 @@ from ruamel.yaml.reader import Reader
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
+from servanda.contract.key_aliases import Path, stored_key
 from servanda.errors import ContractError, Problem, Where
 
 MAX_BYTES = 1 << 20  # of a file; a contract of 2,000 clauses has a third of it
@@ -27,11 +28,6 @@ MAX_DEPTH = 64
 MAX_VALUES = 100_000  # after aliases are followed; a contract of 2,000 clauses has 30,000
 MAX_DIGITS = 300  # a longer whole number is no float
 MAX_LINE = 200  # of the text that an error shows
-
-Path = tuple[str | int, ...]
-
-# kernels.reference and kernels.candidate are accepted words for train and infer
-_SYNONYMS = {("kernels", "reference"): "train", ("kernels", "candidate"): "infer"}
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _NOT_TEXT = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -286,7 +282,7 @@ class _Reading:
             written = self._key(key_node, at)
             if written is None:
                 continue
-            name = _SYNONYMS.get((*path, written), written)  # type: ignore[call-overload]
+            name = str(stored_key((*path, written)))
             # an empty value is given the place of its key: its own may be lines away
             empty = isinstance(value_node, ScalarNode) and str(value_node.tag) == "plain"
             empty = empty and value_node.value == ""
@@ -297,7 +293,7 @@ class _Reading:
                     at,
                     f"the key {written!r} is given twice; first in line {line}"
                     if before == written
-                    else f"{before!r} and {written!r} are two words for one kernel",
+                    else f"{before!r} and {written!r} are two words for one key",
                     "keep one of them",
                 )
                 continue

@@ -168,7 +168,8 @@ class PackEngine:
             raise MeasurementError(
                 f"the pack {self.pack.file} holds {self.pack.groups:,} prompt groups, and "
                 f"sequence {missing[0]} is not among them",
-                hint="lower the second number of promotion.offline.sequences, give the workload "
+                hint="lower the second number of promotion.offline.prompt_groups, give the "
+                "workload "
                 f"the pack's samples and round, or {_ANEW}",
             )
         for sequence, prompt in zip(batch.sequence_S, batch.prompts, strict=True):

@@ -251,7 +251,7 @@ class RecordedEngine:
                 return MeasurementError(
                     f"{self._name} has no {noun} of sequence {sequence}{seed}: it ends at sequence "
                     f"{max(sequences)}",
-                    hint=f"lower the second number of promotion.offline.sequences, or {_ANEW}",
+                    hint=f"lower the second number of promotion.offline.prompt_groups, or {_ANEW}",
                 )
             if (sequence, digest) not in same:
                 return MeasurementError(

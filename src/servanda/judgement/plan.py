@@ -305,5 +305,5 @@ def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "
         f"kernels would need {needs} {unit}, and the run is expected to have {most:,} there",
         plan.contract.where(*cell.place, "at_most"),
-        f"raise `at_most`, or the second number of promotion.{plan.stage}.sequences",
+        f"raise `at_most`, or the second number of promotion.{plan.stage}.prompt_groups",
     )

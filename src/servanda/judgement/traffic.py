@@ -210,15 +210,16 @@ def _refuse_gaps(launched: tuple[Request, ...]) -> None:
             else:
                 gap = index if request.index == index + 1 else f"{index} to {request.index - 1}"
                 message = f"request {gap} of {request.leg} is not in the log"
-                hint = "a launched request may not vanish: log one without an answer as "
-                hint += '{"lost": REASON}, and keep every file of the log while the leg goes on'
+                hint = "a dispatched request may not vanish: log one without a response as "
+                hint += '{"lost": REASON}, and keep every file of the log during the step'
             raise EvidenceError(message, where=where, hint=hint)
         if request.served <= served:
             raise EvidenceError(
                 f"'served' is {request.served} at request {index} of {request.leg}, and was "
                 f"{served} before it",
                 where=where,
-                hint="count every request that infer was sent on the leg, this one included",
+                hint="count every request that was sent to the infer kernel on the step, this one "
+                "included",
             )
         served = request.served
 

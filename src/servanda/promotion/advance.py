@@ -26,7 +26,7 @@ from servanda.promotion.state import (
 )
 
 ERRORS = 3  # looks in a row at which measuring failed, after which a run is halted
-EXPIRED = "what was shown has expired"
+EXPIRED = "the evidence has expired"
 
 Move = tuple[State, tuple[Effect, ...]]
 
@@ -39,7 +39,7 @@ def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> M
     """
     _refuse_timeless(now)
     state = State(
-        run, key, status="running", since=now, seen=now, weighed=now, why="the run begins"
+        run, key, status="running", since=now, seen=now, weighed=now, why="the promotion starts"
     )
     return move_to(course, None, state, None)
 
@@ -60,13 +60,14 @@ def advance(course: Sequence[Leg], state: State, finding: LegFinding, *, now: fl
     leg = leg_of(course, state)
     if finding.leg != leg.name:
         raise EvidenceError(
-            f"what was found is of leg {finding.leg}, and run {state.run} is at {leg.name}",
-            hint="look again: somebody moved the run meanwhile",
+            f"the finding is for step {finding.leg}, and promotion {state.run} is at {leg.name}",
+            hint="evaluate again: the promotion moved in the meantime",
         )
     if finding.key is None and not finding.error:
         raise EvidenceError(
-            f"what was found on {leg.name} does not say of whom, and run {state.run} is of one key",
-            hint="give the key that the kernels answered with: evidence speaks of nobody else",
+            f"the finding on {leg.name} has no evidence key, and promotion {state.run} is bound "
+            "to one",
+            hint="give the key that the kernels answered with: evidence counts for no other",
         )
     overrides = tuple(o for o in state.overrides if o.expires > now)
     current = replace(state, seen=now, overrides=overrides)
@@ -84,15 +85,17 @@ def in_order(state: State, now: float) -> None:
     _refuse_timeless(now)
     if now < state.seen:
         raise EvidenceError(
-            f"the clock went back by {state.seen - now:,.3f} s since run {state.run} was seen",
-            hint="set this machine's clock, by which dwell and expiry count; nothing was changed",
+            f"the clock went back by {state.seen - now:,.3f} s since promotion {state.run} was "
+            "seen",
+            hint="set this machine's clock: hold time and expiry depend on it; nothing was changed",
         )
 
 
 def _refuse_timeless(now: float) -> None:
     if not math.isfinite(now):
         raise EvidenceError(
-            f"the clock says {now}, which is no time", hint="give unix seconds; nothing was changed"
+            f"the clock reads {now}, which is not a time",
+            hint="give unix seconds; nothing was changed",
         )
 
 
@@ -123,7 +126,9 @@ def _decided(
     if other := _changed(state.key, finding.key):
         # what was shown is of another build, and keeps no traffic there
         state = replace(state, valid_until=None)
-        return _ended(state, "superseded", f"{', '.join(other)} changed since the run began"), None
+        return _ended(
+            state, "superseded", f"{', '.join(other)} changed since the promotion started"
+        ), None
     counted = [cell for cell in finding.cells if not _waived(state, cell)]
     outcome, decided = judged(counted)
     if not finding.error:
@@ -136,20 +141,26 @@ def _decided(
         assert decided is not None
         return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
     if back := _cell_for(requested, "roll_back"):
-        return _ended(state, "rolled_back", f"a rule says roll back for {back.name}"), back
+        return _ended(
+            state, "rolled_back", f"an escalation rule asks for a rollback: {back.name}"
+        ), back
     if state.expired:
         return _ended(state, "superseded", EXPIRED), None
     if finding.error:
         return _after_failure(state, finding.error), None
     if halt := _cell_for(requested, "halt"):
-        return replace(state, status="halted", why=f"a rule says halt for {halt.name}"), halt
+        return replace(
+            state, status="halted", why=f"an escalation rule asks for a halt: {halt.name}"
+        ), halt
     if outcome == "error":
         assert decided is not None
         return _after_failure(state, ": ".join(filter(None, (decided.name, decided.note)))), decided
     if outcome != "holds":
         return _after_undecided(state, leg, finding, decided, now), decided
     if hold := _cell_for(requested, "hold"):
-        return replace(state, status="halted", why=f"a rule says hold for {hold.name}"), hold
+        return replace(
+            state, status="halted", why=f"an escalation rule asks for a hold: {hold.name}"
+        ), hold
     if leg.live and finding.groups < leg.first:
         why = f"{finding.groups:,} of {leg.first:,} prompt groups"
         return replace(state, status="awaiting_evidence", why=why), decided
@@ -262,7 +273,7 @@ def _after_holding(
     every = f"everything but {', '.join(waived)} (overridden)" if waived else "everything"
     stayed, over = now - state.since, state.leg == len(course) - 1
     if stayed < leg.dwell_s:
-        why = f"{every} holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s on this leg"
+        why = f"{every} holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s of the hold time"
         through = over and state.span > 1  # an earlier span was long enough
         return replace(state, status="completed" if through else "running", why=why)
     if over:
@@ -272,7 +283,7 @@ def _after_holding(
     following = course[state.leg + 1]
     ask = leg.approval and following.stage != leg.stage
     if ask and state.approved != leg.name:
-        why = f"{every} holds; a person is to say yes to {following.name}"
+        why = f"{every} holds; {following.name} needs an approval"
         return replace(state, status="awaiting_approval", why=why)
     return replace(
         state,

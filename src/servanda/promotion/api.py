@@ -49,10 +49,10 @@ def advance(
     for what, name in (("plan", plan.leg.name if plan.leg else ""), ("verdict", verdict.leg)):
         if name != leg.name:
             raise EvidenceError(
-                f"the {what} is of {name or 'a check by itself'}, and run {state.run} is at "
+                f"the {what} is for {name or 'no step'}, and promotion {state.run} is at "
                 f"{leg.name}",
-                hint="judge that leg: each has evidence and a part of alpha of its own; "
-                "compile(contract, leg=...) plans it, and course_of(contract) lists them",
+                hint="judge that step: each has evidence and a share of alpha of its own; "
+                "compile(contract, leg=...) plans it, and course_of(contract) lists the steps",
             )
     after, effects = advanced(course, state, leg_finding(plan.contract, leg, verdict), now=now)
     return after, (*begun, *effects)

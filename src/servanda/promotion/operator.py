@@ -21,12 +21,13 @@ def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now
     _refuse_unsigned(state, "an approval", actor, reason, now)
     if state.status != "awaiting_approval":
         raise EvidenceError(
-            f"run {state.run} awaits no approval: it is {_status_text(state)}",
-            hint="approve what was shown: wait until everything holds on the leg"
+            f"promotion {state.run} does not wait for an approval: it is {_status_text(state)}",
+            hint="wait until everything holds on the step: an approval is for evidence that is "
+            "there"
             if not state.ended
-            else "begin another attempt: servanda promote --fresh",
+            else "start another attempt: servanda promote --fresh",
         )
-    why = f"{actor} said yes: {reason}"
+    why = f"{actor} approved: {reason}"
     leg = leg_of(course, state).name
     return move_to(
         course, state, replace(state, status="running", approved=leg, seen=now, why=why), None
@@ -43,8 +44,8 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
     _refuse_unsigned(state, "an override", given.actor, given.reason, now)
     if state.ended:
         raise EvidenceError(
-            f"run {state.run} is {_status_text(state)}: there is nothing to override",
-            hint="begin another attempt: servanda promote --fresh",
+            f"promotion {state.run} is {_status_text(state)}: there is nothing to override",
+            hint="start another attempt: servanda promote --fresh",
         )
     finite = math.isfinite(given.expires)
     if not finite or given.expires <= now:
@@ -68,7 +69,7 @@ def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, n
     _refuse_unsigned(state, "a rollback", actor, reason, now)
     if state.status == "rolled_back":
         raise EvidenceError(
-            f"run {state.run} is {_status_text(state)}",
+            f"promotion {state.run} is {_status_text(state)}",
             hint="servanda promotion status shows who serves",
         )
     why = f"{actor} rolled back: {reason}"
@@ -81,8 +82,8 @@ def _refuse_unsigned(state: State, act: str, actor: str, reason: str, now: float
     for name, text in (("actor", actor), ("reason", reason)):
         if not text.strip():
             raise EvidenceError(
-                f"{act} without {'an actor' if name == 'actor' else 'a reason'} is none",
-                hint=f"give --{name}: the ledger keeps it",
+                f"{act} needs {'an actor' if name == 'actor' else 'a reason'}",
+                hint=f"give --{name}: it is written to the ledger",
             )
 
 

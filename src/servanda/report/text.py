@@ -114,7 +114,7 @@ def sentence(verdict: Verdict) -> str:
     text = f"{word}: {_named(bad)}. {rest} of {len(cells)} enforced {_CELL} hold."
     if verdict.outcome == "inconclusive" and verdict.more:
         text += f" About {verdict.more:,} more prompt groups would decide"
-        text += " (raise the limit of promotion.offline.sequences)."
+        text += " (raise the limit of promotion.offline.prompt_groups)."
     return text + watched
 
 

@@ -111,7 +111,7 @@ def unique_keys(pairs: list[tuple[str, Any]], noun: str = "key") -> dict[str, An
 
 
 def _no_number(text: str) -> NoReturn:
-    raise LineError(f"{text} is no number of JSON", "write null for a logprob that nobody knows")
+    raise LineError(f"{text} is not a JSON number", "write null for an unknown logprob")
 
 
 _WITH_NAN = json.JSONDecoder(object_pairs_hook=unique_keys)

@@ -111,9 +111,10 @@ def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
     index, served = whole_of(data["index"], "'index'"), whole_of(data["served"], "'served'")
     if served <= index:
         raise LineError(
-            f"'served' is {served} at index {index}: infer was sent this request, and the "
+            f"'served' is {served} at index {index}: the infer kernel received this request and "
+            "the "
             f"{index} before it",
-            "count every request that infer was sent on this leg, this one included",
+            "count every request that was sent to the infer kernel on this step, this one included",
         )
     request = Request(
         index=index,
@@ -141,7 +142,7 @@ def _lost(request: Request, data: dict[str, Any]) -> Request:
     if answer:
         raise LineError(
             f"'lost' and {answer[0]!r} cannot both be there",
-            "a request has an answer, or a reason for having none",
+            "a request has a response, or a reason for having none",
         )
     return replace(request, lost=name_of(data["lost"], "'lost'"))
 
@@ -163,8 +164,8 @@ def _answered(request: Request, data: dict[str, Any]) -> Request:
     finish = text_of(data["finish"], "'finish'")
     if finish not in _FINISHED:
         raise LineError(
-            f"'finish' is {finish!r}, and an answer ends by 'stop', 'length' or 'stop_string'",
-            f'write "lost": "{finish or "cut"}" for an answer that was cut off',
+            f"'finish' is {finish!r}, and a response ends by 'stop', 'length' or 'stop_string'",
+            f'write "lost": "{finish or "cut"}" for a response that was cut off',
         )
     return replace(
         request,
@@ -186,14 +187,14 @@ def _best(value: Any, tokens: tuple[int, ...], logp: tuple[float, ...]) -> tuple
         if len(pairs) != len(steps[0]):
             raise LineError(
                 f"best[{i}] lists {len(pairs)} tokens, and best[0] {len(steps[0])}",
-                "list the k likeliest at every step; a server that adds the drawn token to them "
-                "has to have it taken out again",
+                "list the k likeliest at every step; remove the sampled token where the server "
+                "adds it",
             )
         for other, value in pairs:
             # unknown in one place and known in the other is no contradiction
             if other == token and value != own and value == value and own == own:
                 raise LineError(
-                    f"best[{i}] says {value:g} for the drawn token {token}, and logprobs[{i}] "
+                    f"best[{i}] says {value:g} for the sampled token {token}, and logprobs[{i}] "
                     f"{own:g}"
                 )
     known = ([pair for pair in pairs if pair[1] == pair[1]] for pairs in steps)
@@ -220,10 +221,10 @@ def _sampling(value: Any) -> dict[str, Any]:
     if most is None:
         raise LineError(
             "'sampling' has no max_new_tokens",
-            "write what the request asked for, or what the server allows where it did not ask",
+            "write the number that the request asked for, or the server's limit where it gave none",
         )
     if whole_of(most, "sampling.max_new_tokens") < 1:
-        raise LineError("sampling.max_new_tokens is 0: nothing was asked for")
+        raise LineError("sampling.max_new_tokens is 0: the request asks for no token")
     for name in _TRANSFORM:
         if value.get(name) is not None:
             number_of(value[name], f"sampling.{name}")

@@ -254,8 +254,8 @@ def align(train: Trace, infer: Trace) -> TracePair:
     """
     if not np.array_equal(train.sequence_S, infer.sequence_S):
         raise EvidenceError(
-            f"train speaks of sequences {_span(train)}, infer of {_span(infer)}",
-            hint="score the very sequences that infer drew",
+            f"the train kernel scored sequences {_span(train)}, and infer has {_span(infer)}",
+            hint="score the sequences that the infer kernel sampled",
         )
     if not np.array_equal(train.length_S, infer.length_S):
         row = int(np.flatnonzero(train.length_S != infer.length_S)[0])

@@ -65,7 +65,7 @@ def test_a_good_build_goes_through_and_waits_for_its_dwell_and_a_person(tmp_path
     assert found.passed, shown(found)
     assert shown(found)[5] == (
         900.0,
-        "canary-2, awaiting approval: everything holds; a person is to say yes to full-1",
+        "canary-2, awaiting approval: everything holds; full-1 needs an approval",
     )
 
 

@@ -73,10 +73,10 @@ def test_an_approval_that_nobody_is_asked_for_is_refused():
     ends = CONTRACT.replace("  full: {}\n", "")
 
     assert said(ends.replace("0.1]}", "0.1], approval: required}")) == [
-        "x.yaml:12:32: canary is the last stage, and a person is asked for the one after it",
+        "x.yaml:12:32: canary is the last stage: no stage after it needs an approval",
         "   12 |   canary: {steps: [0.01, 0.1], approval: required}",
         "                                       ^",
-        "  hint: add promotion.full, or remove it: nobody asks",
+        "  hint: add promotion.full, or remove it",
     ]
     assert said(CONTRACT.replace("full: {}", "full: {approval: required}"))[-1] == (
         "  hint: remove it"

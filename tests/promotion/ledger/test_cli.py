@@ -44,9 +44,9 @@ def test_show_is_a_table_with_one_line_an_entry(filled):
 
     assert done.exit_code == 0
     assert [line.split() for line in done.stdout.splitlines()] == [
-        ["seq", "time", "(UTC)", "run", "kind", "actor", "what", "hash"],
+        ["seq", "time", "(UTC)", "run", "kind", "actor", "decision", "hash"],
         ["1", "1970-01-01", "00:00:00", "a", "begun", "ci", "x,", "y", entries[0].hash[:8]],
-        ["2", "1970-01-01", "23:59:59", "b", "looked", "ana", "it", "holds", entries[1].hash[:8]],
+        ["2", "1970-01-01", "23:59:59", "b", "evaluated", "ana", "it", "holds", entries[1].hash[:8]],
         ["3", "1e+300", "a", "advanced", "ci", "w" * 59 + "…", entries[2].hash[:8]],
     ]
 
@@ -88,7 +88,9 @@ def test_verify_names_an_entry_that_tells_what_never_happened(promoted):
     done = servanda("verify", "--ledger", where)
 
     assert done.exit_code == 1
-    assert done.stdout.startswith(f"✗ entry 3 (number 3 of run {entries[-1].run}) cannot be told")
+    assert done.stdout.startswith(
+        f"✗ entry 3 (number 3 of run {entries[-1].run}) cannot be replayed"
+    )
     assert done.stdout.endswith("1 problem; 3 entries could be read\n")
 
 
@@ -115,7 +117,7 @@ def test_a_ledger_that_lost_its_tail_is_a_finding(tmp_path):
 
     assert (verified.exit_code, verified.output) == (
         1,
-        f"✗ there is no ledger at {where}, and entry 1 was acknowledged here\n"
+        f"✗ no ledger at {where}, and entry 1 was acknowledged here\n"
         "1 problem; 0 entries could be read\n",
     )
     assert shown.exit_code == 4
@@ -126,7 +128,7 @@ def test_a_ledger_that_is_not_there_is_no_finding(verb, tmp_path):
     done = servanda(verb, "--ledger", tmp_path / "ledger.db")
 
     assert done.exit_code == 4
-    assert done.output.startswith(f"there is no ledger at {tmp_path}/ledger.db\n")
+    assert done.output.startswith(f"no ledger at {tmp_path}/ledger.db\n")
     assert not (tmp_path / "ledger.db").exists()
 
 

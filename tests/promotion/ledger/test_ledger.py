@@ -211,9 +211,9 @@ def test_reading_begins_no_ledger(where):
     with pytest.raises(LedgerError) as error:
         open_ledger(where, reading=True)
 
-    assert str(error.value).startswith("there is no ledger at ")
+    assert str(error.value).startswith("no ledger at ")
     assert str(error.value).endswith(
-        "\n  hint: name the place of one, or begin one there by promoting something"
+        "\n  hint: pass --ledger, or start one with `servanda promote`"
     )
 
 

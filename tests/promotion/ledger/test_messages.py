@@ -40,7 +40,7 @@ def test_a_place_under_a_file(tmp_path):
 def test_a_place_where_nobody_may_write():
     assert refused("/proc/ledger.db") == (
         "/proc/ledger.db: unable to open database file\n"
-        "  hint: is it a disk of this machine, may you write there, and is there room?"
+        "  hint: check that the disk is local and writable, and that there is room"
     )
 
 
@@ -52,7 +52,7 @@ def test_a_file_of_something_else(tmp_path):
         with pytest.raises(LedgerError) as error:
             call(str(path))
         assert str(error.value) == (
-            f"{path} is no SQLite file\n"
+            f"{path} is not an SQLite file\n"
             "  hint: name another place for the ledger; an exported one ends in .jsonl"
         )
     assert path.read_text() == "to be done: everything" * 100
@@ -66,7 +66,7 @@ def test_a_database_of_something_else(tmp_path):
     before = path.read_bytes()
 
     assert refused(path) == (
-        f"{path} is an SQLite file, and holds no ledger\n  hint: name another place for the ledger"
+        f"{path} is an SQLite file without a ledger\n  hint: name another place for the ledger"
     )
     assert path.read_bytes() == before
 
@@ -137,7 +137,7 @@ def test_an_entry_is_kept_though_its_witness_is_not(where, swift_path, monkeypat
 
         assert str(error.value) == (
             f"entry 2 is kept, and {witness} cannot be written: Is a directory\n"
-            "  hint: make room, or name another place for the witness"
+            "  hint: make room, or name another place for the head checkpoint"
         )
         assert [e.seq for e in ledger.entries()] == [1, 2]
 

@@ -157,7 +157,7 @@ def test_another_key_is_one_problem_and_not_one_for_each_entry(where):
 
     assert said(verify_at(where, key=b"two")) == [
         f"{name} was begun with a key, and another one is given",
-        "none of the 6 entries has its hash under this key: the key is another",
+        "none of the 6 entries has its hash under this key: this is another key",
     ]
 
 
@@ -296,13 +296,11 @@ def test_a_file_that_is_gone_is_not_begun_anew(swift_path):
         with pytest.raises(Damaged) as error:
             call(str(path))
         assert str(error.value) == (
-            f"there is no ledger at {path}, and entry 6 was acknowledged here\n"
+            f"no ledger at {path}, and entry 6 was acknowledged here\n"
             f"  hint: restore a copy; to begin anew on purpose, remove {path}.head"
         )
     assert not path.exists()
-    assert said(verify_at(str(path))) == [
-        f"there is no ledger at {path}, and entry 6 was acknowledged here"
-    ]
+    assert said(verify_at(str(path))) == [f"no ledger at {path}, and entry 6 was acknowledged here"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"seq": 4}', '{"seq": "4", "hash": "x"}'])
@@ -314,7 +312,7 @@ def test_a_witness_that_cannot_be_read_is_said(where, swift_path, text):
         open_ledger(where, witness=witness)
 
     assert str(error.value) == (
-        f"{witness} does not say which entry was the last\n  hint: `servanda promotion ledger "
+        f"{witness} does not name the last entry\n  hint: `servanda promotion ledger "
         "verify` the ledger against a copy of it, then remove this file"
     )
 

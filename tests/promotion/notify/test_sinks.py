@@ -63,7 +63,7 @@ def test_slack_gets_what_a_person_can_act_on():
                         "every &lt;cell&gt; holds\n"
                         "decided by gradient on all 0.0214 [0.0180, 0.0251], limit 0.0500, "
                         "n 1,412 prompt groups\n"
-                        "traffic: infer serves 25 %\n"
+                        "traffic: the infer kernel serves 25 %\n"
                         "next: servanda promotion status llama-int8-3f9a\n"
                         "`llama-int8-3f9a`",
                     },
@@ -106,7 +106,7 @@ def test_the_head_says_what_moved_from_where_to_where(changes, head):
 def test_a_page_says_who_is_needed():
     page = effect("page", to="oncall", status="halted", **{"from": None})
     assert lines(page)[0] == "oncall is needed: llama-int8: canary-2, halted"
-    assert lines(effect("page"))[0] == "somebody is needed: llama-int8: canary-1 → canary-2"
+    assert lines(effect("page"))[0] == "someone is needed: llama-int8: canary-1 → canary-2"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_traffic_is_told_where_it_is_known():
         return [row for row in lines(effect(**changes)) if row.startswith("traffic: ")]
 
     assert traffic(share=...) == traffic(share=None) == []
-    assert traffic(share=0.0, mirror=0.05) == ["traffic: infer serves 0 %, 5 % mirrored"]
-    assert traffic(share=1.0, mirror=...) == ["traffic: infer serves 100 %"]
+    assert traffic(share=0.0, mirror=0.05) == ["traffic: the infer kernel serves 0 %, 5 % mirrored"]
+    assert traffic(share=1.0, mirror=...) == ["traffic: the infer kernel serves 100 %"]
 
 
 def test_an_empty_effect_is_a_message_too():

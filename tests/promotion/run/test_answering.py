@@ -51,7 +51,8 @@ def test_yes_says_what_decided_and_how_long_it_is_valid(ledger):
     said = str(answer(ledger, "canary"))
 
     assert said == (
-        f"YES: run {story.run} has reached canary-1 (tv on all 0.0100 [0, 0.0200], limit 0.0500, "
+        f"YES: promotion {story.run} has reached canary-1 (tv on all 0.0100 [0, 0.0200], limit "
+        "0.0500, "
         "n 900 tokens), valid until 1970-01-08 00:03:20Z"
     )
 
@@ -64,7 +65,8 @@ def test_no_says_why_with_the_interval_and_the_n(ledger):
 
     assert found.exit_code == 1
     assert str(found) == (
-        f"NO: run {story.run} is rolled back: tv on all is violated (tv on all 0.0900 [0.0700, "
+        f"NO: promotion {story.run} is rolled back: tv on all is violated (tv on all 0.0900 "
+        "[0.0700, "
         "0.1100], limit 0.0500, n 900 tokens)"
     )
 
@@ -76,13 +78,13 @@ def test_what_was_shown_expires(ledger):
     assert answer(ledger, "canary", now=valid_until - 1).yes
     found = answer(ledger, "canary", now=valid_until)
     assert found.exit_code == 3
-    assert "showed what expired 1970-01-08" in found.why
+    assert "has evidence that expired 1970-01-08" in found.why
 
 
 def test_a_ledger_without_the_contract_shows_nothing(ledger):
     found = answer(ledger, "shadow")
 
-    assert str(found) == "NO: the ledger has no run of toy: nothing was shown"
+    assert str(found) == "NO: the ledger has no promotion of toy"
     assert found.exit_code == 3
 
 
@@ -93,7 +95,7 @@ def test_evidence_of_another_version_of_the_contract_does_not_count(ledger):
     found = answer(ledger, "shadow", of=changed)
 
     assert found.exit_code == 3
-    assert f"of another version of toy: digest {story.state.key.contract[:8]}" in found.why
+    assert f"for another version of toy: digest {story.state.key.contract[:8]}" in found.why
     assert found.why.endswith(f"this one is {changed.digest[:8]}")
 
 
@@ -109,7 +111,7 @@ def test_evidence_of_another_kernel_does_not_count(ledger):
     found = answer(ledger, "shadow", infer="77ab")
 
     assert found.exit_code == 3
-    assert found.why == "what was shown is of another kernel: infer infer-1, asked is 77ab"
+    assert found.why == "the evidence is for another build: infer infer-1, not 77ab"
     assert answer(ledger, "full", infer="infer-1", train="train").yes
 
 
@@ -120,8 +122,8 @@ def test_of_two_builds_the_one_that_is_meant_has_to_be_named(ledger):
     with pytest.raises(EvidenceError) as error:
         answer(ledger, "shadow")
 
-    assert "runs of 2 builds of toy: infer infer-1, infer-2" in str(error.value)
-    assert "hint: say which is meant: --infer-digest DIGEST" in str(error.value)
+    assert "promotions of 2 builds of toy: infer infer-1, infer-2" in str(error.value)
+    assert "hint: name one: --infer-digest DIGEST" in str(error.value)
     assert answer(ledger, "shadow", infer="infer-1").yes
     assert answer(ledger, "shadow", infer="infer-2").exit_code == 3
 
@@ -169,11 +171,11 @@ def test_runs_are_named_by_a_beginning_that_only_one_has(ledger):
     assert named(ledger, story.run) == named(ledger, "toy") == story
 
     other = opened(ledger, now=5e3, kernels=key(infer="infer-2"))
-    with pytest.raises(EvidenceError, match="several runs are named 'toy'"):
+    with pytest.raises(EvidenceError, match="several promotions are named 'toy'"):
         named(ledger, "toy")
     roll_back_run(ledger, story, actor=ACTOR, reason="enough", now=6e3)
     assert named(ledger, "toy").run == other.run
-    with pytest.raises(EvidenceError, match="no run is named 'tiny'") as error:
+    with pytest.raises(EvidenceError, match="no promotion is named 'tiny'") as error:
         named(ledger, "tiny")
     assert f"the ledger has: {story.run}, {other.run}" in str(error.value)
 
@@ -183,7 +185,7 @@ def test_a_run_that_cannot_be_told_again_stands_in_no_other_run_s_way(ledger):
     other = opened(ledger, of=contract(TEXT.replace("name: toy", "name: toy-b")))
     ledger.append(other.run, [Record("dreamt", ACTOR, 9.0, {})], after=other.last)
 
-    with pytest.raises(LedgerError, match="of a kind that nobody knows, 'dreamt'"):
+    with pytest.raises(LedgerError, match="has an unknown kind, 'dreamt'"):
         named(ledger, other.run)
     assert named(ledger, story.run) == story
 
@@ -193,7 +195,7 @@ def test_a_contract_whose_name_begins_with_another_s_is_another(ledger):
     reaching(ledger, "full-1", of=longer)
 
     assert answer(ledger, "full", of=longer).yes
-    assert "has no run of toy:" in answer(ledger, "full").why
+    assert "has no promotion of toy" in answer(ledger, "full").why
 
 
 def test_a_cell_that_was_overridden_is_not_the_one_that_decided(ledger):

@@ -41,9 +41,7 @@ def call(capfd):
 def test_a_log_that_is_not_there_is_named_with_every_wait(build, call):
     code, _, err = call("promote", build, "--quiet")
     assert code == 3
-    assert err.splitlines()[0] == (
-        "  waiting: no log of what infer served is given: name it with --log"
-    )
+    assert err.splitlines()[0] == ("  waiting: no traffic log is given: name it with --log")
 
     (build.parent / "logs").mkdir()
     code, _, err = call("promote", build, "--quiet", "--log", "log.jsonl", "--log", "logs")
@@ -66,8 +64,8 @@ def test_a_log_of_another_run_is_said_to_be_one(build, call):
 
     assert (code, err) == (
         3,
-        f"  waiting: the log has no request of run '{run}' on shadow yet; "
-        "its last one is of run 'another' on shadow\n",
+        f"  waiting: the log has no request for run '{run}' on shadow yet; "
+        "its last request is for run 'another' on shadow\n",
     )
 
 

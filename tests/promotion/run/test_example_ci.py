@@ -114,7 +114,7 @@ def test_the_gate_opens_where_it_was_shown(folder):
     with open_ledger(str(folder / "ledger.db")) as ledger:
         reaching(ledger, "canary-1", now=0.0, of=contract(FOREVER))
     code, out, said = ask(folder, "canary")
-    assert code == 0 and out.startswith("YES: run toy-")
+    assert code == 0 and out.startswith("YES: promotion toy-")
     assert said == "gate: open: it was shown that the build may be at canary\n"
 
 

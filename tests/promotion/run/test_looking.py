@@ -165,7 +165,7 @@ def test_no_closed_round_never_holds_and_loads_infer_alone(tmp_path):
     assert (found.groups, found.key) == (0, offline.key)
     assert {c.n for c in found.verdict.cells} == {0}
     assert found.waiting == (
-        "nothing holds before 64 prompt groups, 0 closed; 31 of the 32 of the next round arrived"
+        "no pass before 64 prompt groups, 0 complete; 31 of the 32 of the next round have arrived"
     )
 
 
@@ -175,7 +175,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path):
     found = at(path, tmp_path / "served.jsonl")
 
     assert found.verdict.outcome == "inconclusive"
-    assert found.waiting == "the log has no request of run 'r1' on shadow yet"
+    assert found.waiting == "the log has no request for run 'r1' on shadow yet"
 
 
 def test_without_any_evidence_train_is_asked_who_it_is(tmp_path):
@@ -329,7 +329,9 @@ def test_a_file_of_the_log_that_is_gone_is_missed(tmp_path):
     second = serving.log(tmp_path, rows[64:], "served-1.jsonl")
     at(path, [first, second])
 
-    with pytest.raises(EvidenceError, match="round 2 of shadow was weighed, and its requests"):
+    with pytest.raises(
+        EvidenceError, match="round 2 of shadow has been evaluated, and its requests"
+    ):
         at(path, first)
     with pytest.raises(EvidenceError, match="request 0 to 63 of shadow is not in the log"):
         at(path, second)
@@ -344,7 +346,9 @@ def test_a_log_that_says_otherwise_than_it_did_is_refused(tmp_path):
     served.write_text("")
     serving.log(tmp_path, rows)
 
-    with pytest.raises(EvidenceError, match="round 1 of shadow was weighed as the log had it"):
+    with pytest.raises(
+        EvidenceError, match="round 1 of shadow has been evaluated, and the log has changed"
+    ):
         at(path, served)
 
 
@@ -371,7 +375,9 @@ def test_nothing_is_said_of_a_request_after_its_answer_was_weighed(tmp_path, cha
     served.write_text("")
     serving.log(tmp_path, rows)
 
-    with pytest.raises(EvidenceError, match="round 1 of shadow was weighed as the log had it"):
+    with pytest.raises(
+        EvidenceError, match="round 1 of shadow has been evaluated, and the log has changed"
+    ):
         at(path, served)
 
 
@@ -495,7 +501,7 @@ def test_a_leg_that_waits_may_be_too_short_for_its_limits(tmp_path):
     served = serving.log(tmp_path, serving.rows(path, "shadow", 320))
     leg = replace(SHADOW, first=32, last=64)
 
-    with pytest.raises(ContractError, match=r"second number of promotion\.shadow\.sequences"):
+    with pytest.raises(ContractError, match=r"second number of promotion\.shadow\.prompt_groups"):
         at(path, served, leg)
     assert at(path, served, replace(leg, if_inconclusive="wait")).verdict.outcome == "holds"
 

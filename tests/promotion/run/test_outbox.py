@@ -152,16 +152,16 @@ def test_a_route_that_was_not_taken_is_not_sent_late(ledger):
     ledger.decide(route(3))
 
     assert told(ledger, down, up) == (
-        Delivery("down", route(1).key, why="superseded by turn 3"),
-        Delivery("down", route(2).key, why="superseded by turn 3"),
+        Delivery("down", route(1).key, why="superseded by revision 3"),
+        Delivery("down", route(2).key, why="superseded by revision 3"),
         Delivery("down", route(3).key),
-        Delivery("up", route(2).key, why="superseded by turn 3"),
+        Delivery("up", route(2).key, why="superseded by revision 3"),
         Delivery("up", route(3).key),
     )
 
     assert down.got == [route(3).key]
     assert up.got == [route(1).key, route(3).key]
-    assert (route(1).key, "down", "superseded by turn 3") in ledger.told
+    assert (route(1).key, "down", "superseded by revision 3") in ledger.told
     assert told(ledger, down, up) == ()
 
 
@@ -171,7 +171,7 @@ def test_an_older_route_is_superseded_even_where_the_newest_was_taken(ledger):
     ledger.decide(route(2))
     ledger.hear(route(2), "sink")
     sink = Taker()
-    assert told(ledger, sink) == (Delivery("sink", route(1).key, why="superseded by turn 2"),)
+    assert told(ledger, sink) == (Delivery("sink", route(1).key, why="superseded by revision 2"),)
     assert sink.tried == []
 
 
@@ -203,7 +203,7 @@ def test_a_route_is_dropped_where_a_newer_one_is_decided_during_a_pause(ledger, 
         ledger.hear(route(2), name)
 
     found = deliver(ledger, RUN, [sink], now=lambda: 9.0, wait=wait)
-    assert found[0] == Delivery("sink", route(1).key, why="superseded by turn 2")
+    assert found[0] == Delivery("sink", route(1).key, why="superseded by revision 2")
     assert sink.tried == [route(1).key, *([route(2).key] if name == "other" else [])]
 
 

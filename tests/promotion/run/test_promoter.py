@@ -194,7 +194,7 @@ def test_a_contract_that_changed_is_refused_and_nothing_is_lost(site):
         site.promote()
 
     assert "holds evidence of another version of this contract" in str(error.value)
-    assert "--fresh; servanda contract diff OLD NEW says what changed" in str(error.value)
+    assert "--fresh; servanda contract diff OLD NEW lists the changes" in str(error.value)
     assert [*site.ledger.entries(history.run)][-1].seq == history.seq
 
 
@@ -250,7 +250,7 @@ def test_a_build_that_is_replaced_behind_its_url_ends_the_run(site):
     history = site.promote()
 
     assert history.state.status == "superseded"
-    assert history.state.why == "the infer kernel changed since the run began"
+    assert history.state.why == "the infer kernel changed since the promotion started"
     effects = [*site.ledger.entries(history.run)][-1].body["effects"]
     assert next(e for e in effects if e["kind"] == "route")["body"]["share"] == 0.0
 

@@ -43,7 +43,7 @@ def test_a_run_is_a_row_a_leg_with_the_cell_that_decided_its_interval_and_its_n(
         "· full-1    100 %         to come            100 to 400",
         "",
         "AWAITING EVIDENCE on canary-1: tv on all is inconclusive; 64 of 100 to 400 prompt groups",
-        "  next: let traffic come, and servanda promote again; --every 30s keeps looking",
+        "  next: wait for traffic, then run servanda promote again, or use --every 30s",
     ]
 
 
@@ -62,16 +62,19 @@ def test_the_next_move_is_a_command_that_there_is(ledger):
 
     goes_on = approve_run(ledger, asks, actor=ACTOR, reason="well", now=1001.0)
     full = advance_run(ledger, goes_on, finding("canary-2"), actor=ACTOR, now=1002.0)
-    assert lines(full)[-1] == "  next: servanda promote again"
+    assert lines(full)[-1] == "  next: run servanda promote again"
 
     through = advance_run(ledger, full, finding("full-1"), actor=ACTOR, now=1003.0)
     assert lines(through)[-2] == "COMPLETED: everything holds on full-1"
-    assert lines(through)[-1].startswith("  next: servanda promote --every 5m keeps looking")
+    assert lines(through)[-1].startswith("  next: servanda promote --every 5m keeps evaluating")
 
     back = roll_back_run(ledger, through, actor=ACTOR, reason="enough", now=1004.0)
     assert lines(back)[-3] == "ROLLED BACK on full-1: Ada rolled back: enough"
-    assert lines(back)[-2] == "  infer serves 0 % of the traffic now, 5 % are mirrored to it"
-    assert lines(back)[-1] == "  next: a mended build begins anew: servanda promote --fresh"
+    assert (
+        lines(back)[-2]
+        == "  the infer kernel serves 0 % of the traffic now, 5 % are mirrored to it"
+    )
+    assert lines(back)[-1] == "  next: promote a repaired build: servanda promote --fresh"
 
 
 def test_what_waits_for_its_dwell_says_how_long(ledger):
@@ -82,8 +85,8 @@ def test_what_waits_for_its_dwell_says_how_long(ledger):
 
     assert waits.state.status == "running"
     assert lines(waits)[-2:] == [
-        "RUNNING on canary-1: everything holds; 20 of 60 s on this leg",
-        "  next: servanda promote again in 40 s",
+        "RUNNING on canary-1: everything holds; 20 of 60 s of the hold time",
+        "  next: run servanda promote again in 40 s",
     ]
 
 
@@ -106,12 +109,12 @@ def test_a_measurement_that_failed_has_no_numbers(ledger):
     assert (row.state, row.groups, row.decided) == ("not measured", None, None)
     assert lines(story)[-2:] == [
         "AWAITING EVIDENCE on shadow: measuring failed: the server is gone",
-        "  next: servanda promote again, once what failed is mended",
+        "  next: repair the failure, then run servanda promote again",
     ]
     for _ in range(2):
         story = advance_run(ledger, story, failed, actor=ACTOR, now=1000.0)
     assert lines(story)[-2:] == [
-        "  next: servanda promote again, once what failed is mended",
+        "  next: repair the failure, then run servanda promote again",
         f"  next: servanda promotion rollback {story.run} --reason TEXT",
     ]
 

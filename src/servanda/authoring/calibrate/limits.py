@@ -193,7 +193,7 @@ def _later_runs(
             raise EvidenceError(
                 f"the run has {groups} prompt groups of {schedule.name!r}, and limits are "
                 f"calibrated on {FEWEST} or more",
-                hint="raise promotion.offline.sequences and go on with the same run directory: "
+                hint="raise promotion.offline.prompt_groups and go on with the same run directory: "
                 "servanda check CONTRACT --run-dir RUN_DIR",
             )
         if wanted:
@@ -226,7 +226,7 @@ def _clause_limit(cells: Sequence[Resampled], power: float, capture: str) -> _Cl
         if step is None:
             return (
                 f"no limit below {rounding.value(highest + 1):g} is kept often enough on slice "
-                f"{later.cell.cut.name!r}: raise promotion.offline.sequences"
+                f"{later.cell.cut.name!r}: raise promotion.offline.prompt_groups"
             )
     sampled, quiet = (max(s for s in some if s is not None) for some in (alone, clear))
     step = max(sampled, quiet)
@@ -251,7 +251,7 @@ def _too_few_groups(later: Resampled, highest: int) -> str:
     return (
         f"{later.cell.clause.aggregate} on slice {later.cell.cut.name!r} takes about {needed:,} "
         f"prompt groups like these even of identical kernels, and a run has {size:,}: raise "
-        "promotion.offline.sequences"
+        "promotion.offline.prompt_groups"
     )
 
 

@@ -120,7 +120,7 @@ def _sizes(
     tokens = sum(groups * s.workload.samples * width_of(test, s.width) for s in plan.schedules)
     if groups > ends:
         message = f"a run of this contract ends after {ends:,} prompt groups"
-        hint = "look earlier, or raise the second number of promotion.offline.sequences"
+        hint = "look earlier, or raise the second number of promotion.offline.prompt_groups"
         yield Problem(message, where, hint)
     elif tokens > MOST_TOKENS:
         message = f"{groups:,} prompt groups are {tokens:,} tokens"

@@ -11,7 +11,7 @@ from servanda.contract.model import Contract
 from servanda.contract.policy import StageRule
 from servanda.contract.yaml_reader import Path
 
-# which stage has what, besides sequences; each other key would say nothing
+# which stage has what, besides prompt_groups; each other key would say nothing
 _ONLY = {"steps": ("canary",), "share": ("shadow",), "sample": STAGES[1:]}
 
 
@@ -26,10 +26,8 @@ def promotion(contract: Contract) -> Iterator[Finding]:
     last = [stage for stage in STAGES if contract.promotion.has(stage)][-1]
     rule = getattr(contract.promotion, last)
     if rule is not None and rule.approval == "required":
-        message = f"{last} is the last stage, and a person is asked for the one after it"
-        hint = (
-            "remove it" if last == STAGES[-1] else "add promotion.full, or remove it: nobody asks"
-        )
+        message = f"{last} is the last stage: no stage after it needs an approval"
+        hint = "remove it" if last == STAGES[-1] else "add promotion.full, or remove it"
         yield Finding(("promotion", last, "approval"), message, hint, key=True)
 
 
@@ -45,10 +43,10 @@ def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:
     first, limit = rule.sequences
     at = (*path, "sequences")
     if first < 1:
-        message = f"the first look at {stage} comes after at least 1 prompt group, not {first}"
-        yield Finding(at, message, "write [first look, limit], such as [400, 6000]")
+        message = f"the first evaluation at {stage} needs at least 1 prompt group, not {first}"
+        yield Finding(at, message, "write [first evaluation, limit], such as [400, 6000]")
     elif first > limit:
-        message = f"the first look at {stage} ({first}) comes after the limit ({limit})"
+        message = f"the first evaluation at {stage} ({first}) comes after the limit ({limit})"
         yield Finding(at, message, f"did you mean [{limit}, {first}]?")
     for name, stages in _ONLY.items():
         if getattr(rule, name) is not None and stage not in stages:

@@ -44,7 +44,8 @@ class ExportedStore:
             lines = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             raise Foreign(
-                f"there is no ledger at {path}", hint="name the place of one, or export one there"
+                f"no ledger at {path}",
+                hint="pass --ledger with a file that `servanda promotion ledger export` wrote",
             ) from None
         except OSError as error:
             raise LedgerError(f"{path} cannot be read: {error.strerror or error}") from None

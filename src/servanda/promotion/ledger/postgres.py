@@ -99,8 +99,8 @@ class PostgresStore(Queries):
                         self._all(f"INSERT INTO {META} VALUES (%s, %s)", *pair)
         if not self._begun():
             raise Foreign(
-                f"there is no ledger at {self.name}",
-                hint="name the place of one, or begin one there by promoting something",
+                f"no ledger at {self.name}",
+                hint="pass --ledger, or start one with `servanda promote`",
             )
         refuse_schema(self.name, self.marks().get("schema"))
 

@@ -96,8 +96,8 @@ class SqliteStore(Queries):
             raise LedgerError(f"{path} cannot be read: {error.strerror or error}") from None
         if not create:
             raise Foreign(
-                f"there is no ledger at {path}",
-                hint="name the place of one, or begin one there by promoting something",
+                f"no ledger at {path}",
+                hint="pass --ledger, or start one with `servanda promote`",
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ class SqliteStore(Queries):
         names = {name for (name,) in self._all("SELECT name FROM sqlite_master")}
         if not {TABLE, META} & names:
             raise Foreign(
-                f"{self._path} is an SQLite file, and holds no ledger",
+                f"{self._path} is an SQLite file without a ledger",
                 hint="name another place for the ledger",
             )
         refuse_schema(self.name, self.marks().get("schema"))
@@ -221,7 +221,7 @@ class SqliteStore(Queries):
         text = str(error)
         if "not a database" in text:
             return Foreign(
-                f"{self._path} is no SQLite file",
+                f"{self._path} is not an SQLite file",
                 hint="name another place for the ledger; an exported one ends in .jsonl",
             )
         # the plain kind is of what is corrupt; before Python 3.11 it may come without a word
@@ -241,5 +241,5 @@ class SqliteStore(Queries):
             return LedgerError(f"{self._path} was closed", hint="open the ledger again")
         return LedgerError(
             f"{self._path}: {text}",
-            hint="is it a disk of this machine, may you write there, and is there room?",
+            hint="check that the disk is local and writable, and that there is room",
         )

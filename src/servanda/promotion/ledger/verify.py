@@ -75,7 +75,7 @@ def verify(ledger: ChainedLedger) -> Verified:
         problems += [Problem(row.seq, row.run, fault) for fault in faults]
         entries, last = entries + 1, row.hash
     if unlike == entries == len(problems) > 1:
-        what = f"none of the {entries} entries has its hash under this key: the key is another"
+        what = f"none of the {entries} entries has its hash under this key: this is another key"
         problems = [Problem(None, "", what)]
     problems += [Problem(None, "", fault) for fault in ledger.store.faults()]
     try:

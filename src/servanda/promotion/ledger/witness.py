@@ -54,7 +54,7 @@ class Witness:
         except OSError as error:
             problem = f"cannot be read: {error.strerror or error}"
         except (ValueError, KeyError, TypeError):
-            problem = "does not say which entry was the last"
+            problem = "does not name the last entry"
         raise LedgerError(
             f"{self.path} {problem}",
             hint="`servanda promotion ledger verify` the ledger against a copy of it, then remove "
@@ -86,7 +86,7 @@ class Witness:
             raise LedgerError(
                 f"entry {row.seq} is kept, and {self.path} cannot be written: "
                 f"{error.strerror or error}",
-                hint="make room, or name another place for the witness",
+                hint="make room, or name another place for the head checkpoint",
             ) from None
 
 

@@ -63,7 +63,7 @@ def lines(effect: Effect) -> list[str]:
     lines += [f"decided by {_cell(body['decided'])}"] if body.get("decided") else []
     if body.get("share") is not None:
         mirrored = f", {exact_percent(body['mirror'])} mirrored" if body.get("mirror") else ""
-        lines.append(f"traffic: infer serves {exact_percent(body['share'])}{mirrored}")
+        lines.append(f"traffic: the infer kernel serves {exact_percent(body['share'])}{mirrored}")
     return lines + ([f"next: {move}" for move in _next(body)] if body.get("run") else [])
 
 
@@ -75,7 +75,7 @@ def _head(effect: Effect) -> str:
     what = ", ".join(filter(None, [moved, stands]))
     whose = body.get("contract") or body.get("run")
     head = ": ".join(filter(None, [whose, what])) or "a promotion"
-    return f"{body.get('to') or 'somebody'} is needed: {head}" if effect.kind == "page" else head
+    return f"{body.get('to') or 'someone'} is needed: {head}" if effect.kind == "page" else head
 
 
 def _cell(cell: Mapping[str, Any]) -> str:

@@ -54,11 +54,11 @@ def can_promote(
     name = contract.metadata.name
     ours = histories_of(ledger, name)
     if not ours:
-        return Answer(_WAITS, f"the ledger has no run of {name}: nothing was shown")
+        return Answer(_WAITS, f"the ledger has no promotion of {name}")
     same = [s for s in ours if s.state.key.contract == contract.digest]
     if not same:
         held = ", ".join(dict.fromkeys(s.state.key.contract[:8] for s in ours))
-        why = f"what was shown is of another version of {name}: digest {held}, this one is "
+        why = f"the evidence is for another version of {name}: digest {held}, this one is "
         return Answer(_WAITS, f"{why}{contract.digest[:8]}", ours[-1])
     meant = [
         s
@@ -67,14 +67,14 @@ def can_promote(
     ]
     if not meant:
         held = ", ".join(dict.fromkeys(s.state.key.infer[:8] for s in same))
-        why = f"what was shown is of another kernel: infer {held}, asked is {infer or train}"
+        why = f"the evidence is for another build: infer {held}, not {infer or train}"
         return Answer(_WAITS, why, same[-1])
     builds = {(s.state.key.infer, s.state.key.train) for s in meant}
     if len(builds) > 1:
         named = ", ".join(sorted({infer_digest[:8] for infer_digest, _ in builds}))
         raise EvidenceError(
-            f"the ledger has runs of {len(builds)} builds of {name}: infer {named}",
-            hint="say which is meant: --infer-digest DIGEST",
+            f"the ledger has promotions of {len(builds)} builds of {name}: infer {named}",
+            hint="name one: --infer-digest DIGEST",
         )
     return _of(meant[-1], to, now)
 
@@ -82,7 +82,7 @@ def can_promote(
 def _of(history: History, to: str, now: float) -> Answer:
     state = history.state
     in_order(state, now)
-    about = f"run {history.run} "
+    about = f"promotion {history.run} "
     decided = _decided(history)
     numbers = f" ({decided})" if decided else ""
     if state.status == "rolled_back":
@@ -90,7 +90,7 @@ def _of(history: History, to: str, now: float) -> Answer:
     if state.status == "superseded":
         return Answer(_WAITS, f"{about}is superseded: {state.why}", history)
     if state.valid_until is not None and now >= state.valid_until:
-        why = f"{about}showed what expired {when(state.valid_until)}"
+        why = f"{about}has evidence that expired {when(state.valid_until)}"
         return Answer(_WAITS, why, history)
     if not history.reached(to):
         status = state.status.replace("_", " ")
@@ -126,6 +126,6 @@ def named(ledger: Ledger, text: str) -> History:
             return candidates[0]
     names = ", ".join([s.run for s in under_way or matching] or known) or "none"
     raise EvidenceError(
-        f"{'no run is' if not matching else 'several runs are'} named {text!r}",
-        hint=f"the ledger has: {names}" if not matching else f"say which: {names}",
+        f"{'no promotion is' if not matching else 'several promotions are'} named {text!r}",
+        hint=f"the ledger has: {names}" if not matching else f"name one: {names}",
     )

@@ -127,7 +127,7 @@ def evaluate_leg(
     key = _as_offline(measured.key, offline, before, compile(contract, attempt=attempt).reward)
     waiting = _waiting(plan, evidence)
     if requests and not traffic.launched:
-        waiting += f"; its last one is of run {requests[-1].run!r} on {requests[-1].leg}"
+        waiting += f"; its last request is for run {requests[-1].run!r} on {requests[-1].leg}"
     return LegEvaluation(verdict, plan, key, _groups(plan, evidence), waiting, traffic.outside)
 
 
@@ -234,12 +234,10 @@ def _waiting(plan: Plan, evidence: Evidence) -> str:
         traffic, size = schedule.traffic, schedule.workload.round
         closed = sum(r.groups for r in evidence.closed(schedule.name))
         if not traffic.launched:
-            return f"the log has no request of run {traffic.run!r} on {traffic.leg} yet"
+            return f"the log has no request for run {traffic.run!r} on {traffic.leg} yet"
         if closed < schedule.first:
-            reasons.append(
-                f"nothing holds before {schedule.first:,} prompt groups, {closed:,} closed"
-            )
+            reasons.append(f"no pass before {schedule.first:,} prompt groups, {closed:,} complete")
         if closed < schedule.last or schedule.endless:
             arrived = len(traffic.groups) - closed
-            reasons.append(f"{arrived:,} of the {size:,} of the next round arrived")
+            reasons.append(f"{arrived:,} of the {size:,} of the next round have arrived")
     return "; ".join(reasons)

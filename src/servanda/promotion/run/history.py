@@ -1,8 +1,8 @@
-# The history of a run: the entries of a ledger, replayed by the very functions that made them.
+# The history of a promotion: ledger entries, replayed by the functions that made them.
 #
-# Nothing that was decided is read back as a flag: an entry keeps what was found, or who did
-# what, and where the run stands follows.  What an entry says of that itself is for people, and
-# is held against what follows: a ledger in which the two differ was not written by Servanda.
+# No decision is read back as a flag: an entry keeps the finding, or the person's action, and the
+# state is derived.  The state that an entry states is compared with the derived one: a ledger in
+# which the two differ was not written by Servanda.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servanda.promotion.operator import approve, override, roll_back
 from servanda.promotion.state import LegFinding, Override, State, leg_of
 from servanda.traces.serialization import from_plain, to_plain
 
-DELIVERED = "told"  # an effect that was delivered: it changes nothing
+DELIVERED = "told"  # a notification was delivered: it changes nothing
 GATEWAY = "gateway-opened"  # the first entry of a run that no promotion wrote
 _TEXTS = {"why", "asked"}  # parts of a state that are texts for people
 _ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # what programs read of an effect
@@ -30,7 +30,7 @@ _ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # what programs 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One look at a leg, and where the run stood after it."""
+    """One evaluation of a step, and the state after it."""
 
     at: float
     leg: Leg
@@ -40,7 +40,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class History:
-    """A run as its entries tell it.
+    """A promotion, derived from its entries.
 
     Args:
         opened: the body of the first entry: contract, kernels, fingerprints.
@@ -125,11 +125,9 @@ def replayed(entries: Iterable[Entry], history: History | None = None) -> Histor
             history = _next(history, entry, evaluations)
         except (EvidenceError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = str(error).split("\n", 1)[0]
-            raise _refused(
-                entry, f"cannot be told again: {reason or type(error).__name__}"
-            ) from None
+            raise _refused(entry, f"cannot be replayed: {reason or type(error).__name__}") from None
     if history is None:
-        raise LedgerError("a run without entries has no story")
+        raise LedgerError("a promotion without entries has no history")
     return replace(history, evaluations=tuple(evaluations))
 
 
@@ -173,22 +171,30 @@ def _again(history: History, entry: Entry, finding: LegFinding | None) -> Move:
         return roll_back(course, state, reason=body["reason"], **signed)
     if entry.kind == "overrode":
         return override(course, state, from_plain(Override, body["override"]), now=entry.at)
-    raise _refused(entry, f"is of a kind that nobody knows, {entry.kind!r}")
+    raise _refused(entry, f"has an unknown kind, {entry.kind!r}")
 
 
 def _compare(entry: Entry, moved: Move) -> None:
-    """Hold what an entry says of where the run stands against what follows.
+    """Refuse an entry whose state or effects do not follow from the entries before it.
 
-    Of what another version wrote only what was decided counts: its words may be others.
+    The reasons are sentences for people, and their words may change: the hashes keep those.  Of an
+    entry by another version only the decision counts.
     """
-    written, follows = entry.body, outcome_body(moved)
+    written, follows = _without_reasons(entry.body), _without_reasons(outcome_body(moved))
     if written.get("servanda") != __version__:
         written, follows = _decided(written, follows), _decided(follows, written)
     names = [name for name in follows if written.get(name) != follows[name]]
     if names:
         raise _refused(
-            entry, f"says another {' and '.join(names)} than follow from the entries before it"
+            entry, f"has a {' and '.join(names)} that the entries before it do not lead to"
         )
+
+
+def _without_reasons(body: Mapping[str, Any]) -> dict[str, Any]:
+    effects = [
+        {**effect, "body": {**effect["body"], "why": ""}} for effect in body.get("effects", ())
+    ]
+    return {**body, "why": "", "state": {**body["state"], "why": ""}, "effects": effects}
 
 
 def _decided(body: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,6 +212,6 @@ def _refused(entry: Entry, what: str) -> LedgerError:
     wrote = entry.body.get("servanda", "of no version")
     return LedgerError(
         f"entry {entry.seq} (number {entry.n} of run {entry.run}) {what}",
-        hint="the ledger was edited, or another version decides otherwise: it was written by "
+        hint="the ledger was edited, or another version decides differently: the entry is by "
         f"servanda {wrote}, and this is {__version__}",
     )

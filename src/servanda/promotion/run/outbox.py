@@ -172,7 +172,7 @@ class _Outbox:
             return ""
         *_, newest = (e for e in self._effects.values() if e.kind == "route")
         turn = newest.body.get("turn")
-        by = f"turn {turn}" if turn is not None else newest.key
+        by = f"revision {turn}" if turn is not None else newest.key
         return "" if newest.key == effect.key else f"superseded by {by}"
 
     def note(self, sink: Sink, effect: Effect, why: str) -> None:

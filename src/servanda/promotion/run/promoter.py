@@ -96,15 +96,16 @@ def promote(
         if others and not build.fresh:
             other = others[0]
             raise EvidenceError(
-                f"run {other.run} of this contract is {other.state.status.replace('_', ' ')} on "
+                f"promotion {other.run} of this contract is "
+                f"{other.state.status.replace('_', ' ')} on "
                 f"{other.leg.name}: two builds cannot be promoted at once",
-                hint=f"go on with it, roll it back (servanda promotion rollback {other.run}), "
-                "or begin anew with --fresh, which rolls it back",
+                hint=f"continue it, roll it back (servanda promotion rollback {other.run}), "
+                "or start another attempt with --fresh, which rolls it back",
             )
         first = evaluate(course[0], run="", now=clock())
         _refuse_known(ledger, run_name(contract, first.key), root)
         for other in others:
-            reason = f"run {run_name(contract, first.key)} begins"
+            reason = f"promotion {run_name(contract, first.key)} starts"
             taken = roll_back_run(ledger, other, actor=actor, reason=reason, now=clock())
             stepped(Step(taken))  # told before the new run is: its route is the older one
         prints = first.verdict.circumstances.fingerprints
@@ -168,8 +169,9 @@ def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> Hist
         raise EvidenceError(
             f"{root} holds evidence of another version of this contract: its digest was "
             f"{key.contract[:8]}, and now it is {contract.digest[:8]}",
-            hint="evidence expires with its contract: restore the text, or begin anew with "
-            "--fresh; servanda contract diff OLD NEW says what changed",
+            hint="evidence is for one text of a contract: restore it, or start another attempt "
+            "with "
+            "--fresh; servanda contract diff OLD NEW lists the changes",
         )
     return history_of(ledger, run_name(contract, key))
 
@@ -192,9 +194,10 @@ def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
     known = history_of(ledger, run)
     if known is not None:
         raise EvidenceError(
-            f"run {run} of this build is in the ledger already, and was not begun from {root}: it "
-            f"is {known.state.status.replace('_', ' ')} on {known.leg.name}",
-            hint="go on with its own --run-dir, or without --fresh from this one",
+            f"promotion {run} of this build is in the ledger already, and was not started from "
+            f"{root}: "
+            f"it is {known.state.status.replace('_', ' ')} on {known.leg.name}",
+            hint="continue it with its own --run-dir, or leave out --fresh",
         )
 
 
@@ -210,7 +213,8 @@ def _refuse_later(ledger: Ledger, contract: Contract, history: History) -> None:
     runs = [other.run for other in _under_way(ledger, contract)]
     if history.run in runs and runs[0] != history.run:
         raise EvidenceError(
-            f"run {runs[0]} of this contract began before run {history.run}: two builds cannot be "
+            f"promotion {runs[0]} of this contract started before {history.run}: two builds "
+            "cannot be "
             "promoted at once",
             hint=f"wait until it has ended, or roll it back: servanda promotion rollback {runs[0]}",
         )

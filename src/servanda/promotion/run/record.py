@@ -82,10 +82,10 @@ def override_cell(ledger: Ledger, history: History, given: Override, *, now: flo
     """
     cells = history.evaluations[-1].finding.cells if history.evaluations else ()
     if not any(given.covers(cell) for cell in cells):
-        known = ", ".join(cell.name for cell in cells) or "nothing yet"
+        known = ", ".join(cell.name for cell in cells) or "no cell yet"
         raise EvidenceError(
-            f"run {history.run} has no cell {given.clause} on {given.slice} that it could override",
-            hint=f"the latest look judged {known}",
+            f"promotion {history.run} has no cell {given.clause} on {given.slice} to override",
+            hint=f"the latest evaluation judged {known}",
         )
     moved = override(history.course, history.state, given, now=now)
     body = {"override": to_plain(given)}

@@ -82,7 +82,9 @@ def text(history: History, *, now: float) -> str:
     if history.state.ended:  # its row has the traffic that the leg would get
         route = route_of(history.course, history.state)
         mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
-        lines += [f"  infer serves {100 * route['share']:.3g} % of the traffic now{mirrored}"]
+        lines += [
+            f"  the infer kernel serves {100 * route['share']:.3g} % of the traffic now{mirrored}"
+        ]
     lines += [
         f"  overridden until {when(o.expires)} by {o.actor}: {o.clause} on {o.slice} ({o.reason})"
         for o in history.state.overrides
@@ -165,7 +167,7 @@ def _limit(cell: CellResult) -> str:
 def _next(history: History) -> list[str]:
     run, leg, status = history.run, history.leg, history.state.status
     if history.state.errors and not history.state.ended:
-        once = "servanda promote again, once what failed is mended"
+        once = "repair the failure, then run servanda promote again"
         halted = [f"servanda promotion rollback {run} --reason TEXT"] if status == "halted" else []
         return [once, *halted]
     if status == "awaiting_approval":
@@ -173,17 +175,17 @@ def _next(history: History) -> list[str]:
     if status == "running":
         left = history.state.since + leg.dwell_s - history.state.seen
         wait = f" in {duration(round(left))}" if left > 0 else ""
-        return [f"servanda promote again{wait}"]
+        return [f"run servanda promote again{wait}"]
     if status == "awaiting_evidence":
-        source = "let traffic come, and " if leg.live else ""
-        return [f"{source}servanda promote again; --every 30s keeps looking"]
+        source = "wait for traffic, then " if leg.live else ""
+        return [f"{source}run servanda promote again, or use --every 30s"]
     if status == "halted":
         return [
             f"servanda promotion override {run} --clause ID --slice NAME --ttl 24h --reason TEXT",
             f"servanda promotion rollback {run} --reason TEXT",
         ]
     if status in ("rolled_back", "superseded"):
-        return ["a mended build begins anew: servanda promote --fresh"]
+        return ["promote a repaired build: servanda promote --fresh"]
     if leg.stage != "full":
         return [f"nothing: the promotion of this contract ends at {leg.stage}"]
-    return ["servanda promote --every 5m keeps looking: what holds today may not tomorrow"]
+    return ["servanda promote --every 5m keeps evaluating, for the build can still fail"]

@@ -57,8 +57,8 @@ def _requests(path: Path) -> tuple[Request, ...]:
         data = path.read_bytes()
     except OSError as error:
         raise MeasurementError(
-            f"the log of served requests {path} cannot be read: {error.strerror or error}",
-            hint="let whoever promotes read what the proxy writes",
+            f"the traffic log {path} cannot be read: {error.strerror or error}",
+            hint="give this process read access to the log that the proxy writes",
         ) from None
     whole, end, tail = data.rpartition(b"\n")
     try:
@@ -76,7 +76,7 @@ def _requests(path: Path) -> tuple[Request, ...]:
 def absent(served: Sequence[Path]) -> tuple[str, ...]:
     """What of a log is not there, as sentences; a new leg may well have none yet."""
     if not served:
-        return ("no log of what infer served is given: name it with --log",)
+        return ("no traffic log is given: name it with --log",)
     return tuple(
         f"--log {path}: {'no .jsonl file is in it' if path.is_dir() else 'nothing is there'} yet"
         for path in served
@@ -93,8 +93,9 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: TrafficReplay
     arrived = len(schedule.traffic.groups) // schedule.workload.round
     ids = [prompt.token_ids or () for prompt in schedule.corpus.prompts]
     hint = (
-        "keep every file of the log as it was written while the leg goes on; what is lost cannot "
-        "be weighed again: start another run"
+        "rows that have been evaluated are immutable: keep every file of the log unchanged during "
+        "a "
+        "step; where rows are lost, start another attempt with --fresh"
     )
     for index in itertools.count():
         name = round_name(schedule, index, "infer")
@@ -102,7 +103,8 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: TrafficReplay
             return
         if index >= arrived:
             raise EvidenceError(
-                f"round {index} of {schedule.traffic.leg} was weighed, and its requests are no "
+                f"round {index} of {schedule.traffic.leg} has been evaluated, and its requests "
+                "are no "
                 "longer in the log",
                 hint=hint,
             )
@@ -116,7 +118,8 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: TrafficReplay
         )
         if not same:
             raise EvidenceError(
-                f"round {index} of {schedule.traffic.leg} was weighed as the log had it, and the "
-                "log says otherwise now",
+                f"round {index} of {schedule.traffic.leg} has been evaluated, and the log has "
+                "changed "
+                "it since",
                 hint=hint,
             )

@@ -259,7 +259,7 @@ def _short(plan: Plan, name: str, offered: int, best: int, half: int) -> str:
     if offered:
         last = plan.contract.promotion.offline.sequences[1]
         sequences = -(-last * half // offered)
-        help_ = f"{sequences:,} as the second number of promotion.offline.sequences, {help_}"
+        help_ = f"{sequences:,} as the second number of promotion.offline.prompt_groups, {help_}"
     return f"{name} {what}: {help_}"
 
 
@@ -281,10 +281,10 @@ def _indent(text: str, hang: int = 0) -> list[str]:
 
 _HEAD = ("step", "infer gets", "prompt groups", "requests, about", "lasts at least", "and then")
 _TEXT = (
-    "Each step begins without evidence, and ends when every enforced promise holds in it. A "
-    "violation in any of them returns all traffic to the stable kernel. The table has the first "
-    "evaluation and the limit of each step, and about how many user requests it takes until enough "
-    "of them are scored for the first evaluation."
+    "Each step starts without evidence, and ends when every enforced promise holds on it. A "
+    "violation on any step returns all traffic to stable. The table has the prompt groups of the "
+    "first evaluation and of the limit, and about how many user requests the first evaluation "
+    "takes."
 )
 
 
@@ -294,7 +294,7 @@ def explain_course(contract: Contract) -> tuple[str, list[str]]:
     if not any(leg.live for leg in course):
         return "", []
     rows = [_HEAD, *(_row(course, i) for i in range(len(course)))]
-    return f"{_TEXT} All {len(course)} steps share the chance of a wrong red one.", table(rows)
+    return f"{_TEXT} All {len(course)} steps share the chance of a false rollback.", table(rows)
 
 
 def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:
@@ -303,7 +303,7 @@ def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:
     asks = leg.approval and following is not None and following.stage != leg.stage
     undecided = {"wait": "goes on", "hold": "halts", "roll_back": "rolls back"}
     then = [
-        *(["a person says yes"] if asks else []),
+        *(["an approval"] if asks else []),
         f"undecided: {undecided[leg.if_inconclusive]}",
     ]
     return (
