@@ -18,6 +18,7 @@ from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
 from servanda.judgement.token_profile import Portrait, added
+from servanda.judgement.verdict_table import CellTable
 from servanda.judgement.workload_coverage import uncovered
 from servanda.registry import Registry
 from servanda.theory.stats.agreement import Agreement
@@ -93,7 +94,7 @@ class BlindSpot:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(CellTable):
     """The answer of a contract, with every cell's.
 
     Args:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from servanda.rl.monitor.monitor import Monitor, Step
     from servanda.rl.sync_drill.trainee import Trainee
     from servanda.rl.trainer_drill import preflight
+    from servanda.rl.watch.monitor_state import read_state
 
 # name -> module; imported when first used, so that `import servanda.rl` costs no torch
 _HOME = {
@@ -17,9 +18,10 @@ _HOME = {
     "Step": "rl.monitor.monitor",
     "Trainee": "rl.sync_drill.trainee",
     "preflight": "rl.trainer_drill",
+    "read_state": "rl.watch.monitor_state",
 }
 
-__all__ = ["Monitor", "Step", "Trainee", "preflight"]
+__all__ = ["Monitor", "Step", "Trainee", "preflight", "read_state"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.rl import Monitor
+from servanda.rl import Monitor, read_state
 from servanda.rl.watch.monitor_state import MonitorSource
 from tests.rl.watch.made import Out, following, run, state_line, step
 
@@ -200,3 +200,13 @@ def test_a_first_line_that_was_begun_is_no_state_yet(tmp_path):
     out = Out(lambda: path.write_text(state_line(1)))
     run(path, out)
     assert out.steps == ["1"]
+
+
+def test_a_state_is_read_as_steps(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    path.write_text(state_line(1) + state_line(2, "violated"))
+    steps = read_state(path)
+    assert [(step.step, step.outcome) for step in steps] == [(1, "holds"), (2, "violated")]
+    assert steps[0].cells
+    with pytest.raises(ContractError, match="there is no"):
+        read_state(tmp_path / "none.jsonl")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
+from servanda.judgement.verdict_table import html_of
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps.steps import TokenSum, Trend
 from servanda.rl.monitor.ranks import Part
@@ -85,6 +86,9 @@ class Step:
         needs = self.needs_tokens
         short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens)}"
         return f"{self.verdict}{short}"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
 
 def too_few(needs: int, tokens: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servanda.judgement.verdict import BlindSpot
+from servanda.judgement.verdict_table import html_of
 from servanda.rl.sync_drill.result import Baseline, Mark, Outcome, PoisonResult, Response
 from servanda.traces.serialization import to_plain
 
@@ -73,6 +74,9 @@ class Preflight:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
 
 def _lines(result: Preflight) -> Iterator[str]:

@@ -159,6 +159,19 @@ class MonitorSource:
         self._ends = RunEnds.from_plain(state)
 
 
+def read_state(path: str | Path) -> tuple[WatchedStep, ...]:
+    """The steps of a monitor's state file, oldest first, as `rl.Monitor(state_file=...)` wrote it.
+
+    Raises:
+        ContractError: there is no such file, several in one folder, or it is of another version.
+    """
+    source = MonitorSource(Path(path))
+    steps = tuple(source.poll(final=True))
+    if source.missing:
+        raise ContractError(source.missing, hint="name the monitor's state file")
+    return steps
+
+
 def states_in(path: Path) -> list[Path]:
     """The monitor's state files of a folder, or the file itself."""
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]

@@ -1,0 +1,64 @@
+# A verdict for notebooks: its text, and its cells as a table.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from html import escape
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from servanda.errors import MeasurementError
+from servanda.judgement.clauses.base import CellVerdict
+
+_LEFT_OUT = ("interval", "where", "assumptions")
+
+
+class CellTable:
+    """What a verdict can be turned into."""
+
+    cells: Sequence[CellVerdict]
+    outcome: str
+    contract: str
+    evidence: str
+
+    def to_arrow(self) -> Any:
+        """A pyarrow.Table: a row per cell, with its e-values; a number that does not exist is null.
+
+        Metadata of the table: outcome, contract and evidence digest of the verdict.
+        """
+        pa = import_module(
+            "pyarrow"
+        )  # by name: nothing heavy is loaded before a table is asked for
+        rows = [
+            {
+                **{f.name: getattr(cell, f.name) for f in fields(cell) if f.name not in _LEFT_OUT},
+                "low": cell.interval[0] if cell.interval else None,
+                "high": cell.interval[1] if cell.interval else None,
+            }
+            for cell in self.cells
+        ]
+        about = {"outcome": self.outcome, "contract": self.contract, "evidence": self.evidence}
+        return pa.Table.from_pylist(rows).replace_schema_metadata(about)
+
+    def to_pandas(self) -> Any:
+        """The table of `to_arrow` as a pandas.DataFrame.
+
+        Raises:
+            MeasurementError: pandas is not installed.
+        """
+        if find_spec("pandas") is None:
+            raise MeasurementError(
+                "a DataFrame needs pandas, which is not installed",
+                hint="pip install 'servanda[pandas]', or use to_arrow()",
+            )
+        return self.to_arrow().to_pandas()
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
+def html_of(result: object) -> str:
+    """The text of a result, for a notebook."""
+    return f"<pre>{escape(str(result))}</pre>"
