@@ -30,7 +30,7 @@ from servanda.runner.run_directory import ATTEMPT
 
 _SEED = 20260607  # the same run gives the same limits
 _BINDS = {
-    "sampling": "sampling: at a tighter limit, later runs of this size would pass less often than --power",
+    "sampling": "sampling: at a tighter limit, later runs would pass less often than --power",
     "together": "together: raised, so that all slices and clauses hold in the same runs",
     "self-noise": "self-noise: twice the noise floor; no smaller difference is called violated",
     "record": "record: the rounding of the recorded logprobs alone would exceed a tighter limit",

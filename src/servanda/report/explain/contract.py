@@ -94,8 +94,8 @@ def _head(plan: Plan) -> str:
             _fill(
                 f"The run draws prompts at random from {PurePath(corpus.file).name} "
                 f"({len(corpus):,} lines). The first evaluation is after {schedule.first:,} "
-                "prompt groups (a group is a prompt, or lines that belong together), and the run stops when "
-                f"every cell is decided, at the latest after {schedule.last:,}."
+                "prompt groups (a group is a prompt, or lines that belong together), and the run "
+                f"stops when every cell is decided, at the latest after {schedule.last:,}."
             )
         ]
     return "\n".join([*lines, _fill(_ANSWERS)])
