@@ -1,6 +1,7 @@
 # The site of the documents, without building it: `make docs` builds it, and fails on any link or
 # anchor that leads nowhere.
 
+import ast
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from servanda.gateway.controller.web.auth import Limits
 from servanda.gateway.http.api_keys import RIGHTS
 from servanda.gateway.proxy import completion
 from servanda.gateway.proxy.allowed_paths import OPEN
+from tests.transcripts import blocks
 
 ROOT = Path(__file__).parents[1]
 NAV = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
@@ -140,3 +142,29 @@ def test_the_page_of_the_http_api_has_every_code_of_an_error():
     assert len(words) > 12
     for word in words:
         assert f"`{word}`" in page, word
+
+
+def printed(source):
+    """The texts of a module: "..." stands where a value is put in."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(p.value) if isinstance(p, ast.Constant) else "..." for p in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_every_message_of_the_page_on_troubles_is_one_that_the_program_prints():
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    files = (ROOT / "src/servanda").rglob("*.py")
+    texts = "\n".join(text for file in files for text in printed(file.read_text("utf-8")))
+
+    messages = blocks(ROOT / "docs/troubleshooting.md", "text")
+    assert len(messages) > 12, page
+    for message in messages:
+        # the names of variables are put in, too
+        text = message.replace("SERVANDA_VERL is", "... is")
+        parts = [part.strip() for part in text.split("...") if len(part.strip()) > 3]
+        for part in parts:
+            assert part in texts, part

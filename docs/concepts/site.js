@@ -1,7 +1,7 @@
 // Code and tables that scroll sideways take the focus, so that a keyboard can scroll them.
 addEventListener("load", () => {
   const mark = () => {
-    for (const box of document.querySelectorAll(".md-typeset__scrollwrap, pre > code")) {
+    for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .diagram, pre > code")) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     }
