@@ -1,4 +1,4 @@
-# `servanda tools check-dump`, and `servanda check` of a folder: a trainer's dump to a verdict.
+# `servanda tools check-dump`, and `servanda check` of a folder: judge a trainer's dump.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _steps(text: str) -> tuple[int | None, int | None]:
             raise ValueError
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is no range of steps: write 10:20, 10:, :20 or 10"
+            f"{text!r} is not a range of steps: write 10:20, 10:, :20 or 10"
         ) from None
     if low is not None and high is not None and low > high:
         raise click.BadParameter(f"{text!r} ends before it begins: write {high}:{low}")
@@ -39,9 +39,11 @@ def _steps(text: str) -> tuple[int | None, int | None]:
 @click.command("check-dump")
 @click.argument("path", metavar="DIR", type=FILE)
 @shared("--as", "--preset")
-@click.option("--steps", type=_steps, metavar="A:B", help="Only these steps.")
+@click.option(
+    "--steps", type=_steps, metavar="A:B", help="Judge only these steps, such as 10:20 or 10:."
+)
 @shared("--unsafe-pickles", "--bitwise")
-@click.option("--mask", type=FILE, metavar="DIR", help="Write the tokens of red slices here.")
+@click.option("--mask", type=FILE, metavar="DIR", help="Write the tokens of the red slices to DIR.")
 @shared("--save-contract")
 @REPORT_OPTIONS
 @shared("--report", "--quiet")
@@ -55,10 +57,11 @@ def check_dump(
     mask: Path | None,
     **printing: Any,
 ) -> None:
-    """Judge a trainer's dump: is the data sound, may I go on, where not and since when.
+    """Measure training-inference mismatch in a trainer's dump.
 
-    Format and limits are found out. Everything is read once, in pieces: a dump may be larger
-    than memory. `servanda check DIR` is the same without options.
+    Checks the data quality, then answers whether to go on, on which tokens not, and since which
+    step. The format and the limits are detected. The dump is read once, in pieces, and may be
+    larger than memory. `servanda check DIR` is the same without these options.
     """
     steps = steps or (None, None)
     judged(DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise), **printing)
