@@ -30,7 +30,7 @@ def of_healthy(done: Sequence[Done]) -> Iterator[tuple[str, ...]]:
     """A row for each engine and architecture, with adapters and without."""
     yield (
         *("engine", "model", "trained", "drills", "not clean", "floor, nats"),
-        *("poison, floors", "follow", "largest residual"),
+        *("randomised, floors", "response slope", "largest residual"),
     )
     rows = _by(done, lambda drill: (drill.form, drill.kind, ADAPTERS[drill.adapters]))
     for (form, kind, trained), pairs in rows.items():
@@ -49,8 +49,8 @@ def of_healthy(done: Sequence[Done]) -> Iterator[tuple[str, ...]]:
 def of_broken(done: Sequence[Done]) -> Iterator[tuple[str, ...]]:
     """A row for each fault and engine, both architectures together."""
     yield (
-        *("fault", "engine", "drills", "named", "poison, floors"),
-        *("follow of what is deaf", "of all else"),
+        *("fault", "engine", "drills", "named", "randomised, floors"),
+        *("slope, not synced", "slope, all others"),
     )
     for (fault, form), drills in _by(done, lambda drill: (drill.fault, drill.form)).items():
         count = sum(named(drill, found) for drill, found in drills)

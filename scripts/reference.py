@@ -229,10 +229,10 @@ def sync_faults() -> str:
     ]
     return (
         f"{_HEAD}# The faults of a weight sync\n\n"
-        "They break what a trainer does after an update, and no kernel: at equal weights there is "
-        "nothing to see.\n[The drill](../how-to/preflight.md) names each; "
+        "Each breaks the weight sync that a trainer runs after an update, and no kernel: at equal "
+        "weights no metric\nshows it. [The preflight test](../how-to/preflight.md) detects and names each.\n"
         "`SYNC_FAULTS[NAME].inject(WeightSync, VALUE)` of `servanda.engines.faults.sync`\n"
-        "makes one.\n\n"
+        "creates one.\n\n"
         f"{_table(*rows)}\n"
     )
 

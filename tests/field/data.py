@@ -96,7 +96,7 @@ def zero_filled(folder, broken):
     command="servanda check DIR",
     state="caught",
     exit=1,
-    says="✗   … answer tokens before 16",
+    says="✗   … response tokens before 16",
 )
 def packed(folder, broken):
     first = (np.arange(WIDTH) < 16) & broken

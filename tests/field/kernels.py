@@ -110,7 +110,7 @@ def fp8_on_long_contexts(folder, broken):
     command="servanda check DIR",
     state="caught",
     exit=1,
-    says="✗   … answer tokens from 64 on",
+    says="✗   … response tokens from 64 on",
 )
 def wrong_near_the_end(folder, broken):
     last = (np.arange(96) >= 88) & broken

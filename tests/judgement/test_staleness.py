@@ -89,4 +89,4 @@ def test_a_mean_on_the_new_name_is_refused_and_a_contribution_is_not():
     told = monitor.observe(*step(np.random.default_rng(2))[:3], weights=0)
     cell = next(c for c in told.verdict.cells if c.slice == "old")
     assert cell.outcome == "not applicable"
-    assert "do not tell tv_contribution" in cell.note
+    assert "tv_contribution cannot be computed" in cell.note

@@ -1,4 +1,4 @@
-# `servanda tools check-dump`, and `servanda check` of a folder: a trainer's dump to a verdict.
+# `servanda tools check-dump`, and `servanda check` of a folder: judge a trainer's dump.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _steps(text: str) -> tuple[int | None, int | None]:
             raise ValueError
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is no range of steps: write 10:20, 10:, :20 or 10"
+            f"{text!r} is not a range of steps: write 10:20, 10:, :20 or 10"
         ) from None
     if low is not None and high is not None and low > high:
         raise click.BadParameter(f"{text!r} ends before it begins: write {high}:{low}")
@@ -61,10 +61,11 @@ def check_dump(
     mask: Path | None,
     **printing: Any,
 ) -> None:
-    """Judge a trainer's dump: data quality, whether to go on, which slices drift, and since when.
+    """Measure training-inference mismatch in a trainer's dump.
 
-    Format and limits are detected. The dump is read once, in pieces, so it may be larger than
-    memory. `servanda check DIR` is the same without options.
+    Checks the data quality, then answers whether to go on, on which tokens not, and since which
+    step. The format and the limits are detected. The dump is read once, in pieces, and may be
+    larger than memory. `servanda check DIR` is the same without these options.
     """
     steps = steps or (None, None)
     judged(DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise), **printing)

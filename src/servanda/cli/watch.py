@@ -1,4 +1,4 @@
-# `servanda watch`: a run is followed, and what changes is told.
+# `servanda watch`: follow a run and report every change.
 
 from __future__ import annotations
 
@@ -33,19 +33,24 @@ _sink_options = together(
 
 @click.command()
 @click.argument("path", type=FILE)
-@click.option("--once", is_flag=True, help="Judge what is there, and end.")
-@click.option("--until-step", type=int, metavar="N", help="End after this step.")
+@click.option("--once", is_flag=True, help="Judge the steps that exist, then exit.")
+@click.option("--until-step", type=int, metavar="N", help="Exit after this step.")
 @shared("--every", default=10.0, show_default="10s")
 @shared("--as", "--preset")
-@shared("--contract", help="Its limits and slices; see `tools check-dump --save-contract`.")
+@shared(
+    "--contract",
+    help="Use the limits and slices of this contract; see `tools check-dump --save-contract`.",
+)
 @shared("--unsafe-pickles")
 @click.option(
     "--state-file",
     "state",
     type=FILE,
-    help="Keep here what was told, so that it is told once.",
+    help="Record delivered alerts in FILE, so that a restarted watch does not repeat them.",
 )
-@click.option("--stop-file", type=FILE, help="Write this file where the run would be stopped.")
+@click.option(
+    "--stop-file", type=FILE, help="Write this file at the step where the run would be stopped."
+)
 @_sink_options
 def watch(
     path: Path,
@@ -60,20 +65,20 @@ def watch(
     stop_file: Path | None,
     **wheres: str | Path | None,
 ) -> None:
-    """Follow PATH while a run goes on: a trainer's dump, or the state of a monitor.
+    """Follow PATH while a run trains: a trainer's dump, or the state file of a monitor.
 
-    Each new step of a dump is judged alone, under limits and slices that are fixed from the
-    first steps. One line a step; what changes (holds to violated, a slice that becomes red,
-    coverage that is lost, a trend) is told once, with the command to run next.
+    Each new step of a dump is judged alone, with limits and slices that the first steps fix.
+    Prints one line per step. Sends one alert per change (a violation, a slice that becomes red,
+    lost logprob coverage, a trend), with the command to run next.
 
-    Nothing is ever stopped: the text says at which step a run would have been. Ctrl-C ends the
-    watch. --once of a dump ends with exit code 4 where the data of any step is not sound, else
-    with 1 where any step is violated; else it and --until-step end with the code of the last
+    A watch never stops the run: it reports the step at which the run would have been stopped.
+    Ctrl-C ends it. Exit code of --once on a dump: 4 if the data of any step fails a quality
+    check, else 1 if any step is violated; otherwise, as with --until-step, that of the last
     verdict.
     """
     refuse_run(path)
     if preset is not None and contract is not None:
-        raise click.UsageError("--preset and --contract both say the limits: give one")
+        raise click.UsageError("--preset and --contract both set the limits: give one")
     if stop_file is not None and not stop_file.parent.is_dir():
         raise click.BadParameter(f"--stop-file: there is no folder {stop_file.parent}")
     source = DetectedSource(WatchOptions(path, as_, preset, contract, unsafe_pickles))

@@ -30,13 +30,14 @@ T = TypeVar("T")
 
 
 class Rollouts:
-    """Samples a trainer's rollouts with one of Servanda's engines: TRL's `rollout_func`.
+    """Samples a trainer's rollouts with an engine of Servanda: TRL's `rollout_func`.
 
     The engine gets the trainer's weights before it samples, whenever they have changed, and
     returns the logprob that each token was really sampled with.
 
     Args:
-        engine: an engine that accepts weights, such as servanda.engines.transformers.TransformersEngine.
+        engine: an engine that accepts weights, such as
+            servanda.engines.transformers.TransformersEngine.
         sync: copies the weights into it; default: WeightSync of the trainer's module.
     """
 
@@ -113,7 +114,7 @@ class Rollouts:
 
 
 def rollouts(engine: Any, sync: Callable[[], None] | None = None) -> Rollouts:
-    """A `rollout_func` for GRPOTrainer that samples with one of Servanda's engines, in this process.
+    """A `rollout_func` for GRPOTrainer: samples with an engine of Servanda, in this process.
 
     Args:
         engine: an engine that accepts weights, or its kernel string, such as

@@ -95,7 +95,7 @@ def test_a_restarted_watch_reads_nothing_again_and_tells_nothing_again(tmp_path,
     assert first.count("step 10: violated") == 1 and len(first.steps) == 16
     assert not read and not second.steps and not second.alerts
     assert again.state == watch.state
-    assert second.lines == [f"went on  behind step 16, as {state} says", first.lines[-1]]
+    assert second.lines == [f"resumed  after step 16, from {state}", first.lines[-1]]
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def place(name: str) -> str:
     >>> place("step-6"), place("step-4-to-6 turn-2")
     ('step 6', 'steps 4 to 6, turn 2')
     >>> place("position=16..64"), place("length>=4096")
-    ('answer tokens 16 to 64', 'contexts of 4096 tokens and more')
+    ('response tokens 16 to 64', 'contexts of 4096 tokens and more')
     """
     if name == WHOLE:
         return "all trained tokens"
@@ -58,7 +58,7 @@ def place(name: str) -> str:
         return turns if kind == "turn" else f"first 3 tokens of {turns}"
     if match := re.fullmatch(r"(position|length)(?:<(\d+)|=(\d+)\.\.(\d+)|>=(\d+))", name):
         kind, below, low, high, least = match.groups()
-        of = "answer tokens" if kind == "position" else "contexts of"
+        of = "response tokens" if kind == "position" else "contexts of"
         tokens = "" if kind == "position" else " tokens"
         if below:
             return f"{of} {'before' if kind == 'position' else 'fewer than'} {below}{tokens}"

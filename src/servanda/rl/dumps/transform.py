@@ -62,8 +62,8 @@ class Transform:
         if self.far > _FAR_SHARE * self.n or mass < _SIGMAS * error or share < _MOST_OF_IT:
             return ""
         return (
-            f"the engine cannot sample {100 * mass:.2g} % of the trainer's mass and renormalises the "
-            f"rest: a top-p of at most {_rest(mass)}, a top-k or a min-p that the trainer "
+            f"the engine cannot sample {100 * mass:.2g} % of the trainer's mass and renormalises "
+            f"the rest: a top-p of at most {_rest(mass)}, a top-k or a min-p that the trainer "
             f"does not apply; it explains {100 * share:.0f} % of the difference"
         )
 
@@ -88,8 +88,9 @@ class Transform:
         if abs(b) > _STEEPEST or share < _MOST_OF_IT:
             return ""
         return (
-            f"a temperature: the engine sampled at about {1 / (1 - b):.2f} times the trainer's; the "
-            f"log ratio follows log p, which explains at least {100 * share:.0f} % of its variance"
+            f"a temperature: the engine sampled at about {1 / (1 - b):.2f} times the "
+            f"trainer's; the log ratio follows log p, which explains at least "
+            f"{100 * share:.0f} % of its variance"
         )
 
 

@@ -182,7 +182,7 @@ def _not_answered(kind: Kind, clause: Clause) -> str:
     if isinstance(kind, RelativeCertificate):
         return "a training step has no noise floor and no stable kernel to compare with"
     if isinstance(kind, AnswerGap):
-        return "a step is judged token by token, and this contract's loss is defined on whole responses"
+        return "a step is judged by token, and this contract's loss is defined on whole responses"
     if isinstance(kind, UsableRatio | Coherent | Gap):
         return ""
     if type(kind) is Certificate and clause.metric in RATIO_METRICS:

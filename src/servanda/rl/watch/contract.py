@@ -112,7 +112,7 @@ def of_a_trainer(path: Path) -> tuple[str, Contract]:
     sides = (contract.kernels.train, contract.kernels.infer)
     if any(kernel.engine != EXTERNAL for kernel in sides) or contract.claim != "realised":
         raise ContractError(
-            f"{path} is no contract of a trainer: its kernels are external and its claim realised",
+            f"{path} is no contract for a trainer: that has external kernels and a realised claim",
             hint="servanda tools check-dump DIR --save-contract FILE writes one",
         )
     return path.read_text(encoding="utf-8-sig"), contract

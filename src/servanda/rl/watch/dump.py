@@ -192,13 +192,13 @@ class DumpSource:
         limits = f"preset   {of.preset}, {of.why}   (servanda contract presets --show {of.preset})"
         if self._own is not None:
             limits = f"contract {self.options.contract}"
-        each = f"each     step is judged alone, at confidence {contract.confidence:g}"
+        each = f"steps    each judged alone at confidence {contract.confidence:g}"
         if of.window > 1:
-            each += f"; a slice it does not decide, with the last {of.window}"
+            each += f"; a slice that one step does not decide, with the last {of.window}"
         return (
             f"found    {FORMATS[self._format].framework} in {self.options.path}",
             limits,
-            f"slices   {', '.join(named) or 'none: too few tokens a step, or all alike'}",
+            f"slices   {', '.join(named) or 'none: too few tokens per step, or all alike'}",
             *(f"         {note}" for note in of.left_out),
             each,
         )

@@ -61,7 +61,7 @@ class WatchLoop:
         """
         self.state = self.state_file.load(self.source)
         if self.state.step is not None:
-            self.write(f"went on  behind step {self.state.step}, as {self.state_file.path} says")
+            self.write(f"resumed  after step {self.state.step}, from {self.state_file.path}")
         try:
             while not self._ended():
                 self._poll()
@@ -75,10 +75,8 @@ class WatchLoop:
             for sink in self.sinks:
                 sink("close")
         if self.state.step is None:
-            why = self.source.missing or self.source.left or "no step of it is whole"
-            raise MeasurementError(
-                why, hint="without --once a watch waits until there is something"
-            )
+            why = self.source.missing or self.source.left or "no step is complete"
+            raise MeasurementError(why, hint="leave out --once to wait for the first step")
         return self.state
 
     @property
@@ -137,6 +135,6 @@ class WatchLoop:
         except OSError as error:
             raise MeasurementError(
                 f"--stop-file {path} cannot be written: {error.strerror or error}",
-                hint="name a file in a folder that is there",
+                hint="choose a file in an existing folder",
             ) from None
         self.write(f"    stop     {path} was written, as --stop-file asks")

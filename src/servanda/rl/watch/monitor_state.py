@@ -91,7 +91,7 @@ class MonitorSource:
             return
         whole = data.rfind(b"\n") + 1
         cut = len(data) - whole
-        self.left = f"the last line of {files[0].name} is not whole and is left out" if cut else ""
+        self.left = f"the last line of {files[0].name} is incomplete and is left out" if cut else ""
         for line in data[:whole].splitlines(keepends=True):
             self._lines += 1
             self._bytes += len(line)

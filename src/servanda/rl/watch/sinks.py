@@ -74,7 +74,7 @@ class Lines(Sink):
 @SINKS.register("webhook")
 class Webhook(Sink):
     takes = "URL"
-    summary = "POST every alert to URL, as JSON."
+    summary = "POST every alert to URL as JSON."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
         self._hook, self._wait = Hook(where, "--webhook"), wait
@@ -86,7 +86,7 @@ class Webhook(Sink):
 @SINKS.register("slack")
 class Slack(Sink):
     takes = "URL"
-    summary = "POST every alert to an incoming webhook of Slack."
+    summary = "POST every alert to this Slack incoming webhook."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
         self._hook, self._wait = Hook(where, "--slack"), wait
@@ -115,7 +115,7 @@ class _Tracker(Sink):
 
 @SINKS.register("wandb")
 class Wandb(_Tracker):
-    summary = "Series and alerts to Weights & Biases; ENTITY/PROJECT/RUN names the entity too."
+    summary = "Log series and alerts to Weights & Biases; ENTITY/PROJECT/RUN names the entity too."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
         self._library = _imported("wandb", "wandb")
@@ -135,7 +135,7 @@ class Wandb(_Tracker):
 
 @SINKS.register("trackio")
 class Trackio(_Tracker):
-    summary = "Series and alerts to Trackio."
+    summary = "Log series and alerts to Trackio."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
         self._library = self._run = _imported("trackio", "trackio")  # its run is the module
@@ -151,7 +151,7 @@ class Trackio(_Tracker):
 @SINKS.register("tensorboard")
 class TensorBoard(Sink):
     takes = "DIR"
-    summary = "Series and alerts as event files of TensorBoard, into DIR."
+    summary = "Write series and alerts to DIR as TensorBoard event files."
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
         files = _imported("tensorboard.summary.writer.event_file_writer", "tensorboard")

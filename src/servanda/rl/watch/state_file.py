@@ -39,15 +39,18 @@ class StateFile:
         """
         if self.path is None or not self.path.exists() or not self.path.stat().st_size:
             return WatchState()
-        hint = "name another --state-file, or remove the file to begin anew"
+        hint = "name another --state-file, or remove the file to start again"
         try:
             data = json.loads(self.path.read_bytes())
             schema = data["schema"] if data["servanda"] == "watch" else None
         except (ValueError, KeyError, TypeError):
-            raise ContractError(f"{self.path} is no state of a watch", hint=hint) from None
+            raise ContractError(
+                f"{self.path} is not the state file of a watch", hint=hint
+            ) from None
         if schema != SCHEMA:
             raise ContractError(
-                f"{self.path} is of schema {schema}, and this servanda keeps {SCHEMA}", hint=hint
+                f"{self.path} has schema {schema}, and this version of servanda writes {SCHEMA}",
+                hint=hint,
             )
         try:
             if data["watched"] != self.watched:
@@ -58,7 +61,9 @@ class StateFile:
             if data["kind"]:
                 source.resume(data["source"])
         except (KeyError, TypeError, ValueError, msgspec.ValidationError):
-            raise ContractError(f"{self.path} is no state of a watch", hint=hint) from None
+            raise ContractError(
+                f"{self.path} is not the state file of a watch", hint=hint
+            ) from None
         return state
 
     def save(self, state: WatchState, source: Source) -> None:
@@ -106,8 +111,8 @@ def locked(path: Path | None) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MeasurementError(
-                f"another watch keeps its state in {path}",
-                hint="stop it, or give this one a --state-file of its own",
+                f"another watch uses the state file {path}",
+                hint="stop it, or use another --state-file here",
             ) from None
         yield
 
