@@ -323,8 +323,8 @@ def main() -> None:
             ),
             (
                 "Delay",
-                f"Requests until a slice is diverted that exceeds its limit from the first one, {slices} "
-                "slices.",
+                "Requests until a slice is diverted that exceeds its limit from the first one, "
+                f"{slices} slices.",
                 delays(slices),
             ),
             (

@@ -109,7 +109,8 @@ def test_a_suspect_is_calm_for_a_whole_dwell_before_it_is_none():
         (
             {},
             {"stable_in_flight": 9.5},
-            "stable has no capacity left: 9.5 requests in flight, 1 would be added, and its limit is 10",
+            "stable has no capacity left: 9.5 requests in flight, 1 would be added, and its limit "
+            "is 10",
         ),
         ({}, {"stable_in_flight": None}, "the requests in flight at stable are not measured"),
         (
@@ -464,7 +465,7 @@ def test_where_bad_answers_are_lost_nothing_is_shown_and_somebody_is_told_once()
         change.reason == "50 % of the recently scored tokens have no value, which can mask a fault"
     )
     assert change.pages == ("oncall",)
-    assert state.slices["code"].held.startswith("95% of what was lately scored has no value")
+    assert state.slices["code"].held.startswith("95 % of the recently scored tokens have no value")
     state = looked(rule, fed(rule, state, 0.0, 300), 400.0)
     assert (state.slices["code"].held, state.slices["code"].told) == ("", ())
 
@@ -750,7 +751,7 @@ def test_pins_that_say_nothing_are_refused():
         pinned(alone, begin(alone, now=0.0), "enforce")
     assert str(caught.value) == (
         "code cannot be pinned to enforce: there is no stable: kernel\n"
-        "  hint: declare stable: with the kernel that serves when infer may not"
+        "  hint: declare stable: the kernel that serves diverted requests"
     )
 
 
