@@ -128,8 +128,8 @@ class Decision:
             empty if only a promotion wants the row.  A slice that is sampled more densely has
             no more weight in the whole, and a request that stable serves in place of infer is
             no evidence about the slices that infer serves.
-        reason: the reason for the pool: "share", "split", "session", "NAME quarantined", "NAME pinned",
-            "outside", "expired", "no snapshot".
+        reason: the reason for the pool: "share", "split", "session", "NAME quarantined",
+            "NAME pinned", "outside", "expired", "no snapshot".
     """
 
     pool: Pool | None

@@ -3,10 +3,9 @@
 #     active <-> suspect -> quarantined -> probation -> recovering -> active
 #                                ^-------------'------------'
 #
-# A circuit breaker with a re-test and a ramp: quarantined is open, probation half-open.  A
-# diversion requires an e-value at its threshold, distinct users, a rule of the contract, and
-# capacity at stable; a missing condition is recorded, and one page is sent.  The return is slow:
-# a minimum hold time, fresh evidence on every cell, then a ramp; a relapse doubles the hold time.
+# A circuit breaker with a re-test and a ramp: quarantined is open, probation half-open.  It opens
+# on evidence, distinct users, a rule and capacity at stable; a missing condition is reported once.
+# It closes after a hold time, a re-test of every cell and a ramp; a relapse doubles the hold time.
 
 from __future__ import annotations
 
@@ -37,6 +36,7 @@ from servanda.gateway.routing.state import (
     status_text,
     without_evidence,
 )
+from servanda.report.format import exact_percent
 
 SELF = "servanda"
 HOUR_S = 3600.0
@@ -103,10 +103,12 @@ class _Evaluation:
     def _check_visibility(self, slice_: SliceState) -> SliceState:
         """Missing values, or responses to another prompt, can mask a fault: one page is sent."""
         lost = max((track.hidden for track in slice_.tracks.values()), default=0.0)
-        missing = f"{_percent(lost)} of the recently scored tokens have no value, which can mask a"
+        missing = (
+            f"{100 * lost:.0f} % of the recently scored tokens have no value, which can mask a"
+        )
         missing += " fault"
         other = "the infer kernel ran another prompt than stable for "
-        other += f"{_percent(slice_.misread)} of the recently scored requests"
+        other += f"{100 * slice_.misread:.0f} % of the recently scored requests"
         shares = {"missing": (lost, HIDDEN, missing), "prompt": (slice_.misread, MISREAD, other)}
         for kind, (share, most, held) in shares.items():
             if share >= most:
@@ -240,7 +242,7 @@ class _Evaluation:
             moves=moves,
         )
         passed = f"every cell passed the return test{excluded_note(self._rules, slice_)}"
-        reason = f"{passed}; ramp at {_percent(RAMP[0])}"
+        reason = f"{passed}; ramp at {exact_percent(RAMP[0])}"
         self._note(slice_, after, () if slow is None else (slow,), reason, acted=True)
 
     def _holds_all(self, whole: SliceState) -> bool:
@@ -277,7 +279,7 @@ class _Evaluation:
             return
         step = slice_.step + 1
         after = replace(slice_, step=step, step_since=self._now, step_scored=slice_.scored)
-        reason = f"ramp at {_percent(RAMP[step])}"
+        reason = f"ramp at {exact_percent(RAMP[step])}"
         self._note(slice_, after, evidence, reason, acted=True)
 
     # what every change has
@@ -343,10 +345,6 @@ class _Evaluation:
         if evidence:
             change = with_evidence(change, evidence[0], self._state.slices[evidence[0].cell.slice])
         self._changes.append(change)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _without(told: tuple[str, ...], kind: str) -> tuple[str, ...]:
