@@ -103,12 +103,9 @@ class _Evaluation:
     def _check_visibility(self, slice_: SliceState) -> SliceState:
         """Missing values, or responses to another prompt, can mask a fault: one page is sent."""
         lost = max((track.hidden for track in slice_.tracks.values()), default=0.0)
-        missing = (
-            f"{100 * lost:.0f} % of the recently scored tokens have no value, which can mask a"
-        )
-        missing += " fault"
-        other = "the infer kernel ran another prompt than stable for "
-        other += f"{100 * slice_.misread:.0f} % of the recently scored requests"
+        tokens, requests = f"{100 * lost:.0f} %", f"{100 * slice_.misread:.0f} %"
+        missing = f"{tokens} of the recently scored tokens have no value, which can mask a fault"
+        other = f"infer ran another prompt than stable for {requests} of recently scored requests"
         shares = {"missing": (lost, HIDDEN, missing), "prompt": (slice_.misread, MISREAD, other)}
         for kind, (share, most, held) in shares.items():
             if share >= most:
