@@ -156,7 +156,7 @@ def streams(seed: int, slices: int, *parts: tuple[float, int]) -> Iterator[tuple
 
 def at_the_bound(slices: int) -> Iterator[tuple[str, ...]]:
     """How often a sound slice is taken away, and how often it goes to and fro."""
-    yield ("rule", *(f"{mean:g} of {LIMIT:g}: ever away, moves" for mean in (0.04, LIMIT)))
+    yield ("rule", *(f"{mean:g} of {LIMIT:g}: ever diverted, moves" for mean in (0.04, LIMIT)))
     for name, rule in NAMES.items():
         cells = []
         for mean in (0.04, LIMIT):
@@ -184,7 +184,7 @@ def delays(slices: int) -> Iterator[tuple[str, ...]]:
         yield (name, *cells)
     price = math.log(RULES.policy.enter_evidence)
     theory = [price / rate(m) for m in (1.6 * LIMIT, 3 * LIMIT)]
-    yield ("the price over the growth of the best bet", *(f"{t:.0f}" for t in theory))
+    yield ("log threshold over the growth of the best bet", *(f"{t:.0f}" for t in theory))
     mixed = [(price + math.log(len(POS))) / rate(m) for m in (1.6 * LIMIT, 3 * LIMIT)]
     yield (f"the same, with {len(POS)} bets to choose from", *(f"{t:.0f}" for t in mixed))
 
@@ -219,7 +219,12 @@ def recoveries(slices: int) -> Iterator[tuple[str, ...]]:
     x_N = stream(np.random.default_rng(5), SOUND, 200_000)
     grows = max(float(np.log1p(t * x_N).mean() - np.log1p(t * LIMIT)) for t in NEG)
     shows = math.log(RULES.policy.leave_evidence) / grows
-    yield ("the price over the growth of the best bet", "", f"{shows:.0f}, after the dwell", "")
+    yield (
+        "log threshold over the growth of the best bet",
+        "",
+        f"{shows:.0f}, after the hold time",
+        "",
+    )
 
 
 def adversaries(slices: int) -> Iterator[tuple[str, ...]]:
@@ -269,7 +274,7 @@ def after_a_good_past(slices: int) -> Iterator[tuple[str, ...]]:
         "fault",
         "the machine: mean, 95th of 100",
         "its plain process alone",
-        "the price over it",
+        "log threshold over its growth",
     )
     dear = math.log(RULES.policy.enter_evidence * RULES.policy.horizon)
     for mean in (1.6 * LIMIT, 3 * LIMIT):
@@ -313,13 +318,13 @@ def main() -> None:
             (
                 "At the bound",
                 f"{slices} slices of {REQUESTS:,} scored requests. Both means are sound; a move is "
-                "leaving infer, or beginning to come back.",
+                "a diversion, or the beginning of a return.",
                 at_the_bound(slices),
             ),
             (
                 "Delay",
-                f"Requests until a slice is away that is broken from its first one, {slices} "
-                "slices.",
+                "Requests until a slice is diverted that exceeds its limit from the first one, "
+                f"{slices} slices.",
                 delays(slices),
             ),
             (
@@ -330,12 +335,12 @@ def main() -> None:
             (
                 "Recovery",
                 f"Sound for 300 requests, at {3 * LIMIT:g} for 600, then sound; {few} slices. The "
-                f"machine's dwell is {DWELL} requests here.",
+                f"machine's hold time is {DWELL} requests here.",
                 recoveries(few),
             ),
             (
                 "Adversaries",
-                f"{few} slices of {REQUESTS:,} requests each: ever away, moves a slice.",
+                f"{few} slices of {REQUESTS:,} requests each: ever diverted, moves per slice.",
                 adversaries(few),
             ),
         )

@@ -185,7 +185,7 @@ def delays(runs: int) -> tuple[Rows, Rows]:
         (
             "limit",
             "truth",
-            "log price / growth",
+            "log threshold / growth",
             "the process alone, median",
             "measured samples, median",
             "measured seconds, median",

@@ -225,7 +225,7 @@ def by_domain(file: Path, phases: Mapping[str, tuple[float, float]]) -> None:
             by_infer = sum(row["pool"] == "infer" for row in found)
             middle = f"{1000 * statistics.median(times):.0f} ms" if times else "-"
             share = f"{100 * by_infer / len(found):.0f} %" if found else "-"
-            cells.append(f"{len(found)} asked, infer {share}, {middle}")
+            cells.append(f"{len(found)} sent, infer {share}, {middle}")
         rows.append(cells)
     table(rows)
 
@@ -233,19 +233,8 @@ def by_domain(file: Path, phases: Mapping[str, tuple[float, float]]) -> None:
 def moves(status: Status, began: float) -> None:
     """The changes, with the evidence of those that evidence made."""
     names = ("log_evidence", "log_price", "value", "limit")
-    head = [
-        "at",
-        "slice",
-        "from",
-        "to",
-        "requests",
-        "users",
-        "log e",
-        "threshold",
-        "value",
-        "limit",
-    ]
-    rows = [[*head, "why"]]
+    head = ["at", "slice", "from", "to", "requests", "users"]
+    rows = [[*head, "log e", "threshold", "value", "limit", "why"]]
     for one in status["transitions"]:
         by_evidence = one["log_evidence"] is not None
         rows.append(
@@ -258,15 +247,14 @@ def moves(status: Status, began: float) -> None:
             ]
         )
     table(rows)
-    said(
-        "  log e: log e-value in nats; threshold: on the same scale; requests, users: scored so far"
-    )
+    said("  log e: log e-value, nats; threshold: its alarm or return threshold, nats.")
+    said("  requests, users: scored so far, and their distinct users.")
     said("  value, limit: the share of tokens beyond what the clause says\n")
 
 
 @dataclass
 class Run:
-    """The story, phase by phase: sound, broken, away, mended, back."""
+    """The run, phase by phase: sound, faulty, diverted, repaired, returned."""
 
     gateway: Gateway
     infer: str
@@ -285,24 +273,24 @@ class Run:
     def tell(self) -> bool:
         """All of it; whether it went as it had to."""
         broken, gateway = name_of(BROKEN), self.gateway
-        self.begins("sound", "users come")
+        self.begins("sound", "users begin to send requests")
         status = gateway.until("every domain has evidence", everybody_sound)
         before = slices(status)[broken]["scored"]
 
         go_wrong(self.infer, BROKEN)
-        self.begins("broken", f"from now on infer answers {broken} with {FAULT}, and says nothing")
+        self.begins("faulty", f"infer now serves {broken} with {FAULT}, without reporting it")
         gateway.until(f"{broken} is quarantined", lambda s: status_of(s, broken) == "quarantined")
-        self.begins("away", f"{broken} is served by stable")
+        self.begins("diverted", f"{broken} is served by stable")
         away = slices(gateway.status())
         self.gateway.picture(self.out / "quarantined.png")
         self.gateway.picture(self.out / "quarantined_dark.png", DARK)
         gateway.until("the others go on being scored", lambda s: gone_on(away, slices(s), broken))
 
         go_wrong(self.infer, None)
-        self.begins("mended", "infer is mended")
+        self.begins("repaired", "the infer kernel is repaired")
         gateway.until(f"{broken} recovers", lambda s: status_of(s, broken) == "recovering")
         status = gateway.until(f"{broken} is active", lambda s: status_of(s, broken) == "active")
-        self.begins("back", f"{broken} is served by infer again")
+        self.begins("returned", f"{broken} is served by infer again")
         back = slices(status)
         status = gateway.until("all go on", lambda s: gone_on(back, slices(s), ""))
         self.gateway.picture(self.out / "recovered.png")
@@ -313,21 +301,23 @@ class Run:
         broken, users = name_of(BROKEN), self.out / "users.jsonl"
         said("\nWhat was decided")
         moves(status, self.times["sound"])
-        said("What users met: requests, who answered, and the median time of an answer")
+        said("Users: requests, share of the infer kernel, and the median time of a response")
         by_domain(users, {phase: self.of(phase) for phase in [*self.times][:-1]})
         left = next(one for one in status["transitions"] if one["after"] == "quarantined")
-        late = left["at"] - self.times["broken"]
+        late = left["at"] - self.times["faulty"]
         said(
-            f"{broken} left infer {late:.1f} s after it went wrong, on {left['n'] - before} scored "
-            f"requests of {left['keys']} users"
+            f"{broken} was diverted {late:.1f} s after the fault began, on {left['n'] - before} "
+            f"scored requests of {left['keys']} users"
         )
         rows = met(users, 0, float("inf"))
         failed = [row for row in rows if row["status"] != 200]
-        away = [row for row in met(users, *self.of("away")) if row["domain"] == BROKEN]
+        away = [row for row in met(users, *self.of("diverted")) if row["domain"] == BROKEN]
         others = [row for row in rows if row["domain"] != BROKEN]
         right = {
             "every request was answered": not failed,
-            f"stable answered {broken} while it was away": {r["pool"] for r in away} <= {"stable"},
+            f"stable served {broken} while it was diverted": (
+                {row["pool"] for row in away} <= {"stable"}
+            ),
             "infer answered all others": {row["pool"] for row in others} == {"infer"},
             "no other slice moved": {t["slice"] for t in status["transitions"]} == {broken},
         }

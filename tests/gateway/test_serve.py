@@ -82,7 +82,7 @@ def test_a_leader_that_is_killed_before_it_is_ready_ends_nobody(pools, tmp_path,
     with Serving(tmp_path / "serve", pools, **more) as serving:
         serving.line(
             r"the leader ended with signal 9 before it was ready; it is started again in 1 s, and "
-            r"routing\.without_snapshot says who serves until it is ready"
+            r"routing\.without_snapshot decides which pool serves until it is ready"
         )
         assert asked(serving)[1] == 200
         serving.begun()

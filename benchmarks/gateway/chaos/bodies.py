@@ -91,6 +91,6 @@ async def swapped(d: Deployment, found: Finding) -> None:
     other = counted(d, "prompts")["other"] - before
     found.check(other == own.sent, f"{other} of {own.sent} were noticed")
     found.check(missing(d) > gone, "no token counts as missing")
-    found.check("for another prompt" in d.log.read_text(), "nobody was told")
+    found.check("ran another prompt" in d.log.read_text(), "nobody was told")
     found.notes.append(f"{other} rows of {own.sent} are missing evidence")
     await well(found, d)

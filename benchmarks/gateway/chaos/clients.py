@@ -99,7 +99,7 @@ async def oversized(d: Deployment, found: Finding) -> None:
     found.all_answered(own)
 
 
-@scenario("a text that nobody may keep, in prompts, users and sessions")
+@scenario("a text that must not be stored, in prompts, users and sessions")
 async def marked(d: Deployment, found: Finding) -> None:
     def make(number: int) -> dict[str, Any]:
         said = f"a b {_MARKER}"

@@ -16,7 +16,7 @@ HEAD = (
     "what was done",
     "sent",
     "answered",
-    "refused / cut off / met nobody",
+    "refused / cut off / no listener",
     "longest",
     "misrouted",
     "acknowledged and lost",

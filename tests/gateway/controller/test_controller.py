@@ -272,7 +272,7 @@ def test_answers_for_another_prompt_are_missing_and_somebody_is_paged_once(tmp_p
     controllers.drive(leader, clock, swapped)
 
     one = controllers.status(leader, "first=a")
-    assert one.held.endswith("scored requests for another prompt than stable makes of them")
+    assert one.held.startswith("infer ran another prompt than stable for ")
     assert one.status == "active" and one.cells[0].n == one.scored
     assert not controllers.status(leader, "first=b").held
     leader.close()

@@ -75,7 +75,7 @@ def test_a_slice_whose_tokens_are_drawn_otherwise_leaves_infer(tmp_path, clock, 
     assert gone.status != "active" and gone.route == 0.0
     first, *_ = [t for t in leader.status().transitions if t.after == "quarantined"]
     assert first.slice == "first=a" and first.acted and first.cell == "sampler_fidelity on first=a"
-    assert "tokens are not drawn as infer reports, but more as with " + as_with in first.reason
+    assert "tokens are not sampled as infer reports, but closer to " + as_with in first.reason
     assert math.isnan(first.limit) and abs(first.value) > 0.1  # nats a token
     assert first.log_evidence >= first.log_price
     assert {controllers.status(leader, name).status for name in ("first=b", "first=c")} == {

@@ -113,6 +113,6 @@ def test_the_verb_names_an_edited_history(history, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["ledger", "verify", "--ledger", where], standalone_mode=False)
     assert stopped.value.code == 1
-    assert "of run toy-gateway) says first=a went to quarantined on evidence of 0.5" in (
+    assert "of run toy-gateway) says first=a went to quarantined at a log e-value of 0.5" in (
         capsys.readouterr().out
     )

@@ -160,7 +160,7 @@ def test_who_sets_the_systems_clock_ends_no_pin_and_keeps_none(tmp_path, jump):
     assert later(10, set_by=jump) is not None
     assert leader.status().valid_until - made < 60
     assert leader.status().problems == (
-        f"the system's clock was set by {jump:+,.0f} s: times here go on by the old one until the "
+        f"the system's clock was set by {jump:+,.0f} s: times here follow the old clock until the "
         "next start; no pin and no route is changed",
     )
     assert later(3589) is not None

@@ -92,7 +92,8 @@ def test_a_leader_that_cannot_be_begun_is_tried_until_it_can(begun):
         watched.supervised.check()
     assert watched.said[0] == (
         "the leader ended with exit code 1: no process can be begun: Cannot allocate memory; it is "
-        "started again in 0.01 s, and routing.without_snapshot says who serves until it is ready"
+        "started again in 0.01 s, and routing.without_snapshot decides which pool serves until it "
+        "is ready"
     )
 
 
@@ -119,7 +120,7 @@ def test_a_leader_that_is_killed_before_it_is_ready_is_started_again(begun, monk
         assert watched.ready.wait(WAIT_S)
         assert not watched.refused.is_set()
     said = "the leader ended with signal 9 before it was ready; it is started again in 0.01 s, "
-    said += "and routing.without_snapshot says who serves until it is ready"
+    said += "and routing.without_snapshot decides which pool serves until it is ready"
     assert [line for line in watched.said if "signal 9" in line] == [said] * 2
 
 

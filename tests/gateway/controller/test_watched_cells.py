@@ -133,7 +133,10 @@ statistical:
 @pytest.mark.parametrize(
     ("train", "says"),
     [
-        ("http://stable:8000", "5:37: kernels.train and stable are one server: the referee may"),
+        (
+            "http://stable:8000",
+            "5:37: kernels.train and stable are one server: the reference scorer must",
+        ),
         ("http://infer:8000/v1/", "5:10: kernels.train and kernels.infer are one kernel: the"),
     ],
 )

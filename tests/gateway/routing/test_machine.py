@@ -109,11 +109,16 @@ def test_a_suspect_is_calm_for_a_whole_dwell_before_it_is_none():
         (
             {},
             {"stable_in_flight": 9.5},
-            "stable has no room: 9.5 requests at a time, 1 more would come, and it can answer 10",
+            "stable has no capacity left: 9.5 requests in flight, 1 would be added, and its limit "
+            "is 10",
         ),
-        ({}, {"stable_in_flight": None}, "what stable answers at a time is not measured"),
-        ({}, {"stable_in_flight": float("nan")}, "what stable answers at a time is not measured"),
-        ({}, {"in_flight": {}}, "what infer answers of code at a time is not measured"),
+        ({}, {"stable_in_flight": None}, "the requests in flight at stable are not measured"),
+        (
+            {},
+            {"stable_in_flight": float("nan")},
+            "the requests in flight at stable are not measured",
+        ),
+        ({}, {"in_flight": {}}, "the requests in flight of code are not measured"),
         (
             {"stable_in_flight": None},
             {},
@@ -122,9 +127,9 @@ def test_a_suspect_is_calm_for_a_whole_dwell_before_it_is_none():
         (
             {},
             {"shares": {"code": 0.31}},
-            "0 of all traffic is diverted, 0.31 more would come, and routing.most_diverted is 0.3",
+            "0 of all traffic is diverted, 0.31 would be added, and routing.most_diverted is 0.3",
         ),
-        ({}, {"shares": {}}, "the share of code of the traffic is not measured"),
+        ({}, {"shares": {}}, "the traffic share of code is not measured"),
         (
             {},
             {"floors": {("tv", "code"): 0.3}},
@@ -219,8 +224,8 @@ def test_two_slices_that_break_at_once_share_the_room_and_the_surer_fault_has_it
 
     assert (status(state, "chat"), status(state, "code")) == ("quarantined", "suspect")
     assert state.slices["code"].held == (
-        "not diverted: stable has no room: 8.5 requests at a time and 1 on their way, 1 more "
-        "would come, and it can answer 10"
+        "not diverted: stable has no capacity left: 8.5 requests in flight and 1 more being "
+        "diverted, 1 would be added, and its limit is 10"
     )
     # what came is part of what is measured by now
     assert status(looked(rule, state, 80.0, stable_in_flight=9.0)) == "quarantined"
@@ -234,7 +239,7 @@ def test_the_breaker_adds_what_is_diverted_already():
     state = looked(rule, state, 20.0, shares={"code": 0.2, "chat": 0.2})
 
     assert status(state, "chat") == "suspect"
-    assert "0.2 of all traffic is diverted, 0.2 more would come" in state.slices["chat"].held
+    assert "0.2 of all traffic is diverted, 0.2 would be added" in state.slices["chat"].held
 
 
 # the whole
@@ -255,7 +260,7 @@ def test_to_divert_all_still_needs_room_for_all():
 
     state = looked(rule, state, 10.0, stable_in_flight=6.5)
 
-    assert "6.5 requests at a time, 4 more would come" in state.slices["all"].held
+    assert "6.5 requests in flight, 4 would be added" in state.slices["all"].held
 
 
 def test_a_rule_that_diverts_all_takes_the_whole_with_its_slice_and_brings_it_back():
@@ -369,7 +374,7 @@ def test_what_is_on_its_way_back_is_held_where_stable_has_no_room():
     state = looked(rule, fed(rule, state, 1.0), state.clock + 500.0, stable_in_flight=10.0)
 
     assert (status(state), state.slices["code"].step) == ("recovering", 0)
-    assert "no room" in state.slices["code"].held
+    assert "no capacity left" in state.slices["code"].held
 
 
 def test_to_and_fro_too_often_is_pinned_to_stable_for_a_while_and_somebody_is_told():
@@ -424,7 +429,7 @@ def test_what_would_not_be_done_is_said_as_well():
     state = looked(rule, fed(rule, begin(rule, now=0.0), 1.0), 10.0, stable_in_flight=None)
 
     assert state.slices["code"].held == (
-        "would not be diverted: what stable answers at a time is not measured"
+        "would not be diverted: the requests in flight at stable are not measured"
     )
 
 
@@ -456,9 +461,11 @@ def test_where_bad_answers_are_lost_nothing_is_shown_and_somebody_is_told_once()
         told += changes
     (change,) = told
     assert (change.before, change.after, change.acted) == ("active", "active", False)
-    assert change.reason == "50% of what was lately scored has no value, and may hide a fault"
+    assert (
+        change.reason == "50 % of the recently scored tokens have no value, which can mask a fault"
+    )
     assert change.pages == ("oncall",)
-    assert state.slices["code"].held.startswith("95% of what was lately scored has no value")
+    assert state.slices["code"].held.startswith("95 % of the recently scored tokens have no value")
     state = looked(rule, fed(rule, state, 0.0, 300), 400.0)
     assert (state.slices["code"].held, state.slices["code"].told) == ("", ())
 
@@ -513,7 +520,7 @@ def test_the_mean_is_over_requests_of_which_no_user_has_more_than_a_quarter(
         assert reason.startswith(
             "tv on code exceeds its limit, with each user limited to 25 % of the requests ("
         )
-        assert reason.endswith(" were left out)")
+        assert reason.endswith(" left out)")
 
 
 def test_whether_a_request_is_passed_over_does_not_hang_on_what_it_shows():
@@ -738,14 +745,13 @@ def test_pins_that_say_nothing_are_refused():
     with pytest.raises(ContractError) as caught:
         pinned(rule, begin(rule, now=50.0), "stable", expires=50.0)
     assert str(caught.value) == (
-        "the pin of code would be over before it begins\n"
-        "  hint: give it a time to live, such as 24h"
+        "the pin of code would expire before it begins\n  hint: give it a time to live, such as 24h"
     )
     with pytest.raises(ContractError) as caught:
         pinned(alone, begin(alone, now=0.0), "enforce")
     assert str(caught.value) == (
         "code cannot be pinned to enforce: there is no stable: kernel\n"
-        "  hint: declare stable: with the kernel that serves when infer may not"
+        "  hint: declare stable: the kernel that serves diverted requests"
     )
 
 

@@ -48,7 +48,7 @@ def probation(rule, state):
 def test_a_slice_that_left_for_its_sampler_remembers_which_one(rule):
     state, changes = advance(rule, fed(rule, begin(rule, now=0.0), draws(COLD, 1.0)), facts(1.0))
     assert changes[0].reason.startswith(
-        f"sampler_fidelity on code fails: tokens are not drawn as infer reports, but more as with "
+        f"sampler_fidelity on code fails: tokens are not sampled as infer reports, but closer to "
         f"{names()[COLD]}"
     )
     assert state.slices["code"].doubts == {"sampler_fidelity": COLD}

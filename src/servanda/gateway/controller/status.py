@@ -1,5 +1,5 @@
-# The status of a controller, as the page, `status` and /metrics show it.  Values
-# alone: whoever shows them asks nobody else.
+# The status of a controller, as the page, `status` and /metrics show it: plain values that are
+# complete by themselves.
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from servanda.gateway.routing.state import Transition
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A clause on a slice.
+    """A cell: a clause on a slice.
 
     Args:
-        value, interval: an estimate by inverse probability of inclusion, and two standard
-            errors around it; None where nothing was scored.
-        limit, floor: as value, in units of the metric; floor: self-noise of train.
-        stable: what the stable kernel has there; None: nobody measured it.
-        log_evidence, log_price: nats, against the limit, and what leaving infer costs.
-        log_alarm, log_alarm_price: the same of the process that forgets a good past.
-        log_below, log_leave_price: that the limit is kept, and what coming back costs.
-        n, missing: requests of the evidence, and tokens without a value among theirs.
-        refutes: whether it is of how tokens are drawn, which has no limit: value is by how much
-            they are likelier than infer reports, a mean over tokens.
+        value, interval: estimate, weighted by inverse inclusion probability, and two standard
+            errors on each side; None where nothing was scored.
+        limit, floor: in units of the metric, as value; floor: the noise floor of train.
+        stable: the value of the stable kernel; None: not measured.
+        log_evidence, log_price: log e-value against the limit and its alarm threshold, nats.
+        log_alarm, log_alarm_price: the same for the change detector (Shiryaev-Roberts).
+        log_below, log_leave_price: log e-value of the return test (within the limit) and its
+            threshold, nats.
+        n, missing: number of requests in the evidence, and of their tokens without a value.
+        refutes: whether the cell tests the sampler, which has no limit: value is then the mean
+            over tokens by which they are likelier than infer reports, nats.
     """
 
     clause: str
@@ -50,7 +51,7 @@ class CellStatus:
 
     @property
     def nearness(self) -> float:
-        """The fraction of the nearest price that there is, 0 to 1 and beyond."""
+        """Log e-value as a fraction of the nearest log threshold; 1 is the alarm."""
         parts = ((self.log_evidence, self.log_price), (self.log_alarm, self.log_alarm_price))
         near = max(0.0, *(e / price for e, price in parts if price > 0))
         return nearness_of(near, self.refutes)
@@ -61,17 +62,17 @@ class SliceStatus:
     """A slice of the traffic, and the cells that are watched on it.
 
     Args:
-        since: when it came to this status, unix seconds.
-        acts: whether what was decided of it is done; held: why not, as a sentence.
-        route: share of its requests that infer serves, by what was decided of it.
-        share: of all requests lately, how many lay in it; None: not known yet.
+        since: start of the current status, unix seconds.
+        acts: whether decisions about it are acted on; held: the missing condition, a sentence.
+        route: share of its requests that infer serves, according to the decisions about it.
+        share: its share of all recent requests; None: not known yet.
         served: pool -> requests of it whose reply came from that pool since gateways started,
-            "none": that got none; one that lies in several slices counts for the most specific
+            "none": without a reply; a request in several slices counts for the most specific
             of them, and for the whole traffic.
         would: pool -> the same if every slice acted.
-        keys, scored: distinct users and requests of the evidence.
-        sample: with what probability a request of it is scored.
-        history: (unix seconds, fraction of the nearest price), oldest first.
+        keys, scored: number of distinct users and of requests in the evidence.
+        sample: probability with which a request of it is scored.
+        history: (unix seconds, log e-value as a fraction of its log threshold), oldest first.
     """
 
     name: str
@@ -94,7 +95,7 @@ class SliceStatus:
 
 @dataclass(frozen=True)
 class UnwatchedCell:
-    """A cell of the contract that nobody watches here, and why."""
+    """A cell of the contract that routing does not watch, with the reason."""
 
     clause: str
     slice: str
@@ -103,14 +104,14 @@ class UnwatchedCell:
 
 @dataclass(frozen=True)
 class GatewayStatus:
-    """A gateway that was heard of.
+    """A gateway that has connected to the leader.
 
     Args:
-        start: of its process, unix seconds; heard: the last time.
-        version: of the snapshot that it has.
-        taken: number of its first row that is not durable here; behind: rows that wait here.
-        skew_s: by how much its clock is ahead of ours, roughly.
-        counts: what it counts, as proxy/counters.py has it.
+        start: start of its process, unix seconds; heard: time of the last contact.
+        version: version of the snapshot that it follows.
+        taken: number of its first row that is not durable here; behind: rows queued here.
+        skew_s: approximate seconds by which its clock is ahead.
+        counts: its counters, in the form of proxy/counters.py.
     """
 
     name: str
@@ -125,19 +126,20 @@ class GatewayStatus:
 
 @dataclass(frozen=True)
 class ScoringStatus:
-    """How the re-scoring goes; numbers since this controller started.
+    """State of the reference scorer; counts since this controller started.
 
     Args:
-        alive: whether the train engine answers; problem: why not, "" where it does.
-        queued, queued_tokens: rows and tokens that wait; room: of rows.
-        dropped: rows that found no room and count as missing.
-        scored, missing: rows with a number, and without one; outside: why a row is no
-            evidence -> how many.
-        seconds: of the engine; budget: of them it may spend a second; cost_s: a request.
-        lag_s: between a row's launch and its evidence, the latest; None: none yet.
-        lags: of all of them: {"buckets": {bound in seconds: rows up to it and beyond the bound
-            before}, "sum": seconds}; "inf" is the last bound.
-        restarts: of a dead engine.
+        alive: whether the train engine responds; problem: the reason if not, else "".
+        queued, queued_tokens: rows and tokens in the queue; room: capacity in rows.
+        dropped: rows that found the queue full and count as missing.
+        scored, missing: rows with and without a logprob; outside: reason why a row is no
+            evidence -> count.
+        seconds: engine time used; budget: seconds per second that it may use; cost_s: seconds
+            per request.
+        lag_s: latest delay from a row's dispatch to its evidence; None: none yet.
+        lags: histogram of the delays: {"buckets": {upper bound in seconds: rows}, "sum":
+            seconds}; "inf" is the last bound.
+        restarts: restarts of a dead engine.
     """
 
     alive: bool = False
@@ -163,9 +165,9 @@ class PoolStatus:
     """A pool of upstreams.
 
     Args:
-        in_flight: requests that it answers now; peak: most at a time, lately.
-        most: that it can answer at a time; None: not known.
-        open_at: gateways that hold it to be broken.
+        in_flight: requests in flight now; peak: the recent maximum.
+        most: its declared capacity in requests; None: not declared.
+        open_at: number of gateways whose circuit breaker for it is open.
     """
 
     in_flight: int = 0
@@ -179,14 +181,14 @@ class PoolStatus:
 
     @property
     def headroom(self) -> int | None:
-        """None where nobody knows."""
+        """Free capacity in requests; None where the capacity is not declared."""
         return None if self.most is None else max(0, self.most - self.peak)
 
 
-_SHOWN = 80  # characters of what a gateway says
-_MOVED_S = 60.0  # that the system's clock was set by: less is no news
+_SHOWN = 80  # characters of a gateway's message
+_MOVED_S = 60.0  # a smaller correction of the system's clock is not reported
 _TIMES = "times here follow the old clock until the next start; no pin and no route is changed"
-# by pool, what it means that a gateway holds it to be broken
+# pool -> the effect of its open circuit breaker
 _BROKEN: Mapping[str, str] = {
     "infer": "the circuit breaker of infer is open: stable serves in its place",
     "stable": "stable cannot be reached: requests that infer does not answer are refused",
@@ -195,20 +197,20 @@ _BROKEN: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ControllerStatus:
-    """Everything that is shown of a controller.
+    """The complete status of a controller.
 
     Args:
-        name, contract: of the contract, and its digest.
-        version, made, valid_until: of the snapshot; unix seconds, made 0: not known.
-        base, mirror, run, leg: a promotion's route; the contract's own without one.
-        transitions: the latest 50, newest last; moves: how many there were.
+        name, contract: name of the contract, and its digest.
+        version, made, valid_until: of the current snapshot; unix seconds, made 0: not known.
+        base, mirror, run, leg: a promotion's route; without one, the contract's own.
+        transitions: the latest 50, newest last; moves: their total number.
         pools: "infer", "stable".
-        diverted: share of all traffic that slices keep from infer by themselves.
-        ledger_behind: entries that the ledger has not taken; ledger, store, reload, effects:
-            the problem of each, "" where there is none.
-        moved_s: by how much the system's clock was set forward since the controller began; times
-            here go on as before.
-        reloaded: when this version of the contract was read; began: when the controller did.
+        diverted: share of all traffic that slices divert from infer, acted on or not.
+        ledger_behind: entries not yet in the ledger; ledger, store, reload, effects: the
+            problem of each, "" where there is none.
+        moved_s: seconds by which the system's clock was set forward since the controller
+            started; times here follow the old clock.
+        reloaded: when this version of the contract was read; began: start of the controller.
     """
 
     name: str
@@ -242,7 +244,7 @@ class ControllerStatus:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What somebody should look at, each as a sentence."""
+        """The problems that need attention, each as a sentence."""
         of = (self.store, self.ledger, self.reload, self.effects, self.scoring.problem)
         pools = (_BROKEN[name] for name, pool in self.pools.items() if pool.open)
         logs = (

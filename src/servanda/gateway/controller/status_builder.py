@@ -1,4 +1,4 @@
-# A status, made of what the parts of a controller say.
+# Builds a status from the parts of a controller.
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _interval(cell: WatchedCell, track: Track) -> tuple[float, float] | None:
 
 
 def undrawn(rules: Rules, state: RoutingState) -> tuple[UnwatchedCell, ...]:
-    """Slices that were scored, and nothing was seen of how their tokens are drawn."""
+    """Slices with scored requests whose sampler could not be tested."""
     why = "the infer kernel reports no top-k logprobs"
     scored = [c for c in rules.watched if c.refutes and state.slices[c.slice].scored]
     blind = [c for c in scored if not state.slices[c.slice].track(c.clause).tokens]
@@ -115,7 +115,7 @@ def undrawn(rules: Rules, state: RoutingState) -> tuple[UnwatchedCell, ...]:
 
 
 def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:
-    """slice -> how near its nearest cell is to the price of leaving infer, 1 where it is paid."""
+    """slice -> largest log e-value of its cells as a fraction of the threshold; 1 is the alarm."""
     return {
         name: max((cell.nearness for cell in cells_of(rules, slice_, {})), default=0.0)
         for name, slice_ in state.slices.items()
@@ -123,6 +123,6 @@ def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:
 
 
 def diverted(state: RoutingState, shares: Mapping[str, float]) -> float:
-    """Of all traffic, what slices keep from infer by themselves; those that overlap are added."""
+    """Share of all traffic that slices divert from infer; slices that overlap are added."""
     away = (slice_.name for slice_ in state.slices.values() if slice_.status in AWAY)
     return min(1.0, math.fsum(shares.get(name, 0.0) for name in away))

@@ -105,7 +105,7 @@ class Keys:
         """
         if self.clients and not others.clients:
             raise ContractError(
-                "no holder has the role client any more, and without one nobody needs a key",
+                "no key has the role client any more, and without one every user would be served",
                 hint="to serve users without keys, start the gateway anew",
             )
         self._known, self.warning = others._known, others.warning

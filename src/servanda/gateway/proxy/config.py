@@ -179,7 +179,7 @@ class Config:
         if self.stable is not None and self.stable.base == self.infer.base:
             raise ContractError(
                 f"infer and stable are both {self.infer.base}",
-                hint="a kernel is told from another one by where it is asked: name two pools",
+                hint="the two kernels are distinguished by their URLs: give two",
             )
 
     @property

@@ -1,7 +1,7 @@
-# What a slice needs before it may leave infer, besides evidence.
+# The conditions of a diversion besides evidence.
 #
-# Everything that is not known counts as missing: stable's room is a number that somebody
-# declared and somebody measured, or there is none.
+# Anything unknown counts as a missing condition: the capacity of stable has to be declared and
+# its load measured.
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def unmet_conditions(
     moved: SliceState,
     exempt: bool,
 ) -> dict[str, str]:
-    """What is missing before `moved` may go to stable: kind -> sentence; {} of nothing.
+    """The conditions that are missing for diverting `moved`: kind -> sentence; {} if none.
 
     Args:
-        slice_: the one whose evidence it is; paid: that evidence, cell by cell.
-        moved: the slice itself, or the whole where a rule diverts all.
-        exempt: whether the breaker lets it pass, since a rule diverts all.
+        slice_: the slice with the evidence; paid: that evidence, cell by cell.
+        moved: the slice itself, or the whole if a rule diverts all.
+        exempt: whether `most_diverted` does not apply, because a rule diverts all.
     """
     sentences = {
         "pin": _pin(slice_) or _pin(moved),
@@ -61,9 +61,9 @@ def _keys(rules: Rules, slice_: SliceState) -> str:
 
 
 def _floor(facts: TrafficFacts, paid: Sequence[CellEvidence]) -> str:
-    """A limit that the referee does not keep against itself says nothing about infer.
+    """A limit within twice the noise floor of train says nothing about infer.
 
-    One cell whose limit says something is enough.
+    One cell with an informative limit is sufficient.
     """
     sentence = ""
     for cell in (w.cell for w in paid):
@@ -80,7 +80,7 @@ def _floor(facts: TrafficFacts, paid: Sequence[CellEvidence]) -> str:
 def _room(
     rules: Rules, slices: Mapping[str, SliceState], facts: TrafficFacts, moved: SliceState
 ) -> str:
-    """Whether stable can answer what the slice brings, beside what it answers at its most."""
+    """Whether the peak load of stable leaves capacity for the slice."""
     declared, peak = rules.policy.stable_in_flight, facts.stable_in_flight
     brings = facts.in_flight.get(moved.name)
     if rules.contract.stable is None:
@@ -102,9 +102,9 @@ def _room(
 
 
 def _coming(rules: Rules, slice_: SliceState, now: float) -> float:
-    """What a slice brings to stable that was not measured there yet.
+    """The load of a diverted slice that is not yet part of the measured load of stable.
 
-    Where nothing is done of what is decided, it never will be: then all of it counts.
+    If decisions are not acted on, it never will be: then all of it counts.
     """
     if slice_.status not in AWAY:
         return 0.0
@@ -115,9 +115,9 @@ def _coming(rules: Rules, slice_: SliceState, now: float) -> float:
 def _share(
     rules: Rules, slices: Mapping[str, SliceState], facts: TrafficFacts, moved: SliceState
 ) -> str:
-    """The breaker: where more than so much is beyond its limit, it is no matter of slices.
+    """The limit on diverted traffic: beyond it the problem is not one of slices.
 
-    Shares of slices that overlap are added as if they did not: that errs towards holding.
+    Shares of slices that overlap are added: that errs towards not diverting.
     """
     if moved.status == "recovering" or slices[WHOLE].status in AWAY:
         return ""  # it counts as diverted already

@@ -1,12 +1,13 @@
-# What evidence costs, and how near a cell is to a decision.
+# E-values, their thresholds, and how near a cell is to a decision.
 #
-# Leaving infer has two prices, and either is enough.  The plain one, enter_evidence x K, is
-# paid by the evidence since the state began: with all K cells within their limits, one stay
-# ends falsely with a chance of at most 1 / enter_evidence.  A good past stands against it, so
-# Shiryaev and Roberts' sum has one of its own, enter_evidence x K x horizon: within `horizon`
-# scored requests it is reached falsely with the same chance, and however long the past was.
+# Either of two alarm thresholds is sufficient for a diversion.  The plain one, enter_evidence x
+# K, applies to the e-process since the state began: while all K cells are within their limits,
+# one stay ends falsely with probability at most 1 / enter_evidence.  A good history counts
+# against an alarm there, so the Shiryaev-Roberts statistic has a threshold of its own,
+# enter_evidence x K x horizon: within `horizon` scored requests it is reached falsely with the
+# same probability, whatever the history.
 #
-# Coming back costs leave_evidence x K of every cell, on requests of the probation alone.
+# The return threshold is leave_evidence x K for every cell, on requests of the probation alone.
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
 from servanda.theory.stats.log_moment import log_mean_exp
 
-SUSPICIOUS = 1 / 4  # of a price: more is sampled, so that it is soon paid or gone
+SUSPICIOUS = 1 / 4  # warning level: of a log threshold; above it the sample is larger
 CALM = 1 / 16
 LATELY = 100  # requests
 _FEW = 0.05  # of the requests: less makes hardly another mean, and is not worth a word
@@ -29,13 +30,13 @@ _FEW = 0.05  # of the requests: less makes hardly another mean, and is not worth
 
 @dataclass(frozen=True)
 class CellEvidence:
-    """The evidence of one cell against one price.
+    """The log e-value of one cell and its threshold.
 
     Args:
-        process: "since", of all requests since the state began; "alarm", Shiryaev and Roberts';
-            "back", that the cell is within its limit.
-        log_evidence, log_price: nats.
-        near: 0 of no evidence, 1 where the price is paid, at most 1.
+        process: "since": all requests since the state began; "alarm": Shiryaev-Roberts;
+            "back": the return test (within the limit).
+        log_evidence, log_price: log e-value and log threshold, nats.
+        near: log e-value as a fraction of the log threshold, 0 to 1.
     """
 
     cell: WatchedCell
@@ -50,7 +51,7 @@ class CellEvidence:
 
     @property
     def excess(self) -> float:
-        """Nats beyond the price; below it, less than 0."""
+        """Log e-value minus log threshold, nats."""
         return self.log_evidence - self.log_price
 
 
@@ -60,8 +61,8 @@ def add_request(
     """The track after one more request.
 
     Args:
-        statistic: of its tokens; without a prompt group, the request did not meet the cell.
-        chance: with what probability the request was scored.
+        statistic: of its tokens; without a prompt group, the request is not in the cell.
+        chance: the probability with which the request was scored.
     """
     if not statistic.n:
         return track
@@ -90,7 +91,7 @@ def add_request(
 
 
 def evidence_above(rules: Rules, cell: WatchedCell, track: Track) -> CellEvidence:
-    """The evidence that the cell is beyond its limit, of the process that is nearer its price."""
+    """The evidence that the cell exceeds its limit, of the process nearer its threshold."""
     policy = rules.policy
     price = math.log(policy.enter_evidence * rules.cells)
     if not track.above:
@@ -113,8 +114,8 @@ def evidence_within(
     """The evidence that the cell is within its limit.
 
     Args:
-        doubt: the way of drawing tokens that there is to be evidence against, where the cell
-            refutes; None: any.
+        doubt: the alternative sampler to test against, where the cell tests the sampler; None:
+            any.
     """
     price = math.log(rules.policy.leave_evidence * rules.cells)
     if not track.below:
@@ -127,7 +128,7 @@ def evidence_within(
 
 
 def doubts(slice_: SliceState, evidence: Sequence[CellEvidence]) -> dict[str, int]:
-    """Of each cell that was refuted, the way of drawing tokens that has most of its evidence."""
+    """clause -> the best-matching alternative sampler, for each sampler test at its threshold."""
     return {w.cell.clause: _likeliest(slice_, w) for w in evidence if w.cell.refutes and w.paid}
 
 
@@ -137,7 +138,7 @@ def _likeliest(slice_: SliceState, evidence: CellEvidence) -> int:
 
 
 def failure_text(slice_: SliceState, evidence: CellEvidence) -> str:
-    """What is wrong where the price is paid, after the name of the cell."""
+    """The fault at an alarm, as words after the name of the cell."""
     if not evidence.cell.refutes:
         return "exceeds its limit"
     drawn = names()[_likeliest(slice_, evidence)]
@@ -160,15 +161,15 @@ def with_evidence(change: Transition, evidence: CellEvidence, slice_: SliceState
 
 
 def evidence_of(rules: Rules, slice_: SliceState) -> tuple[CellEvidence, ...]:
-    """The evidence that each cell of a slice is beyond its limit, the nearest decision first."""
+    """The evidence that each cell of a slice exceeds its limit, nearest to its threshold first."""
     evidence = (evidence_above(rules, c, slice_.track(c.clause)) for c in rules.on(slice_.name))
     return tuple(sorted(evidence, key=lambda w: (w.paid, w.near, w.excess), reverse=True))
 
 
 def slowest(rules: Rules, slice_: SliceState) -> CellEvidence | None:
-    """The cell of a slice that is farthest from showing that it is within its limit.
+    """The cell of a slice that is farthest from passing the return test.
 
-    One that refutes shows nothing, but where the slice left for it.
+    A sampler test counts only if the slice was diverted for it.
     """
     evidence = [
         evidence_within(rules, c, slice_.track(c.clause), slice_.doubts.get(c.clause))
@@ -184,15 +185,15 @@ def mean(track: Track) -> float:
 
 
 def late_mean(track: Track) -> float:
-    """The mean of x since it began to lie above the limit, or else over all of the track.
+    """The mean of x since it began to exceed the limit, or else over the whole track.
 
-    For people, beside an alarm: it is picked by what it shows, and no certificate.
+    For display with an alarm: it is selected by its outcome, so it has no guarantee.
     """
     return track.late / track.late_tokens if track.late_tokens else mean(track)
 
 
 def excluded_note(rules: Rules, slice_: SliceState) -> str:
-    """Of which requests the means of a slice are, where one user asks for more than his part."""
+    """The note about requests that are excluded because one user sent more than a quarter."""
     requests = slice_.scored + slice_.passed
     if slice_.passed < _FEW * requests or not slice_.passed:
         return ""
@@ -201,10 +202,10 @@ def excluded_note(rules: Rules, slice_: SliceState) -> str:
 
 
 def nearness_of(near: float, refutes: bool) -> float:
-    """How near a cell is to a decision, by the part of its price that there is.
+    """How near a cell is to a decision, by its fraction of the log threshold.
 
-    While nothing is wrong, the evidence of how tokens are drawn is that of a fair game, and not of
-    a mean below its limit: the first half of a price is no suspicion.
+    Without a fault, the e-value of the sampler test fluctuates like the wealth in a fair game,
+    instead of decreasing: the first half of its log threshold does not count.
     """
     return max(0.0, 2 * near - 1) if refutes else near
 

@@ -1,4 +1,4 @@
-# The values of routing: what a gateway follows, and what it decides of one request.
+# The values of routing: the snapshot that gateways follow, and the decision about one request.
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PinTo = Literal["stable", "infer", "enforce", "observe"]
 
 @dataclass(frozen=True)
 class Pin:
-    """A person's word about a slice, until it expires.
+    """A person's override of a slice, until it expires.
 
     Args:
-        to: stable or infer: who serves it.  enforce or observe: whether what is decided of it
-            is done, whatever the mode of the contract.
+        to: stable or infer: the pool that serves the slice.  enforce or observe: whether
+            decisions about it are acted on, whatever the mode of the contract.
         expires: unix seconds.
     """
 
@@ -37,13 +37,13 @@ class SliceRoute:
     """One slice of a snapshot.
 
     Args:
-        cut: which requests it has; `request.prompt_tokens` and labels.
-        share: of its requests that infer serves, by what was decided of it.
-        mirror: of those that stable serves, what infer is asked as well.
-        sample: of what infer answers, or is asked as well, what train scores.
-        acts: whether the share is followed; else it is what would be done, and `base` is.
-        critical: whether a session changes its kernel in the middle for it.
-        pinned: "stable" or "infer" where a person said so; "" where nobody did.
+        cut: the requests of the slice, by `request.prompt_tokens` and labels.
+        share: share of its requests that infer serves, according to the decisions about it.
+        mirror: share of the requests served by stable that are mirrored to infer.
+        sample: share of infer's responses, mirrored ones included, that train scores.
+        acts: whether `share` is followed; otherwise `base` is, and `share` is only recorded.
+        critical: whether a session may change its kernel for it.
+        pinned: "stable" or "infer" if a person pinned the slice; "" otherwise.
     """
 
     cut: Cut
@@ -62,20 +62,20 @@ class SliceRoute:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What gateways follow: immutable, numbered, and not for ever.
+    """The routes that gateways follow: immutable, numbered, with an expiry time.
 
     Args:
-        version: a later one has a larger number, also after a restart of whoever made it.
-        contract: digest of the contract that it follows from.
-        run, leg: of a promotion whose route is followed; "" of none.
-        valid_until: unix seconds, after which `without` serves where slices act.
+        version: increases with every snapshot, also across restarts of the leader.
+        contract: digest of the contract that it was built from.
+        run, leg: promotion and step whose route is followed; "" without one.
+        valid_until: unix seconds; afterwards `without` serves the slices that act.
         salt: key of the split, hex.
-        base: of all traffic, what infer serves where no slice says otherwise; mirror: of the
-            others, what infer is asked as well (a shadow); sample: of both, what a promotion
-            wants a row of, whatever routing itself needs.
-        slices: that can be told before a request; the whole, "all", is the last one.
-        labels: name -> where a request has it: api_key, route or request.metadata.KEY.
-        prompt_tokens: of the contract's envelope, least and most; outside: who serves the others.
+        base: share of all traffic that infer serves unless a slice overrides it; mirror: share
+            of the rest that is mirrored to infer (a shadow); sample: share of both that a
+            promotion wants logged, independent of routing's own sample.
+        slices: the slices that are known before a request; the last is the whole, "all".
+        labels: name -> source in the request: api_key, route or request.metadata.KEY.
+        prompt_tokens: least and most of the contract's envelope; outside: the pool for others.
     """
 
     version: int
@@ -98,13 +98,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What is known of a request before it is sent anywhere.
+    """The facts of a request that are known before it is sent.
 
     Args:
-        request: its id; sticky: by what it is split: a session, a user, a conversation.
-        labels: name -> text, of the contract's labels.
-        prompt_tokens: of the prompt; None where nobody counted them.
-        session: the pool that the session is on; None where it is new, or there is none.
+        request: its id; sticky: the key of the split: a session, a user, a conversation.
+        labels: name -> text, for the contract's labels.
+        prompt_tokens: length of the prompt; None if unknown.
+        session: the pool of its session; None for a new session, or without one.
     """
 
     request: str
@@ -116,20 +116,20 @@ class RequestFacts:
 
 @dataclass(frozen=True)
 class Decision:
-    """Where one request goes; decided before any answer is seen.
+    """The route of one request, decided before any response is seen.
 
     Args:
-        pool: who answers; None: the request is refused.
-        would: who would, if every slice acted.
-        mirrored: infer is asked as well, and what it says is scored and not shown.
-        sampled: what infer says is scored; chance: with what probability it was.
-        slices: that the request lies in.
-        drawn: slices whose sample it is part of, if it is sampled, with each one's own chance;
-            none where only a promotion wants it.
-            A slice that is watched closely does not weigh more in the whole for it; and what
-            stable serves instead of infer says nothing of the slices that infer does serve.
-        reason: why this pool: "share", "split", "session", "NAME quarantined", "NAME pinned",
-            "outside", "expired", "no snapshot".
+        pool: the pool that serves it; None: the request is refused.
+        would: the pool that would serve it if every slice acted.
+        mirrored: the request is also sent to infer, whose response is scored and discarded.
+        sampled: infer's response is scored; chance: the inclusion probability.
+        slices: the slices that contain the request.
+        drawn: slice -> its inclusion probability, for the slices whose sample contains it;
+            empty if only a promotion wants the row.  A slice that is sampled more densely has
+            no more weight in the whole, and a request that stable serves in place of infer is
+            no evidence about the slices that infer serves.
+        reason: the reason for the pool: "share", "split", "session", "NAME quarantined",
+            "NAME pinned", "outside", "expired", "no snapshot".
     """
 
     pool: Pool | None
@@ -144,10 +144,10 @@ class Decision:
 
 
 def snapshot_of(data: Any) -> Snapshot:
-    """A snapshot from what `to_plain` made of it and JSON carried.
+    """A snapshot from its plain form (`to_plain`) after JSON.
 
     Raises:
-        EvidenceError: it is none.
+        EvidenceError: the data is not a snapshot.
     """
     snapshot = from_plain(Snapshot, data)
     return replace(snapshot, slices=tuple(replace(s, cut=_cut(s.cut)) for s in snapshot.slices))

@@ -3,9 +3,9 @@
 #     active <-> suspect -> quarantined -> probation -> recovering -> active
 #                                ^-------------'------------'
 #
-# Away from infer is the dear direction: it needs the price, distinct users, a rule that asks
-# for it, and room at stable.  What is missing is said, and somebody is told once.  Back is the
-# slow one: a dwell, fresh evidence of every cell, then a ramp; each relapse doubles the dwell.
+# A circuit breaker with a re-test and a ramp: quarantined is open, probation half-open.  It opens
+# on evidence, distinct users, a rule and capacity at stable; a missing condition is reported once.
+# It closes after a hold time, a re-test of every cell and a ramp; a relapse doubles the hold time.
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from servanda.gateway.routing.state import (
     status_text,
     without_evidence,
 )
+from servanda.report.format import exact_percent
 
 SELF = "servanda"
 HOUR_S = 3600.0
@@ -50,9 +51,9 @@ Evidence = tuple[CellEvidence, ...]
 def advance(
     rules: Rules, state: RoutingState, facts: TrafficFacts
 ) -> tuple[RoutingState, tuple[Transition, ...]]:
-    """The state after every slice was looked at once, and what changed.
+    """The state after one evaluation of every slice, and its transitions.
 
-    A clock that went back is taken to stand still until it is where it was.
+    If the clock went back, time stands still until it has caught up.
     """
     return _Evaluation(rules, state, replace(facts, now=max(facts.now, state.clock))).done()
 
@@ -100,13 +101,11 @@ class _Evaluation:
             step(slice_, evidence)
 
     def _check_visibility(self, slice_: SliceState) -> SliceState:
-        """Where answers have no value a fault may hide for ever, and somebody is told once; so it
-        is where they are for another prompt."""
+        """Missing values, or responses to another prompt, can mask a fault: one page is sent."""
         lost = max((track.hidden for track in slice_.tracks.values()), default=0.0)
-        missing = f"{_percent(lost)} of the recently scored tokens have no value, which can mask a"
-        missing += " fault"
-        other = "the infer kernel ran another prompt than stable for "
-        other += f"{_percent(slice_.misread)} of the recently scored requests"
+        tokens, requests = f"{100 * lost:.0f} %", f"{100 * slice_.misread:.0f} %"
+        missing = f"{tokens} of the recently scored tokens have no value, which can mask a fault"
+        other = f"infer ran another prompt than stable for {requests} of recently scored requests"
         shares = {"missing": (lost, HIDDEN, missing), "prompt": (slice_.misread, MISREAD, other)}
         for kind, (share, most, held) in shares.items():
             if share >= most:
@@ -128,7 +127,7 @@ class _Evaluation:
     # where infer serves
 
     def _serve(self, slice_: SliceState, evidence: Evidence) -> None:
-        """Between active and suspect the route is the same, and more is scored."""
+        """Between active and suspect the route is the same, and the sample is larger."""
         near = evidence[0].near if evidence else 0.0
         if slice_.status == "active":
             if near >= SUSPICIOUS:
@@ -146,7 +145,7 @@ class _Evaluation:
             self._slices[slice_.name] = after
 
     def _paid(self, slice_: SliceState, evidence: Evidence) -> None:
-        """The price is paid: the slice leaves infer, or it is said why it does not."""
+        """The threshold is reached: divert the slice, or record the missing condition."""
         asking = tuple(w for w in evidence if w.paid and w.cell.diverts)
         for_all = tuple(w for w in asking if w.cell.diverts == "all")
         whole = self._slices[WHOLE]
@@ -169,7 +168,7 @@ class _Evaluation:
         self._hold(slice_, asking or evidence, lacks)
 
     def _hold(self, slice_: SliceState, evidence: Evidence, lacks: dict[str, str]) -> None:
-        """It stays, and each kind of reason is told once."""
+        """The slice is not diverted; each kind of missing condition is reported once."""
         reasons = "; ".join(lacks.values())
         verb = "not diverted" if acts(self._rules, slice_) else "would not be diverted"
         told = tuple(dict.fromkeys((*slice_.told, *lacks)))
@@ -240,13 +239,13 @@ class _Evaluation:
             moves=moves,
         )
         passed = f"every cell passed the return test{excluded_note(self._rules, slice_)}"
-        reason = f"{passed}; ramp at {_percent(RAMP[0])}"
+        reason = f"{passed}; ramp at {exact_percent(RAMP[0])}"
         self._note(slice_, after, () if slow is None else (slow,), reason, acted=True)
 
     def _holds_all(self, whole: SliceState) -> bool:
-        """Whether a slice is away whose rule took the whole with it.
+        """Whether a slice is diverted whose rule diverted the whole with it.
 
-        The whole has no cell of its own then, and comes back when they have.
+        The whole has no cell of its own then, and returns after they have.
         """
         return any(
             other.status in AWAY and any(c.diverts == "all" for c in self._rules.on(other.name))
@@ -255,7 +254,7 @@ class _Evaluation:
         )
 
     def _ramp(self, slice_: SliceState, evidence: Evidence) -> None:
-        """A step further, after its time and its requests, and while nothing is suspicious."""
+        """The next step of the ramp, after its time and requests, below the warning level."""
         self._slices[slice_.name] = slice_
         early = self._now < slice_.step_since + slice_.dwell_s / _STEPS
         few = bool(evidence) and slice_.scored < slice_.step_scored + STEP_SCORED
@@ -277,7 +276,7 @@ class _Evaluation:
             return
         step = slice_.step + 1
         after = replace(slice_, step=step, step_since=self._now, step_scored=slice_.scored)
-        reason = f"ramp at {_percent(RAMP[step])}"
+        reason = f"ramp at {exact_percent(RAMP[step])}"
         self._note(slice_, after, evidence, reason, acted=True)
 
     # what every change has
@@ -288,9 +287,9 @@ class _Evaluation:
         return (*recent, self._now)[-self._rules.policy.moves_per_hour - 1 :]
 
     def _too_often(self, slice_: SliceState) -> None:
-        """It went to and fro too often: stable has it for a while, and somebody is told.
+        """Flapping: the slice is pinned to stable for a while, and one page is sent.
 
-        What is only watched is not pinned, since a pin is followed whatever the mode.
+        In mode observe it is not pinned, because a pin acts whatever the mode.
         """
         moves = self._rules.policy.moves_per_hour
         lasts = max(HOUR_S, slice_.dwell_s)
@@ -306,7 +305,7 @@ class _Evaluation:
         self._hold_once(slice_, "moves", f"would stay on stable: {often}")
 
     def _hold_once(self, slice_: SliceState, kind: str, held: str) -> SliceState:
-        """Say something of a slice that stays where it is; somebody is told the first time."""
+        """Record a remark about a slice that stays; it is reported the first time."""
         after = replace(slice_, held=held, told=(*_without(slice_.told, kind), kind))
         self._slices[slice_.name] = after
         if kind not in slice_.told:
@@ -326,7 +325,7 @@ class _Evaluation:
         acted: bool = False,
         pages: tuple[str, ...] = (),
     ) -> None:
-        """Take the change over, and write it down with the evidence that decided it."""
+        """Apply a change, and record it with the evidence that decided it."""
         self._slices[slice_.name] = after
         change = Transition(
             number=self._state.transitions + len(self._changes) + 1,
@@ -343,10 +342,6 @@ class _Evaluation:
         if evidence:
             change = with_evidence(change, evidence[0], self._state.slices[evidence[0].cell.slice])
         self._changes.append(change)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _without(told: tuple[str, ...], kind: str) -> tuple[str, ...]:

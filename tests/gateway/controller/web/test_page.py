@@ -305,7 +305,7 @@ def test_a_log_that_takes_no_rows_is_a_problem():
     full = fake.gateway(name="g1", counts={"log": "No space left on device"})
     one = fake.status(gateways=(full, fake.gateway(name="g2", counts={"log": ""})))
 
-    said = "gateway g1 cannot write its log of requests: No space left on device"
+    said = "gateway g1 cannot write its request log: No space left on device"
     assert [text for text in one.problems if "log" in text] == [said]
     assert said in page.page(one, OPERATOR)
 

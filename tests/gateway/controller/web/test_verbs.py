@@ -67,8 +67,8 @@ def test_the_key_may_lie_in_a_file(server, tmp_path):
         (
             ("long", "--to", "infer", "--ttl", "31d"),
             2,
-            "--ttl: a pin holds for 30 days at most, and longer than 0 s\n"
-            "  hint: pin again when it ends, or change the contract",
+            "--ttl: a pin lasts longer than 0 s and 30 days at most\n"
+            "  hint: pin again when it expires, or change the contract",
         ),
         (
             ("long", "--release"),

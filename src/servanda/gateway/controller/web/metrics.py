@@ -58,25 +58,25 @@ _COUNTED = (
     ),
     (
         "upstream_replies",
-        "Replies of upstreams by status, and tries that ended without one.",
+        "Replies of upstreams by status, and attempts that ended without one.",
         ("pool", "status"),
         lambda: counts_of("statuses", str, among(REPLIES)),
     ),
     (
         "failovers",
-        "Requests that stable was asked because infer gave no reply.",
+        "Requests that failed over to stable because infer gave no reply.",
         ("reason",),
         lambda: counts_of("failovers", among(FAILOVERS)),
     ),
     (
         "unsampled",
-        "Requests that were drawn for the sample and are no evidence, by why they are none.",
+        "Sampled requests that are no evidence, by reason.",
         ("reason",),
         lambda: counts_of("unsampled", among(NO_EVIDENCE)),
     ),
     (
         "prompt_checks",
-        "Sampled answers by whether infer ran the prompt that stable makes of the request.",
+        "Sampled responses by whether infer ran the same prompt as stable.",
         ("result",),
         lambda: counts_of("prompts", among(COMPARED)),
     ),
@@ -176,7 +176,7 @@ def _step(text: str) -> str:
 def _about(status: ControllerStatus) -> Iterator[Metric]:
     yield gauge(
         "info",
-        "1; what is followed, and by which version of servanda.",
+        "1; the digest of the contract, and the version of servanda.",
         status.name,
         [((__version__, status.contract, status.mode), 1)],
         ("version", "digest", "mode"),
@@ -184,22 +184,22 @@ def _about(status: ControllerStatus) -> Iterator[Metric]:
     gauges: tuple[tuple[str, str, float | None], ...] = (
         (
             "infer_weight_ratio",
-            "Share of all traffic that infer serves where no slice says otherwise.",
+            "Share of all traffic that infer serves, before diversions.",
             status.base,
         ),
-        ("diverted_ratio", "Share of all traffic that slices keep from infer.", status.diverted),
-        ("snapshot_version", "Number of the route that gateways are to follow.", status.version),
+        ("diverted_ratio", "Share of all traffic that slices divert from infer.", status.diverted),
+        ("snapshot_version", "Number of the current route.", status.version),
         (
             "snapshot_age_seconds",
-            "Since that route was made.",
+            "Seconds since the current route was made.",
             max(0.0, status.now - status.made) if status.made else None,
         ),
         (
             "snapshot_valid_seconds",
-            "Until it ends, unless it is renewed.",
+            "Seconds until the current route expires, unless it is renewed.",
             status.valid_until - status.now,
         ),
-        ("problems", "Things that somebody should look at.", len(status.problems)),
+        ("problems", "Problems that the page lists.", len(status.problems)),
     )
     for name, says, value in gauges:
         yield gauge(name, says, status.name, [((), value)] if value is not None else [])
@@ -209,7 +209,7 @@ def _samples(status: ControllerStatus) -> Iterator[Metric]:
     name, scoring = status.name, status.scoring
     yield counter(
         "samples",
-        "Sampled requests: scored, dropped for want of room, or without a number.",
+        "Sampled requests: scored, dropped because the queue was full, or without a logprob.",
         name,
         [
             (("scored",), scoring.scored),
@@ -218,11 +218,11 @@ def _samples(status: ControllerStatus) -> Iterator[Metric]:
         ],
         ("outcome",),
     )
-    says = "Samples that wait to be scored."
+    says = "Samples in the queue for scoring."
     yield gauge("rescore_queue_depth", says, name, [((), scoring.queued)])
     says = "Seconds of the train kernel that scoring took."
     yield counter("rescore_engine_seconds", says, name, [((), scoring.seconds)])
-    says = "Between the launch of a request and its evidence."
+    says = "Seconds between the dispatch of a request and its evidence."
     yield histogram("rescore_lag_seconds", says, name, [((), seconds_of(scoring.lags))])
 
 
@@ -233,8 +233,8 @@ def _verdict(cell: CellStatus) -> int:
 
 
 _OF_CELLS: tuple[tuple[str, str, Callable[[CellStatus], float | None]], ...] = (
-    ("verdict", "0 the limit is kept, 1 not decided, 3 it is broken.", _verdict),
-    ("estimate", "Of the metric, in its own unit.", lambda cell: cell.value),
+    ("verdict", "0 within the limit, 1 not decided, 3 exceeds the limit.", _verdict),
+    ("estimate", "Estimate of the metric, in its own unit.", lambda cell: cell.value),
     (
         "bound_lower",
         "Two standard errors below the estimate.",
@@ -245,9 +245,9 @@ _OF_CELLS: tuple[tuple[str, str, Callable[[CellStatus], float | None]], ...] = (
         "Two standard errors above the estimate.",
         lambda cell: cell.interval and cell.interval[1],
     ),
-    ("limit", "What the contract allows.", lambda cell: None if cell.refutes else cell.limit),
-    ("log_evidence", "Nats, against the limit.", lambda cell: cell.log_evidence),
-    ("log_price", "Nats at which a slice leaves infer.", lambda cell: cell.log_price),
+    ("limit", "Limit of the contract.", lambda cell: None if cell.refutes else cell.limit),
+    ("log_evidence", "Log e-value against the limit, in nats.", lambda cell: cell.log_evidence),
+    ("log_price", "Log e-value threshold of a diversion, in nats.", lambda cell: cell.log_price),
 )
 
 
