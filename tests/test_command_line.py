@@ -499,7 +499,7 @@ def test_a_command_in_another_group_is_named_with_its_group(words, hint):
 
 def test_a_decision_on_a_run_that_is_none_begins_no_ledger(folder):
     done = servanda("promotion", "rollback", "toy", "--reason", "x", "--ledger", "typo.db")
-    assert done.exit_code == 4 and "there is no ledger at typo.db" in done.stderr
+    assert done.exit_code == 4 and "no ledger at typo.db" in done.stderr
     assert not (folder / "typo.db").exists()
 
 

@@ -175,8 +175,8 @@ def content(row: Row, key: bytes) -> list[str]:
     except (ValueError, RecursionError) as error:
         return [f"it is no JSON: {error}"]
     if made != row.hash:
-        return [f"{UNLIKE} {made}, and what is written is {row.hash}"]
-    return [] if same else ["its body is not written as it was"]
+        return [f"{UNLIKE} {made}, and the recorded hash is {row.hash}"]
+    return [] if same else ["its body is not canonical JSON"]
 
 
 def _kinds(row: Row) -> list[str]:
