@@ -164,7 +164,7 @@ def test_the_key_is_of_the_environment(where):
     assert servanda("verify", "--ledger", where, SERVANDA_LEDGER_KEY="secret").exit_code == 0
     done = servanda("verify", "--ledger", where)
     assert done.exit_code == 1
-    assert "was begun with a key, and none is given" in done.stdout
+    assert "was created with a key, and none is given" in done.stdout
     assert servanda("show", "--ledger", where, SERVANDA_LEDGER_KEY="other").exit_code == 4
 
 

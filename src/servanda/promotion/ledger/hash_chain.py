@@ -104,7 +104,7 @@ def _refuse_keys(value: Any) -> None:
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
-                raise TypeError(f"the key {name!r} is no text")
+                raise TypeError(f"the key {name!r} is not text")
             _refuse_keys(part)
     elif isinstance(value, list | tuple):
         for part in value:
