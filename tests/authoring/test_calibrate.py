@@ -297,8 +297,8 @@ def test_a_run_of_few_groups_is_refused_with_their_number(tmp_path):
     assert answer.exit_code == 4
     assert answer.output == (
         f"the run has 32 prompt groups of 'workload', and limits are calibrated on {FEWEST} or "
-        "more\n  hint: raise promotion.offline.sequences and go on with the same run directory: "
-        "servanda check CONTRACT --run-dir RUN_DIR\n"
+        "more\n  hint: raise promotion.offline.prompt_groups and go on with the same run "
+        "directory: servanda check CONTRACT --run-dir RUN_DIR\n"
     )
 
 

@@ -1,4 +1,4 @@
-# Runs of a promotion, as several commands share them: which one is meant, and who is notified.
+# Promotions, as several commands share them: which one is meant, and who is notified.
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def print_story(history: History, format_: str) -> None:
 
 
 def code_of(history: History) -> int:
-    """0 through, 1 rolled back, 3 it waits, 4 measuring failed or the evidence expired."""
+    """0 completed, 1 rolled back, 3 it waits, 4 measuring failed or the evidence expired."""
     if history.state.errors:
         return _FAILED
     return _CODES.get(history.state.status, _WAITS)
 
 
 def notify(ledger: Ledger, history: History, sinks: Sequence[Sink]) -> History:
-    """Deliver what is to be told of a run; what cannot be delivered is said, and kept."""
+    """Deliver the notifications of a promotion; one that fails is printed, and kept."""
     _missed(ledger, history, sinks)
     return refreshed(ledger, history)
 
@@ -92,10 +92,10 @@ def act(
     format_: str,
     **receivers: Any,
 ) -> None:
-    """Do what a person asks of a run, notify the sinks, and show where the run stands then.
+    """Apply the decision of a person, notify the receivers, and show the new state.
 
-    Ends with 0, or with 4 where a receiver was not told.  A decision that is refused leaves what
-    was not told before to be told.
+    Ends with 0, or with 4 where a receiver was not reached.  Also where the decision is refused,
+    notifications that are still pending are delivered.
 
     Args:
         decide: takes the ledger, the run as it stood, and `now` in unix seconds.
@@ -126,7 +126,7 @@ def _missed(ledger: Ledger, history: History, sinks: Sequence[Sink]) -> bool:
 
 
 def print_problems(deliveries: Sequence[Delivery]) -> bool:
-    """Whether a receiver could not be told; which one is said."""
+    """Whether a receiver could not be reached; it is printed."""
     problems = [delivery for delivery in deliveries if delivery.problem]
     for delivery in problems:
         click.echo(f"not delivered to {delivery.sink}: {delivery.problem}", err=True)

@@ -22,7 +22,9 @@ ALIASES: Mapping[Path, str] = {
     ("kernels", "candidate"): "infer",
     **RENAMED,
 }
-_PRINTED = {(*path[:-1], stored): str(path[-1]) for path, stored in RENAMED.items()}
+_PRINTED: Mapping[Path, str] = {
+    (*path[:-1], stored): str(path[-1]) for path, stored in RENAMED.items()
+}
 
 
 def stored_key(path: Path) -> str | int:

@@ -81,19 +81,22 @@ class Routing(Value):
 
 
 class StageRule(Value):
-    """How much evidence a stage needs, in prompt groups: the first look, and the limit."""
+    """How much evidence a stage needs, in prompt groups: the first evaluation, and the limit."""
 
     sequences: tuple[Whole, Whole] = Field(
-        (200, 4000), description="[first look, limit], in prompt groups."
+        (200, 4000), description="[first evaluation, limit], in prompt groups."
     )
     share: Number | None = Field(
-        None, gt=0, le=1, description="Of the traffic that is mirrored (shadow); default 0.05."
+        None,
+        gt=0,
+        le=1,
+        description="Share of the traffic that is mirrored (shadow); default 0.05.",
     )
     sample: Number | None = Field(
         None,
         gt=0,
         le=1,
-        description="Of the served requests that are re-scored; default 0.01 in full, else all, "
+        description="Share of the served requests that are scored; default 0.01 in full, else all, "
         "up to the limit.",
     )
     steps: tuple[Number, ...] | None = Field(
@@ -101,9 +104,9 @@ class StageRule(Value):
         description="Shares of the traffic that infer serves, one after another (canary); default "
         "[0.05].",
     )
-    dwell: Duration | None = Field(None, description="How long each leg lasts at least.")
+    dwell: Duration | None = Field(None, description="Minimum hold time of each step.")
     approval: Literal["required", "none"] = Field(
-        "none", description="required: a person says yes before the next stage."
+        "none", description="required: the next stage needs an approval."
     )
     if_inconclusive: Literal["wait", "hold", "roll_back"] = Field(
         "hold",
@@ -118,7 +121,7 @@ class Promotion(Value):
     shadow: StageRule | None = None
     canary: StageRule | None = None
     full: StageRule | None = None
-    valid_for: Duration | None = Field(None, description="After it the evidence expires.")
+    valid_for: Duration | None = Field(None, description="Age at which the evidence expires.")
 
     def has(self, stage: str) -> bool:
         return getattr(self, stage, None) is not None

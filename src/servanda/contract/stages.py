@@ -1,8 +1,8 @@
-# The course of a promotion: its legs, from the contract's own block.
+# The rollout plan of a promotion (its course): its steps (legs), from the contract's own block.
 #
-# A leg is a stretch on which evidence for `holds` is gathered from nothing: the offline stage,
-# the shadow, each step of the canary (evidence at a hundredth of the traffic says nothing of
-# the batches at a quarter), and, once all traffic is infer's, one span after another.
+# Each step starts without evidence: the offline stage, the shadow, each step of the canary
+# (evidence at 1 % of the traffic says nothing about the batches at 25 %), and, once infer serves
+# all traffic, one evaluation window (span) after another.
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SAMPLED = 0.01  # of the requests that infer serves in full, where it says no sa
 
 @dataclass(frozen=True)
 class Leg:
-    """One stretch of a promotion.
+    """One step of a promotion.
 
     Args:
         stage: step: of a canary, from 0; span: of full, from 1: a fresh one after each limit.
         share: of the traffic that infer serves; mirror: of the traffic that goes to both, and
             stable answers; sample: of what infer answers, what train scores.
         first, last: prompt groups before which nothing holds, and after which it is decided.
-        dwell_s: how long it lasts at least.
-        approval: whether a person says yes before the stage after it.
+        dwell_s: minimum hold time.
+        approval: whether the stage after it needs an approval.
         if_inconclusive: what happens when `last` is reached undecided.
         valid_for_s: after which what it showed expires; None: never.
         part: of alpha that a violation on this leg may spend; those of all legs add up to 1.
@@ -73,7 +73,7 @@ class Leg:
 
     @property
     def requests(self) -> int | None:
-        """Of users, that the first look takes about; None offline."""
+        """User requests that the first evaluation takes, about; None offline."""
         scored = max(self.share, self.mirror) * self.sample
         return math.ceil(self.first / scored) if scored else None
 

@@ -1,8 +1,8 @@
-# advance: a run of a promotion and one finding -> where the run stands then, and what follows.
+# advance: the state of a promotion and one finding -> its next state, and the notifications.
 #
-# Forward on evidence alone, and one leg at a time; back from everywhere.  What a status says is
-# settled anew at every look, so that nothing is ever forgotten in a phase that waits: a run that
-# awaits a person is rolled back by the same line that rolls back a run that gathers.
+# Forward on evidence alone, and one step (leg) at a time; back from everywhere.  Each evaluation
+# derives the status anew: a promotion that waits for an approval is rolled back by the same line as
+# one that gathers evidence.
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> M
 
 
 def advance(course: Sequence[Leg], state: State, finding: LegFinding, *, now: float) -> Move:
-    """Where a run stands after a look, and the effects that follow; pure.
+    """The state after an evaluation, and the notifications that follow; pure.
 
     Args:
         course: the legs that the run began with.

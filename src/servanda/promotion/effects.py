@@ -1,4 +1,4 @@
-# Effects: what the world is told of a change, each with a key of its own.
+# Effects: the notifications of a change, each with a key of its own.
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def effects_of(
     decided: CellResult | None,
     requested: Sequence[RuleAction] = (),
 ) -> tuple[Effect, ...]:
-    """What is told of a change: the route where it is another, people where a status is.
+    """Notifications of a change: the route where it differs, people where the status does.
 
     Args:
-        requested: by rules now; whoever they name is paged once when one begins to be met.
+        requested: by rules now; the person they name is paged once, when one begins to be met.
     """
     effects: list[Effect] = []
     body = _body(course, before, after, decided)

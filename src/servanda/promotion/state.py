@@ -94,13 +94,13 @@ class RuleAction:
 
 @dataclass(frozen=True)
 class LegFinding:
-    """What one look at a leg found: a verdict in short, or why there is none.
+    """The result of one evaluation of a step: a verdict in short, or why there is none.
 
     Args:
-        leg: name of the leg that was measured.
-        key: whom the evidence speaks of; None where measuring failed before that was known.
+        leg: name of the step that was measured.
+        key: the builds that the evidence is for; None where measuring failed before that was known.
         groups: prompt groups of the closed rounds.
-        evidence: digest of what was weighed; "" where nothing was.
+        evidence: digest of the evaluated evidence; "" where there is none.
         cells: the enforced ones that are applicable.
         asked: what the contract's escalation rules ask of a promotion.
         error: why measuring failed; "" where it did not.
@@ -136,10 +136,10 @@ class Override:
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that the world is to be told, once.
+    """A notification, delivered at least once.
 
     Args:
-        kind: "route": who serves from now on; "notify": what changed; "page": somebody is needed.
+        kind: "route": who serves from now on; "notify": what changed; "page": a person is needed.
         key: the same for every attempt to deliver it, and for no other effect.
         body: plain data for JSON.
     """
@@ -151,16 +151,16 @@ class Effect:
 
 @dataclass(frozen=True)
 class State:
-    """Where a run of a promotion stands.
+    """The state of a promotion.
 
     Args:
         run: its name; the same key has the same one.
         key: whom it promotes.
         leg: index into the course, and span: which one where that leg is full.
-        turn: changes so far; keys of effects are made of it.
+        turn: the revision, counted in changes; keys of notifications are made of it.
         since: when the leg was entered; seen: the latest time that was told; unix seconds.
-        errors: looks in a row at which measuring failed, or a cell was an error.
-        approved: name of the leg that a person said yes to leaving; "" where nobody did.
+        errors: evaluations in a row at which measuring failed, or a cell was an error.
+        approved: name of the step that a person approved leaving; "" where there is no approval.
         asked: actions of escalation rules that are met now, as text, so that a page is sent
             when it begins to be true and not at every look.
         valid_until: when what was shown last expires; None where nothing was, or it does not.

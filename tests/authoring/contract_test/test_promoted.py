@@ -208,7 +208,7 @@ def test_an_act_that_a_promotion_refuses_is_said_at_its_place(tmp_path):
     with pytest.raises(ContractError) as caught:
         promoting(tmp_path, text)
     (problem,) = caught.value.problems
-    assert "awaits no approval" in problem.message
+    assert "does not wait for an approval" in problem.message
     assert "acts: [{at: 1m, approve: a}]" in problem.where.text
 
 

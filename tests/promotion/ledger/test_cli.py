@@ -46,7 +46,17 @@ def test_show_is_a_table_with_one_line_an_entry(filled):
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["seq", "time", "(UTC)", "run", "kind", "actor", "decision", "hash"],
         ["1", "1970-01-01", "00:00:00", "a", "begun", "ci", "x,", "y", entries[0].hash[:8]],
-        ["2", "1970-01-01", "23:59:59", "b", "evaluated", "ana", "it", "holds", entries[1].hash[:8]],
+        [
+            "2",
+            "1970-01-01",
+            "23:59:59",
+            "b",
+            "evaluated",
+            "ana",
+            "it",
+            "holds",
+            entries[1].hash[:8],
+        ],
         ["3", "1e+300", "a", "advanced", "ci", "w" * 59 + "…", entries[2].hash[:8]],
     ]
 
@@ -154,7 +164,7 @@ def test_the_key_is_of_the_environment(where):
     assert servanda("verify", "--ledger", where, SERVANDA_LEDGER_KEY="secret").exit_code == 0
     done = servanda("verify", "--ledger", where)
     assert done.exit_code == 1
-    assert "was begun with a key, and none is given" in done.stdout
+    assert "was created with a key, and none is given" in done.stdout
     assert servanda("show", "--ledger", where, SERVANDA_LEDGER_KEY="other").exit_code == 4
 
 

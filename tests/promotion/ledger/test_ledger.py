@@ -139,8 +139,8 @@ def test_of_several_records_all_are_kept_or_none(ledger):
     [
         (record(x=math.nan), "Out of range float values are not JSON compliant"),
         (record(x=math.inf), "Out of range float values are not JSON compliant"),
-        (record(x={1: 2}), "the key 1 is no text"),
-        (record(x=[{"y": {None: 1}}]), "the key None is no text"),
+        (record(x={1: 2}), "the key 1 is not text"),
+        (record(x=[{"y": {None: 1}}]), "the key None is not text"),
         (record(x={1, 2}), "Object of type set is not JSON serializable"),
         (record(at=math.nan), "its time is nan"),
         (record(actor=""), "its actor is ''"),
@@ -238,9 +238,9 @@ def test_with_a_key_the_chain_cannot_be_made_without_it(where, key):
 @pytest.mark.parametrize(
     ("begun", "given", "said"),
     [
-        (b"k", b"l", "was begun with a key, and another one is given"),
-        (b"k", b"", "was begun with a key, and none is given"),
-        (b"", b"l", "was begun without a key, and one is given"),
+        (b"k", b"l", "was created with a key, and another one is given"),
+        (b"k", b"", "was created with a key, and none is given"),
+        (b"", b"l", "was created without a key, and one is given"),
     ],
 )
 def test_another_key_is_noticed_before_anything_is_read(where, begun, given, said):
@@ -250,7 +250,9 @@ def test_another_key_is_noticed_before_anything_is_read(where, begun, given, sai
     with pytest.raises(LedgerError) as error:
         open_ledger(where, key=given)
 
-    assert str(error.value) == f"{name} {said}\n  hint: open it with the key that it was begun with"
+    assert (
+        str(error.value) == f"{name} {said}\n  hint: open it with the key that it was created with"
+    )
 
 
 def test_an_entry_changed_under_a_running_reader_is_refused(ledger, tamper):

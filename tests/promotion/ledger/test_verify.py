@@ -156,7 +156,7 @@ def test_another_key_is_one_problem_and_not_one_for_each_entry(where):
         name = filled(ledger).store.name
 
     assert said(verify_at(where, key=b"two")) == [
-        f"{name} was begun with a key, and another one is given",
+        f"{name} was created with a key, and another one is given",
         "none of the 6 entries has its hash under this key: this is another key",
     ]
 
@@ -244,7 +244,7 @@ def test_a_tail_that_was_cut_off_is_missed(where, tamper, swift_path):
         open_ledger(where, witness=witness)
     assert str(error.value) == (
         f"{name} was {told}\n"
-        f"  hint: restore a copy; where it was begun anew on purpose, remove {witness}"
+        f"  hint: restore a copy; if you started a new ledger on purpose, remove {witness}"
     )
 
 
@@ -297,7 +297,7 @@ def test_a_file_that_is_gone_is_not_begun_anew(swift_path):
             call(str(path))
         assert str(error.value) == (
             f"no ledger at {path}, and entry 6 was acknowledged here\n"
-            f"  hint: restore a copy; to begin anew on purpose, remove {path}.head"
+            f"  hint: restore a copy; to start a new ledger on purpose, remove {path}.head"
         )
     assert not path.exists()
     assert said(verify_at(str(path))) == [f"no ledger at {path}, and entry 6 was acknowledged here"]

@@ -134,7 +134,7 @@ def test_a_program_that_is_gone_by_now_is_said(tmp_path):
         (
             "echo 'one",
             "--command cannot be split into words: no closing quotation\n"
-            "  hint: it is split as a shell would; arguments with spaces stand in quotes",
+            "  hint: it is split as a shell would; quote arguments with spaces",
         ),
         (" ", "--command names no program"),
         (

@@ -153,7 +153,7 @@ MAKES = "hint: python -c \"import base64, secrets; print('whsec_'"
 @pytest.mark.parametrize(
     ("secret", "said"),
     [
-        ("correct-horse-battery", f"the secret in {VARIABLE} is no base64"),
+        ("correct-horse-battery", f"the secret in {VARIABLE} is not base64"),
         ("whsec_" + "YQ==", f"the secret in {VARIABLE} has 1 bytes, and 24 are the least"),
         (f"{SECRET} " + base64.b64encode(bytes(23)).decode(), "has 23 bytes, and 24 are the least"),
         ("whsec_", "has 0 bytes, and 24 are the least"),

@@ -104,7 +104,7 @@ def _refuse_keys(value: Any) -> None:
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
-                raise TypeError(f"the key {name!r} is no text")
+                raise TypeError(f"the key {name!r} is not text")
             _refuse_keys(part)
     elif isinstance(value, list | tuple):
         for part in value:
@@ -175,8 +175,8 @@ def content(row: Row, key: bytes) -> list[str]:
     except (ValueError, RecursionError) as error:
         return [f"it is no JSON: {error}"]
     if made != row.hash:
-        return [f"{UNLIKE} {made}, and what is written is {row.hash}"]
-    return [] if same else ["its body is not written as it was"]
+        return [f"{UNLIKE} {made}, and the recorded hash is {row.hash}"]
+    return [] if same else ["its body is not canonical JSON"]
 
 
 def _kinds(row: Row) -> list[str]:

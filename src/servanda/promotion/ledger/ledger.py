@@ -75,7 +75,7 @@ class ChainedLedger:
                 f"{self.store.name} was {fault}"
                 if fault.startswith("truncated")
                 else f"{self.store.name}: {fault}",
-                hint=f"restore a copy; where it was begun anew on purpose, remove "
+                hint=f"restore a copy; if you started a new ledger on purpose, remove "
                 f"{self.witness.path}",
             )
 

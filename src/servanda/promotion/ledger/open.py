@@ -36,7 +36,7 @@ def open_ledger(
     try:
         refusal = _other_key(ledger)
         if refusal:
-            raise LedgerError(refusal, hint="open it with the key that it was begun with")
+            raise LedgerError(refusal, hint="open it with the key that it was created with")
         if isinstance(ledger.store, ExportedStore):
             for fault in ledger.store.faults():
                 raise Damaged(fault, hint="export the ledger again")
@@ -99,7 +99,7 @@ def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> Cha
         if head is None:
             raise
         message = f"{error.problems[0].message}, and entry {head.seq} was acknowledged here"
-        hint = f"restore a copy; to begin anew on purpose, remove {beside.path}"
+        hint = f"restore a copy; to start a new ledger on purpose, remove {beside.path}"
         raise Damaged(message, hint=hint) from None
     return ChainedLedger(store, beside, key)
 
@@ -121,6 +121,6 @@ def _other_key(ledger: ChainedLedger) -> str:
     if mark in (None, mark_of(ledger.key)):
         return ""
     if mark == mark_of(b""):
-        return f"{ledger.store.name} was begun without a key, and one is given"
+        return f"{ledger.store.name} was created without a key, and one is given"
     given = "another one is given" if ledger.key else "none is given"
-    return f"{ledger.store.name} was begun with a key, and {given}"
+    return f"{ledger.store.name} was created with a key, and {given}"

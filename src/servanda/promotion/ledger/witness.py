@@ -1,8 +1,7 @@
-# The witness: the last entry that was acknowledged on this machine, in a small file of its own.
+# The head checkpoint (witness): the last entry acknowledged on this machine, in a small file.
 #
-# A chain does not miss its own tail: whoever cuts the last entries off leaves one that is whole.
-# The witness does.  It is written after each commit, so a crash in between leaves it behind
-# the ledger, never ahead of it.
+# A truncated chain is still a valid chain; the checkpoint shows that its tail is missing.
+# It is written after each commit, so a crash in between leaves it behind the ledger, never ahead.
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Head:
 
 
 class Witness:
-    """A file with the last entry that was acknowledged, or none.
+    """The head checkpoint: a file with the last entry that was acknowledged, or none.
 
     Args:
         path: None keeps nothing.

@@ -45,7 +45,7 @@ class Command:
         except ValueError as error:
             raise ContractError(
                 f"--command cannot be split into words: {str(error).lower()}",
-                hint="it is split as a shell would; arguments with spaces stand in quotes",
+                hint="it is split as a shell would; quote arguments with spaces",
             ) from None
         if not self._words:
             raise ContractError("--command names no program")

@@ -96,7 +96,7 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
     another; none where the variable is empty.
 
     Raises:
-        ContractError: one is no base64, or is too short.  The text shows none of it.
+        ContractError: one is not base64, or is too short.  The text shows none of it.
     """
     return tuple(map(_secret, environ.get(VARIABLE, "").split()))
 
@@ -107,7 +107,7 @@ def _secret(text: str) -> bytes:
         # receivers take them with and without their padding
         secret = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise ContractError(f"the secret in {VARIABLE} is no base64", hint=_NEW) from None
+        raise ContractError(f"the secret in {VARIABLE} is not base64", hint=_NEW) from None
     if len(secret) < _LEAST:
         raise ContractError(
             f"the secret in {VARIABLE} has {len(secret)} bytes, and {_LEAST} are the least",

@@ -1,8 +1,8 @@
-# The outbox: what a run's entries say the world is to be told, until each receiver took it.
+# The outbox: the notifications of a promotion's entries, until each receiver accepted them.
 #
-# An effect is written down with the decision that it follows from, and delivered afterwards; an
-# entry of kind "told" says that a sink took it.  Whoever is killed in between delivers it once
-# more, with the same key, and nothing is lost.
+# A notification (effect) is written with the decision that it follows from, and delivered
+# afterwards; an entry of kind "told" records the delivery to a receiver (sink).  A process that is
+# killed in between delivers it again, with the same key, and nothing is lost.
 #
 # Who serves comes before what people read: at every sink routes go first, and do not wait
 # behind a message that a receiver refuses.  A route says all there is to say, so only the

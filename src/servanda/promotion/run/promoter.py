@@ -1,4 +1,4 @@
-# The promoter: looks at a build, lets what it finds move the run, and looks again while it moves.
+# The promoter: evaluates a build, lets the finding move the promotion, and repeats while it moves.
 
 from __future__ import annotations
 

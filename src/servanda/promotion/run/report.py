@@ -1,4 +1,4 @@
-# What is told of a run: its legs, the cell that decided each, and what to do next.
+# The report on a promotion: its steps, the cell that decided each, and what to do next.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servanda.report.format import duration, line, number
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain
 
-_HEAD = ("stage", "traffic", "state", "groups", "decided by", "measured", "interval", "limit", "n")
+HEAD = ("stage", "traffic", "state", "groups", "decided by", "measured", "interval", "limit", "n")
 _GLYPH = {"held": "✓", "violated": "✗", "to come": "·"}
 _WIDEST = 40  # of a column; a longer name is cut
 
@@ -66,8 +66,8 @@ def rows(history: History) -> tuple[LegRow, ...]:
 
 
 def text(history: History, *, now: float) -> str:
-    """A run for people: a row a leg, the status with its reason, and the next move."""
-    head, *row_texts = table([_HEAD, *map(_cells, rows(history))], widest=_WIDEST)
+    """A promotion for people: a row per step, the status with its reason, and the next move."""
+    head, *row_texts = table([HEAD, *map(columns, rows(history))], widest=_WIDEST)
     lines = [f"{history.run}  {line(history.opened['kernels']['infer'])}"]
     lines += [f"  {head}"]
     at_leg = "✗" if history.state.ended else "▶"
@@ -142,7 +142,7 @@ def when(at: float) -> str:
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _cells(row: LegRow) -> tuple[str, ...]:
+def columns(row: LegRow) -> tuple[str, ...]:
     leg, cell = row.leg, row.decided
     sizes = f"{leg.first:,} to {leg.last:,}"
     groups = sizes if row.groups is None else f"{row.groups:,} of {sizes}"
