@@ -201,7 +201,7 @@ def test_a_contract_in_plain_english(tmp_path):
     for sentence in (
         "at most 2.5 % for a pass",
         "shared by 6 pairs of a promise and a slice",
-        "its mean over the tokens that this workload's prompts bring forth, measured or not, is at "
+        "its mean over all tokens that this workload's prompts would generate, measured or not, is at "
         "most 0.05.",
         "holds the data show the mean below the limit (wrong: at most 2.5 %)",
         "(wrong: at most 0.42 %, a share of 1/6)",
@@ -213,7 +213,7 @@ def test_a_contract_in_plain_english(tmp_path):
         "all 12,000 53 364",
         "at every position of the golden texts is at most 2 nat.",
         "holds never: the mean of a metric without bound can only be refuted",
-        "Precondition: the served tokens follow the distribution that infer reports",
+        "Validity check: the served tokens follow the distribution that infer reports",
         "shown only, never fails the contract",
     ):
         assert sentence in text, sentence
@@ -266,7 +266,7 @@ def test_every_name_has_an_explanation(name):
 def test_a_name_that_is_none():
     done = servanda("contract", "explain", "k33")
     assert done.exit_code == 2
-    assert "'k33' is neither a file nor a metric, a guard or a slice field" in done.output
+    assert "'k33' is neither a file nor a metric, a validity check or a slice field" in done.output
     assert "did you mean 'k3_nats'?" in done.output
 
 

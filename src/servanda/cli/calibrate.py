@@ -32,7 +32,7 @@ _SEED = 20260607  # the same run gives the same limits
 _BINDS = {
     "sampling": "sampling: a smaller one is not shown often enough at these sizes",
     "together": "together: raised, so that all slices and clauses hold in the same runs",
-    "self-noise": "self-noise: twice the floor, within which nothing is red",
+    "self-noise": "self-noise: twice the noise floor, within which nothing is violated",
     "record": "record: rounding of the recorded logprobs alone would reach a smaller one",
     "fact": "fact: true of the golden texts; no sampling, so no power",
 }
@@ -156,7 +156,9 @@ def _lines(
             f"drawn {calibration.resamples:,} times from {groups:,} prompt groups{of}: "
             f"runs of {size:,}, confidence {confidence:g}"
         )
-    rows = [["clause", "decided by", "measured", "floor", "limit", "calibrated", "power", "binds"]]
+    rows = [
+        ["clause", "decided by", "measured", "noise floor", "limit", "calibrated", "power", "binds"]
+    ]
     rows += [_row(row) for row in calibration.rows]
     lines = table(rows, right=range(2, len(rows[0]) - 1))
     notes = [f"{row.clause}: {row.note}" for row in calibration.rows if row.note]

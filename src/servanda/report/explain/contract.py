@@ -29,7 +29,7 @@ from servanda.theory.stats.interval import units_at_best, units_expected
 
 _WIDTH = 96
 _TOKENS = {
-    "population": "the tokens that this workload's prompts bring forth, measured or not",
+    "population": "all tokens that this workload's prompts would generate, measured or not",
     "realised": "the tokens that are measured (it says nothing about tomorrow's)",
 }
 _ANSWERS = (
@@ -80,7 +80,8 @@ def _head(plan: Plan) -> str:
     alpha = exact_percent(plan.alpha)
     lines = [
         f"{contract.metadata.name}: is {kernels.infer} close enough to {kernels.train}?",
-        "Both run on the same tokens: infer draws the answers, train scores them again.",
+        "Both run on the same tokens: the infer kernel generates them, the train kernel "
+        "re-scores them.",
         "",
         _fill(
             f"Chance of a wrong answer: at most {alpha} for a pass, and at most {alpha} for a red "
@@ -139,7 +140,7 @@ def promise(cell: Cell) -> str:
     """What a clause promises, as a sentence or two."""
     clause, metric = cell.clause, cell.clause.metric
     if metric in GUARDS:
-        return f"Precondition: {of_guard(metric)}."
+        return f"Validity check: {of_guard(metric)}."
     meaning = of_metric(metric)
     tokens = _TOKENS[cell.claim]
     if metric in CHAIN and clause.aggregate is None:

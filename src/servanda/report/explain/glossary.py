@@ -115,8 +115,8 @@ def explain_guard(name: str) -> str | None:
         return None
     return (
         f"{name}: {of_guard(name)}.\n"
-        "  a guard: where it fails, the statistical promises say nothing (inconclusive),\n"
-        "  because their numbers would not be what they claim to be.  It never makes a pass.\n"
+        "  a validity check: if it fails, the statistical promises are inconclusive, because\n"
+        "  their numbers would not have the meaning that they claim.  It never makes a pass.\n"
         f"  clause   under observability.clauses; {_written(name)}"
     )
 
