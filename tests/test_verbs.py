@@ -201,8 +201,8 @@ def test_a_contract_in_plain_english(tmp_path):
     for sentence in (
         "at most 2.5 % for a pass",
         "shared by 6 pairs of a promise and a slice",
-        "its mean over all tokens that this workload's prompts would generate, measured or not, is at "
-        "most 0.05.",
+        "its mean over all tokens that this workload's prompts would generate, measured or not, is "
+        "at most 0.05.",
         "holds the data show the mean below the limit (wrong: at most 2.5 %)",
         "(wrong: at most 0.42 %, a share of 1/6)",
         "all 2,000 109 758",

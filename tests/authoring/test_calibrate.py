@@ -188,7 +188,8 @@ def test_no_limit_is_below_twice_the_self_noise(tmp_path):
     assert row["binds"] == "self-noise"
     assert row["measured"] < row["floor"]
     assert 2 * row["floor"] <= row["limit"] < 2.2 * row["floor"]
-    assert "self-noise: twice the noise floor, within which nothing is violated" in call(run_dir).output
+    legend = "self-noise: twice the noise floor, within which nothing is violated"
+    assert legend in call(run_dir).output
 
 
 @pytest.mark.slow
