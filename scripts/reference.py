@@ -97,12 +97,12 @@ def metrics() -> str:
 
 def fields() -> str:
     """The page of slice fields, operators and actions."""
-    rows = [("field", "known", "values", "what it is")]
+    rows = [("field", "known", "values", "meaning")]
     rows.append((f"`{LABEL}<name>`", _KNOWN["request"], "texts", "a label of the prompt"))
     for name, field in FIELDS.items():
         values = ", ".join(field.values) if field.values else "numbers"
         rows.append((f"`{name}`", _KNOWN[field.known], values, field.meaning))
-    actions = [("action", "taken by", "what is done")]
+    actions = [("action", "taken by", "effect")]
     for name, action in ACTIONS.items():
         written = f"`{{{name}: {action.example}}}`" if action.example else f"`{name}`"
         actions.append((written, ", ".join(map(_DOORS.__getitem__, action.doors)), action.summary))
@@ -110,8 +110,8 @@ def fields() -> str:
     return (
         f"{_HEAD}# Slice fields and actions\n\n"
         f"{_table(*rows)}\n\n"
-        "What is known before the request can route it. On a slice that is known only after the "
-        "token, only\n`mass_gap` and `tv_contribution` are defined.\n\n"
+        "Fields that are known before the request can route it. On a slice that is known only "
+        "after the token,\nonly `mass_gap` and `tv_contribution` are defined.\n\n"
         f"Operators of `match`: {operators}. Texts take `in` and `exists`.\n\n"
         "## Actions of an escalation\n\n"
         f"{_table(*actions)}\n"

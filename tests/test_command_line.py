@@ -16,10 +16,12 @@ from servanda.cli.commands import FIRST, GROUPS, HINTS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.examples import EXAMPLES
 from servanda.cli.main import main
 from servanda.cli.options import DASH, FileType, OutputPath
+from servanda.cli.progress import watching
 from servanda.engines import faults
 from servanda.judgement.verdict import FORMATS
 from servanda.promotion.run import record
 from servanda.runner.compare import selftest
+from servanda.runner.measurement import Progress
 from tests import kit
 from tests.report import made
 
@@ -541,3 +543,12 @@ def test_a_run_directory_is_explained_by_its_chain(folder):
 def test_the_first_page_names_every_command_once():
     names = [*FIRST, *(name for _, lines in GROUPS.values() for name in lines)]
     assert sorted({*names} - {"status"}) == sorted(name for name in names if name != "status")
+
+
+# progress
+
+
+def test_progress_says_which_of_several_runs_it_is(capsys):
+    with watching(run="run 1 of 2") as watch:
+        watch(Progress("prompt groups", 0, 640))
+    assert capsys.readouterr().err == "run 1 of 2, prompt groups ...\n"

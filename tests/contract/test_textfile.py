@@ -91,7 +91,7 @@ def test_standard_input_is_read_up_to_the_limit(words, tmp_path, monkeypatch):
     done = servanda(*words, input="# long\n" * (MAX_BYTES // 7 + 1))
     assert done.exit_code == 2
     assert f"stdin has more than the {MAX_BYTES:,} bytes that are read at most" in done.output
-    assert "hint: give one contract, and not what it was measured on" in done.output
+    assert "hint: give one contract, not its workload" in done.output
 
 
 def test_a_contract_of_two_thousand_clauses_is_read(tmp_path):

@@ -177,7 +177,7 @@ def test_the_depths_of_a_run_that_is_continued_are_those_that_it_began_with(tabl
 def test_what_is_compared_is_said_first(tables):
     said = ready(preset=None).said
     assert said[0] == "compare   table q.json  (B) against  table p.json  (A, today)"
-    assert said[1].strip() == "B draws, A re-scores the same tokens by decoding, as it serves"
+    assert said[1].strip() == "B generates, A re-scores the same tokens by decoding, as it serves"
     trained = ready(preset="trl")
     assert trained.said[1].endswith("re-scores the same tokens by prefill, as a trainer")
     assert (trained.parts.train.path, ready().parts.train.path) == (None, "decode")
@@ -187,9 +187,9 @@ def test_what_is_compared_is_said_first(tables):
 
 def test_the_claim_is_that_of_the_tokens_measured_unless_asked(tables):
     assert ready().parts.claim == "realised"
-    assert "claim     realised, of the tokens that are measured" in "\n".join(ready().said)
+    assert "claim     realised: the tokens that are measured" in "\n".join(ready().said)
     assert ready(sequences=2000, claim="population").parts.claim == "population"
-    with pytest.raises(ContractError, match="64 prompt groups are too few to speak of all"):
+    with pytest.raises(ContractError, match="64 prompt groups are too few for a claim about all"):
         ready(sequences=64, claim="population")
 
 
@@ -281,7 +281,7 @@ def test_golden_texts_of_a_pack_bound_the_candidate_without_a_file(tables):
         ({"max_new_tokens": 9}, "was drawn with max_new_tokens 6, not 9"),
         ({"temperature": 0.5}, "was drawn with temperature 1, not 0.5"),
         ({"prompts": Path("other.jsonl")}, "is not what the pack p.pack was drawn on"),
-        ({"referee": "table:p.json"}, "a pack does not"),
+        ({"referee": "table:p.json"}, "a baseline file cannot"),
     ],
 )
 def test_a_pack_refuses_another_comparison(tables, options, message):

@@ -219,7 +219,11 @@ def _faults(caught: tuple[Caught, ...]) -> list[str]:
         if faults:
             names = f"; missed: {', '.join(missed)}" if missed else ""
             lines.append(
-                f"caught: {len(faults) - len(missed)} of {len(faults)} known faults at {at}, "
-                f"measured on the bundled model, at the size of this run{names}"
+                f"caught: {len(faults) - len(missed)} of {len(faults)} known faults at {at}, at "
+                f"the size of this run{names}"
             )
+    if lines:
+        lines.append(
+            "fault sizes were measured on the bundled 2.6 M parameter model; yours may differ"
+        )
     return lines

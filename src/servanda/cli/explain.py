@@ -49,7 +49,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
         text = explain_name(what)
         if text is None:
             raise ContractError(
-                f"{what!r} is neither a file nor a metric, a guard or a slice field",
+                f"{what!r} is neither a file nor a metric, a validity check or a slice field",
                 hint=did_you_mean(what, names()),
             )
         if format_ == "json":

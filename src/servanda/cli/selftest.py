@@ -32,7 +32,7 @@ def selftest_command(
     top_p of 0.95 have to be detected.  The server is not changed, and no file is kept.
 
     Exit codes: 0 all of it, 1 the server breaks its agreement with itself, 3 something was
-    not decided or not found at this size.
+    not decided, or not detected at this size.
     """
     aside = format_ == "json"  # only the data goes to stdout then
     say = partial(click.echo, err=aside)
@@ -56,10 +56,10 @@ def selftest_command(
         )
     if not rows[0].passed:
         outcome = rows[0].verdict.outcome
-        say(f"the server against itself: {outcome}. A gate on it would be red by itself")
+        say(f"the server compared with itself: {outcome}. Checks of it fail without any fault")
         sys.exit(rows[0].verdict.exit_code)
     missed = [row.case for row in rows if not row.passed]
     if missed:
-        say(f"not found at this size: {'; '.join(missed)}. Try more: --sequences")
+        say(f"not detected at this size: {'; '.join(missed)}. Try a larger --sequences")
         sys.exit(3)
-    say("a gate on this server holds when nothing is wrong, and sees an undisclosed sampler")
+    say("a check of this server holds without a fault, and detects an undeclared sampler setting")

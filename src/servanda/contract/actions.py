@@ -29,13 +29,15 @@ ACTIONS: Registry[Action] = Registry("action")
 
 ACTIONS.add(
     "divert",
-    Action("The traffic of the slice, or all, goes to stable.", ("gateway",), "slice"),
+    Action("The traffic of the slice, or all of it, goes to stable.", ("gateway",), "slice"),
 )
-ACTIONS.add("mirror", Action("A share goes to both, and stable answers.", ("gateway",), "0.1"))
+ACTIONS.add(
+    "mirror", Action("A share goes to both; stable serves the response.", ("gateway",), "0.1")
+)
 ACTIONS.add("sample", Action("A share is re-scored.", ("gateway", "rl"), "0.1"))
-ACTIONS.add("correct", Action("Tokens are weighed by the declared weighting.", ("rl",)))
+ACTIONS.add("correct", Action("Tokens are weighted by the declared importance weighting.", ("rl",)))
 ACTIONS.add("mask", Action("The tokens of the slice are left out of the loss.", ("rl",)))
-ACTIONS.add("hold", Action("Nothing goes forward.", ("promotion", "gateway")))
+ACTIONS.add("hold", Action("The promotion does not advance.", ("promotion", "gateway")))
 ACTIONS.add("roll_back", Action("All traffic goes back to stable.", ("promotion",)))
 ACTIONS.add("halt", Action("The run stops.", ("rl", "promotion")))
-ACTIONS.add("page", Action("Somebody is told.", ("gateway", "promotion", "rl"), "oncall"))
+ACTIONS.add("page", Action("A person is notified.", ("gateway", "promotion", "rl"), "oncall"))

@@ -127,7 +127,7 @@ class TrafficReplayEngine:
     def _refuse(self, verb: str) -> NoReturn:
         raise MeasurementError(
             f"a log of served requests cannot {verb}",
-            hint="it has what infer answered, and nothing can be asked of it",
+            hint="it contains responses of the infer kernel only, and cannot generate or score",
         )
 
 

@@ -129,7 +129,7 @@ class VllmEngine(checkpoint.Tokenized):
                 if reported is None:
                     raise MeasurementError(
                         f"vLLM gave up sequence {sequence} of those whose logits it was asked for",
-                        hint="what was measured is kept: run the same command again to go on",
+                        hint="finished rounds are kept: run the same command again to continue",
                     )
                 assert not isinstance(reported, Reported)
                 for start in range(0, len(given), size):

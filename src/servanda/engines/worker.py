@@ -217,7 +217,7 @@ class Worker:
             )
         return MeasurementError(
             f"the {self.side} worker left with exit code {code} during {verb!r}:\n{words}",
-            hint="what was measured is kept; engine and kernel are named in the contract",
+            hint="finished rounds are kept; engine and kernel are named in the contract",
         )
 
 

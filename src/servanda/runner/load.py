@@ -87,7 +87,7 @@ def parse(data: bytes, name: str) -> Contract:
     if len(data) > MAX_BYTES:  # of standard input
         raise ContractError(
             f"{name} has more than the {MAX_BYTES:,} bytes that are read at most",
-            hint="give one contract, and not what it was measured on",
+            hint="give one contract, not its workload",
         )
     return contract_of(decoded(data, name), name)
 

@@ -67,7 +67,7 @@ class Scorer:
             raise MeasurementError(
                 f"the reward {self.of} failed on {answer_text}: {_error_text(error)}",
                 where=_place(error, self.file),
-                hint="mend the function; what was measured with another text of it expires",
+                hint="correct the function; evidence that was measured with its old text expires",
             ) from error
         if not isinstance(value, Real | np.bool_) or math.isnan(value):
             raise MeasurementError(
@@ -115,7 +115,7 @@ def _loaded(file: str, function: str, source: str) -> Callable[[dict[str, Any], 
         raise MeasurementError(
             f"the reward's file cannot be run: {_error_text(error)}",
             where=_place(error, file),
-            hint="it is run by itself: it may import what is installed, and no file beside it",
+            hint="it runs in isolation: it can import installed packages, and no file next to it",
         ) from error
     scorer = getattr(module, function, None)
     if not callable(scorer):

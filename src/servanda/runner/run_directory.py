@@ -139,7 +139,7 @@ class RunDirectory:
             partial.unlink(missing_ok=True)
             raise MeasurementError(
                 f"{path} cannot be written: {error.strerror or error}",
-                hint="make room or choose another --run-dir; what was measured is kept, and the "
+                hint="make room or choose another --run-dir; finished rounds are kept, and the "
                 "same command goes on from there",
             ) from None
 

@@ -36,7 +36,7 @@ def misfits_are_refused_by_name(case: Case) -> str:
             require(
                 str(name) in str(error),
                 f"{what} in sequence {name} is refused without its name: {error.args[0]}",
-                "name the sequence: whoever wrote the prompt looks for it by that",
+                "name the sequence, so that the author of the prompt can find it",
             )
         else:
             raise Broken(

@@ -186,7 +186,7 @@ class HTTPEngine:
                 f"{self.transport.url}{endpoint} streamed {len(step_T)} tokens"
                 + ("" if done else " and no end")
                 + f", and 1 to {sequence.width} were asked for",
-                hint="look at the server's log, and at what stands between it and here",
+                hint="look at the log of the server, and at proxies between it and this machine",
             )
         return step_T
 

@@ -45,32 +45,35 @@ class Field:
 FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         "request.prompt_tokens": Field("request", "tokens of the prompt"),
-        "context.position": Field("context", "how many tokens of the answer came before, from 0"),
+        "context.position": Field("context", "number of response tokens before this one, from 0"),
         "context.length": Field(
-            "context", "how many tokens came before: of the prompt, of the answer, of tools"
+            "context", "number of tokens before this one: of the prompt, the response and tools"
         ),
         "context.turn": Field(
-            "context", "which stretch of drawn tokens it is in, from 1; between them tools speak"
+            "context", "number of the stretch of sampled tokens, from 1; tool results separate them"
         ),
         "context.turn_position": Field(
-            "context", "how many tokens of its turn came before, from 0"
+            "context", "number of tokens of its turn before this one, from 0"
         ),
         "context.entropy_nats": Field(
             "context",
-            "how undecided infer is before it draws: entropy of its processed distribution",
+            "entropy of the processed distribution of the infer kernel, before sampling",
         ),
-        "context.p_max": Field("context", "the probability of infer's likeliest token"),
-        "context.previous_class": Field("context", "the class of the token before", TOKEN_CLASSES),
+        "context.p_max": Field(
+            "context", "probability of the most likely token of the infer kernel"
+        ),
+        "context.previous_class": Field("context", "class of the previous token", TOKEN_CLASSES),
         "outcome.rank": Field(
-            "outcome", "how many tokens infer held to be likelier than the drawn one, from 0"
+            "outcome",
+            "number of tokens that are more likely than the sampled one (infer kernel), from 0",
         ),
-        "outcome.logp_nats": Field("outcome", "infer's logprob of the drawn token"),
-        "outcome.token_class": Field("outcome", "the class of the drawn token", TOKEN_CLASSES),
+        "outcome.logp_nats": Field("outcome", "logprob of the sampled token in the infer kernel"),
+        "outcome.token_class": Field("outcome", "class of the sampled token", TOKEN_CLASSES),
         # an answer that diverges and grows long is trained later, and is older for it
         "outcome.staleness": Field(
             "outcome",
-            "updates of the weights between drawing the token and training on it: decided by when "
-            "its answer was done",
+            "weight updates between sampling the token and training on it; it depends on when the "
+            "response was finished",
         ),
     }
 )
@@ -78,7 +81,7 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
 MOVED: Mapping[str, str] = MappingProxyType({"context.staleness": "outcome.staleness"})
 LABEL = "labels."
 _LABEL_FIELD = Field(
-    "request", "a label of the prompt, or of live traffic; never of the answer", ()
+    "request", "a label of the prompt, or of live traffic; never of the response", ()
 )
 _LATEST_FIRST: tuple[Known, ...] = ("outcome", "context")
 OPERATORS = ("gte", "gt", "lte", "lt", "in", "exists")

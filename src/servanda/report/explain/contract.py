@@ -138,7 +138,7 @@ def promise(cell: Cell) -> str:
     """What a clause promises, as a sentence or two."""
     clause, metric = cell.clause, cell.clause.metric
     if metric in GUARDS:
-        return f"Precondition: {of_guard(metric)}."
+        return f"Validity check: {of_guard(metric)}."
     meaning = of_metric(metric)
     tokens = _TOKENS[cell.claim]
     if metric in CHAIN and clause.aggregate is None:

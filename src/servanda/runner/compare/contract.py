@@ -255,8 +255,8 @@ def _claimed(
     if options.claim == "population":
         if 2 * needed > groups:
             raise ContractError(
-                f"{groups:,} prompt groups are too few to speak of all that such prompts bring "
-                f"forth at a limit of {limit:g}",
+                f"{groups:,} prompt groups are too few for a claim about all tokens that such "
+                f"prompts would generate, at a limit of {limit:g}",
                 hint=f"use {larger}, or leave --claim out",
             )
         return template.model_copy(update={"claim": "population"}), ()
@@ -267,8 +267,8 @@ def _claimed(
             hint=f"use {larger}, or a preset with wider limits",
         )
     lines = (
-        "claim     realised, of the tokens that are measured; --claim population speaks of all",
-        "          that such prompts bring forth, and takes longer",
+        "claim     realised: the tokens that are measured; --claim population is about all tokens",
+        "          that such prompts would generate, and takes longer",
     )
     return template.model_copy(update={"claim": "realised"}), lines
 

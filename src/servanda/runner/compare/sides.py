@@ -84,8 +84,8 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
     refuse_missing(referee, referee_text, "--referee")
     if "pack" in (a.engine, referee.engine):
         raise ContractError(
-            "with a referee all three kernels run, and a pack does not",
-            hint="compare reference.pack KERNEL: a pack is its own referee",
+            "with a reference scorer all three kernels run, and a baseline file cannot",
+            hint="compare reference.pack KERNEL: a baseline file is its own reference",
         )
     return Sides(train=referee, infer=b, stable=a)
 
@@ -124,16 +124,16 @@ def roles(sides: Sides) -> tuple[str, ...]:
     """Who draws the tokens and who re-scores them, in words."""
     if sides.pack is not None:
         return (
-            "          the pack's reference drew the tokens, B re-scores them on its own decode "
-            "path:",
-            "          the numbers speak of tokens that the reference brings forth, and B's own "
-            "sampler is not looked at",
+            "          the reference of the baseline file generated the tokens, B re-scores them "
+            "on its own decode path:",
+            "          the numbers are about tokens of the reference, and the sampler of B is not "
+            "tested",
         )
     if sides.stable is not None:
         return (
-            "          A and B each draw, the referee re-scores both; limits are on B, A is shown "
-            "beside it",
+            "          A and B each generate, the reference scorer re-scores both; limits are on "
+            "B, A is shown for comparison",
         )
     decodes = sides.train.path == "decode"
     how = "by decoding, as it serves" if decodes else "by prefill, as a trainer"
-    return (f"          B draws, A re-scores the same tokens {how}",)
+    return (f"          B generates, A re-scores the same tokens {how}",)

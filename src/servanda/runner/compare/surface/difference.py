@@ -60,6 +60,6 @@ def conclusion(layers: tuple[LayerResult, ...]) -> str:
     what = " and the ".join(f.layer for f in layers)
     return (
         f"the {what} differ{'s' if len(layers) == 1 and lowest != 'tool calls' else ''}: clients "
-        "are served otherwise, whatever the kernels do; what follows speaks of token ids, which "
-        "step around it"
+        "get other responses, whatever the kernels do; the comparison below uses token ids, which "
+        "bypass it"
     )
