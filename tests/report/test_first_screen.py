@@ -10,12 +10,19 @@ from hypothesis import strategies as st
 from servanda.judgement.token_profile import EDGES, Portrait
 from servanda.report.html import view
 from servanda.report.html_cards import cards, least_seen
-from servanda.report.html_details import bin_label, curves, fingerprints, matrix, tails
+from servanda.report.html_details import bin_label, curves, fingerprints, matrix
 from servanda.report.html_ladder import ladder
-from servanda.report.html_scale import Scale
+from servanda.report.html_pictures import ratios
+from servanda.report.html_shapes import Scale
 from tests.report import made
 
+RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 positive = st.floats(1e-12, 1e6)
+
+
+def number_of(label):
+    mantissa, _, power = label.replace(",", "").partition("×10")
+    return float(mantissa) * 10.0 ** int(power.translate(RAISED) or 0)
 
 
 def lines(verdict, card):
@@ -28,7 +35,7 @@ def test_an_axis_keeps_the_order_and_shows_the_largest(values):
     places = [scale.at(v) for v in sorted(values)]
     assert places == sorted(places) and all(0 <= p < 100 for p in places)
     assert scale.at(0) == 0 and scale.at(math.inf) == 100
-    assert all(abs(scale.at(float(t.label)) - t.at) < 1 for t in scale.ticks)
+    assert all(abs(scale.at(number_of(t.label)) - t.at) < 1 for t in scale.ticks())
 
 
 def test_an_axis_is_logarithmic():
@@ -51,17 +58,54 @@ def test_the_ladder_is_worst_first_and_the_whole_last():
     assert bad.floor < bad.limit < bad.low < bad.dot < bad.high
 
 
-def test_one_limit_is_named_once_and_several_row_by_row():
-    assert ladder(made.VERDICTS["violated"]).limit == ""
-    assert ladder(made.VERDICTS["sixty slices"]).limit == "0.03"
+def test_every_row_has_its_own_limit():
+    assert [row.limit for row in ladder(made.VERDICTS["violated"]).rows] == [
+        *("≤ 0.1", "≤ 0.03", "≤ 0.03")
+    ]
+
+
+def test_slices_are_grouped_by_their_split_for_only_then_shares_add_up():
+    """Three partitions in one list have three times as many tokens as there are."""
+    names = ("long", "depth<8", "domain=a", "depth>=8", "domain=b", "all")
+    cells = [made.cell(slice=name, value=0.02 - 0.001 * i) for i, name in enumerate(names)]
+    rules = """
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {name: x, version: 1.0.0}
+kernels:
+  train: {engine: external}
+  infer: {engine: external}
+workload: {source: trainer, sampling: {max_new_tokens: 8}}
+slices:
+  - {name: long, match: {request.prompt_tokens: {gte: 257}}}
+  - {name: depth, split: context.position, at: [8]}
+  - {name: domain, split: labels.domain}
+statistical:
+  - {id: tv, metric: tv, aggregate: mean, at_most: 0.03, slices: all}
+"""
+    circumstances = replace(made.BARE.circumstances, contract_text=rules)
+    found = view(made.verdict(cells=cells, circumstances=circumstances))["ladder"]
+    assert [(s.name, [r.name for r in s.rows]) for s in found.splits] == [
+        ("", ["long"]),
+        ("depth", ["depth<8", "depth>=8"]),
+        ("domain", ["domain=a", "domain=b"]),
+        ("", ["whole traffic"]),
+    ]
+    assert found.rows[0].definition == "prompt ≥ 257 tokens"
+
+
+def test_a_limit_that_is_only_monitored_is_not_drawn_where_one_is_enforced():
+    strict = made.cell("violated", clause="warn", limit=0.001, enforced=False)
+    (row,) = ladder(made.verdict(cells=[strict, made.cell()])).rows
+    assert (row.limit, row.outcome) == ("≤ 0.03", "holds")
 
 
 def test_the_ladder_draws_the_metric_that_decides():
     tail = {"metric": "abs_log_ratio_nats", "aggregate": "p90", "threshold": 0.03, "limit": 0.1}
     cells = [made.cell(), made.cell("violated", clause="tail", value=0.2, **tail)]
     drawn = ladder(made.verdict("violated", cells))
-    assert drawn.what == "tokens with abs_log_ratio_nats > 0.03"
-    assert drawn.rows[0].value == "20.0 %" and drawn.limit == "10 %"
+    assert drawn.what == "share of tokens with abs_log_ratio_nats > 0.03"
+    assert drawn.rows[0].value == "20.0 %" and drawn.rows[0].limit == "≤ 10 %"
     assert (
         ladder(made.verdict(cells=[replace(c, outcome="holds") for c in cells])).what == "mean tv"
     )
@@ -94,18 +138,18 @@ def test_the_gates_are_titled_by_what_they_say():
     def title(verdict):
         return view(verdict)["gates_title"]
 
-    assert title(made.VERDICTS["violated"]) == "Why nobody would have noticed"
-    assert title(made.VERDICTS["holds"]) == "What else was checked"
+    assert title(made.VERDICTS["violated"]) == "Other projects' thresholds: none would fail"
+    assert title(made.VERDICTS["holds"]) == "Other projects' thresholds, on the same tokens"
     loud = made.broken(portraits={"infer": made.portrait(0.5)})
-    assert title(loud).startswith("What the usual gates say: ")
-    assert title(made.VERDICTS["nothing measured"]) == "What the usual gates would say"
+    assert title(loud).startswith("Other projects' thresholds: ")
+    assert title(made.VERDICTS["nothing measured"]) == "Other projects' thresholds"
     last = view(made.VERDICTS["violated"])["gates"][-1]
-    assert (last.name, last.text) == ("this contract", "long: 0.1700, limit 0.1")
+    assert (last.name, last.text) == ("this contract", "long: 0.17, limit 0.1")
 
 
 def test_the_fairness_of_a_comparison():
     assert "sampled as reported, n 832 tokens" in lines(made.VERDICTS["holds"], 0)
-    assert "infer 0.0010 (n 10,000)" in lines(made.VERDICTS["holds"], 0)
+    assert "infer kernel 0.001 (n 10,000 tokens)" in lines(made.VERDICTS["holds"], 0)
     assert "not sampled as reported" in lines(made.VERDICTS["unfaithful"], 0)
     assert "12 sequences lost" in lines(made.VERDICTS["error"], 0)
     declared = replace(made.VERDICTS["holds"], key=replace(made.KEY, grade="declared"))
@@ -115,8 +159,8 @@ def test_the_fairness_of_a_comparison():
 def test_the_drift_sits_where_the_contrast_is():
     text = lines(made.VERDICTS["violated"], 1)
     assert "Prompts of 256 tokens and more: mean TV 50 times that of the others." in text
-    assert "0.1000 (n 1,000) against 0.0020 (n 9,000 tokens)" in text
-    assert "it looks like noise" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
+    assert "0.1 (n 1,000) against 0.002 (n 9,000 tokens)" in text
+    assert "so it looks like noise" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
     flat = replace(made.portrait(), by={})
     assert "Nowhere in particular." in lines(made.verdict(portraits={"infer": flat}), 1)
     # where no edge parts it, it sits on the slice that is red
@@ -141,19 +185,38 @@ def test_what_a_run_would_have_seen_is_its_limit_and_its_width():
 
 
 def test_the_matrix_has_every_cell_once():
-    found = matrix(made.VERDICTS["violated"])
-    assert [c[0] for c in found.columns] == ["tv-long", "tv", "finite", "fidelity"]
-    assert sum(box is not None for _, boxes in found.rows for box in boxes) == 5
+    verdict = made.VERDICTS["violated"]
+    found = matrix(verdict)
+    assert found.columns == (("mean tv", "tv-long, tv"),)  # one metric, whatever its clauses
+    assert [clause for clause, _, _ in found.single] == [
+        "usable_ratio (finite)",
+        "sampler_fidelity (fidelity)",
+    ]
+    boxes = [*(box for _, row in found.rows for box in row), *(e for _, _, e in found.single)]
+    anchors = [entry.anchor for box in boxes for entry in box]
+    assert len({*anchors}) == len(anchors) == len(verdict.cells)
+    assert next(e for box in boxes for e in box if e.outcome == "violated").times == "1.7×"
 
 
 def test_curves_show_bins_that_were_met_with_their_n_and_noise():
     by_length, by_position = curves(made.VERDICTS["holds"])
     assert [(b.label, b.n, b.value, b.noise) for b in by_length.bins] == [
-        ("128–255", "9,000", "0.0020", "0.0002"),
-        ("256–511", "1,000", "0.1000", "0.0100"),
+        ("128–255", "9,000", "0.002", "0.0002"),
+        ("256–511", "1,000", "0.1", "0.01"),
     ]
     assert [b.label for b in by_position.bins] == ["2–3"]
     assert curves(made.VERDICTS["nothing measured"]) == ()
+
+
+def test_a_bin_that_met_no_token_leaves_a_gap_and_not_a_neighbour():
+    by = {**made.portrait().by}
+    by["prompt_tokens"] = tuple(
+        made.sums() if i in (2, 4) else Portrait().total for i in range(len(by["prompt_tokens"]))
+    )
+    (curve, *_) = curves(made.verdict(portraits={"infer": replace(made.portrait(), by=by)}))
+    assert [(b.label, b.n, b.track is None) for b in curve.bins] == [
+        *(("32–63", "1,000", False), ("64–127", "0", True), ("128–255", "1,000", False))
+    ]
 
 
 def test_every_bin_of_a_field_has_a_name_of_its_own():
@@ -162,12 +225,13 @@ def test_every_bin_of_a_field_has_a_name_of_its_own():
         assert len({*labels}) == len(labels)
 
 
-def test_tails_fall_and_count_every_token():
-    found = tails(made.VERDICTS["holds"])
-    assert found.below + found.above == 60
-    for line in found.lines:
-        assert all(s.x1 <= s.x2 and s.y1 <= s.y2 for s in line.segments)
-    assert tails(made.verdict(portraits={"infer": Portrait()})) is None
+def test_log_ratios_are_counted_on_both_sides_and_their_shares_fall():
+    found = ratios(made.VERDICTS["holds"])
+    assert (found.below, found.above) == ("30", "30")
+    for row in found.rows:
+        shares = [float(share.split()[0]) for share in row.shares]
+        assert shares == sorted(shares, reverse=True)
+    assert ratios(made.verdict(portraits={"infer": Portrait()})) is None
 
 
 def test_fingerprints_differ_row_by_row():

@@ -85,7 +85,7 @@ def test_the_page_is_whole_and_fetches_nothing(name):
     page = Page(text)
     assert text.lstrip().startswith("<!doctype html>")
     assert not {"script", "link", "iframe", "img", "object", "base", "form"} & {*page.tags}
-    assert page.links == []
+    assert all(link.startswith("#") for link in page.links)
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style and "@import" not in style
     assert page.tags.count("h1") == 1 and page.tags.count("main") == 1
@@ -97,8 +97,8 @@ def test_the_page_answers_first(name):
     text = " ".join("".join(Page(rendered("html", name)).text).split())
     head = headline(verdict)
     assert f"{head.glyph} {head.answer}" in text
-    assert f"Exit code {verdict.exit_code}." in text
-    for title in ("Is the comparison fair?", "Where the drift sits", "Worst token, in context"):
+    assert "Exit code" not in text
+    for title in ("Is the comparison fair?", "Where is the drift?", "Which token is worst?"):
         assert title in text
     assert "Could this gate have missed it?" in text
 
@@ -109,27 +109,9 @@ def test_names_on_the_page_are_text():
     assert "\x00" not in text and "\x1b" not in text
 
 
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_every_text_has_contrast_enough_in_light_and_dark():
-    """WCAG 2.2, success criterion 1.4.3: 4.5 to 1."""
-    themes = re.findall(r":root\{(.*?)\}", rendered("html", "holds"))
-    assert len(themes) == 3  # light, dark, print
-    for theme in themes:
-        colours = dict(re.findall(r"--(\w+):(#\w{6})", theme))
-        for ink in ("fg", "mu", "bad", "ok", "open"):
-            for paper in ("bg", "card"):
-                one, other = luminance(colours[ink]), luminance(colours[paper])
-                assert (max(one, other) + 0.05) / (min(one, other) + 0.05) >= 4.5, (ink, paper)
-
-
 def test_sixty_slices_are_ten_rows_and_a_count():
     text = rendered("html", "sixty slices")
-    assert text.count('class="says') == 10
+    assert text.count('class="says ') == 10
     assert "51 more hold" in text
 
 
@@ -384,7 +366,7 @@ def test_a_gate_that_the_catalogue_was_tried_on_says_what_it_misses():
 
 def test_without_the_catalogue_only_this_run_speaks():
     lone = replace(made.VERDICTS["holds"], power=())
-    assert "red from about" in FORMATS["html"](lone)
+    assert "violated from about" in FORMATS["html"](lone)
     assert "known faults" not in FORMATS["html"](lone)
 
 
@@ -393,17 +375,17 @@ def test_a_conditional_bound_is_shown_like_a_certificate():
     rests = ("sampler", "order", "same_tokens", "independent", "advantage", "score_norm")
     bound = made.cell(clause="bias", kind="conditional bound", assumptions=rests)
     verdict = made.verdict(cells=[bound, *made.guards()])
-    (row,) = (n.columns for n in numbers(verdict) if n.columns[0].startswith("bias"))
-    assert row[10:12] == ("conditional bound", "population")
+    (row,) = (n.columns for n in numbers(verdict).rows if n.columns[0].startswith("bias"))
+    assert "conditional bound" in row and "all such tokens" in row
     missed = cards(verdict)[3].lines
-    assert missed[0].text == "By the widths of this run's intervals, red from about:"
+    assert missed[0].text == "By the widths of this run's intervals, violated from about:"
     text = FORMATS["text"](verdict)
     assert "scope (population): all tokens" in text
     assert (
         "bias: a conditional bound, if the advantage of a token is at most the declared one; the "
         "norm of grad log p is at most the declared one" in text
     )
-    assert "a certificate times what the contract declares" in FORMATS["html"](verdict)
+    assert "times factors that the contract declares" in FORMATS["html"](verdict)
 
 
 def test_the_unit_of_a_threshold_is_that_of_its_metric():

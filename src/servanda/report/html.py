@@ -8,48 +8,74 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from servanda.contract import yaml_reader
+from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.bound_chain.chain import chain
-from servanda.judgement.field_thresholds import gates
+from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.field_thresholds import Gate, gates
 from servanda.judgement.verdict import FORMATS, Verdict
-from servanda.report import cell_text, format
+from servanda.report import cell_text, format, html_numbers, summary
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.chain_text import chain_text
-from servanda.report.html_cards import cards, chance, described
-from servanda.report.html_details import NUMBER_HEADS, curves, fingerprints, matrix, numbers, tails
-from servanda.report.html_ladder import deciding, ladder
-from servanda.report.summary import counted, headline, impact
+from servanda.report.html_cards import cards, described
+from servanda.report.html_details import curves, fingerprints, matrix, numbers
+from servanda.report.html_ladder import deciding, drawn_track, ladder
+from servanda.report.html_numbers import KINDS, figure, slug
+from servanda.report.html_pictures import joint, ratios, steps
+from servanda.report.html_shapes import axis
+from servanda.report.html_slices import SlicesOf, slice_words
+from servanda.report.summary import counted, dumped, headline
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STOPPED = {
     "decided": "stopped: decided",
-    "traffic": "so far: what has arrived",
+    "traffic": "so far",
     "broken": cell_text.GIVEN_UP,
     "size": "full size",
     "time": "out of time",
 }
 _GLOSSARY = (
-    ("train, infer", "the kernel that is measured against, and the kernel under test"),
-    ("tv", "share of next-token probability that moved (total variation), from 0 to 1"),
-    ("cell", "one clause of the contract on one slice of the traffic"),
-    ("certificate", "a number whose interval stays valid at every look, at the stated alpha"),
-    ("conditional bound", "a certificate times what the contract declares: true if that is"),
-    ("fact", "exact for the recorded positions, and for nothing else"),
-    ("bound", "two ends that hold the exact number of the recorded positions"),
-    ("estimate", "a number without a promise"),
-    ("guard", "a precondition; where it fails, certificates say nothing"),
     (
-        "floor",
-        "what a kernel shows against itself in other batches, on infer's tokens; red only beyond "
-        "twice it",
+        "kernel",
+        "everything that turns weights and a context into token probabilities: engine, data type, "
+        "attention, sampler",
     ),
-    ("claim: population", "speaks of all tokens that this workload's prompts bring forth"),
-    ("claim: realised", "speaks of the tokens that were measured, and of no others"),
-    ("alpha", "how often such a verdict may be wrong, over all its looks together"),
-    ("log ratio", "log probability under train minus log probability under infer, in nats"),
-    ("prompt group", "what was drawn at random: a prompt, or prompts that belong together"),
-    ("inconclusive", "neither shown to hold nor shown to be violated; never a pass"),
+    ("train kernel", "the reference: it scores the same tokens again"),
+    ("infer kernel", "the candidate: it samples the tokens"),
+    ("stable kernel", "the kernel that serves today, where it was measured too"),
+    ("tv", "total variation: the share of next-token probability that moved, from 0 to 1"),
+    ("log ratio", "log probability under the train kernel minus that under the infer kernel, nats"),
+    ("top-1", "the most likely next token"),
+    ("cell", "one clause of the contract on one slice of the traffic"),
+    ("split", "a rule that makes several slices; no token is in two of them"),
+    ("validity check", "a precondition: where it fails, no bound is valid"),
+    (
+        "noise floor",
+        "the same kernel, re-scored in other batches, on the tokens of the infer kernel; "
+        "a violation must exceed both the limit and twice the noise floor",
+    ),
+    (
+        "anytime-valid bound",
+        "an interval that holds at every evaluation of a run, at the stated alpha, not only at the "
+        "last; so it is wider than one for a single evaluation",
+    ),
+    (
+        "conditional bound",
+        "an anytime-valid bound times factors that the contract declares: true if they are",
+    ),
+    ("exact", "exact for the recorded positions, and for nothing else"),
+    ("exact, two ends", "two ends that hold the exact number of the recorded positions"),
+    ("estimate", "a number without a guarantee"),
+    ("scope: all such tokens", "all tokens this prompt distribution would generate"),
+    ("scope: these tokens", "the measured tokens, and no others"),
+    ("alpha", "the largest probability of a wrong answer, over all evaluations together"),
+    (
+        "log e-value",
+        "evidence for an answer, in nats; the answer is given when it exceeds a threshold",
+    ),
+    ("prompt group", "the unit of the random sample: a prompt, or prompts that belong together"),
+    ("inconclusive", "shown neither to hold nor to be violated; never a pass"),
 )
 
 
@@ -92,33 +118,101 @@ def view(verdict: Verdict) -> dict[str, Any]:
     what, portrait = described(verdict)
     known = [g.passes for g in gates(verdict.portraits)]
     breakdown = verdict.breakdown
+    contract = _contract(verdict.circumstances.contract_text)
+    slices = slice_words(contract)
     return {
         "v": verdict,
         "head": headline(verdict),
-        "impact": impact(verdict),
+        "impact": impact(verdict, slices),
         "names": _names(verdict),
         "size": _size(verdict),
-        "ladder": ladder(verdict),
+        "ladder": ladder(verdict, slices),
         "gates_title": _gates_title(verdict, known),
         "gates": _gates(verdict),
         "cards": cards(verdict),
-        "matrix": matrix(verdict),
+        "matrix": matrix(verdict, slices),
         "curves": curves(verdict),
-        "tails": tails(verdict),
+        "steps": steps(verdict, slices),
+        "joint": joint(verdict),
+        "ratios": ratios(verdict),
         "what": what,
         "worst": portrait.worst,
         "prints": fingerprints(verdict),
-        "implied": implied(verdict),
+        "implied": implied(contract, verdict),
         "assumed": cell_text.assumed(c for c in verdict.cells if cell_text.certified(c)),
-        "heads": NUMBER_HEADS,
         "tables": tables(verdict),
         "removed": removed_line(breakdown.removed) if breakdown and breakdown.removed else "",
-        "numbers": numbers(verdict),
+        "numbers": numbers(verdict, slices),
         "glossary": _GLOSSARY,
         "line": format.line,
-        "number": format.number,
-        "chance": chance,
+        "figure": figure,
+        "rounded": html_numbers.rounded,
+        "spans": spans,
+        "slug": slug,
+        "axis": axis,
+        "track": drawn_track,
+        "dumped": dumped(verdict),
     }
+
+
+def impact(verdict: Verdict, slices: SlicesOf) -> str:
+    """Under the sentence: the worst number, where, how much traffic, what changes there."""
+    cell = deciding(verdict)
+    if cell is None or cell.value is None or cell.outcome not in ("violated", "holds"):
+        return _plain_impact(verdict)
+    if verdict.outcome != cell.outcome or not cell.enforced:
+        return _plain_impact(verdict)
+    words = slices.of(cell.slice)
+    where = "the whole traffic" if cell.slice == WHOLE else f"slice `{words.name}`"
+    if cell.section == "numerical":
+        where = f"the golden texts, {where}"
+    definition = f" ({words.definition})" if words.definition else ""
+    quantity = html_numbers.quantity(cell)
+    value, limit = html_numbers.of(cell, cell.value), html_numbers.limit(cell)
+    text = f"{quantity} is {value} on {where}{definition}, limit {limit}"
+    parts = [f"{text[0].upper()}{text[1:]}."]
+    if verdict.outcome == "violated":
+        if cell.share is not None and cell.slice != WHOLE and cell.section != "numerical":
+            parts.append(f"This slice has {format.percent(cell.share)} of the tokens.")
+        parts += _flips(verdict, cell)
+        if dumped(verdict) and cell.metric == "tv" and cell.threshold is None:
+            share = format.percent(min(2 * cell.value, 1.0))
+            parts.append(f"So {share} of the gradient on these tokens may be wrong (twice the tv).")
+    return " ".join(parts)
+
+
+def _plain_impact(verdict: Verdict) -> str:
+    """As other formats have it, without what a shell reads."""
+    text = summary.impact(verdict)
+    return text.replace(f"Exit code {verdict.exit_code}.", "").strip()
+
+
+def _flips(verdict: Verdict, cell: CellVerdict) -> list[str]:
+    infer = verdict.portraits.get("infer")
+    if infer is None or cell.slice not in infer.slices:
+        return []
+    there, whole = infer.slices[cell.slice].mean("flips"), infer.total.mean("flips")
+    if there is None or whole is None:
+        return []
+    beside = [] if cell.slice == WHOLE else [f"{format.percent(whole)} overall"]
+    stable = verdict.portraits.get("stable")
+    today = (
+        stable.slices[cell.slice].mean("flips") if stable and cell.slice in stable.slices else None
+    )
+    if today is not None:
+        beside.append(f"{format.percent(today)} with the stable kernel")
+    more = f" ({', '.join(beside)})" if beside else ""
+    return [f"The top-1 token differs at {format.percent(there)} of its positions{more}."]
+
+
+def spans(words: str) -> list[tuple[bool, str]]:
+    """A text in parts, and whether each stood between back-ticks.
+
+    >>> spans("a `b` c")
+    [(False, 'a '), (True, 'b'), (False, ' c')]
+    """
+    parts = words.split("`")
+    return [(i % 2 == 1 and i + 1 < len(parts), part) for i, part in enumerate(parts) if part]
 
 
 def _names(verdict: Verdict) -> tuple[str, list[tuple[str, str]]]:
@@ -152,20 +246,27 @@ def _size(verdict: Verdict) -> str:
 
 def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
     if verdict.outcome == "holds":
-        return "What else was checked"
+        return "Other projects' thresholds, on the same tokens"
     judged = [p for p in passes if p is not None]
     if verdict.outcome == "violated" and 2 * len(judged) > len(passes) and all(judged):
-        return "Why nobody would have noticed"
+        return "Other projects' thresholds: none would fail"
     if not judged:
-        return "What the usual gates would say"
-    return f"What the usual gates say: {sum(judged)} of {len(judged)} would pass"
+        return "Other projects' thresholds"
+    return f"Other projects' thresholds: {sum(judged)} of {len(judged)} would pass"
 
 
 def _gates(verdict: Verdict) -> list[GateRow]:
     says = {True: ("would pass", "plain"), False: ("would fail", "fails"), None: ("–", "plain")}
-    rows = [GateRow(g.name, g.text, *says[g.passes]) for g in gates(verdict.portraits)]
+    rows = [GateRow(g.name, _of_gate(g), *says[g.passes]) for g in gates(verdict.portraits)]
     answer = f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}"
     return [*rows, GateRow("this contract", _ours(verdict), answer, verdict.outcome)]
+
+
+def _of_gate(gate: Gate) -> str:
+    """Its number in three digits; an agreement that is not whole is never shown as whole."""
+    if gate.value is not None and gate.name.startswith("top-1"):
+        return format.percent(gate.value)
+    return html_numbers.rounded(gate.text)
 
 
 def _ours(verdict: Verdict) -> str:
@@ -180,27 +281,49 @@ def _ours(verdict: Verdict) -> str:
         return "no enforced clause"
     if cell.value is None or cell.limit is None:
         return f"{format.line(cell.clause, 24)} on {cell_text.where(cell, 20)}"
-    value = cell_text.of_cell(cell, cell.value)
+    value = html_numbers.of(cell, cell.value)
     return f"{cell_text.where(cell, 20)}: {value}, limit {cell_text.limit(cell)}"
 
 
+class ImpliedRow(NamedTuple):
+    """One number of the chain.
+
+    Args:
+        level: steps from the clause that it starts from; by: the theorem it follows by.
+    """
+
+    level: int
+    what: str
+    number: str
+    standing: str
+    by: str
+    vacuous: bool
+
+
 class Implied(NamedTuple):
-    """The chain in one line, and as text."""
+    """The chain as a tree for each clause, in one line, and as text."""
 
     summary: str
+    paths: tuple[tuple[str, tuple[ImpliedRow, ...]], ...]
     text: str
 
 
-def implied(verdict: Verdict) -> Implied | None:
+def implied(contract: Contract | None, verdict: Verdict) -> Implied | None:
     """The chain of a verdict; None where the text of its contract was not kept."""
-    contract = _contract(verdict.circumstances.contract_text)
     bounds = chain(contract, verdict) if contract else None
     if bounds is None or not bounds.steps:
         return None
-    summary = f"{len(bounds.steps)} numbers follow"
+    total = format.count(len(bounds.steps), "number")
     if bounds.vacuous:
-        summary += f", {len(bounds.vacuous)} of them vacuous"
-    return Implied(summary, chain_text(bounds))
+        total += f", {len(bounds.vacuous)} of them vacuous (no smaller than the range)"
+    paths: dict[str, list[ImpliedRow]] = {}
+    for step in bounds.steps:
+        name = step.clause if step.enforced else f"{step.clause} (monitored)"
+        shown = "vacuous" if step.vacuous else f"≤ {figure(step.number)} {step.unit}".strip()
+        standing = KINDS.get(step.standing, step.standing)
+        row = ImpliedRow(step.level, step.what, shown, standing, step.theorem, step.vacuous)
+        paths.setdefault(name, []).append(row)
+    return Implied(total, tuple((k, tuple(v)) for k, v in paths.items()), chain_text(bounds))
 
 
 def _contract(text: str) -> Contract | None:

@@ -10,10 +10,11 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.drift_location import Contrast, contrast, parted
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
-from servanda.report import cell_text, format
+from servanda.report import cell_text, format, html_numbers
+from servanda.report.html_numbers import figure
 from servanda.report.summary import counted, dumped
 
-_ALIKE = 4.0  # self-noise that is parted by this much less is parted alike
+_ALIKE = 4.0  # a noise floor that is parted by this much less is parted alike
 _GRADES = {
     "verified": "same weights, tensor by tensor",
     "derived": "same weights, by derivation",
@@ -38,8 +39,8 @@ class Card(NamedTuple):
 def cards(verdict: Verdict) -> tuple[Card, ...]:
     return (
         Card("Is the comparison fair?", tuple(_fair(verdict))),
-        Card("Where the drift sits", tuple(_sits(verdict))),
-        Card("Worst token, in context", tuple(_worst(verdict))),
+        Card("Where is the drift?", tuple(_sits(verdict))),
+        Card("Which token is worst?", tuple(_worst(verdict))),
         Card("Could this gate have missed it?", tuple(_missed(verdict))),
     )
 
@@ -66,12 +67,12 @@ def _fair(verdict: Verdict) -> list[Line]:
     selves = {side: peer for side, peer in peers.items() if peer is not None}
     known = {side: p.total.mean("tv") for side, p in selves.items() if p.total.n}
     if known:
-        noise = ", ".join(f"{side} {format.number(v)}" for side, v in known.items())
+        noise = ", ".join(f"{side} kernel {figure(v)}" for side, v in known.items())
         n = max(p.total.n for p in selves.values())
-        text = f"each against itself on infer's tokens, mean TV: {noise} (n {n:,})"
+        text = f"noise floor (each kernel in other batches), mean TV: {noise} (n {n:,} tokens)"
         lines.append(Line(text, "✓", "holds"))
     else:
-        lines.append(Line("self-noise was not measured", "?", "inconclusive"))
+        lines.append(Line("the noise floor was not measured", "?", "inconclusive"))
     if verdict.lost:
         lines.append(Line(f"{verdict.lost:,} sequences lost", "!", "error"))
     return lines
@@ -106,7 +107,7 @@ def _sits(verdict: Verdict) -> list[Line]:
             Line("No edge of prompt length, position or entropy tells more."),
         ]
     if sharpest is None:
-        mean = format.number(portrait.total.mean("tv"))
+        mean = figure(portrait.total.mean("tv"))
         return [
             Line("Nowhere in particular.", strong=True),
             Line("No edge of prompt length, position or entropy doubles mean TV"),
@@ -119,21 +120,25 @@ def _contrast_lines(sharpest: Contrast, verdict: Verdict, what: str) -> list[Lin
     inside, outside = sharpest.inside, sharpest.outside
     times = "and none elsewhere"
     if math.isfinite(sharpest.ratio):
-        times = f"{sharpest.ratio:.3g} times that of the others"
+        times = f"{figure(sharpest.ratio)} times that of the others"
     lines = [
         Line(f"{sharpest.words[0].upper()}{sharpest.words[1:]}:", strong=True),
         Line(f"mean TV {times}."),
         Line(
-            f"{format.number(inside.mean('tv'))} (n {inside.n:,}) against "
-            f"{format.number(outside.mean('tv'))} (n {outside.n:,} tokens)."
+            f"{figure(inside.mean('tv'))} (n {inside.n:,}) against "
+            f"{figure(outside.mean('tv'))} (n {outside.n:,} tokens)."
         ),
     ]
     own = verdict.portraits.get("self_infer")
     noise = parted(own, sharpest) if own is not None and what == "workload" else None
     if noise is not None and noise >= sharpest.ratio / _ALIKE:
-        lines.append(Line(f"So is infer against itself ({noise:.3g} times): it looks like noise."))
+        text = (
+            f"The infer kernel's own noise rises alike ({figure(noise)}×), so it looks like noise."
+        )
+        lines.append(Line(text))
     elif noise is not None:
-        lines.append(Line(f"Infer against itself: {noise:.2g} times, so it is not its noise."))
+        text = "The infer kernel's own noise shows no such jump "
+        lines.append(Line(f"{text}({figure(noise)}×), so noise does not explain it."))
     if what != "workload":
         lines.append(Line(f"On the {what}."))
     return lines
@@ -161,10 +166,14 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
     """
     of = f" (line {worst.row + 1} of the prompts)" if prompts else ""
     rank = "" if worst.rank is None else f", rank {worst.rank + 1:.0f}"
-    entropy = "" if worst.entropy_nats is None else f", entropy {worst.entropy_nats:.2f} nats"
+    entropy = "" if worst.entropy_nats is None else f", entropy {figure(worst.entropy_nats)} nats"
     return [
-        Line(f"train {chance(worst.p_train)} → infer {chance(worst.p_infer)}{rank}", strong=True),
-        Line(f"|log ratio| {format.number(worst.abs_log_ratio)} nats{entropy}"),
+        Line(
+            f"p {chance(worst.p_train)} (train kernel), {chance(worst.p_infer)} (infer kernel)"
+            f"{rank}",
+            strong=True,
+        ),
+        Line(f"|log ratio| {figure(worst.abs_log_ratio)} nats{entropy}"),
         Line(
             f"token id {worst.token} at position {worst.position}, after a prompt of "
             f"{worst.prompt_tokens:,} tokens{of}"
@@ -173,8 +182,8 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
 
 
 def chance(p: float) -> str:
-    """A probability, with three digits wherever it lies."""
-    return f"{p:.3g}" if p >= 1e-3 or p == 0 else f"{p:.0e}"
+    """A probability, with at most three digits wherever it lies."""
+    return figure(p)
 
 
 def _missed(verdict: Verdict) -> list[Line]:
@@ -185,17 +194,17 @@ def _missed(verdict: Verdict) -> list[Line]:
     if not reach:
         return [Line("No interval was computed, so nothing is known about what it would miss.")]
     blind = max(reach, key=lambda pair: pair[1] / abs(pair[0].limit or 1.0))
-    lines = [Line("By the widths of this run's intervals, red from about:")]
+    lines = [Line("By the widths of this run's intervals, violated from about:")]
     whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
     for cell, least_mean in dict.fromkeys(filter(None, (whole, blind))):
-        least = format.rough(least_mean, share=cell.threshold is not None)
+        least = html_numbers.of(cell, float(f"{least_mean:.2g}"))
         text = f"{format.place(cell.slice, 24)}: {least} (limit {cell_text.limit(cell)})"
         lines.append(Line(text, strong=True))
     least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""
     lines.append(Line(f"{cell_text.quantity(blind[0])}{least}"))
     unseen = [c.slice for c in cells if not c.n]
     if unseen:
-        lines.append(Line(f"Not seen at all: {len(unseen)} cells that met no token."))
+        lines.append(Line(f"No token at all: {len(unseen)} cells (a cell is a clause on a slice)."))
     return lines
 
 
@@ -215,8 +224,7 @@ def _power(verdict: Verdict) -> list[Line]:
             names = ", ".join(format.line(_strong(c), 48) for c in missed[:4])
             more = f", {len(missed) - 4} more" if len(missed) > 4 else ""
             lines.append(Line(f"Missed: {names}{more}."))
-    grounds = sorted({c.grounds for c in verdict.power if c.grounds})
-    return [*lines, *(Line(f"Known {format.line(g, 80)}.") for g in grounds[:1])]
+    return lines
 
 
 def _strong(caught: Caught) -> str:

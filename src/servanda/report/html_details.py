@@ -1,73 +1,110 @@
-# What lies below the first screen: the matrix, the curves of drift, the tails, who was compared.
+# What lies below the first screen: the matrix, the curves of drift, who was compared, all numbers.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.token_profile import EDGES, RATIO_EDGES, Portrait, Sums
+from servanda.judgement.token_profile import EDGES, Portrait, Sums
 from servanda.judgement.verdict import Verdict
-from servanda.report import cell_text, format
+from servanda.report import cell_text, format, html_numbers
 from servanda.report.html_cards import described
-from servanda.report.html_ladder import Track, shown_values, track
-from servanda.report.html_scale import Scale
+from servanda.report.html_ladder import Track
+from servanda.report.html_numbers import figure
+from servanda.report.html_shapes import Scale
+from servanda.report.html_slices import SlicesOf, SliceWords, slice_words
 
 
-class Box(NamedTuple):
-    """A cell of the matrix; None of its parts exists where the clause has no such cell."""
+class Entry(NamedTuple):
+    """One cell in a box of the matrix.
+
+    Args:
+        times: its value in units of the limit; heat: 0 to 4, how near to the limit, 4 beyond it.
+    """
 
     glyph: str
     outcome: str
+    monitored: bool
     value: str
-    track: Track | None
+    limit: str
+    times: str
+    heat: int | None
+    anchor: str
 
 
 class Matrix(NamedTuple):
-    """Clauses as columns, slices as rows.
+    """Metrics as columns, slices as rows.
 
     Args:
-        columns: (clause, what it measures, its limit); rows: (slice, its boxes).
+        columns: (what is measured, its clauses); rows: (slice, its definition, its boxes, a box
+            with the cells of all clauses of that metric);
+        single: of metrics that are judged in one place only: (what, where, its cells).
     """
 
-    columns: tuple[tuple[str, str, str], ...]
-    rows: tuple[tuple[str, tuple[Box | None, ...]], ...]
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[SliceWords, tuple[tuple[Entry, ...], ...]], ...]
+    single: tuple[tuple[str, str, tuple[Entry, ...]], ...]
 
 
-def matrix(verdict: Verdict) -> Matrix:
-    """Every cell, each column on its own axis."""
-    clauses: dict[tuple[str, str], list[CellVerdict]] = {}
-    for cell in verdict.cells:
-        clauses.setdefault((cell.section, cell.clause), []).append(cell)
-    slices = list(dict.fromkeys(c.slice for c in verdict.cells))
-    columns, boxes = [], []
-    for cells in clauses.values():
-        scale = Scale.of(shown_values(cells))
-        limits = {cell_text.limit(c) for c in cells if c.limit is not None}
-        limit = f"{cell_text.limit_sign(cells[0])} {limits.pop()}" if len(limits) == 1 else ""
-        columns.append((format.line(cells[0].clause), cell_text.quantity(cells[0]), limit))
-        boxes.append({c.slice: _box(c, scale) for c in cells})
-    rows = [(format.place(s), tuple(column.get(s) for column in boxes)) for s in slices]
-    return Matrix(tuple(columns), tuple(rows))
+_HEAT = (0.25, 0.5, 0.8, 1.0)  # of the limit
 
 
-def _box(cell: CellVerdict, scale: Scale) -> Box:
-    drawn = track(cell, scale) if cell.limit is not None and cell.value is not None else None
-    value = cell_text.of_cell(cell, cell.value)
-    return Box(cell_text.GLYPH[cell.outcome], cell.outcome, value, drawn)
+def matrix(verdict: Verdict, slices: SlicesOf | None = None) -> Matrix:
+    """Every cell, once; clauses that promise the same of one metric share a column."""
+    slices = slices or slice_words(None)
+    anchors = html_numbers.anchors(verdict.cells)
+    metrics: dict[tuple[object, ...], dict[str, list[Entry]]] = {}
+    heads: dict[tuple[object, ...], tuple[str, dict[str, None]]] = {}
+    for i, cell in enumerate(verdict.cells):
+        sampled = cell.threshold if cell.threshold is not None else cell.aggregate
+        key = (cell.section, cell.metric, sampled, cell.workload)
+        metrics.setdefault(key, {}).setdefault(cell.slice, []).append(_entry(cell, anchors[i]))
+        head = heads.setdefault(key, (html_numbers.quantity(cell), {}))
+        head[1][format.line(cell.clause, 40)] = None
+    wide = [key for key, by_slice in metrics.items() if len(by_slice) > 1]
+    names = dict.fromkeys(
+        c.slice for c in verdict.cells if any(c.slice in metrics[k] for k in wide)
+    )
+    columns = [(heads[k][0], ", ".join(heads[k][1])) for k in wide]
+    rows = [(slices.of(s), tuple(tuple(metrics[k].get(s, ())) for k in wide)) for s in names]
+    single = [
+        (f"{heads[key][0]} ({', '.join(heads[key][1])})", slices.of(name).name, tuple(entries))
+        for key, by_slice in metrics.items()
+        if key not in wide
+        for name, entries in by_slice.items()
+    ]
+    return Matrix(tuple(columns), tuple(rows), tuple(single))
+
+
+def _entry(cell: CellVerdict, anchor: str) -> Entry:
+    times, heat = "", None
+    if cell.section != "observability" and cell.limit and cell.value is not None:
+        ratio = cell_text.excess(cell)
+        times = f"{html_numbers.figure(float(f'{ratio:.2g}'))}×"
+        heat = sum(ratio > edge for edge in _HEAT)
+    return Entry(
+        cell_text.GLYPH[cell.outcome],
+        cell.outcome,
+        not cell.enforced,
+        html_numbers.of(cell, cell.value),
+        html_numbers.limit(cell),
+        times,
+        heat,
+        anchor,
+    )
 
 
 class Bin(NamedTuple):
+    """Tokens of one bin; without a track, there are none."""
+
     label: str
     n: str
-    value: str
-    noise: str
-    track: Track
+    value: str = ""
+    noise: str = ""
+    track: Track | None = None
 
 
 class Curve(NamedTuple):
@@ -82,15 +119,15 @@ class Curve(NamedTuple):
 
 _TITLES = {
     "prompt_tokens": ("prompt length", "tokens"),
-    "position": ("position in the answer", "tokens drawn before"),
-    "entropy_nats": ("entropy of infer", "nats"),
-    "probability": ("probability infer gave the sampled token", ""),
+    "position": ("position in the response", "tokens before it"),
+    "entropy_nats": ("entropy of the infer kernel", "nats"),
+    "probability": ("probability of the sampled token, infer kernel", ""),
 }
 _WHOLE = ("prompt_tokens", "position")
 
 
 def curves(verdict: Verdict) -> tuple[Curve, ...]:
-    """Mean TV by each field of the portrait, the self-noise and the stable kernel beside it."""
+    """Mean TV by each field of the portrait, with the noise floor and the stable kernel."""
     what, portrait = described(verdict)
     peers = verdict.portraits if what == "workload" else {}
     bins = {name: portrait.by.get(name, ()) for name in _TITLES}
@@ -111,13 +148,18 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
     scale = Scale.of([*means.values(), *near, *rings.values()])
     title, unit = _TITLES[name]
     drawn = []
-    for i in filled:
-        label, mean, noise, ring = bin_label(name, i), means[i], noises[i], rings[i]
-        caption = f"{title} {label}: mean TV {format.number(mean)}, n {bins[i].n:,} tokens"
+    for i in range(filled[0], filled[-1] + 1):
+        label = bin_label(name, i)
+        if i not in means:
+            drawn.append(Bin(label, "0"))
+            continue
+        mean, noise, ring = means[i], noises[i], rings[i]
+        caption = f"{title} {label}: mean TV {figure(mean)}, n {bins[i].n:,} tokens"
         if noise is not None:
-            caption += f"; self-noise {format.number(noise)}"
+            caption += f", noise floor {figure(noise)}"
         if ring is not None:
-            caption += f"; stable kernel {format.number(ring)}"
+            caption += f", stable kernel {figure(ring)}"
+        caption += "."
         marks = Track(
             "plain",
             caption,
@@ -125,7 +167,7 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
             floor=None if noise is None else scale.at(noise),
             ring=None if ring is None else scale.at(ring),
         )
-        drawn.append(Bin(label, f"{bins[i].n:,}", format.number(mean), format.number(noise), marks))
+        drawn.append(Bin(label, f"{bins[i].n:,}", figure(mean), figure(noise), marks))
     return Curve(title, unit, tuple(drawn), scale, any(r is not None for r in rings.values()))
 
 
@@ -147,77 +189,6 @@ def bin_label(name: str, i: int) -> str:
     first = int(edges[i - 1]) if i else 0
     last = int(edges[i]) - 1
     return f"{first}" if first == last else f"{first}–{last}"
-
-
-class Segment(NamedTuple):
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-
-
-class Tail(NamedTuple):
-    """Share of tokens beyond each |log ratio|, as line segments in percent of the drawing."""
-
-    name: str
-    tone: str
-    n: str
-    segments: tuple[Segment, ...]
-
-
-class Tails(NamedTuple):
-    lines: tuple[Tail, ...]
-    across: Scale
-    up: Scale
-    below: int
-    above: int
-
-
-_TAILS = (
-    ("infer", "infer", "infer against train"),
-    ("self_infer", "noise", "infer against itself"),
-    ("self_train", "quiet", "train against itself"),
-    ("stable", "stable", "stable against train"),
-)
-
-
-def tails(verdict: Verdict) -> Tails | None:
-    """The distribution of |log ratio|, seen from its tail; both axes logarithmic."""
-    what, portrait = described(verdict)
-    if not portrait.total.n:
-        return None
-    sides = {"infer against train, golden texts": ("infer", portrait)}
-    if what == "workload":
-        of = verdict.portraits
-        sides = {label: (tone, of[name]) for name, tone, label in _TAILS if name in of}
-    shares = {name: _survival(p) for name, (_, p) in sides.items() if p.total.n}
-    inside = [x for points in shares.values() for x, _ in points]
-    across = Scale.of([x for x in inside if x > 1e-6] or [1e-6, 1.0])
-    smallest = min(s for points in shares.values() for _, s in points if s > 0)
-    up = Scale(Scale.of([smallest]).low, 1.0)
-    lines = [
-        Tail(name, sides[name][0], f"{sides[name][1].total.n:,}", _segments(points, across, up))
-        for name, points in shares.items()
-    ]
-    below, above = (sum(side) for side in portrait.ratios)
-    return Tails(tuple(lines), across, up, below, above)
-
-
-def _survival(portrait: Portrait) -> list[tuple[float, float]]:
-    """(x, share of tokens with |log ratio| >= x) at every edge where some are left."""
-    counts = np.add(*map(np.array, portrait.ratios))
-    beyond = counts.sum() - counts.cumsum()[:-1]
-    shares = (beyond / counts.sum()).tolist()
-    return [(x, s) for x, s in zip(RATIO_EDGES, shares, strict=True) if s > 0] or [
-        (RATIO_EDGES[0], 1 / float(counts.sum()))
-    ]
-
-
-def _segments(
-    points: Sequence[tuple[float, float]], across: Scale, up: Scale
-) -> tuple[Segment, ...]:
-    placed = [(across.at(x), round(100 - up.at(s), 3)) for x, s in points]
-    return tuple(Segment(*a, *b) for a, b in itertools.pairwise(placed) if a != b)
 
 
 class Fingerprints(NamedTuple):
@@ -248,41 +219,66 @@ class Number(NamedTuple):
 
     outcome: str
     glyph: str
+    anchor: str
     columns: tuple[str, ...]
     note: str
 
 
-NUMBER_HEADS = (
-    *("clause", "slice", "measured", "interval", "limit", "floor", "stable"),
-    *("n", "unit", "missing", "kind", "claim", "alpha", "evidence for, against (nats)"),
+class Numbers(NamedTuple):
+    """The rows, and the heads of those columns that some row fills.
+
+    Args:
+        right: columns of numbers.
+    """
+
+    heads: tuple[str, ...]
+    right: tuple[int, ...]
+    rows: tuple[Number, ...]
+
+
+_HEADS = (
+    *("clause", "slice", "measured", "interval", "limit", "noise floor", "stable"),
+    *("n", "missing", "kind", "scope", "alpha", "log e-value: holds, violated"),
 )
+_RIGHT = {2, 3, 4, 5, 6, 7, 8, 11, 12}
 
 
-def numbers(verdict: Verdict) -> tuple[Number, ...]:
-    """Every cell with what it claims: the footnotes of all other numbers."""
-    return tuple(_number(cell) for cell in cell_text.worst_first(verdict.cells))
+def numbers(verdict: Verdict, slices: SlicesOf | None = None) -> Numbers:
+    """Every cell with what it claims, worst first; columns that no cell fills are left out."""
+    slices = slices or slice_words(None)
+    anchors = html_numbers.anchors(verdict.cells)
+    places = {id(cell): anchors[i] for i, cell in enumerate(verdict.cells)}
+    worst = cell_text.worst_first(verdict.cells)
+    rows = [_number(cell, slices, places[id(cell)]) for cell in worst]
+    filled = [i for i in range(len(_HEADS)) if any(row.columns[i] for row in rows)]
+    return Numbers(
+        tuple(_HEADS[i] for i in filled),
+        tuple(at for at, i in enumerate(filled) if i in _RIGHT),
+        tuple(row._replace(columns=tuple(row.columns[i] for i in filled)) for row in rows),
+    )
 
 
-def _number(cell: CellVerdict) -> Number:
-    show = partial(cell_text.of_cell, cell)
+def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
+    show = partial(html_numbers.of, cell)
     evidence = [
-        "–" if nats is None or not math.isfinite(nats) else f"{nats:.1f}"
+        "–" if nats is None or not math.isfinite(nats) else figure(nats)
         for nats in (cell.e_holds, cell.e_violated)
     ]
+    claims = cell_text.certified(cell) or cell.kind == "estimate"
+    units = " ".join(filter(None, (cell.units, f"({cell.unit})" if cell.unit else "")))
     columns = (
-        f"{format.line(cell.clause)}: {cell_text.quantity(cell)}",
-        cell_text.where(cell),
+        f"{format.line(cell.clause)}: {html_numbers.quantity(cell)}",
+        slices.of(cell.slice).name if cell.section != "numerical" else cell_text.where(cell),
         show(cell.value),
-        cell_text.interval(cell),
-        cell_text.signed_limit(cell),
+        html_numbers.interval(cell),
+        html_numbers.limit(cell),
         show(cell.floor),
         show(cell.stable),
-        f"{cell.n:,}" if cell.units else "",
-        " ".join(filter(None, (cell.units, f"({cell.unit})" if cell.unit else ""))),
+        f"{cell.n:,} {units}" if cell.units else "",
         f"{cell.missing:,}" if cell.missing else "",
-        cell.kind,
-        cell.claim if cell_text.certified(cell) or cell.kind == "estimate" else "",
-        "" if cell.alpha is None else f"{cell.alpha:.3g}",
+        html_numbers.KINDS.get(cell.kind, cell.kind),
+        html_numbers.SCOPES[cell.claim] if claims else "",
+        figure(cell.alpha),
         ", ".join(evidence) if {*evidence} != {"–"} else "",
     )
     notes = [format.line(cell.note)] if cell.note else []
@@ -290,4 +286,4 @@ def _number(cell: CellVerdict) -> Number:
         notes.append("monitored, not enforced")
     if cell.more:
         notes.append(f"about {cell.more:,} more prompt groups would decide")
-    return Number(cell.outcome, cell_text.GLYPH[cell.outcome], columns, "; ".join(notes))
+    return Number(cell.outcome, cell_text.GLYPH[cell.outcome], anchor, columns, "; ".join(notes))

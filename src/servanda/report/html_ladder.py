@@ -1,4 +1,4 @@
-# The ladder: one row a slice, worst first, the whole traffic last, all in one metric.
+# The ladder: one row per slice, worst first within each split, all in one metric.
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import NamedTuple
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.report import cell_text, format
-from servanda.report.html_scale import Scale
+from servanda.report import cell_text, format, html_numbers
+from servanda.report.html_shapes import Markup, Scale, drawing, line, mark, rect
+from servanda.report.html_slices import SlicesOf, SliceWords, slice_words
 
 _ROWS = 10
+_MEANINGS = {
+    "tv": "tv (total variation): the share of next-token probability that moved, from 0 to 1",
+    "abs_log_ratio_nats": "log ratio: log p of the train kernel minus log p of the infer kernel",
+    "logit_osc_nats": "osc: the largest minus the smallest change of a logit, over the vocabulary",
+}
 
 
 class Track(NamedTuple):
@@ -32,35 +38,55 @@ class Track(NamedTuple):
 
 
 class LadderRow(NamedTuple):
+    """One slice.
+
+    Args:
+        anchor: of its cell among the numbers.
+    """
+
     name: str
+    definition: str
     whole: bool
     share: str
     glyph: str
     outcome: str
     value: str
+    interval: str
+    limit: str
+    anchor: str
     track: Track
+
+
+class Split(NamedTuple):
+    """Rows of slices of one split, which have no token in common; "" for all others."""
+
+    name: str
+    rows: tuple[LadderRow, ...]
 
 
 class Ladder(NamedTuple):
     """Rows on one axis.
 
     Args:
-        what: the metric; limit: as text where all rows have the same one, and where it
-            stands; rest: what the rows left out say.
+        what: the metric; meaning: of its name; splits: the one with the worst slice first, the
+            whole traffic last; rest: how the rows that are left out were answered.
     """
 
     what: str
-    rows: tuple[LadderRow, ...]
+    meaning: str
+    splits: tuple[Split, ...]
     scale: Scale
-    limit: str
-    limit_at: float | None
     has_floor: bool
     has_ring: bool
     golden: bool
     rest: str
 
+    @property
+    def rows(self) -> tuple[LadderRow, ...]:
+        return tuple(row for split in self.splits for row in split.rows)
 
-def track(cell: CellVerdict, scale: Scale) -> Track:
+
+def track(cell: CellVerdict, scale: Scale, place: str) -> Track:
     def at(value: float | None) -> float | None:
         return None if value is None else scale.at(abs(value))
 
@@ -71,7 +97,7 @@ def track(cell: CellVerdict, scale: Scale) -> Track:
         low, high = scale.at(0.0 if around_zero else near), scale.at(far)
     return Track(
         cell.outcome.replace(" ", "-"),
-        cell_text.meaning(cell),
+        html_numbers.meaning(cell, place),
         at(cell.value),
         low,
         high,
@@ -89,24 +115,46 @@ def shown_values(cells: Sequence[CellVerdict]) -> list[float | None]:
     return [*ends, *(None if v is None else abs(v) for v in marks), *floors]
 
 
-def ladder(verdict: Verdict) -> Ladder | None:
+def drawn_track(t: Track, height: int) -> Markup:
+    """The row of a ladder or of a table, as a picture."""
+    middle, shapes = f"{height / 2:g}", []
+    if t.floor is not None:
+        shapes.append(rect("band", 0, "1", t.floor, f"{height - 2}"))
+    shapes.append(line("rail", 0, middle, 100, middle))
+    if t.limit is not None:
+        shapes.append(line("limit", t.limit, "0", t.limit, f"{height}"))
+    if t.low is not None and t.high is not None:
+        shapes.append(line("bar", t.low, middle, t.high, middle))
+    if t.ring is not None:
+        shapes.append(f'<circle class="ring" cx="{t.ring}%" cy="{middle}" r="4"/>')
+    if t.dot is not None:
+        shapes.append(mark(t.tone, t.dot, middle, 4.8 if height > 18 else 4))
+    return drawing(t.title, height, shapes, f"t-{t.tone}")
+
+
+def ladder(verdict: Verdict, slices: SlicesOf | None = None) -> Ladder | None:
     """The ladder of the metric that decides; None where no clause has a number."""
     family = _family(verdict)
     if not family:
         return None
+    slices = slices or slice_words(None)
     scale = Scale.of(shown_values(family))
     whole = [c for c in family if c.slice == WHOLE]
     others = [c for c in family if c.slice != WHOLE]
-    drawn = [*others[: _ROWS - len(whole)], *whole]
-    hidden = others[_ROWS - len(whole) :]
-    limits = {c.limit for c in family if c.limit is not None}
-    same = limits.pop() if len(limits) == 1 else None
+    drawn, hidden = others[: _ROWS - len(whole)], others[_ROWS - len(whole) :]
+    anchors = html_numbers.anchors(verdict.cells)
+    places = {id(cell): anchors[i] for i, cell in enumerate(verdict.cells)}
+    splits: dict[str, list[LadderRow]] = {}
+    for cell in [*drawn, *whole]:
+        words = slices.of(cell.slice)
+        split = "" if cell.slice != WHOLE else WHOLE
+        row = _row(cell, scale, words, places[id(cell)])
+        splits.setdefault(words.split or split, []).append(row)
     return Ladder(
-        what=cell_text.quantity(family[0]),
-        rows=tuple(_row(c, scale) for c in drawn),
+        what=html_numbers.quantity(family[0]),
+        meaning=_MEANINGS.get(family[0].metric, ""),
+        splits=tuple(Split("" if name == WHOLE else name, tuple(r)) for name, r in splits.items()),
         scale=scale,
-        limit="" if same is None else cell_text.limit(family[0]),
-        limit_at=None if same is None else scale.at(same),
         has_floor=any(c.floor is not None for c in family),
         has_ring=any(c.stable is not None for c in family),
         golden=family[0].section == "numerical",
@@ -114,16 +162,22 @@ def ladder(verdict: Verdict) -> Ladder | None:
     )
 
 
-def _row(cell: CellVerdict, scale: Scale) -> LadderRow:
-    share = "" if cell.share is None or cell.section == "numerical" else format.percent(cell.share)
+def _row(cell: CellVerdict, scale: Scale, words: SliceWords, anchor: str) -> LadderRow:
+    numerical = cell.section == "numerical"
+    share = "" if cell.share is None or numerical else format.percent(cell.share)
+    place = words.name + (f" ({words.definition})" if words.definition else "")
     return LadderRow(
-        cell_text.where(cell),
+        cell_text.where(cell) if numerical else words.name,
+        words.definition,
         cell.slice == WHOLE,
         share,
         cell_text.GLYPH[cell.outcome],
         cell.outcome if cell.enforced else f"{cell.outcome} (monitored)",
-        cell_text.of_cell(cell, cell.value) or "no number",
-        track(cell, scale),
+        html_numbers.of(cell, cell.value) or "no number",
+        html_numbers.interval(cell),
+        html_numbers.limit(cell),
+        anchor,
+        track(cell, scale, place),
     )
 
 
@@ -143,7 +197,8 @@ def deciding(verdict: Verdict) -> CellVerdict | None:
 
 
 def _family(verdict: Verdict) -> list[CellVerdict]:
-    """Cells of the deciding metric, one a slice: its worst; worst first, the whole last."""
+    """Cells of the deciding metric, one per slice, worst first: the worst that is enforced, and a
+    monitored one only where no other is, for its limit is another."""
     chosen = deciding(verdict)
     if chosen is None:
         return []
@@ -153,8 +208,10 @@ def _family(verdict: Verdict) -> list[CellVerdict]:
 
     family = [c for c in verdict.cells if kin(c) == kin(chosen) and c.outcome != "not applicable"]
     family = cell_text.worst_first(family)
-    by_slice = {c.slice: c for c in reversed(family)}
-    return [c for c in family if by_slice[c.slice] is c]
+    first: dict[str, CellVerdict] = {}
+    for cell in sorted(family, key=lambda c: not c.enforced):
+        first.setdefault(cell.slice, cell)
+    return [c for c in family if first[c.slice] is c]
 
 
 def _rest(hidden: Sequence[CellVerdict]) -> str:

@@ -1,0 +1,281 @@
+# The pictures below the first screen: drift over steps, both probabilities, log ratios.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from servanda.judgement.breakdown import StepSeries
+from servanda.judgement.token_profile import JOINT, RATIO_EDGES, Portrait
+from servanda.judgement.verdict import Verdict
+from servanda.report import format
+from servanda.report.html_cards import described
+from servanda.report.html_numbers import figure
+from servanda.report.html_shapes import (
+    WIDE,
+    Markup,
+    Scale,
+    Tick,
+    line,
+    mark,
+    plot,
+    rect,
+    spaced,
+    text,
+)
+from servanda.report.html_slices import SlicesOf
+
+_MANY = 60  # steps beyond which single intervals are not drawn
+CLIP = (0.8, 1.2)  # of the ratio: PPO's usual range
+_PER_DECADE, _DECADES = 4, 5  # bins of the histogram, from 1e-4 to 10 nats
+_MIDDLE = 4.0  # percent: half of the bin around 0
+_SHARES = (0.001, 0.01, 0.1, 1.0)  # nats, at edges of RATIO_EDGES
+_NAMED = 8  # worst tokens that are numbered in the picture
+_LEAST_BINS = 16  # of the picture of both probabilities
+
+
+class Panel(NamedTuple):
+    title: str
+    note: str
+    picture: Markup
+
+
+def steps(verdict: Verdict, slices: SlicesOf) -> tuple[Panel, ...]:
+    """A panel for each series of a dump, all on the same two axes."""
+    series = verdict.breakdown.series if verdict.breakdown else ()
+    points = [p for s in series for p in s.points if p.mean is not None]
+    if not points:
+        return ()
+    reach = [v for p in points for v in (p.mean, p.high)] + [s.limit for s in series]
+    lows = [p.mean for p in points] + [s.limit for s in series]
+    up = Scale.of([*lows, max(v for v in reach if v is not None)])
+    first, last = points[0].step, max(p.step for p in points)
+    return tuple(_panel(one, up, first, last, slices) for one in series)
+
+
+def _panel(one: StepSeries, up: Scale, first: int, last: int, slices: SlicesOf) -> Panel:
+    def at(step: int) -> float:
+        return 3 + 94 * (step - first) / max(last - first, 1)
+
+    words = slices.of(one.slice)
+    limit = 100 - up.at(one.limit)
+    known = [p for p in one.points if p.mean is not None]
+    beyond = [p for p in known if p.mean is not None and p.mean > one.limit]
+    shapes = [line("limit", 0, limit, 100, limit)]
+    shapes.append(text(f"limit {figure(one.limit)}", 100, limit, dy=-5, anchor="end", kind="ink"))
+    if one.since is not None:
+        place, side = at(one.since), "end" if at(one.since) > 50 else "start"
+        shapes.append(line("since", place, 0, place, 100))
+        words_at = f"above since step {one.since}"
+        shapes.append(text(words_at, place, "0", dy=14, anchor=side, kind="ink shift-" + side))
+    many = len(known) > _MANY
+    for point in known:
+        tone = "violated" if point in beyond else "holds"
+        x, y = at(point.step), 100 - up.at(point.mean or 0.0)
+        if point.low is not None and point.high is not None and not many:
+            ends = 100 - up.at(point.low), 100 - up.at(point.high)
+            shapes.append(f'<g class="t-{tone}">{line("bar", x, ends[0], x, ends[1])}</g>')
+        shapes.append(f'<g class="t-{tone}">{mark(tone, x, y, 2.4 if many else 4)}</g>')
+    worst = max(known, key=lambda p: p.mean or 0.0)
+    where = words.name if not words.definition else f"{words.name} ({words.definition})"
+    says = f"{len(beyond)} of {len(known)} steps above the limit {figure(one.limit)}"
+    if one.since is not None:
+        says += f", every step since step {one.since}"
+    label = (
+        f"Mean {one.metric} on {where} over training steps {first} to {last}: {says}; "
+        f"the largest is {figure(worst.mean)} at step {worst.step}."
+    )
+    ticks = [Tick(at(s), f"{s}") for s in (first, last, *_round_steps(first, last))]
+    picture = plot(
+        label,
+        200,
+        shapes,
+        across=spaced(ticks, WIDE),
+        up=up.ticks(200),
+        titles=("training step", f"mean {one.metric}, log scale"),
+    )
+    return Panel(where[0].upper() + where[1:] if not words.definition else where, says, picture)
+
+
+def _round_steps(first: int, last: int) -> Iterator[int]:
+    width = max(last - first, 1) / 5
+    power = 10 ** math.floor(math.log10(width))
+    step = max(int(next(m * power for m in (1, 2, 5, 10) if m * power >= width)), 1)
+    yield from range(-(-first // step) * step, last, step)
+
+
+class Joint(NamedTuple):
+    """Both probabilities of the sampled tokens, and the tokens that are numbered in it."""
+
+    picture: Markup
+    named: int
+    n: str
+
+
+def joint(verdict: Verdict) -> Joint | None:
+    """How many tokens have which two probabilities; None where they were not counted."""
+    what, portrait = described(verdict)
+    if not portrait.joint:
+        return None
+    counts = {tuple(map(int, key.split(","))): n for key, n in portrait.joint.items()}
+    size = max(max(max(key) for key in counts) + 1, _LEAST_BINS)
+    most, total = max(counts.values()), sum(counts.values())
+    shapes = [line("limit", 0, 100, 100, 0)]
+    for (i, j), n in sorted(counts.items()):
+        x, y = (100 * (k + 0.5) / size for k in (i, j))
+        radius = 1.3 + 3.2 * math.log1p(n) / math.log1p(most)
+        # -logp grows to the right, and down
+        shapes.append(f'<circle class="many" cx="{100 - x:.2f}%" cy="{y:.2f}%" r="{radius:.1f}"/>')
+    named, taken = 0, []
+    for number, worst in enumerate(portrait.worst[:_NAMED], start=1):
+        x, y = (100 - _nats(p, size) for p in (worst.p_infer, worst.p_train))
+        shapes.append(f'<g class="t-violated">{mark("violated", x, 100 - y, 3.4)}</g>')
+        named = number
+        if all(abs(x - a) > 6 or abs(y - b) > 5 for a, b in taken):
+            taken.append((x, y))
+            shapes.append(text(f"{number}", x, 100 - y, dy=-8, anchor="middle", kind="ink"))
+    decade = 100 * math.log(10) / (JOINT * size)
+    ticks = [Tick(100 - i * decade, figure(10.0**-i)) for i in range(int(100 / decade) + 1)]
+    near = sum(n for (i, j), n in counts.items() if abs(i - j) <= 1)
+    label = (
+        f"Probability of {total:,} sampled tokens under the infer kernel, across, and under the "
+        f"train kernel, upwards: {format.percent(near / total)} lie on the diagonal or within "
+        f"{2 * JOINT:g} nats of it; the {named} tokens with the largest difference are numbered."
+    )
+    picture = plot(
+        label,
+        330,
+        shapes,
+        across=spaced(ticks, WIDE),
+        up=spaced(ticks, 600),
+        titles=("probability, infer kernel, log scale", "probability, train kernel, log scale"),
+    )
+    return Joint(picture, named, f"{total:,} tokens of the {what}")
+
+
+def _nats(p: float, size: int) -> float:
+    """-log p in percent of the axis."""
+    nats = -math.log(p) if p > 0 else math.inf
+    return min(100 * nats / (JOINT * size), 100.0)
+
+
+class RatioRow(NamedTuple):
+    name: str
+    n: str
+    shares: tuple[str, ...]
+
+
+class Ratios(NamedTuple):
+    """The signed log ratios of tokens, and the shares of tokens beyond some of them."""
+
+    picture: Markup
+    heads: tuple[str, ...]
+    rows: tuple[RatioRow, ...]
+    below: str
+    above: str
+    has_floor: bool
+
+
+_SIDES = (
+    ("infer", "infer kernel against train kernel"),
+    ("self_infer", "noise floor: infer kernel in other batches"),
+    ("self_train", "noise floor: train kernel in other batches"),
+    ("stable", "stable kernel against train kernel"),
+)
+
+
+def ratios(verdict: Verdict) -> Ratios | None:
+    """The distribution of log p_train - log p_infer, with its noise floor and the clip range."""
+    what, portrait = described(verdict)
+    if not portrait.total.n:
+        return None
+    sides = [("infer kernel against train kernel, golden texts", portrait)]
+    noise: Portrait | None = None
+    if what == "workload":
+        of = verdict.portraits
+        sides = [(words, of[name]) for name, words in _SIDES if name in of and of[name].total.n]
+        noise = of.get("self_infer")
+    edges = [0.0, *RATIO_EDGES]
+    rows = []
+    for words, one in sides:
+        counts = np.add(*map(np.array, one.ratios))
+        beyond = counts[::-1].cumsum()[::-1] / max(counts.sum(), 1)
+        at = [int(np.argmin(np.abs(np.array(edges) - x))) for x in _SHARES]
+        shares = tuple(format.percent(float(beyond[i])) for i in at)
+        rows.append(RatioRow(words, f"{one.total.n:,}", shares))
+    below, above = (f"{sum(side):,}" for side in portrait.ratios)
+    drawn = _histogram(portrait, noise if noise is not None and noise.total.n else None)
+    heads = tuple(f"≥ {figure(x)}" for x in _SHARES)
+    return Ratios(drawn, heads, tuple(rows), below, above, noise is not None)
+
+
+def _place(x: float) -> float:
+    """Percent of the width of a signed log ratio: logarithmic on both sides of a middle."""
+    least = 10.0 ** (1 - _DECADES)
+    if abs(x) <= least:
+        return 50.0
+    far = min(math.log10(abs(x) / least) / _DECADES, 1.0)
+    return 50 + math.copysign(_MIDDLE + (50 - _MIDDLE) * far, x)
+
+
+def _bars(portrait: Portrait) -> list[tuple[float, float, float]]:
+    """(left, right, share) from left to right; the middle holds all that is nearer to 0."""
+    each = len(RATIO_EDGES) // 7 // _PER_DECADE  # bins of RATIO_EDGES in one bar
+    first = 1 + int(np.argmin(np.abs(np.array(RATIO_EDGES) - 10.0 ** (1 - _DECADES))))
+    total = max(sum(map(sum, portrait.ratios)), 1)
+    sides: list[list[tuple[float, float, float]]] = []
+    for sign, counts in zip((-1, 1), portrait.ratios, strict=True):
+        bars = []
+        for i in range(first, len(RATIO_EDGES), each):
+            ends = RATIO_EDGES[i - 1], RATIO_EDGES[min(i - 1 + each, len(RATIO_EDGES) - 1)]
+            n = sum(counts[i : i + each]) + (counts[-1] if i + each >= len(RATIO_EDGES) else 0)
+            left, right = sorted(_place(sign * end) for end in _outward(ends))
+            bars.append((left, right, n / total))
+        sides.append(bars)
+    near = sum(sum(counts[:first]) for counts in portrait.ratios) / total
+    middle = (50 - _MIDDLE, 50 + _MIDDLE, near)
+    return [*reversed(sides[0]), middle, *sides[1]]
+
+
+def _outward(ends: tuple[float, float]) -> tuple[float, float]:
+    return ends[0] * (1 + 1e-9), ends[1] * (1 + 1e-9)
+
+
+def _histogram(portrait: Portrait, noise: Portrait | None) -> Markup:
+    bars = _bars(portrait)
+    least = 1 / max(portrait.total.n, 1)
+    up = Scale(Scale.of([least]).low, 1.0)
+    clip = tuple(_place(math.log(end)) for end in CLIP)
+    shapes = [rect("clip", clip[0], 0, clip[1] - clip[0], 100)]
+    for left, right, share in bars:
+        if share > 0:
+            top = up.at(share)
+            shapes.append(rect("column", left + 0.15, 100 - top, right - left - 0.3, top))
+    if noise is not None:
+        for left, right, share in _bars(noise):
+            if share > 0:
+                y = 100 - up.at(share)
+                shapes.append(line("floor-line", left, y, right, y))
+    shapes += [line("limit", x, 0, x, 100) for x in clip]
+    shapes.append(text(f"clip range {CLIP[0]}–{CLIP[1]}", 100, "0", dy=-10, anchor="end"))
+    wanted = [Tick(50, "0")]
+    for x in (1.0, 0.01, 0.1, 1e-3, 10.0):
+        wanted += [Tick(_place(-x), f"−{figure(x)}"), Tick(_place(x), figure(x))]
+    low, high = clip[0] - 2, clip[1] + 2
+    inside = sum(share for left, right, share in bars if left >= low and right <= high)
+    label = (
+        f"Histogram of the log ratio of {portrait.total.n:,} sampled tokens, logarithmic on both "
+        f"sides of 0, with the clip range {CLIP[0]} to {CLIP[1]} shaded: about "
+        f"{format.percent(inside)} of the tokens lie inside."
+    )
+    return plot(
+        label,
+        230,
+        shapes,
+        across=spaced(wanted, WIDE),
+        up=up.ticks(200),
+        titles=("log p_train − log p_infer, nats", "share of tokens, log scale"),
+    )
