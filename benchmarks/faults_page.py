@@ -13,71 +13,71 @@ DOCS = ROOT / "docs" / "reference" / "faults.md"
 ABSENT = "-"
 
 _PAGE = """\
-# The faults, and what finds them
+# The catalogue of faults, and their detection
 
-The catalogue holds bugs that were met in the field, to be put into a kernel on purpose:
+The catalogue contains bugs that were reported in the field. You can inject each into a kernel:
 
 ```sh
-$ servanda demo --fault list             # all of them, and where each was met
-$ servanda demo --fault bf16_positions   # check the shipped kernels with one of them
+$ servanda demo --fault list             # all of them, with their sources
+$ servanda demo --fault bf16_positions   # check the bundled kernels with one of them
 $ servanda demo --fault undisclosed_top_p --value 0.95 --contract my.kernelcontract.yaml
 ```
 
-`demo --fault` exits as `servanda check` does. In a contract the same is said by a kernel's
-`fault: {{bf16_positions: true}}`. An engine that has nothing to break in the way of a fault refuses
-it by name.
+`demo --fault` has the exit codes of `servanda check`. In a contract, write
+`fault: {{bf16_positions: true}}` in a kernel. An engine to which a fault cannot apply refuses it by
+name.
 
-All tables below are of the kernels of `examples/tiny-faults.kernelcontract.yaml`, whose limits lie
-near what a healthy bfloat16 kernel needs. Without a fault the contract holds. It catches
-**{defaults} of {count} faults at their defaults**, and **{caught} of {met} at the strength that
-the field met**; missed there: {missed}.
-A default is a strength that shows on a model of 2.6 M parameters.
+All tables below are of the kernels of `examples/tiny-faults.kernelcontract.yaml`, whose limits are
+close to the drift of a healthy bfloat16 kernel. Without a fault the contract holds. It catches
+**{defaults} of {count} faults at their defaults**, and **{caught} of {met} at the strength reported
+in the field**; missed there: {missed}.
+The defaults are strengths that are visible on a model of 2.6 M parameters.
 
 The page is written by `python -m benchmarks.truth_table --write` from the records in
-`benchmarks/truth_table.jsonl`; without `--write` the command measures what is not on record.
+`benchmarks/truth_table.jsonl`; without `--write` the command measures the missing records.
 `make test-slow` measures every default and every value of the field again.
 
-## At their defaults
+## At the default strengths
 
 {at_defaults}
 
-- *side*, *takes*, *value*: the kernel that has the fault, the values that it may be given, and the
-  one that was measured, which is its default.
+- *side*, *takes*, *value*: the kernel with the fault, the accepted values, and the measured value,
+  which is the default.
 - *verdict*, *exit*: as of `servanda check`. *Refused* (exit 4): the identity of weights or
-  vocabulary gives it away before anything is measured. *Error* (exit 4): so much of the evidence is
-  missing that the rest says nothing.
-- *decided by*: the clauses of the contract, and the slices, that made the outcome. Where a guard
-  fails (`fidelity`, `finite`, `steady`), the certificates say nothing: the numbers are not what
-  they claim.
-- *perplexity*: of infer against train, on the golden texts. *k3* and *|d|*: means over the sampled
-  tokens, d being the difference of log-probabilities.
-- *thresholds exceeded*: of the field's usual ones, all of them averages, on the same tokens;
-  `servanda contract explain` and the [glossary](glossary.md) have their names. A run stops as
-  soon as it is decided, so the number of tokens differs between rows. Top-1 agreement is below
-  its threshold for the healthy kernel too: of near ties, rounding alone turns more than 2 %.
+  vocabulary reveals the fault before anything is measured. *Error* (exit 4): too much of the
+  evidence is missing.
+- *decided by*: the clauses and slices that determined the outcome. Where a validity check fails
+  (`fidelity`, `finite`, `steady`), the certificates are inconclusive, because their assumptions are
+  wrong.
+- *perplexity*: of the infer kernel relative to the train kernel, on the golden texts. *k3* and
+  *|d|*: means over the sampled tokens, d being the difference of log-probabilities.
+- *thresholds exceeded*: the thresholds of other projects that the same tokens exceed. All of them
+  are averages; [names of the metrics](metric_names.md). A run stops as soon as it is decided, so
+  the number of tokens differs between rows. Top-1 agreement is below its threshold for the healthy
+  kernel too: rounding alone flips more than 2 % of the near ties.
 
-## At the strength that the field met
+## At the strengths reported in the field
 
 {at_field}
 
-*The same*: the field's value is the default, and the row is that of the first table. No report
-gives a value for {unknown}. Not measured yet at the
+*The same*: the field's value is the default; see the first table. No report gives a value for
+{unknown}. Not measured yet at the
 field's value: {open}.
 
 ## The smallest strength that each gate catches
 
 {smallest}
 
-**`b`**, not `a`: the gate catches the fault at b and misses it at a, the next weaker value that
-was measured. At most **`b`**: no weaker value was measured, or not all that the catalogue has
-between a and b. Not `a`: it misses every value that was measured, of which a is the strongest. Each
-is one run with fixed seeds, and values stronger than b are taken to be caught as well. Servanda
-catches what is violated, refused or an error; a verdict that stays *inconclusive* counts as missed.
-Top-1 agreement is left out. On or off, and so without a smallest strength: {switches}.
+**`b`**, not `a`: the gate catches the fault at b and misses it at a, the next weaker measured
+value. At most **`b`**: no weaker value was measured, or not all values of the catalogue between a
+and b. Not `a`: the gate misses every measured value; a is the strongest. Each is one run with fixed
+seeds, and values stronger than b are assumed to be caught as well. Servanda catches a fault if the
+result is violated, refused or an error; *inconclusive* counts as missed. Top-1 agreement is left
+out. These are on or off, without a smallest strength: {switches}.
 
-The magnitudes are those of the shipped model, on one machine: how large the
-same bug is in another model, nobody knows before it is there. Which of these faults *your* gate
-would have caught at its size is in the report of each run.
+The magnitudes are those of the bundled model on one machine. The size of the same bug in another
+model cannot be known in advance. The report of each run lists which of these faults *your* gate
+would have caught at its size.
 """
 
 

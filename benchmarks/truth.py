@@ -279,27 +279,28 @@ def cases() -> list[tuple[Scenario, str, float]]:
 _PAGE = """\
 # How often a verdict is wrong
 
-A certificate is worth what its error rate is. This page is written by `make truth`: every row
-is {runs} seeded runs of `servanda check` on `table` kernels, whose total variation is known by
-enumeration. Each run looks after every closed round of {round} prompt groups, up to {last}, and
-stops at its first answer. The limit is {limit}, the confidence {confidence:.0%}.
+The error rate of a verdict is its main property, so it is measured here. This page is written by
+`make truth`. Every row is {runs} seeded runs of `servanda check` on two `table` kernels, whose
+total variation is known by enumeration. Each run is evaluated after every closed round of {round}
+prompt groups, up to {last}, and stops at its first decision. The limit is {limit}, the confidence
+{confidence:.0%}.
 
-*Wrong* is `holds` where the truth is the limit or more, or `violated` where it is the limit or
-less. The promise is that it happens in at most {alpha:.0%} of the runs; a measured rate passes up
-to that plus the 99 % binomial margin of its number of runs (*allowed*). At exactly the limit
-every answer is wrong, so there the right one is `inconclusive`.
+*Wrong* is `holds` where the true value is the limit or more, or `violated` where it is the limit or
+less. The guarantee is an error rate of at most {alpha:.0%}. A measured rate passes up to that plus
+the 99 % binomial margin of its number of runs (*allowed*). At exactly the limit both decisions are
+errors, so `inconclusive` is the right answer there.
 
 {scenarios}
 
 {table}
 
-The rates lie well below what is allowed because a first attempt spends only half of alpha (the
-other half pays for later attempts with `--fresh`), because a violation is charged the number of
-cells, and because a mixture over many alternatives is cautious. What that costs is in the last
-column.
+The rates are well below the allowed ones for three reasons. A first attempt spends only half of
+alpha; the other half is reserved for later attempts with `--fresh`. A violation is corrected for
+the number of cells. And a mixture over many alternatives is conservative. The last column shows
+the cost in prompt groups.
 
-The counts are kept in `benchmarks/measured/truth.json`. `make truth` makes them again, two hours
-on two cores, and writes both.
+The counts are kept in `benchmarks/measured/truth.json`. `make truth` repeats the measurement, two
+hours on two cores, and writes both.
 """
 
 

@@ -120,10 +120,10 @@ def _scores(drift: float, scale: int) -> Point:
     "missing support",
     scale="tokens of an answer",
     assumption="support",
-    about="infer never draws some tokens, so every drawn one has the same ratio, importance "
-    "weights agree with it exactly, and nothing is left to see in sampled ratios",
-    instead="D_psi counts what infer cannot draw (E w falls below 1): promise weight_gap with a "
-    "bounded weighting, or support_mass",
+    about="the infer kernel never samples some tokens, so every sampled token has the same ratio, "
+    "importance weights match it exactly, and sampled ratios show nothing",
+    instead="D_psi includes mass that infer cannot sample (E w falls below 1): promise weight_gap "
+    "with a bounded weighting, or support_mass",
 )
 def _support(drift: float, scale: int) -> Point:
     missing = -math.expm1(-drift)  # so that log w of every drawn token is -drift
@@ -156,8 +156,8 @@ def _length(drift: float, scale: int) -> Point:
     "long answers, corrected token by token",
     scale="tokens of an answer",
     assumption="token_level",
-    about="each token is weighed by its own ratio, exactly, and the reward is that of the whole "
-    "answer: what came before and after was still drawn by infer",
+    about="each token is weighted by its own ratio, exactly, and the reward is that of the whole "
+    "answer: the tokens before and after were still sampled by infer",
     instead="the trajectory bounds (sequence TV, chi2), or weights of whole answers; for long "
     "answers reward_gap",
 )
@@ -175,9 +175,9 @@ def _horizon(drift: float, scale: int) -> Point:
     "the direction of a small gradient",
     scale="1 / norm of the gradient",
     assumption="",
-    about="the bound is kept, and it is a bound of the bias, not of the bias over the gradient: "
-    "where the true gradient is small, a bounded drift turns it round",
-    instead="centre rewards before anything else; read the bound beside the norm of the gradient",
+    about="the bound holds, but it bounds the bias, not the bias relative to the gradient: where "
+    "the true gradient is small, a bounded drift reverses it",
+    instead="centre rewards before anything else; compare the bound with the norm of the gradient",
 )
 def _direction(drift: float, scale: int) -> Point:
     p_V, q_V, g_V = _two_tokens(0.5, drift)

@@ -106,56 +106,60 @@ def text(found: Findings) -> str:
 
 
 _PAGE = """\
-# What tries to break the theorems and the procedures
+# Attempts to falsify the theorems and the procedures
 
-A verdict rests on theorems (from the drift of a kernel to rewards and gradients) and on procedures
-(from tokens to an answer while somebody watches). This page is written by `make theory`, which is
+A verdict rests on theorems (from the difference of two kernels to rewards and gradients) and on
+procedures (from tokens to a verdict under continuous monitoring). This page reports systematic
+attempts to break both. It is written by `make theory`, which is
 
 ```sh
 python -m benchmarks.theory --cases {cases} --runs {runs} --seed {seed} --format markdown
 ```
 
-and exits 1 if a theorem is broken or a procedure of ours is wrong more often than it may be.
+The command exits 1 if a theorem is violated, or if one of our procedures is wrong more often than
+its error rate allows.
 
 {faults}
 
 ## The theorems
 
-Each is held against exact values: kernels small enough to enumerate, drawn at random, and others
-made to come near the bound. Drifts are climbed towards the bounds in osc, rewards and groups
-towards those of the gradient of whole answers; elsewhere nothing is climbed. Nothing is estimated,
-so one value beyond its bound by more than rounding is a *violation*. *Tightest* is the largest
-exact value over its bound, 1 where a case attains it; *typical* is the median. Trials of a lemma or
-of a part count as cases, and for neither of the two. *Sharp* says that some kernels attain the
-bound or come as near to it as one likes, at any drift or as the drift vanishes, for answers of any
-length. A bound that is not sharp may be attained where answers are short, as its tightest value
-shows. *Standing* is what a number is once its inputs are certified.
+Each theorem is compared with exact values. The kernels are small enough to enumerate: some are
+random, others are constructed to approach the bound. Drifts are optimised towards the bounds in
+osc; rewards and groups are optimised towards those of the gradient of whole responses. The others
+are not optimised. Nothing is estimated, so one value that exceeds its bound by more than rounding
+is a *violation*. *Tightest* is the largest exact value divided by its bound, 1 where a case attains
+it; *typical* is the median. Trials of a lemma, or of a part of a theorem, are counted as cases, but
+they enter neither ratio. *Sharp* means that some kernels attain the bound or come arbitrarily close
+to it, at any drift or as the drift vanishes, for responses of any length. A bound that is not sharp
+may be attained for short responses, as its tightest value shows. *Standing* is the guarantee of the
+result if its inputs are certified.
 
 {theorems}
 
-What they assume beside their inputs. A test can only reject an assumption.
+These are their assumptions. A test can only reject an assumption.
 
 {assumptions}
 
 ## The procedures
 
-Each row is {runs} seeded runs. A procedure is asked about a limit that is exactly the truth, after
-every round, so every answer is wrong; *wrong* is the share of runs in which it ever gave one, for
-`holds` or for `violated`, *which* of the two is worse. Each may err in {alpha:.0%} of the runs; a
-simulated rate passes up to that plus the one-sided 99 % binomial margin of its number of runs
-(*allowed*). For e-BH and its neighbours it is the mean share of false discoveries when the first
-one is made. The gate `mean <= limit` is given a start: its limits lie 10 % beside the truth. "Once"
-is one look, at the end.
+Each row is {runs} seeded runs. The limit is exactly the true value, and a procedure is evaluated
+after every round, so every decision is an error. *Wrong* is the share of runs with at least one
+wrong decision, for `holds` or for `violated`; *which* is the worse of the two. Each may err in
+{alpha:.0%} of the runs. A simulated rate passes up to that plus the one-sided 99 % binomial margin
+of its number of runs (*allowed*). For e-BH and the procedures it is compared with, the number is
+the mean share of false discoveries when the first one is made. The gate `mean <= limit` gets an
+advantage: its limits are 10 % away from the true value. "Once" is one evaluation, at the end.
 
-Rows marked *ours* are what Servanda uses. The others are habits, on the same streams.
+Rows marked *ours* are the procedures of Servanda. The others are common shortcuts, on the same
+streams.
 
 {scenarios}
 
 {procedures}
 
-Ours stay far below what is allowed: a mixture over many bets is cautious, and its promise covers
-all looks that anybody will ever take, of which these are the first. How often whole verdicts are
-wrong is [another page](truth.md).
+Ours stay far below the allowed rate. A mixture over many bets is conservative, and its guarantee
+covers all later evaluations too. [Another page](truth.md) measures how often whole verdicts are
+wrong.
 """
 
 

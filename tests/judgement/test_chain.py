@@ -59,7 +59,7 @@ def test_the_mean_tv_of_tokens_leads_to_answers_rewards_and_gradients(tmp_path):
     whole = float(sequence_tv_from_token_tv(0.05, WIDTH))
     assert numbers(found, "tv") == {
         "TV of the next token, on average": 0.05,
-        "TV of whole answers, up to 4 tokens": pytest.approx(whole),
+        "TV of whole responses, up to 4 tokens": pytest.approx(whole),
         "drift of any reward in [-1, 1]": pytest.approx(2 * whole),
         "gap of the token weights, uncorrected": pytest.approx(0.1),
         "bias of the policy gradient": pytest.approx(
@@ -76,7 +76,7 @@ def test_the_drift_of_logits_is_a_fact_at_golden_texts_and_a_condition_elsewhere
     found = chain(contract(tmp_path, numerical=osc)[0])
     by_what = {step.what: step for step in found.steps if step.clause == "drift"}
     golden = by_what["TV of the next token, golden texts"]
-    whole = by_what["TV of whole answers, up to 4 tokens"]
+    whole = by_what["TV of whole responses, up to 4 tokens"]
     assert golden.standing == "fact"
     assert golden.number == pytest.approx(float(tv_from_osc(0.1)))
     assert "every_context" not in golden.assumes
@@ -166,8 +166,8 @@ def test_a_drift_of_logits_under_filters_is_a_condition_even_at_golden_texts(tmp
     ("transform", "train", "reason"),
     [
         ({}, {"temperature": 0.5}, "the kernels sample at temperatures 0.5 and 1,"),
-        ({"top_k": 3}, {"top_k": 2}, "each kernel filters its tokens in its own way"),
-        ({"top_k": 3}, {}, "each kernel filters its tokens in its own way"),
+        ({"top_k": 3}, {"top_k": 2}, "each kernel filters its tokens with its own logits"),
+        ({"top_k": 3}, {}, "each kernel filters its tokens with its own logits"),
     ],
 )
 def test_a_drift_of_logits_ends_where_each_kernel_samples_in_its_own_way(
@@ -184,7 +184,7 @@ def test_a_mask_that_train_takes_over_makes_the_filters_one(tmp_path):
     found = chain(sampled(toy, {}, mask="replayed", top_k=3))
     assert FACTS in numbers(found, "drift")
     (filters,) = [rest for rest in found.rests if rest.name == "same_filters"]
-    assert filters.said == "declared: train takes over the tokens that infer kept"
+    assert filters.said == "declared: the train kernel reuses the tokens that the infer kernel kept"
 
 
 def test_a_percentile_says_of_the_mean_what_its_tail_leaves(tmp_path):
@@ -203,7 +203,7 @@ def test_a_realised_mean_says_only_an_estimate_of_whole_answers(tmp_path):
     found = chain(contract(tmp_path, claim="realised")[0])
     by_what = {step.what: step.standing for step in found.steps}
     assert by_what["TV of the next token, on average"] == "certificate"
-    assert by_what["TV of whole answers, up to 4 tokens"] == "estimate"
+    assert by_what["TV of whole responses, up to 4 tokens"] == "estimate"
     assert by_what["gap of the token weights, uncorrected"] == "certificate"
 
 
@@ -254,7 +254,7 @@ def test_a_clip_range_that_is_used_up_is_vacuous(tmp_path):
 
 def test_a_vacuous_path_names_where_it_ends(tmp_path):
     text = " ".join(chain_text(chain(contract(tmp_path, limit=0.4)[0])).split())
-    assert "(tv: from 'TV of whole answers, up to 4 tokens' on)" in text
+    assert "(tv: from 'TV of whole responses, up to 4 tokens' on)" in text
 
 
 BUDGETS = (
@@ -267,7 +267,7 @@ BUDGETS = (
 def test_a_budget_is_called_what_it_is(tmp_path):
     found = chain(contract(tmp_path, BUDGETS)[0])
     assert numbers(found, "support") == {
-        "train's mass infer cannot draw, or over 5 times infer's": 0.01
+        "train mass that infer cannot sample, or over 5 times its own": 0.01
     }
     assert numbers(found, "mean") == {"share of the clip range used": 0.3}
     assert numbers(found, "tail") == {"share of tokens that use over 0.5 of the clip range": 0.01}
@@ -307,7 +307,7 @@ def test_a_bias_has_the_unit_and_the_assumptions_of_its_loss(tmp_path, loss, uni
         (
             ", of: exact_answer",
             "kept",
-            "kept by construction for exact_answer: one function for both kernels' answers",
+            "kept by construction for exact_answer: one function for both kernels' responses",
         ),
     ],
 )
@@ -331,7 +331,7 @@ def test_what_is_assumed_of_tokens_and_filters_has_a_state(tmp_path):
         "same_filters",
         "both kernels sample from the same kept set of tokens",
         "declared",
-        "declared: nothing is filtered, and a trainer draws the tokens",
+        "declared: nothing is filtered, and a trainer samples the tokens",
     )
 
 
@@ -345,7 +345,7 @@ def test_a_clause_of_which_nothing_follows_says_why(tmp_path):
     slices = "slices: [{name: first, split: labels.first}]"
     found = chain(contract(tmp_path, more, declared=slices)[0])
     assert dict(found.left_out) == {
-        "part": "it speaks of parts of the traffic, the chain of the whole",
+        "part": "it covers parts of the traffic; the chain is for the whole",
         "cut": "no bound of the chain starts from k3_nats",
         "twice": "its limit is known once it is measured: give the run directory",
     }
@@ -388,7 +388,7 @@ def truths(pair):
         bent += mass / total * (((q_V - p_V) * advantage_V) @ (np.eye(5) - p_V))
     return {
         "TV of the next token, on average": pair.mean_tv(PROMPTS, WIDTH),
-        "TV of whole answers, up to 4 tokens": np.mean(
+        "TV of whole responses, up to 4 tokens": np.mean(
             [pair.sequence_tv(prompt, WIDTH) for prompt in PROMPTS]
         ),
         "drift of any reward in [-1, 1]": np.mean(
@@ -476,7 +476,7 @@ def test_with_a_verdict_the_chain_starts_from_what_was_shown(judged):
     shown = steps["tv", "TV of the next token, on average"]
     assert pair.mean_tv(PROMPTS, WIDTH) < shown["number"] < 0.2
     truth = np.mean([pair.sequence_tv(prompt, WIDTH) for prompt in PROMPTS])
-    answers = steps["tv", "TV of whole answers, up to 4 tokens"]
+    answers = steps["tv", "TV of whole responses, up to 4 tokens"]
     assert truth < answers["number"] == pytest.approx(min(1.0, WIDTH * shown["number"]))
     assert answers["theorem"]["name"] == "sequence_tv_from_token_tv"
     assert 2 * truth < steps["reward", "drift of any reward in [-1, 1]"]["number"] < 0.5

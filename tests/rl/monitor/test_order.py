@@ -29,4 +29,4 @@ def test_a_step_of_selected_answers_reads_too_low_and_its_verdict_names_the_sele
     spots = [s.text for s in told.verdict.blind_spots if s.subject == "sample"]
     assert spots and spots[0].startswith("the trainer chose which answers are here")
     assert "Not examined by this run" in str(told)
-    assert "was decided before any outcome" in str(told)
+    assert "were decided before any outcome" in str(told)

@@ -36,7 +36,7 @@ def test_a_bound_on_rewards_takes_them_for_a_function_of_the_answer(name):
 
 def test_random_prompts_are_not_said_to_make_groups_independent():
     independent = ASSUMPTIONS["independent"]
-    assert "a batch shares" in independent.text
+    assert "shared by a batch" in independent.text
     assert "not ruled out" in independent.kept_by
 
 

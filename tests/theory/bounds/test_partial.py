@@ -24,7 +24,7 @@ from servanda.theory.divergence.topk import interval
 from servanda.theory.divergence.topk_rows import TopK, TopRows
 from tests import oracles
 
-GLOSSARY = Path(__file__).parents[3] / "docs" / "reference" / "glossary.md"
+NAMES = Path(__file__).parents[3] / "docs" / "reference" / "metric_names.md"
 
 counts = st.lists(st.integers(0, 12), min_size=5, max_size=5).filter(any)
 positive = st.lists(st.integers(1, 12), min_size=5, max_size=5)
@@ -182,7 +182,7 @@ def test_a_logged_name_points_to_a_theorem_of_one_number(name):
 
 @pytest.mark.parametrize("name", [*LOGGED])
 def test_a_logged_name_stands_in_the_glossary(name):
-    assert f"`{name}`" in GLOSSARY.read_text(encoding="utf-8")
+    assert f"`{name}`" in NAMES.read_text(encoding="utf-8")
 
 
 def test_only_probabilities_bound_from_below():

@@ -124,7 +124,7 @@ def test_progress_is_told_beside_the_output():
 
 
 @pytest.mark.parametrize(
-    ("suffix", "start"), [("md", "# What tries"), ("json", "{"), ("txt", "theorem ")]
+    ("suffix", "start"), [("md", "# Attempts to falsify"), ("json", "{"), ("txt", "theorem ")]
 )
 def test_the_suffix_says_the_format(tmp_path, broken_procedure, suffix, start):
     assert bench(*FEW, "-o", tmp_path / f"x.{suffix}").exit_code == 1

@@ -1,11 +1,11 @@
-# What a chain rests on: each assumption, and what became of it.  A test can only reject.
+# The assumptions of a chain, and the state of each.  A test can only reject.
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from servanda.contract.clause import WHOLE
+from servanda.contract.clause import WHOLE, printed_metric
 from servanda.contract.model import Contract
 from servanda.judgement.verdict import Verdict
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
@@ -40,13 +40,13 @@ def _state(name: str, contract: Contract, verdict: Verdict | None) -> tuple[Stat
     assumption = ASSUMPTIONS[name]
     if assumption.kept_by:
         if any(w.source == "trainer" for w in contract.all_workloads.values()):
-            return "untested", "a trainer draws the tokens, and nothing here tests it"
+            return "untested", "a trainer samples the tokens, and nothing here tests it"
         return "kept", f"kept by construction: {assumption.kept_by}"
     if name == "same_filters":
         return _filters(contract)
     if name == "same_reward" and contract.reward is not None and contract.reward.of is not None:
         of = contract.reward.of
-        return "kept", f"kept by construction for {of}: one function for both kernels' answers"
+        return "kept", f"kept by construction for {of}: one function for both kernels' responses"
     if name == "reward_range" and contract.reward is None:
         return "untested", "no range is declared: read the drift as a share of it"
     if name == "one_ratio":
@@ -59,7 +59,10 @@ def _state(name: str, contract: Contract, verdict: Verdict | None) -> tuple[Stat
             return tested
         if name in _DECLARED:
             return "declared", "declared, not tested"
-        return "untested", f"not tested; {' or '.join(assumption.tested_by)} could reject it"
+        return (
+            "untested",
+            f"not tested; {' or '.join(map(printed_metric, assumption.tested_by))} could reject it",
+        )
     if name in _DECLARED:
         return "declared", "declared, not tested"
     return "not testable", "not testable by any run"
@@ -71,10 +74,10 @@ def _filters(contract: Contract) -> tuple[State, str]:
     given = [*own, *(workload.sampling for workload in contract.all_workloads.values())]
     if not any(sampling.filters for sampling in given):
         if any(w.source == "trainer" for w in contract.all_workloads.values()):
-            return "declared", "declared: nothing is filtered, and a trainer draws the tokens"
+            return "declared", "declared: nothing is filtered, and a trainer samples the tokens"
         return "kept", "kept by construction: the contract filters nothing"
     if kernels.train.mask == "replayed":
-        return "declared", "declared: train takes over the tokens that infer kept"
+        return "declared", "declared: the train kernel reuses the tokens that the infer kernel kept"
     return "untested", "not tested: each side keeps its own tokens; mask: replayed shares them"
 
 
@@ -86,7 +89,7 @@ def _tested(
         metrics = {clause.metric for _, _, clause in contract.clauses()}
         if contract.statistical:
             metrics.add(_BY_DEFAULT)
-        there = [name for name in by if name in metrics]
+        there = [printed_metric(name) for name in by if name in metrics]
         return ("open", f"tested by {' and '.join(there)} as it runs") if there else None
     cells = [cell for cell in verdict.cells if cell.metric in by and cell.slice == WHOLE]
     cells = [cell for cell in cells if cell.outcome != "not applicable"]
@@ -94,9 +97,9 @@ def _tested(
         # a measured reward beyond its range is an error; a large gap of it breaks no assumption
         rejecting = ("error",) if cell.metric == "reward_gap" else ("violated", "error")
         if cell.outcome in rejecting:
-            return "rejected", f"REJECTED by {cell.metric}"
+            return "rejected", f"REJECTED by {printed_metric(cell.metric)}"
     tried = [cell for cell in cells if cell.outcome in ("holds", "violated")]
     if tried:
-        counts = (f"{cell.n:,} {cell.units}, by {cell.metric}" for cell in tried)
+        counts = (f"{cell.n:,} {cell.units}, by {printed_metric(cell.metric)}" for cell in tried)
         return "not rejected", f"not rejected on {' and on '.join(counts)}"
-    return ("open", f"{cells[0].metric} has not decided yet") if cells else None
+    return ("open", f"{printed_metric(cells[0].metric)} has not decided yet") if cells else None

@@ -74,12 +74,12 @@ class _Path(Start):
             LeaveOut: where the path ends before all that follows was said.
         """
         if WHOLE not in slices_of(self.contract, self.section, self.clause):
-            raise LeaveOut("it speaks of parts of the traffic, the chain of the whole")
+            raise LeaveOut("it covers parts of the traffic; the chain is for the whole")
         metric = self.clause.metric
         if self.section == "numerical":
             path = {"logit_osc_nats": self._from_osc, "tv": self._from_golden_tv}.get(metric)
             if path is not None and (self.clause.aggregate or "max") != "max":
-                raise LeaveOut("only a maximum says something of every position")
+                raise LeaveOut("only a maximum bounds every position")
         else:
             path = {
                 "tv": self._from_tv,
@@ -105,7 +105,9 @@ class _Path(Start):
             )
         replayed = self.contract.kernels.train.mask == "replayed"
         if train != infer and not replayed:
-            raise LeaveOut("beyond golden logits: each kernel filters its tokens in its own way")
+            raise LeaveOut(
+                "beyond golden logits: each kernel filters its tokens with its own logits"
+            )
         if temperature != 1.0:
             what = f"osc at temperature {temperature:g}, golden texts"
             inputs = (osc.number, temperature)
@@ -150,7 +152,7 @@ class _Path(Start):
         yield tv
         if not self.raw:
             raise LeaveOut(
-                "beyond golden texts: their tv is of raw logits, and tokens are drawn after a "
+                "beyond golden texts: their tv is of raw logits, and tokens are sampled after a "
                 "temperature or a filter; logit_osc_nats goes on through a temperature"
             )
         everywhere = replace(
@@ -168,7 +170,7 @@ class _Path(Start):
 
     def _from_tv(self) -> Iterator[Step]:
         if self.clause.aggregate != "mean":
-            raise LeaveOut("a percentile of the sampled tv says little of its mean")
+            raise LeaveOut("a percentile of the sampled tv hardly bounds its mean")
         tv = self.start(f"{_NEXT_TV}, on average", most=1.0)
         yield tv
         yield from self._after_mean(tv)
@@ -212,7 +214,7 @@ class _Path(Start):
             return
         if metric == "support_mass":
             cap = getattr(self.metric.of(self.contract, clause), "cap", math.inf)
-            what = f"train's mass infer cannot draw, or over {cap:g} times infer's"
+            what = f"train mass that infer cannot sample, or over {cap:g} times its own"
         if metric == "ratio_budget":
             most = min(most, _ALL)
         start = self.start(what, self.metric.metric_unit, most)
@@ -240,7 +242,7 @@ class _Path(Start):
             yield from self._answers(tv, "sequence_tv_from_token_tv", tokens, *inputs)
 
     def _answers(self, tv: Step, theorem: str, tokens: int, *inputs: float) -> Iterator[Step]:
-        answers = f"TV of whole answers, up to {tokens:,} tokens"
+        answers = f"TV of whole responses, up to {tokens:,} tokens"
         whole = follow(tv, theorem, answers, *inputs, most=1.0)
         yield whole
         what, most = self._reward()
