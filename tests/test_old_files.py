@@ -33,7 +33,7 @@ def old(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_verdict_is_printed_as_it_was():
+def test_a_verdict_is_printed_with_the_numbers_it_had():
     code, text = servanda("tools", "report", "run/attempt-1/verdict.json")
     assert (code, text) == (0, (OLD / "report.txt").read_text())
 

@@ -213,7 +213,7 @@ def test_a_contract_in_plain_english(tmp_path):
         "all 12,000 53 364",
         "at every position of the golden texts is at most 2 nat.",
         "holds never: the mean of a metric without bound can only be refuted",
-        "Precondition: the sampled tokens follow the distribution that the infer kernel reports",
+        "Validity check: the sampled tokens follow the distribution that the infer kernel reports",
         "shown only, never fails the contract",
     ):
         assert sentence in text, sentence
