@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from html import escape
 from importlib import import_module
@@ -10,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from servanda.errors import MeasurementError
-from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict, Outcome
 
 _LEFT_OUT = ("interval", "where", "assumptions")
 
@@ -18,8 +17,8 @@ _LEFT_OUT = ("interval", "where", "assumptions")
 class CellTable:
     """What a verdict can be turned into."""
 
-    cells: Sequence[CellVerdict]
-    outcome: str
+    cells: tuple[CellVerdict, ...]
+    outcome: Outcome
     contract: str
     evidence: str
 
