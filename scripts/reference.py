@@ -230,8 +230,8 @@ def sync_faults() -> str:
     return (
         f"{_HEAD}# The faults of a weight sync\n\n"
         "Each breaks the weight sync that a trainer runs after an update, and no kernel: at equal "
-        "weights no metric\nshows it. [The preflight test](../how-to/preflight.md) detects and "
-        "names each.\n"
+        "weights no metric\nshows "
+        "it. [The preflight test](../how-to/preflight.md) detects and names each.\n"
         "`SYNC_FAULTS[NAME].inject(WeightSync, VALUE)` of `servanda.engines.faults.sync`\n"
         "creates one.\n\n"
         f"{_table(*rows)}\n"

@@ -72,7 +72,7 @@ def sharper_than_drawn(folder, broken):
     DATA,
     "NVIDIA-NeMo/RL#4218",
     "NVIDIA-NeMo/RL#4229",
-    what="logprobs that are missing are filled with 0: “a metric nobody is watching at 3am”",
+    what="logprobs that are missing are written as 0, and the logged metric hides it",
     command="servanda watch DIR --once",
     state="caught",
     exit=4,

@@ -20,23 +20,23 @@ SECTIONS = (
 )
 HEAD = """\
 <!-- written by python -m tests.field.page -->
-# Bugs of the field, and the answers to them
+# Field bugs, and which of them Servanda catches
 
-Bugs that people reported in public threads about training and serving language models, and the
-answer that Servanda gives to data of their shape: **{caught} of {all} are caught, {part} in part,
-{no} not.** The threads were read up to September 2026.
+This page lists bugs with training-inference mismatch as cause or effect that people reported in
+public threads, and the answer that Servanda gives to data of the same shape: **{caught} of {all}
+are caught, {part} in part, {no} not.** The threads were read up to September 2026.
 
-*Caught* means that the command is red and its answer leads to the bug. *In part*: it is red without
-the cause, red only above a size, or needs code of your own. *Not*: no command of today would show
-it.
+*Caught* means that the command is red and its answer leads you to the bug. *In part*: it is red
+without the cause, red only above a certain size, or needs code of your own. *Not*: no present
+command detects it.
 
-Where an answer is shown, it is word for word what the command prints in `tests/field/`: a case
-there builds the bug, a healthy twin of the same shape has to hold, and this page is written from
-the cases. The data is synthetic. Dumps are drawn from a softmax over 256 tokens, kernels are tables
-of probabilities or the shipped models of 2.6 M parameters, and sizes of errors are chosen to be
-those of the thread where it tells them. So a case shows that this kind of bug is seen, and not how
-large the bug was in the field. Nothing was run on a GPU, and the frameworks themselves were not
-run. The threads' numbers are their reporters'.
+Each answer in the tables is the verbatim output of the command in `tests/field/`. A case there
+reproduces the bug, a healthy twin of the same shape has to hold, and this page is generated from
+the cases. The data is synthetic. Dumps are sampled from a softmax over 256 tokens, and kernels
+are tables of probabilities or the bundled models of 2.6 M parameters. Error sizes are those of
+the thread, if it states them. A case therefore shows that this kind of bug is detected, not how
+large the bug was in the field. No case ran on a GPU or in the original frameworks. The numbers of
+the threads are their reporters'.
 """
 
 
@@ -85,14 +85,14 @@ def written() -> str:
         lines += [
             f"**{section}**",
             "",
-            "| bug | happened | command | answer |",
+            "| bug | description | command | answer |",
             "|---|---|---|---|",
         ]
         lines += [f"| {links(r)} | {r.what} | {command(r)} | {answer(r)} |" for r in found]
         lines.append("")
     for state, title in (("in part", "Caught in part"), ("not", "Not caught")):
         lines += [f"## {title}", ""]
-        lines += ["| bug | happened | command | answer | missing |", "|---|---|---|---|---|"]
+        lines += ["| bug | description | command | answer | missing |", "|---|---|---|---|---|"]
         for _, found in rows(state):
             lines += [
                 f"| {links(r)} | {r.what} | {command(r)} | {answer(r)} | {r.missing} |"

@@ -229,7 +229,7 @@ def test_a_step_that_goes_by_unseen_is_an_error(held):
     with pytest.raises(MeasurementError) as caught:
         held("engine").end_step()
     assert str(caught.value) == (
-        "step 1 ended, and the monitor saw no batch of it\n"
+        "step 1 ended without a batch for the monitor\n"
         "  hint: something replaced GRPOTrainer._generate_and_score_completions, as Unsloth does: "
         "patch before the class is derived, or train without it"
     )
@@ -239,8 +239,8 @@ def test_a_trainer_that_draws_from_its_own_module_is_refused(held):
     with pytest.raises(MeasurementError) as caught:
         held("engine", rollout_func=None)
     assert str(caught.value) == (
-        "TRL draws from the module that it trains (use_vllm=False), and no sampler's logprobs come "
-        "with the tokens: nothing can be compared\n"
+        "TRL samples from the module that it trains (use_vllm=False), so the tokens have no "
+        "sampler's logprobs: nothing can be compared\n"
         "  hint: set use_vllm=True, or rollout_func=servanda.rl.trl.rollouts(engine)"
     )
 
@@ -252,8 +252,8 @@ def test_logprobs_that_are_all_nan_are_an_error_and_not_agreement(held):
         trainer.generate()
     assert str(caught.value) == (
         "every logprob of the sampler is NaN: nothing can be compared\n"
-        "  hint: see why the engine scores its own tokens as NaN; where it is a server, start it "
-        "with --logprobs-mode processed_logprobs"
+        "  hint: find out why the engine scores its own tokens as NaN; start a server with "
+        "--logprobs-mode processed_logprobs"
     )
 
 
@@ -271,7 +271,7 @@ def test_a_rollout_function_without_logprobs_is_told_so(held):
         trainer.generate()
     assert str(caught.value) == (
         "rollout_func returned no logprobs: nothing can be compared\n"
-        "  hint: return in `logprobs` what each token was drawn with"
+        "  hint: return in `logprobs` the logprob that each token was sampled with"
     )
 
 
@@ -298,7 +298,7 @@ def test_a_column_that_is_not_there_is_named(held):
         held("engine", slices=("task",)).generate()
     assert str(caught.value) == (
         "no row of the batch has the column 'task' that slices= names\n"
-        "  hint: the data set has answer, group, labels.domain, prompt"
+        "  hint: the data set has the columns answer, group, labels.domain, prompt"
     )
 
 

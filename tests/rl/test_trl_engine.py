@@ -190,10 +190,14 @@ def test_a_script_runs_as_far_as_train_and_no_further(script, tmp_path):
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
-        ("import trl", ContractError, "never calls GRPOTrainer.train\n  hint: give the script"),
+        (
+            "import trl",
+            ContractError,
+            "never calls GRPOTrainer.train\n  hint: pass the training script",
+        ),
         ("raise SystemExit(0)", ContractError, "never calls GRPOTrainer.train"),
-        ("raise SystemExit(3)", MeasurementError, "left with 3 before it came to train"),
-        ("1 / 0", MeasurementError, "failed before it came to train: ZeroDivisionError: division"),
+        ("raise SystemExit(3)", MeasurementError, "exited with 3 before it called train"),
+        ("1 / 0", MeasurementError, "failed before it called train: ZeroDivisionError: division"),
     ],
 )
 def test_a_script_that_does_not_come_to_train_is_an_error(script, text, error, said):
@@ -203,7 +207,7 @@ def test_a_script_that_does_not_come_to_train_is_an_error(script, text, error, s
 
 
 def test_a_script_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ContractError, match=r"train\.py is no file"):
+    with pytest.raises(ContractError, match=r"there is no file .*train\.py"):
         drilled(tmp_path / "train.py")
 
 

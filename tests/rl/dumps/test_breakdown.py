@@ -238,9 +238,7 @@ def test_what_a_filter_removed_keeps_a_dump_from_holding(tmp_path):
     assert removed.before == pytest.approx(0.1 * removed.tv + 0.9 * removed.kept)
     text = render(answer)
     assert "! a filter removed 16 of 160 sequences (10.0 % of the tokens)" in text
-    assert (
-        "INCONCLUSIVE: it holds only for what a filter left; before the filter it is viol" in text
-    )
+    assert "INCONCLUSIVE: it holds only after a filter; before the filter it is viol" in text
     for name in ("markdown", "html"):
         assert "a filter removed 16 of 160 sequences" in FORMATS[name](answer.verdict)
 
@@ -268,10 +266,10 @@ def test_what_was_removed_and_never_scored_is_missing(tmp_path):
     spot = next(spot for spot in answer.verdict.blind_spots if spot.subject == "rows")
     assert spot.text.endswith("their divergence is unknown")
     cell = next(c for c in answer.verdict.cells if (c.clause, c.slice) == ("gradient", "all"))
-    assert cell.note == "holds only for what a filter left: before it not known, not decided"
+    assert cell.note == "holds only after a filter: before it not known, not decided"
     text = render(answer)
     assert "both logprobs are there" not in text
-    assert "holds only for what a filter left; before the filter it is not decided." in text
+    assert "holds only after a filter; before the filter it is not decided." in text
 
 
 def test_a_step_that_a_filter_emptied_is_told_as_such(tmp_path):

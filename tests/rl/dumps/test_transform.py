@@ -24,7 +24,7 @@ def told(steps=range(1, 7), **how):
 @pytest.mark.parametrize("temperature", [0.9, 0.95, 1.1])
 def test_a_temperature_of_the_engine_alone_is_named_with_its_value(temperature):
     cause, numbers = told(temperature=temperature)
-    assert cause.startswith("a temperature: the engine drew at about ")
+    assert cause.startswith("a temperature: the engine sampled at about ")
     assert numbers[0] == pytest.approx(temperature, abs=0.011)
 
 
@@ -40,7 +40,7 @@ def test_a_cut_is_named_with_the_mass_it_takes(top_p):
     mass = [
         1 - np.exp(draw(7, s, top_p=top_p).train - draw(7, s, top_p=top_p).infer) for s in (1, 2)
     ]
-    assert cause.startswith("the engine cannot draw ")
+    assert cause.startswith("the engine cannot sample ")
     assert numbers[0] == pytest.approx(100 * np.mean(mass), rel=0.05)
     assert top_p - 0.005 <= numbers[1] <= top_p + 0.06  # no more than was cut, and near it
     assert numbers[2] > (90 if top_p < 0.99 else 50)
@@ -79,7 +79,7 @@ def test_a_dump_names_it_where_the_verdict_asks_for_a_cause(temperature, named, 
     done = servanda("check", tmp_path / "dump", "--quiet")
 
     assert done.exit == (1 if named else 0)
-    assert ("Likely cause   a temperature: the engine drew at about 0.90" in done.text) == named
+    assert ("Likely cause   a temperature: the engine sampled at about 0.90" in done.text) == named
 
 
 def test_tokens_that_the_trainer_cannot_draw_weigh_nothing_and_break_nothing():

@@ -163,7 +163,7 @@ def test_what_a_step_does_not_tell_is_shown_and_not_counted():
     unsure = [c for c in found.verdict.cells if c.slice == "unsure"]
 
     assert {c.outcome for c in unsure} == {"not applicable"}
-    assert unsure[0].note == "a training step does not tell context.entropy_nats"
+    assert unsure[0].note == "a training step has no context.entropy_nats"
 
 
 def test_a_slice_by_a_label_that_is_not_there_is_refused():
@@ -201,7 +201,7 @@ def test_a_mask_without_a_token_is_an_error():
     train, infer, mask = step(np.random.default_rng(0))
     found = Monitor("trl").observe(train, infer, np.zeros_like(mask), weights=0)
 
-    assert (found.outcome, found.cause) == ("error", "no token of the mask is trained")
+    assert (found.outcome, found.cause) == ("error", "the mask has no trained token")
     assert found.metrics["servanda/observed_tokens"] == 0.0
     assert "servanda/coverage" not in found.metrics
 
@@ -222,7 +222,7 @@ def test_missing_logprobs_that_were_written_as_0_are_an_error():
     found = Monitor("trl").observe(train, infer, mask, weights=0)
 
     assert found.outcome == "error"
-    assert "missing values that were filled" in found.cause
+    assert "missing values that were written as 0" in found.cause
 
 
 def test_what_the_mask_leaves_out_may_hold_anything():
@@ -285,7 +285,7 @@ def test_a_call_that_does_not_fit_is_refused(change, message):
 
 
 def test_an_unknown_preset_is_refused():
-    with pytest.raises(ContractError, match="'ver-sync' is none"):
+    with pytest.raises(ContractError, match="'ver-sync' does not exist"):
         Monitor("ver-sync")
     with pytest.raises(ContractError, match="'fp8' is for serving"):
         Monitor("fp8")
@@ -402,8 +402,8 @@ def test_labels_that_no_slice_shows_are_noted():
     later = monitor.observe(*given, weights=1, labels={"env": ["a", "c"] * 16})
     last = monitor.observe(*given, weights=2, labels={"env": ["a", "c"] * 16})
 
-    odd = "no slice is by label 'task': they are by env, replica"
-    new = "'c' of label 'env' came after the first step, and no slice shows it"
+    odd = "label 'task' has no slice; slices are by env, replica"
+    new = "'c' of label 'env' first occurred after the first step, so it has no slice"
     assert first.notes == (odd,)
     assert later.notes == last.notes == (odd, new)
 
@@ -413,7 +413,7 @@ def test_a_step_before_the_last_is_noted():
     monitor = Monitor("verl-sync")
     found = [monitor.observe(*given, weights=weights) for weights in (30, 30, 3, 4)]
 
-    note = "step 3 came after step 30: what was known of the steps from it on is forgotten"
+    note = "step 3 came after step 30: the records from that step on are discarded"
     assert [s.notes for s in found] == [(), (), (note,), (note,)]
 
 
@@ -422,7 +422,7 @@ def test_arrays_without_a_column_are_a_step_without_a_token():
     monitor = Monitor("verl-sync")
     found = monitor.observe(nothing, nothing.copy(), nothing, weights=0)
 
-    assert (found.outcome, found.cause) == ("error", "no token of the mask is trained")
+    assert (found.outcome, found.cause) == ("error", "the mask has no trained token")
     assert found.token_weights.shape == (4, 0)
     assert monitor.observe(*step(np.random.default_rng(0)), weights=1).outcome != "error"
 

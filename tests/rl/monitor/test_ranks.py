@@ -121,7 +121,7 @@ def test_ranks_at_different_steps_are_refused_on_all_of_them():
     later = shard(1)
     ranks = observed([shard(0), lambda w: {**later(w), "weights": w + 4}])
 
-    assert all("rank 0 speaks of step 0 and rank 1 of 4" in said for said in ranks)
+    assert all("rank 0 has step 0, and rank 1 has 4" in said for said in ranks)
 
 
 def test_a_rank_that_is_there_twice_is_refused():
@@ -133,7 +133,7 @@ def test_a_rank_that_is_there_twice_is_refused():
 def test_a_gather_that_leaves_a_rank_out_is_refused():
     sent = []
     Monitor("trl", gather=lambda m: sent.append(m) or [m]).observe(**shard(0)(0))
-    with pytest.raises(EvidenceError, match="what was gathered from 1 ranks leaves this one out"):
+    with pytest.raises(EvidenceError, match="gather returned 1 ranks, without this one"):
         Monitor("trl", gather=lambda _: sent[:1]).observe(**shard(1)(0))
 
 
@@ -150,7 +150,7 @@ def test_ranks_under_different_contracts_are_refused():
 
     with ThreadPoolExecutor(2) as pool:
         said = [*pool.map(run, range(2))]
-    assert all("rank 0 speaks of contract" in text for text in said)
+    assert all("rank 0 has contract" in text for text in said)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -168,7 +168,7 @@ def test_raw_logprobs_of_processed_draws_are_unsound():
     cold, raw = Sampling(temperature=0.6), Sampling()
     finding = found(dump_of(cold, raw, cold))["coherence"]
     assert finding.state == "unsound"
-    assert "raw ones, or of other tokens" in finding.text
+    assert "raw, or of other tokens" in finding.text
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0, 1.3])
