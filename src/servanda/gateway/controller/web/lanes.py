@@ -44,44 +44,49 @@ class Lane:
     says: str
 
 
+@dataclass(frozen=True)
+class _State:
+    begin: float
+    kind: str
+    would: bool
+    word: str
+
+
 def lane(slice_: SliceStatus, status: ControllerStatus, axis: Span) -> Lane:
     """The states of a slice within the axis, as far as they are known."""
     states = list(_states(slice_, status))
-    ends = [*(begin for begin, *_ in states[1:]), axis.end]
-    pairs = zip(states, ends, strict=True)
-    kept = [(at, end, *state) for (at, *state), end in pairs if end > axis.begin]
-    bands = tuple(_band(axis, *one) for one in kept)
-    listed = kept[-_SAID:]
+    ends = [*(state.begin for state in states[1:]), axis.end]
+    kept = [(one, end) for one, end in zip(states, ends, strict=True) if end > axis.begin]
+    bands = tuple(_band(axis, state, end) for state, end in kept)
     parts = [
-        f"{word} since {'before ' * (begin < axis.begin)}{clock(max(begin, axis.begin), axis.end)}"
-        for begin, _, _, _, word in listed
+        f"{one.word} since {'before ' * (one.begin < axis.begin)}"
+        f"{clock(max(one.begin, axis.begin), axis.end)}"
+        for one, _ in kept[-_SAID:]
     ]
-    more = ["…"] if len(kept) > len(listed) else []
+    more = ["…"] if len(kept) > _SAID else []
     return Lane(place(slice_.name, 60), bands, " → ".join([*more, *parts]) or "not known")
 
 
-def _states(
-    slice_: SliceStatus, status: ControllerStatus
-) -> Iterator[tuple[float, str, bool, str]]:
-    """Begin, kind, whether it was only decided, and words of each state."""
+def _states(slice_: SliceStatus, status: ControllerStatus) -> Iterator[_State]:
     changes = [t for t in status.transitions if t.slice == slice_.name]
     if not changes:
         text = slice_.status
         if slice_.pin is not None:
             text = f"{text}, pinned to {slice_.pin.to}"
-        yield slice_.since, *_named(text, would=slice_.status in AWAY and not slice_.acts)
+        would = slice_.status in (*AWAY, "recovering") and not slice_.acts
+        yield _state(slice_.since, text, would)
         return
-    # of transitions that are no longer listed nothing is known
+    # nothing is known from before the first transition that is still listed
     known = status.transitions[0].at if status.moves > len(status.transitions) else float("-inf")
-    would = _leaves(changes[0].before) and not slice_.acts
-    last = _named(changes[0].before, would=would)
-    yield known, *last
+    last = _state(known, changes[0].before, _leaves(changes[0].before) and not slice_.acts)
+    would = last.would
+    yield last
     for change in changes:
         away = change.before.partition(",")[0] in AWAY
         would = _leaves(change.after) and not change.acted and (would or not away)
-        new = _named(change.after, would=would)
-        if new != last:
-            yield change.at, *new
+        new = _state(change.at, change.after, would)
+        if (new.word, new.would) != (last.word, last.would):
+            yield new
         last = new
 
 
@@ -89,20 +94,21 @@ def _leaves(text: str) -> bool:
     return text.partition(",")[0] not in ("active", "suspect")
 
 
-def _named(text: str, *, would: bool) -> tuple[str, bool, str]:
+def _state(begin: float, text: str, would: bool) -> _State:
     status, _, pin = text.partition(", ")
     if pin.endswith(("to stable", "to infer")):
-        return "pinned", False, line(pin, 40)
+        return _State(begin, "pinned", False, line(pin, 40))
     kind = status if status in STATUSES else "other"
-    return kind, would, f"{'would be ' * would}{line(status, 40)}"
+    return _State(begin, kind, would, f"{'would be ' * would}{line(status, 40)}")
 
 
-def _band(axis: Span, begin: float, end: float, kind: str, would: bool, word: str) -> Band:
-    x, width = 100 * axis.at(begin), 100 * (axis.at(end) - axis.at(begin))
+def _band(axis: Span, state: _State, end: float) -> Band:
+    x = 100 * axis.at(state.begin)
+    width = 100 * axis.at(end) - x
     label, wide = "", False
-    for text in (word, GLYPH.get(kind, "●")):
+    for text in (state.word, GLYPH.get(state.kind, "●")):
         px = _CHARACTER * len(text) + 8
         if width / 100 * _WIDE >= px:
             label, wide = text, width / 100 * _NARROW < px
             break
-    return Band(round(x, 2), round(width, 2), kind, would, label, wide)
+    return Band(round(x, 2), round(width, 2), state.kind, state.would, label, wide)
