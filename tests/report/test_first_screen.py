@@ -1,6 +1,7 @@
 # The first screen: what the ladder draws, and what the cards say.
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,8 +22,10 @@ positive = st.floats(1e-12, 1e6)
 
 
 def number_of(label):
-    mantissa, _, power = label.replace(",", "").partition("×10")
-    return float(mantissa) * 10.0 ** int(power.translate(RAISED) or 0)
+    match = re.fullmatch("(?:([0-9.]+)×)?10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", label)
+    if match is None:
+        return float(label.replace(",", ""))
+    return float(match[1] or 1) * 10.0 ** int(match[2].translate(RAISED))
 
 
 def lines(verdict, card):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.bound_chain.chain import chain
+from servanda.judgement.bound_chain.steps import Step
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import Gate, gates
 from servanda.judgement.verdict import FORMATS, Verdict
@@ -285,26 +287,26 @@ def _ours(verdict: Verdict) -> str:
     return f"{cell_text.where(cell, 20)}: {value}, limit {cell_text.limit(cell)}"
 
 
-class ImpliedRow(NamedTuple):
-    """One number of the chain.
+class ImpliedStep(NamedTuple):
+    """One number of the chain, and those that follow from it.
 
     Args:
-        level: steps from the clause that it starts from; by: the theorem it follows by.
+        by: the theorem by which it follows.
     """
 
-    level: int
     what: str
     number: str
     standing: str
     by: str
     vacuous: bool
+    then: tuple[ImpliedStep, ...]
 
 
 class Implied(NamedTuple):
     """The chain as a tree for each clause, in one line, and as text."""
 
     summary: str
-    paths: tuple[tuple[str, tuple[ImpliedRow, ...]], ...]
+    paths: tuple[tuple[str, tuple[ImpliedStep, ...]], ...]
     text: str
 
 
@@ -316,14 +318,30 @@ def implied(contract: Contract | None, verdict: Verdict) -> Implied | None:
     total = format.count(len(bounds.steps), "number")
     if bounds.vacuous:
         total += f", {len(bounds.vacuous)} of them vacuous (no smaller than the range)"
-    paths: dict[str, list[ImpliedRow]] = {}
+    paths: dict[str, list[Step]] = {}
     for step in bounds.steps:
         name = step.clause if step.enforced else f"{step.clause} (monitored)"
-        shown = "vacuous" if step.vacuous else f"≤ {figure(step.number)} {step.unit}".strip()
-        standing = KINDS.get(step.standing, step.standing)
-        row = ImpliedRow(step.level, step.what, shown, standing, step.theorem, step.vacuous)
-        paths.setdefault(name, []).append(row)
-    return Implied(total, tuple((k, tuple(v)) for k, v in paths.items()), chain_text(bounds))
+        paths.setdefault(name, []).append(step)
+    trees = tuple((name, _tree(steps)) for name, steps in paths.items())
+    return Implied(total, trees, chain_text(bounds))
+
+
+def _tree(steps: Sequence[Step]) -> tuple[ImpliedStep, ...]:
+    """Steps in their order, each with those that come after it at a deeper level."""
+    firsts = [i for i, step in enumerate(steps) if step.level <= steps[0].level]
+    return tuple(
+        ImpliedStep(
+            steps[i].what,
+            "vacuous"
+            if steps[i].vacuous
+            else f"≤ {figure(steps[i].number)} {steps[i].unit}".strip(),
+            KINDS.get(steps[i].standing, steps[i].standing),
+            steps[i].theorem,
+            steps[i].vacuous,
+            _tree(steps[i + 1 : end]) if end > i + 1 else (),
+        )
+        for i, end in zip(firsts, [*firsts[1:], len(steps)], strict=True)
+    )
 
 
 def _contract(text: str) -> Contract | None:

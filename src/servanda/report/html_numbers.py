@@ -24,8 +24,8 @@ _DECIMAL = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])"
 def figure(value: float | None) -> str:
     """At most three digits that mean something; very small and very large as a power of ten.
 
-    >>> figure(0.17004), figure(20.7553), figure(170200.0), figure(4.9e-09), figure(0.0)
-    ('0.17', '20.8', '170,000', '4.9×10⁻⁹', '0')
+    >>> figure(0.17004), figure(20.7553), figure(170200.0), figure(4.9e-09), figure(1e-5)
+    ('0.17', '20.8', '170,000', '4.9×10⁻⁹', '10⁻⁵')
     """
     if value is None or math.isnan(value):
         return ""
@@ -34,7 +34,8 @@ def figure(value: float | None) -> str:
     if not value or 1e-4 <= abs(value) < 1e6:
         return _plain(float(f"{value:.{_DIGITS}g}"))
     mantissa, _, power = f"{value:.{_DIGITS - 1}e}".partition("e")
-    return f"{float(mantissa):g}×10{str(int(power)).translate(_RAISED)}"
+    times = "" if float(mantissa) == 1 else f"{float(mantissa):g}×"
+    return f"{times}10{str(int(power)).translate(_RAISED)}"
 
 
 def _plain(value: float) -> str:
