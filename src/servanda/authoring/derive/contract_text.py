@@ -55,7 +55,7 @@ observability:
     # log-ratios see the numerics; whether tokens follow the reported distribution they do not
     - {{id: fidelity, metric: sampler_fidelity}}
     - {{id: finite, metric: valid_ratio, at_least: 0.999}}
-# prompt groups: the first look, and the limit; a run stops when all is decided.  A kernel at
+# prompt groups: the first evaluation, and the limit; a run stops when all is decided.  A kernel at
 # half of its budget is expected to be decided after about {expected:,}.
 promotion:
 """

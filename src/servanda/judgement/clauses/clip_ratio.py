@@ -25,8 +25,8 @@ class RatioBudget(ChainCertificate):
     clip_range: tuple[float, float] = (0.2, 0.2)
 
     meaning: ClassVar[str] = (
-        "how much of the PPO clip range the gap between the kernels uses before the policy has "
-        "moved at all (1: all of it, on the side of the token's ratio)"
+        "the share of the PPO clip range that the gap between the kernels uses up before the "
+        "policy has moved (1: all of it, on the side of the token's ratio)"
     )
     example: ClassVar[str] = (
         "{id: budget, metric: ratio_budget, aggregate: p99, at_most: 0.5, slices: [all]}"

@@ -184,9 +184,8 @@ class WeightGap(Gap):
     """The mean over tokens of what the weighting leaves."""
 
     meaning: ClassVar[str] = (
-        "what the declared weighting of tokens leaves uncorrected: the share of a policy gradient "
-        "that still belongs to the other kernel (0 to 2 a token; twice the total variation "
-        "without any)"
+        "the share of a policy gradient that the declared weighting of tokens leaves uncorrected "
+        "(0 to 2 per token; twice the total variation without a weighting)"
     )
     example: ClassVar[str] = "{id: weights, metric: weight_gap, at_most: 0.02, slices: [all]}"
 
@@ -210,10 +209,10 @@ class PolicyGradientBias(BiasGap):
 
     assumes: ClassVar[tuple[str, ...]] = bias_assumes("token_mean")
     meaning: ClassVar[str] = (
-        "how far the token-level policy gradient can be bent because the tokens came from the "
-        "other kernel: the declared advantage times the declared score norm times what the "
-        "weighting leaves, with the contexts taken as infer draws them (it does not bound the "
-        "gradient of the expected reward)"
+        "the largest bias of the token-level policy gradient, because the other kernel sampled the "
+        "tokens: the declared advantage times the declared score norm times the weight gap, with "
+        "contexts as the infer kernel samples them (it does not bound the gradient of the "
+        "expected reward)"
     )
     example: ClassVar[str] = "{id: bias, metric: policy_gradient_bias, at_most: 0.1, slices: [all]}"
 

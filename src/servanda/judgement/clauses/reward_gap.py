@@ -89,8 +89,8 @@ class RewardGap(BySequence, Sampled):
     counts: ClassVar[bool] = True
     peers: ClassVar[tuple[str, ...]] = (DRAWS,)
     meaning: ClassVar[str] = (
-        "by how much the expected reward of whole answers differs, up or down, where each kernel "
-        "draws its own"
+        "the difference of the expected rewards of whole responses, up or down, where each kernel "
+        "generates its own"
     )
     metric_unit: ClassVar[str] = ""
     example: ClassVar[str] = "{id: reward, metric: reward_gap, at_most: 0.05, slices: [all]}"

@@ -50,8 +50,8 @@ class RewardDrift(SequenceCertificate):
     """(R_max - R_min) TV(P, Q): the largest drift that some reward in the range shows."""
 
     meaning: ClassVar[str] = (
-        "by how much the expected reward of whole answers can differ between the two kernels, "
-        "whatever the reward is, as long as it stays in its range"
+        "the largest possible difference of the expected reward of whole responses between the two "
+        "kernels, for any reward within its range"
     )
     example: ClassVar[str] = "{id: reward, metric: reward_drift, at_most: 0.05, slices: [all]}"
     assumes: ClassVar[tuple[str, ...]] = ("reward_range", "same_reward")

@@ -25,8 +25,8 @@ class SupportMass(ChainCertificate):
     cap: float = _CAP
 
     meaning: ClassVar[str] = (
-        "train's mass on tokens that infer cannot draw, and its mass beyond `clip` (10) times "
-        "infer's on those that it can: what no weight up to `clip` can make up for"
+        "the train kernel's mass on tokens that infer cannot sample, plus its mass beyond `clip` "
+        "(10) times infer's on the others: the part that no weight up to `clip` can correct"
     )
     example: ClassVar[str] = "{id: support, metric: support_mass, at_most: 0.01, slices: [all]}"
     takes: ClassVar[frozenset[str]] = frozenset({"clip"})

@@ -34,15 +34,15 @@ class RuntimeMetric:
 RUNTIME_METRICS: Mapping[str, RuntimeMetric] = MappingProxyType(
     {
         "time_to_first_token_seconds": RuntimeMetric(
-            "how long a request waits for the first token of its answer",
+            "the time from a request to the first token of its response",
             "s", "at_most", "0.5", True, True,
         ),
         "inter_token_latency_seconds": RuntimeMetric(
-            "how long each further token of an answer takes",
+            "the time between two tokens of a response",
             "s", "at_most", "0.05", True, True,
         ),
         "tokens_per_second": RuntimeMetric(
-            "how many tokens the kernel answers with in a second, over all requests in flight",
+            "the number of generated tokens per second, over all requests in flight",
             "1/s", "at_least", "1000", False, True,
         ),
         "batch_invariance_nats": RuntimeMetric(

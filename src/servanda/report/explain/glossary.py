@@ -18,15 +18,15 @@ _METRICS = {
     "tv": "the share of the probability that the two kernels place on different next tokens "
     "(total variation: 0 is identical, 1 is nothing in common)",
     "top1_flip": "whether the top-1 next tokens of the two kernels differ (1) or not (0)",
-    "abs_log_ratio_nats": "how far apart the two kernels' logprobs of the drawn token are, up or "
-    "down (0.1 is about 10 %)",
+    "abs_log_ratio_nats": "the distance between the two kernels' logprobs of the sampled "
+    "token, up or down (0.1 is about 10 %)",
     "k3_nats": "an estimate of the KL divergence of infer from train, token by token (the k3 "
     "estimator; never negative)",
     "logit_osc_nats": "the spread of the difference of the two kernels' logits over the "
     "vocabulary: its largest less its smallest value",
-    "mass_gap": "how much more, or less, probability infer gives to the tokens of a slice than "
-    "train does",
-    "tv_contribution": "how much the tokens of a slice add to the difference of the two kernels",
+    "mass_gap": "the difference of the probabilities that the two kernels give to the tokens of a "
+    "slice, up or down",
+    "tv_contribution": "the contribution of a slice's tokens to the difference of the two kernels",
 }
 _GUARDS = {
     "sampler_fidelity": "the sampled tokens follow the distribution that the infer kernel reports; "
