@@ -4,6 +4,7 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -45,6 +46,28 @@ def test_a_page_of_the_site_says_the_version():
         copyright, extra = "", {}
 
     assert f"Servanda {docs_site.VERSION}" in docs_site.on_config(Config()).copyright
+
+
+def test_llms_txt_lists_each_page_of_the_navigation_with_its_first_sentence():
+    def item(**given):
+        return SimpleNamespace(**{"is_section": False, "is_page": False, **given})
+
+    page = item(is_page=True, title="CI", url="ci.html", meta={"description": "Gate it."})
+    nav = SimpleNamespace(items=[item(is_section=True, title="Guides", children=[page])])
+
+    assert docs_site.llms(nav).endswith("\n\n## Guides\n\n- [CI](ci.html): Gate it.\n")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/concepts").glob("*.svg")), ids=lambda p: p.stem
+)
+def test_a_diagram_has_a_title_a_description_and_letters_that_can_be_read(path):
+    text = path.read_text("utf-8")
+
+    assert "<title" in text and "\n\n" not in text  # an empty line would end it in a page
+    if path.stem != "favicon":
+        assert 'role="img"' in text and "<desc" in text
+        assert min(map(float, re.findall(r"(?:font:|font-size:)([\d.]+)px", text))) >= 13
 
 
 def test_lists_begin_behind_an_empty_line_and_code_stays():
