@@ -70,7 +70,7 @@ class TablePair:
         return math.fsum(mass * value(c) for _, c, mass in self.visits(prompt, width))
 
     def mean_tv(self, prompts: Sequence[Ids], width: int) -> float:
-        """Token-weighted mean TV over prompts drawn uniformly: what `population` speaks of."""
+        """Token-weighted mean TV over prompts drawn uniformly: what `population` concerns."""
         return self.by_loss(prompts, width, self.token_tv)
 
     def by_loss(

@@ -235,7 +235,7 @@ def test_a_worker_that_cannot_start_says_why():
 
 
 def test_a_worker_leaves_with_its_parent(tmp_path):
-    """Whoever kills -9 the parent leaves no child behind."""
+    """Anyone who kills -9 the parent leaves no child behind."""
     kit.table(tmp_path, "p.json", {"": kit.BASE})
     code = (
         "import os, signal, sys\n"
@@ -258,7 +258,7 @@ def test_a_worker_leaves_with_its_parent(tmp_path):
 
 
 def alive(pid):
-    """Whether a process runs; a zombie that nobody has reaped yet does not."""
+    """Whether a process runs; a zombie that no one has reaped yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except (FileNotFoundError, ProcessLookupError):

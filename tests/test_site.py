@@ -128,7 +128,7 @@ def section(title):
 
 class Silent:
     def status(self):
-        raise AssertionError("nobody asks")
+        raise AssertionError("no one asks")
 
 
 def test_the_page_of_the_http_api_has_every_route_of_the_controller_with_its_role():

@@ -189,7 +189,7 @@ def test_no_limit_is_below_twice_the_self_noise(tmp_path):
     assert row["measured"] < row["floor"]
     assert 2 * row["floor"] <= row["limit"] < 2.2 * row["floor"]
     assert (
-        "self-noise: twice the noise floor; no smaller difference is called violated"
+        "noise floor: twice the noise floor; no smaller difference is called violated"
         in call(run_dir).output
     )
 
@@ -342,7 +342,7 @@ def test_a_run_whose_guard_is_violated_is_refused(tmp_path):
         "'sampler_fidelity' on slice 'all' is violated, so the numbers of this run are not what "
         "they claim (served tokens do not follow the reported distribution"
     )
-    assert answer.output.endswith("  hint: mend what it says, and measure with --fresh\n")
+    assert answer.output.endswith("  hint: repair what it says, and measure with --fresh\n")
 
 
 @pytest.mark.parametrize("power", ["0", "1", "90"])

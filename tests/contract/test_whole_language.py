@@ -234,7 +234,7 @@ PLACES = [
     ("at_least: 1000, ", "", "{id: speed", "add at_least: 1000"),
     ("at_most: 0, ", "at_most: -1, ", "-1", "is never negative, found a limit of -1"),
     ("at_most: 0, ", "at_most: {times: 2, of: stable}, ", "{times: 2", "nothing to be relative"),
-    ("times: 1.1, of: stable", "times: 1.1, of: self_noise", "self_noise}", "no self-noise to be"),
+    ("times: 1.1, of: stable", "times: 1.1, of: self_noise", "self_noise}", "no noise floor to be"),
     ("at_most: 0, ", "at_most: 0, aggregate: mean, ", "aggregate: mean", "takes no aggregate"),
     ("at_most: 0, ", "at_most: 0, load: {concurrency: 2}, ", "load", "takes no load"),
     ("at_least: 1000", "at_least: 1000, clip: 1", "clip: 1", "takes no clip"),

@@ -66,7 +66,7 @@ def cases():
 
 
 def _plain(value):
-    """Without what nobody reads: a mutation there is none."""
+    """Without what no one reads: a mutation there is none."""
 
     def of(value):
         if isinstance(value, dict):

@@ -149,7 +149,7 @@ def test_the_last_guard_stands_before_the_kernels(tmp_path, monkeypatch):
 
 
 def test_code_of_a_models_folder_is_never_run(tmp_path):
-    """config.json may name a class of a file beside it; nobody trusts it."""
+    """config.json may name a class of a file beside it; no one trusts it."""
     pytest.importorskip("transformers")
     model = Path(__file__).parents[2] / "models/tiny-lm"
     folder, mark = tmp_path / "model", tmp_path / "mark"

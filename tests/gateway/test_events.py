@@ -282,7 +282,7 @@ def test_llama_server_names_tokens_beside_their_logprobs():
         "finish": "stop",
         "best": [[[7, -0.5], [8, -1.5]], [[3, -1.5], [4, -2.5]]],
     }
-    # whoever resolves the row asks for the prompt, and holds it against this
+    # anyone who resolves the row asks for the prompt, and holds it against this
     assert (capture.prompt, capture.prompt_tokens) == (None, 5)
 
 

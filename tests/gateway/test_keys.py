@@ -239,7 +239,7 @@ def test_a_key_in_no_repr_and_in_no_attribute():
     keys = Keys(("anna", "admin", ANNA))
     assert repr(keys) == "Keys of anna (admin)"
     assert ANNA not in repr(vars(keys))
-    assert repr(Keys()) == "Keys of nobody"
+    assert repr(Keys()) == "Keys of no one"
 
 
 def test_a_file_that_others_may_read_is_warned_of(tmp_path):

@@ -113,7 +113,7 @@ def test_a_log_that_had_to_drop_rows_ends_and_says_so(tmp_path):
 
 
 def test_the_log_is_its_owners_alone(tmp_path):
-    """Token ids of prompts and answers are their text, to whoever has the tokenizer."""
+    """Token ids of prompts and answers are their text, to anyone who has the tokenizer."""
     log = RequestLog(LogFiles(tmp_path))
     put(log, 0)
     log.close()

@@ -97,7 +97,7 @@ def drained(client, most=math.inf):
 
 
 class Between:
-    """A gateway between a client and a scripted infer; its stable answers nobody."""
+    """A gateway between a client and a scripted infer; its stable answers no one."""
 
     def __init__(self, stack, sample, **limits):
         self.sample = sample

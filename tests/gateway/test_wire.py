@@ -258,7 +258,7 @@ def test_a_second_head_has_as_much_time_as_the_first(pools):
 
 @pytest.mark.parametrize("more", [b"\r\n", b"x"])
 def test_a_connection_that_says_less_than_a_request_is_not_kept(pools, more):
-    """Of a body that nobody waits for any longer, or behind one."""
+    """Of a body that no one waits for any longer, or behind one."""
     keeps = {"timeout_keep_alive": KEEP_ALIVE_S}
     with Running(config(*pools), skips=True, **keeps) as running, connected(running) as client:
         if more == b"x":

@@ -57,7 +57,7 @@ class World:
         return Pool(self.urls[name], **{"defaults": {}, **more})
 
     def hang_up(self):
-        """The leader is gone, and nobody listens where it was."""
+        """The leader is gone, and no one listens where it was."""
         self._close("leader")
 
     def counts(self, name="gateway"):

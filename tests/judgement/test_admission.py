@@ -143,7 +143,7 @@ def test_a_record_that_was_made_otherwise_is_refused(tmp_path, side, item, said,
         check(path, tmp_path, otherwise(side, {item: said}))
     assert str(caught.value).splitlines() == [
         f"the {side} engine 'table' recorded {item} {said}, and the contract declares {declared}",
-        "  hint: numbers made otherwise do not speak of this contract: scoring a prompt does not "
+        "  hint: numbers made otherwise do not concern this contract: scoring a prompt does not "
         "certify decoding, nor one sampling another",
     ]
 
@@ -215,7 +215,7 @@ def test_prompts_outside_the_envelope_are_named_by_their_lines(tmp_path):
     lines = str(caught.value).splitlines()
     assert lines[0] == (
         f"{tmp_path / 'prompts.jsonl'}:2:1: a prompt of 3 tokens lies outside the envelope the "
-        "contract speaks of (1 to 2)"
+        "contract concerns (1 to 2)"
     )
     assert lines[1] == (
         "  hint: drop the line, or widen runtime.envelope.prompt_tokens; runtime.envelope.outside "

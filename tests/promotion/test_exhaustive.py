@@ -143,7 +143,7 @@ def courses():
             )
             for leg in (*first, last)
         ]
-        name = f"{len(legs)} legs, {'a person' if asks else 'nobody'}, {undecided}, {expires}"
+        name = f"{len(legs)} legs, {'a person' if asks else 'no one'}, {undecided}, {expires}"
         most = len(legs) > 1 and expires and undecided == "hold"
         yield pytest.param(tuple(course), id=name, marks=[pytest.mark.slow] if most else [])
 

@@ -270,7 +270,7 @@ def test_times_cross_the_pipe_bit_for_bit(tmp_path):
         ("id: c, metric: time_to_first_token_seconds, at_most: 5, aggregate: mean", "no load"),
         ("id: c, metric: time_to_first_tokens, at_most: 5", "time_to_first_token_seconds"),
         (TTFT.format("at_most: {times: 2, of: stable}"), "there is no stable: kernel"),
-        (TTFT.format("at_most: {times: 2, of: self_noise}"), "no self-noise to be relative to"),
+        (TTFT.format("at_most: {times: 2, of: self_noise}"), "no noise floor to be relative to"),
         (
             TTFT.format("at_most: 1").replace("p95", "max"),
             "the longest wait of all",

@@ -46,7 +46,7 @@ def contract_of(folder, tv, seed):
 def looked_at(folder, tv, seed, legs):
     """(leg, state before, state after) of a course that comes to each of these legs.
 
-    A look judges after every round and ends when all is decided: whoever looked more often
+    A look judges after every round and ends when all is decided: anyone who looked more often
     would decide at the same round.
     """
     path = contract_of(folder, tv, seed)

@@ -32,7 +32,7 @@ _SEED = 20260607  # the same run gives the same limits
 _BINDS = {
     "sampling": "sampling: at a tighter limit, later runs would pass less often than --power",
     "together": "together: raised, so that all slices and clauses hold in the same runs",
-    "self-noise": "self-noise: twice the noise floor; no smaller difference is called violated",
+    "self-noise": "noise floor: twice the noise floor; no smaller difference is called violated",
     "record": "record: the rounding of the recorded logprobs alone would exceed a tighter limit",
     "fact": "fact: exact on the golden texts; no sampling, so no power",
 }

@@ -258,7 +258,7 @@ def _refuse_unanswered(of: str, corpus: Corpus) -> None:
 def _refuse_unfit(text: str, place: Path) -> None:
     """Refuse a text in which `servanda contract lint` would find a problem, before it is written.
 
-    Nobody has seen it yet, so no problem points into it.
+    No one has seen it yet, so no problem points into it.
     """
     try:
         contract = load.read(text.encode(), "the derived contract", place)

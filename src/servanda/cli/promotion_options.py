@@ -59,7 +59,7 @@ def opened(where: str, *, reading: bool = False) -> ChainedLedger:
 
 
 def ledger_key() -> bytes:
-    """SERVANDA_LEDGER_KEY; empty where nobody set one."""
+    """SERVANDA_LEDGER_KEY; empty where no one set one."""
     return os.environ.get("SERVANDA_LEDGER_KEY", "").encode()
 
 

@@ -13,7 +13,7 @@ from servanda.traces.serialization import to_plain
 
 
 def show(text: str, *, err: bool = False) -> None:
-    """Print, though whoever reads may have seen enough; the exit code still counts."""
+    """Print, though anyone who reads may have seen enough; the exit code still counts."""
     try:
         click.echo(text, err=err)
     except BrokenPipeError:

@@ -84,13 +84,13 @@ class Description:
 
     @property
     def weights(self) -> str:
-        """Digest of the weights; "" where nobody knows them."""
+        """Digest of the weights; "" where no one knows them."""
         return digest_of(dict(self.tensors)) if self.tensors else self.weights_from
 
 
 @dataclass(frozen=True)
 class EvidenceKey:
-    """Evidence speaks of this and of nothing else (law 8)."""
+    """Evidence concerns this and nothing else (law 8)."""
 
     contract: str
     corpus: str
@@ -160,7 +160,7 @@ def same_policy(train: Description, infer: Description, side: str = "infer") -> 
 
     Returns:
         verified: equal digests of all tensors.  derived: one side was converted from the very
-        weights of the other.  declared: nobody looked.
+        weights of the other.  declared: no one looked.
 
     Raises:
         IdentityError: other vocabulary, other weights.

@@ -72,7 +72,7 @@ class Routing(Value):
         0.5, gt=0, description="Seconds of the train kernel that re-scoring may take, a second."
     )
     expires: Duration = Field(
-        600.0, gt=0, description="After which a route that nobody renews ends."
+        600.0, gt=0, description="After which a route that no one renews ends."
     )
     without_snapshot: Literal["stable", "infer"] = Field(
         "stable",

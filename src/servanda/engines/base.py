@@ -92,7 +92,7 @@ class Served(Engine, Protocol):
 
         Sequences that have ended, or do not run yet, have none in it.  `best` columns "id.0",
         "logp.0", ... of the likeliest tokens, processed as "logp" is, are recorded beside.
-        Whoever has seen enough closes the iterator.  See `streams`.
+        Anyone who has seen enough closes the iterator.  See `streams`.
         """
         ...
 

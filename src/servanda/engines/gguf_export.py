@@ -88,7 +88,7 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
 def cached_gguf(folder: Path, weights: str, kind: str) -> Path:
     """The GGUF file of a checkpoint in the cache, written there if it is not.
 
-    Its name holds the digests of all that the file is made of, so a file never speaks of
+    Its name holds the digests of all that the file is made of, so a file never describes
     another checkpoint.
 
     Args:

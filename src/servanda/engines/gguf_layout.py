@@ -184,7 +184,7 @@ def pre_tokenizer(tokenizer: Mapping[str, Any]) -> str | None:
         name = next((name for name, split in _SPLITS.items() if split == pattern), None)
         if bool(model.get("ignore_merges")) != (name == "llama-bpe"):
             return None
-        # Qwen's texts are normalised (NFC), which llama.cpp leaves to whoever sends them
+        # Qwen's texts are normalised (NFC), which llama.cpp leaves to anyone who sends them
         return name if normalizer is None or normalizer == {"type": "NFC"} else None
     return None
 

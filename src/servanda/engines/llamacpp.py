@@ -172,7 +172,7 @@ class LlamaCppEngine(LocalEngine):
         at_S = [len(prompt) for prompt in chunk.prompts]
         while True:
             token_S = yield np.concatenate(list(self.model.feed(fed)))
-            assert token_S is not None  # whoever goes on sends what was drawn
+            assert token_S is not None  # anyone who goes on sends what was drawn
             fed = [TokenInput(int(t), at_S[row], row, True) for row, t in enumerate(token_S)]
             at_S = [at + 1 for at in at_S]
 

@@ -122,7 +122,7 @@ class OnnxRuntimeEngine(LocalEngine):
             last_C = np.array([ids_ST.shape[1] - 1])
             logits_SCV, *past = self._run(ids_ST, mask_ST, last_C, past, outputs)
             token_S = yield logits_SCV.numpy()[:, -1]
-            assert token_S is not None  # whoever goes on sends what was drawn
+            assert token_S is not None  # anyone who goes on sends what was drawn
             ids_ST = token_S[:, None]
             mask_ST = np.pad(mask_ST, ((0, 0), (0, 1)), constant_values=1)
 

@@ -26,7 +26,7 @@ _ANEW = "write a new pack for this contract with `servanda tools measure CONTRAC
 
 @ENGINES.register("pack")
 class PackEngine:
-    """Replays a reference pack: draws, and its own self-noise."""
+    """Replays a reference pack: draws, and its own noise floor."""
 
     def __init__(self, kernel: Kernel) -> None:
         if not kernel.model:

@@ -67,7 +67,7 @@ class Recorder:
     def describe(self) -> Description:
         description = self._engine.describe()
         if self._recording.description is None:
-            # whoever replays may ask which tokens these are
+            # anyone who replays may ask which tokens these are
             self._recording.vocabulary = self._engine.vocabulary()
         self._recording.description = description
         return description

@@ -19,7 +19,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same content is the same file, whenever it
 
 @dataclass(frozen=True)
 class FileKind:
-    """One kind of sealed file, as messages speak of it.
+    """One kind of sealed file, as messages name it.
 
     Args:
         head: the member that has the keys `stated`, among others.
@@ -97,7 +97,7 @@ class FileKind:
 
 
 def sealed(head: Mapping[str, Any]) -> dict[str, Any]:
-    """The head as whoever reads it will see it, with its format and its digest."""
+    """The head as anyone who reads it will see it, with its format and its digest."""
     head = json.loads(json.dumps({"format": FORMAT, **head}))
     return {**head, "digest": digest_of(head)}
 

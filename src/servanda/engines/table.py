@@ -187,7 +187,7 @@ class TableEngine(LocalEngine):
             yield from filter(len, self._given_logits(chunk, path))  # none of them rounded
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
-        """By the clock, to which the table's own seconds are added; nobody waits for them."""
+        """By the clock, to which the table's own seconds are added; no one waits for them."""
         begun, parts, spent = self.clock(), [], 0.0
         for chunk in batch.chunks(self.kernel.batch_size):
             length_S = self.generate(chunk, sampling, seed).length_S.tolist()
@@ -225,7 +225,7 @@ class TableEngine(LocalEngine):
         texts = [[*prompt] for prompt in chunk.prompts]
         while True:
             token_S = yield self.table.logits_CV[[self.table.row_of(text) for text in texts]]
-            assert token_S is not None  # whoever goes on sends what was drawn
+            assert token_S is not None  # anyone who goes on sends what was drawn
             for text, token in zip(texts, token_S.tolist(), strict=True):
                 text.append(token)
 

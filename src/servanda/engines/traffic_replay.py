@@ -28,7 +28,7 @@ class TrafficReplayEngine:
     """Hands out the answers of a log of served requests, by their index.
 
     Args:
-        kernel: the infer kernel; described: by itself, so that evidence speaks of it.
+        kernel: the infer kernel; described: by itself, so that evidence concerns it.
     """
 
     def __init__(self, kernel: Kernel, described: Description, requests: Sequence[Request]) -> None:

@@ -209,7 +209,7 @@ def refuse_outside(contract: Contract, corpus: Corpus, ids: Sequence[tuple[int, 
         hint += "; runtime.envelope.outside routes such requests to stable"
     problems = [
         Problem(
-            f"a prompt of {len(tokens)} tokens lies outside the envelope the contract speaks of "
+            f"a prompt of {len(tokens)} tokens lies outside the envelope the contract concerns "
             f"({low:g} to {high:g})",
             Where(corpus.file, prompt.line, 1),
             hint,
@@ -248,7 +248,7 @@ def as_declared(
             by = "answers are drawn by" if drawn else "the contract declares"
             raise MeasurementError(
                 f"{engine} recorded {item} {recorded}, and {by} {declared[item]}",
-                hint="numbers made otherwise do not speak of this contract: scoring a prompt "
+                hint="numbers made otherwise do not concern this contract: scoring a prompt "
                 "does not certify decoding, nor one sampling another",
             )
     there = {

@@ -38,7 +38,7 @@ DEFAULT_GUARDS = (
 )
 # sources that are not to be had, and why
 _NOT_OFFLINE: Mapping[Source, str] = MappingProxyType(
-    {"coverage": "nothing is served offline: it speaks of traffic"}
+    {"coverage": "nothing is served offline: it concerns traffic"}
 )
 _NOT_LIVE: Mapping[Source, str] = MappingProxyType(
     {

@@ -134,7 +134,7 @@ def of_trainer(
         lines = _contributing(lines, late)
     fidelity = next(i for i, line in enumerate(lines) if "metric: sampler_fidelity" in line)
     lines[fidelity] = (
-        "    # without ranks nobody can test what the tokens were drawn from; shown instead:\n"
+        "    # without ranks no one can test what the tokens were drawn from; shown instead:\n"
         "    # whether the weights train / infer can be those of two distributions\n"
         "    - {id: coherence, metric: weight_mean_check, mode: monitor}"
     )

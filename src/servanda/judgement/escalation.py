@@ -11,9 +11,9 @@ from servanda.judgement.clauses.base import CellVerdict, worst
 
 
 def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellVerdict]:
-    """The cells that a rule speaks of: a clause's, enforced or not; a section's enforced ones.
+    """The cells that a rule concerns: a clause's, enforced or not; a section's enforced ones.
 
-    None where it speaks of traffic, which is the gateway's.
+    None where it concerns traffic, which is the gateway's.
     """
     judged = [c for c in cells if c.outcome != "not applicable"]
     if "clause" in when:
@@ -22,7 +22,7 @@ def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellV
 
 
 def is_met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
-    """Whether a rule is met by the cells that it speaks of; by none it is not."""
+    """Whether a rule is met by the cells that it concerns; by none it is not."""
     if not of:
         return False
     state = worst([c.outcome for c in of])
@@ -32,7 +32,7 @@ def is_met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
 def rules_met(
     contract: Contract, cells: Sequence[CellVerdict]
 ) -> Iterator[tuple[Escalation, list[CellVerdict]]]:
-    """The rules that are met, in order, each with the cells that it speaks of."""
+    """The rules that are met, in order, each with the cells that it concerns."""
     for rule in contract.escalation:
         of = watched(rule.when, cells)
         if is_met(rule.when, of):

@@ -38,7 +38,7 @@ _PERPLEXITY = 0.01
 
 
 def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
-    """The usual gates on a run's portraits ("infer", and "golden" for perplexity)."""
+    """Thresholds of other projects on portraits: "infer", and "golden" for perplexity."""
     infer, golden = portraits.get("infer", Portrait()), portraits.get("golden", Portrait())
     # what infer drew flatters infer; it stands in where there are no fixed texts
     fixed = golden.total.n > 0

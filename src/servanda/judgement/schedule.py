@@ -69,7 +69,7 @@ class Schedule:
         """The sequences of a round, in launch order; every round is full, the last one too.
 
         Each draw takes a prompt group at random with replacement, so that the groups are
-        independent draws from what the contract's claim speaks of.
+        independent draws from what the contract's claim concerns.
         """
         groups, samples = self.corpus.groups, self.workload.samples
         stride = max(map(len, groups)) * samples

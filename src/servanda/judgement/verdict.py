@@ -44,7 +44,7 @@ class Circumstances:
         fingerprints: of each kernel by its side, key by key.
         seconds: from loading the kernels to the last round; None where a run was resumed;
             stopped: "decided", "size", "time"; "traffic": more of it has to arrive; or "broken":
-            given up, for slices that are still open cannot mend the whole.
+            given up, for slices that are still open cannot repair the whole.
         contract_text: the YAML that was judged, for keeping.
         differences: what the sides' files say otherwise, one sentence each.
     """
@@ -98,7 +98,7 @@ class Verdict(CellTable):
     """The answer of a contract, with every cell's.
 
     Args:
-        key: what the evidence speaks of; alpha: what this attempt could spend, of which a
+        key: what the evidence concerns; alpha: what this attempt could spend, of which a
             violation is charged part/cells.
         groups, sequences, tokens, lost: what the closed rounds hold.
         train, infer, stable: what reports call the kernels.
@@ -331,7 +331,7 @@ def _portraits(evidence: Evidence) -> dict[str, Portrait]:
 def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:
     """Where a guard fails, the numbers are not what they claim, so certificates say nothing.
 
-    A guard speaks of its own workload.  While it is open, so are they.
+    A guard concerns its own workload.  While it is open, so are they.
     """
     failed: dict[str, list[CellVerdict]] = {}
     for v in verdicts:

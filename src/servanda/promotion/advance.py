@@ -52,7 +52,7 @@ def advance(course: Sequence[Leg], state: State, finding: LegFinding, *, now: fl
         now: unix seconds, never before what the run saw last.
 
     Raises:
-        EvidenceError: the clock went back, or the finding is of another leg, or of nobody.
+        EvidenceError: the clock went back, or the finding is of another leg, or of no one.
     """
     in_order(state, now)
     if state.ended:

@@ -59,7 +59,7 @@ def advance(
 
 
 def run_name(contract: Contract, key: EvidenceKey) -> str:
-    """Of the only run that a key may have: whoever promotes it again meets the same one."""
+    """Of the only run that a key may have: anyone who promotes it again meets the same one."""
     return f"{beginning_of(contract.metadata.name)}{digest_of(to_plain(key))[:8]}"
 
 

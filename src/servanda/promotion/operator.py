@@ -16,7 +16,7 @@ def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now
     """Say yes to the stage after this one; the next look that holds goes there.
 
     Raises:
-        EvidenceError: the run awaits no approval, nobody is named, or the clock went back.
+        EvidenceError: the run awaits no approval, no one is named, or the clock went back.
     """
     _refuse_unsigned(state, "an approval", actor, reason, now)
     if state.status != "awaiting_approval":
@@ -38,7 +38,7 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
     """Let a cell not count until the override expires.
 
     Raises:
-        EvidenceError: it expired already or never does, the run has ended, nobody is named, or
+        EvidenceError: it expired already or never does, the run has ended, no one is named, or
             the clock went back.
     """
     _refuse_unsigned(state, "an override", given.actor, given.reason, now)
@@ -64,7 +64,7 @@ def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, n
     """Give all traffic back to stable, from wherever the run stands.
 
     Raises:
-        EvidenceError: the run is rolled back already, nobody is named, or the clock went back.
+        EvidenceError: the run is rolled back already, no one is named, or the clock went back.
     """
     _refuse_unsigned(state, "a rollback", actor, reason, now)
     if state.status == "rolled_back":

@@ -23,7 +23,7 @@ def limit(cell: CellVerdict) -> str:
 
 
 def of_cell(cell: CellVerdict, value: float | None) -> str:
-    """A number of a cell in the clause's own terms: a percentile speaks of a share."""
+    """A number of a cell in the clause's own terms: a percentile concerns a share."""
     return percent(value) if cell.threshold is not None else number(value)
 
 
@@ -112,7 +112,7 @@ def meaning(cell: CellVerdict) -> str:
     if cell.limit is not None:
         parts.append(f"limit {signed_limit(cell)}")
     if cell.floor is not None:
-        parts.append(f"self-noise floor on infer's tokens {of_cell(cell, cell.floor)}")
+        parts.append(f"noise floor on infer's tokens {of_cell(cell, cell.floor)}")
     if cell.n:
         parts.append(f"n {cell.n:,} {cell.units}")
     if cell.missing:

@@ -24,7 +24,7 @@ class Track(NamedTuple):
     """One row of a drawing; places in percent of the width, None where there is nothing.
 
     Args:
-        low, high: the interval; floor: end of the self-noise band; ring: the stable kernel.
+        low, high: the interval; floor: end of the noise floor band; ring: the stable kernel.
     """
 
     tone: str

@@ -47,7 +47,7 @@ def render(verdict: Verdict) -> str:
         ET.SubElement(properties, "property", {"name": key, "value": xml_text(value)})
     for cell, tag in zip(verdict.cells, tags, strict=True):
         _case(suite, name, cell, tag)
-    if silent:  # nothing was judged: whoever reads test results must not see green
+    if silent:  # nothing was judged: anyone who reads test results must not see green
         case = ET.SubElement(suite, "testcase", {"name": "verdict", "classname": name, "time": "0"})
         what = {"message": xml_text(str(headline(verdict))), "type": verdict.outcome}
         ET.SubElement(case, "failure", what)

@@ -209,7 +209,7 @@ def missing() -> list[str]:
 def absent() -> list[str]:
     """Packages that the watched modules of verl import when they load, and that are not here.
 
-    Read from the text of verl, import after import: an import that fails tells of one at a time.
+    Read from the text of verl, import after import: an import that fails reports one at a time.
     """
     verl = find_spec("verl")
     if verl is None or not verl.submodule_search_locations:

@@ -66,7 +66,7 @@ def measure_golden(
             hint="leave out `golden:` and the numerical section, or judge them where the kernel "
             "runs: a recording of a server has no more than the server told",
         )
-    if best:  # whoever has no full logits here drew, and train re-scores as it is declared to
+    if best:  # anyone who has no full logits here drew, and train re-scores as it is declared to
         paths["train"] = path_of(kernels.train, "train")
     sides = ("train",) if best else ("train", "infer")
     for side in sides:

@@ -47,7 +47,7 @@ def measure_timing(
     """Timed blocks of every load, until its cells are decided or the last look is reached.
 
     Args:
-        engines: by side; nobody else may be computing.
+        engines: by side; no one else may be computing.
         prompts: token ids of each workload's lines.
     """
     descriptions = {side: engine.describe() for side, engine in engines.items()}

@@ -56,7 +56,7 @@ Open = Callable[[Kernel, str], Engine]
 
 @dataclass(frozen=True)
 class Progress:
-    """What is being done, for whoever watches: `done` of about `total` in `what`."""
+    """What is being done, for anyone who watches: `done` of about `total` in `what`."""
 
     what: str
     done: int
@@ -67,14 +67,14 @@ Watch = Callable[[Progress], None]
 
 
 def unwatched(_: Progress) -> None:
-    """Nobody watches."""
+    """No one watches."""
 
 
 class ExpiredError(MeasurementError):
     """A run directory holds evidence of another key.
 
     Args:
-        key: whom the kernels that answered now make evidence speak of.
+        key: whom the kernels that answered now make evidence concern.
     """
 
     def __init__(self, message: str, *, hint: str, key: EvidenceKey) -> None:
@@ -83,7 +83,7 @@ class ExpiredError(MeasurementError):
 
 
 def key_of(plan: Plan, descriptions: Mapping[str, Description]) -> EvidenceKey:
-    """Whom the evidence of a plan speaks of, where kernels describe themselves so.
+    """Whom the evidence of a plan concerns, where kernels describe themselves so.
 
     Raises:
         IdentityError: they are not of one policy.
@@ -126,7 +126,7 @@ class Measurement:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # engines first: whoever waits for one in a pool is then told, and the pool can end
+        # engines first: anyone who waits for one in a pool is then told, and the pool can end
         self._stack.close()
 
     def _start(self) -> None:

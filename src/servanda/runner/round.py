@@ -126,7 +126,7 @@ class RoundRunner:
     def _rewarded(
         self, schedule: Schedule, units: Sequence[Unit], side: str, trace: Trace
     ) -> Trace:
-        """The trace with the reward of each answer that a clause on rewards speaks of."""
+        """The trace with the reward of each answer that a clause on rewards concerns."""
         cuts = self.plan.scored(schedule.name)
         if self.scorer is None or not cuts or side == "stable":
             return trace

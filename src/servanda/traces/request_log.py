@@ -1,6 +1,6 @@
 # The log of served requests: what the infer kernel was asked and what it answered, line by line.
 #
-# Whoever stands before the kernel writes it: one JSON object a request, in launch order, for
+# Anyone who stands before the kernel writes it: one JSON object a request, in launch order, for
 # a request counts from the moment it is launched and not from the moment it is answered
 # (law 5).  docs/how-to/traffic.md says every field.
 
@@ -83,7 +83,7 @@ class Request:
 def read_served(text: str, file: str) -> tuple[Request, ...]:
     """The requests of one file, in its order.
 
-    A last line that has no end yet and is no JSON is one that is being written: it is left
+    A last line that has no end yet and is no JSON is still being written: it is left
     for the next look.
 
     Raises:

@@ -21,7 +21,7 @@ REMOVED = "removed"  # of per_token: 1 where a policy drew the token and a filte
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Sequences of one training step, or of a part of it: index i of a column speaks of token i.
+    """Sequences of one training step, or of a part of it: index i of a column concerns token i.
 
     Args:
         step: of the trainer.

@@ -45,7 +45,7 @@ def with_history(trace: Trace, prompts: Sequence[Sequence[int]]) -> Trace:
 
 
 def sets_of(trace: Trace, name: str) -> Array | None:
-    """Which likeliest tokens are in a set, [N, K] of truth values; None where nobody recorded it.
+    """Which likeliest tokens are in a set, [N, K] of truth values; None where no one recorded it.
 
     Unknown (NaN, of a lost token) reads as in none.
     """

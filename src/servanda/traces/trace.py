@@ -165,7 +165,7 @@ def answered(trace: Trace, batch: Batch) -> Trace:
 def with_ends(trace: Trace, width: int, ends: Sequence[int]) -> Trace:
     """A trace in which each answer that stops early has an end token.
 
-    One that an engine cut or aborted has none.  The model would have gone on, nobody knows by
+    One that an engine cut or aborted has none.  The model would have gone on, no one knows by
     which token, so one without a logprob is added: it counts as missing (law 1).
 
     Args:
@@ -219,7 +219,7 @@ class TracePair:
     """Two kernels on the same tokens; `infer` drew them, `train` re-scored them.
 
     Args:
-        group_S: the prompt group of each sequence, where whoever made the pair knows it.
+        group_S: the prompt group of each sequence, where anyone who made the pair knows it.
         labels: name -> text of each sequence, likewise; "" where it has none.
     """
 
@@ -250,7 +250,7 @@ def align(train: Trace, infer: Trace) -> TracePair:
     """Same sequences, same tokens, or an error that names the first difference.
 
     Raises:
-        EvidenceError: the two traces do not speak of the same tokens.
+        EvidenceError: the two traces do not concern the same tokens.
     """
     if not np.array_equal(train.sequence_S, infer.sequence_S):
         raise EvidenceError(

@@ -360,7 +360,7 @@ def test_a_look_within_a_round_sees_the_first_groups_of_what_a_later_look_sees(t
         (case('"0x40"', "{cells: {tvv: holds}}"), "no cell is named 'tvv'", "did you mean 'tv'?"),
         (
             case('"0x40"', "{verdict: holds}", more="golden: {logit_osc_nats: 1}"),
-            "no numerical clause speaks of 'logit_osc_nats'",
+            "no numerical clause concerns 'logit_osc_nats'",
             "remove golden",
         ),
         (

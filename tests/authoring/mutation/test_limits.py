@@ -97,7 +97,7 @@ def test_nothing_is_said_of_a_contract_whose_tests_fail(tmp_path):
 
     assert str(error.value) == (
         "1 case fails before anything is moved: toy-tests: wrong\n"
-        "  hint: mend the contract or its tests first: servanda contract test"
+        "  hint: repair the contract or its tests first: servanda contract test"
     )
 
 
@@ -159,7 +159,7 @@ def test_the_limit_of_a_clause_that_is_judged_nowhere_is_equivalent(tmp_path):
 
     assert tried.mark == "equivalent"
     assert tried.why == (
-        "live is not judged at offline: nothing is served offline: it speaks of traffic"
+        "live is not judged at offline: nothing is served offline: it concerns traffic"
     )
 
 

@@ -215,7 +215,7 @@ def test_a_removed_slice_takes_its_name_and_what_speaks_of_nothing_else():
 
     assert mutant.contract.slices == ()
     assert [c.id for _, _, c in mutant.contract.clauses()] == ["tv", "tail", "fidelity", "finite"]
-    assert mutant.sentence == "slice first is removed, and letter, which speaks of nothing else"
+    assert mutant.sentence == "slice first is removed, and letter, which concerns nothing else"
     kept = {"slices", "statistical"}
     assert mutant.contract.model_dump(exclude=kept) == contract.model_dump(exclude=kept)
 

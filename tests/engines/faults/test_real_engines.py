@@ -363,7 +363,7 @@ def test_a_row_leaks_into_the_next_and_a_row_alone_does_not():
 
 
 def test_dropout_masks_are_fresh_for_every_forward_and_the_run_is_repeatable():
-    """So the side differs from itself in another batch: the floor of its self-noise shows it."""
+    """So the side differs from itself in another batch: the floor of its noise floor shows it."""
     engine, some = opened("dropout_in_train"), batch(*SHORT)
     state = torch.random.get_rng_state()
 

@@ -1,4 +1,4 @@
-# A leader that is killed: a child that follows one gateway's rows, and whoever kills it.
+# A leader that is killed: a child that follows one gateway's rows, and the one who kills it.
 
 import json
 import os

@@ -11,7 +11,7 @@ from tests.gateway.controller import controllers
 
 
 class Said:
-    """Lines, and whoever waits for one."""
+    """Lines, and anyone who waits for one."""
 
     def __init__(self):
         self.lines, self._new = [], threading.Condition()

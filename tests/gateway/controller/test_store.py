@@ -1,4 +1,4 @@
-# The store: all of a commit or nothing, and what happens to whoever cannot write.
+# The store: all of a commit or nothing, and a caller that cannot write.
 
 import sqlite3
 

@@ -112,7 +112,7 @@ def test_a_leader_that_cannot_be_begun_again_is_tried_until_it_can(begun):
 
 
 def test_a_leader_that_is_killed_before_it_is_ready_is_started_again(begun, monkeypatch, tmp_path):
-    """However often, and without a word to whoever serves meanwhile but a line."""
+    """However often, and without a word to the server meanwhile but a line."""
     again = KILLED.format(left=str(tmp_path / "left"), child=CHILD)
     monkeypatch.setattr(supervisor, "_CHILD", again)
     (tmp_path / "left").write_text("xx")

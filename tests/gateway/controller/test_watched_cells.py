@@ -78,7 +78,7 @@ def test_rules_say_what_is_diverted_and_who_is_paged(tmp_path):
         "escalation:\n"
         "  - {when: {clause: tv, is: violated}, do: [{divert: slice}, {page: oncall}]}\n"
         "  - {when: {clause: worst, is_not: holds}, do: [{divert: all}]}\n"
-        "  - {when: {clause: tv, is: inconclusive}, do: [{page: nobody}]}\n"
+        "  - {when: {clause: tv, is: inconclusive}, do: [{page: no one}]}\n"
     )
     by_clause = {w.clause: w for w in watched(tmp_path, more=more).watched}
     assert (by_clause["tv"].diverts, by_clause["tv"].pages) == ("slice", ("oncall",))

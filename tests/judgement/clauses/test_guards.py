@@ -97,7 +97,7 @@ def test_a_declared_precision_goes_before_what_the_values_look_like():
 
 
 def together(infer_N, train_N, token_N, about=None):
-    """A view of sequences of one token each, that two records speak of."""
+    """A view of sequences of one token each, that two records concern."""
     n = len(token_N)
     one_S, no_S = np.ones(n, dtype=np.int64), np.zeros(n, dtype=bool)
     infer, train = (
@@ -233,7 +233,7 @@ def test_an_honest_server_is_not_rejected_at_any_look(tmp_path, honest):
 
 
 def test_a_permuted_tail_is_not_seen_with_the_best_token_alone(tmp_path):
-    """The known blind spot: within a cell nobody looks."""
+    """The known blind spot: within a cell no one looks."""
     apart = 0.5 * np.abs(np.array(TURNED[""]) - ZIPF).sum()
     assert apart > 0.3
     assert judged(served(tmp_path, 300, k=1, draws=TURNED)).outcome == "holds"
@@ -244,7 +244,7 @@ def test_without_ranks_and_best_tokens_the_guard_stays_open_and_says_why(tmp_pat
     verdict = judged(served(tmp_path, 20, columns=False))
     assert (verdict.outcome, verdict.open) == ("inconclusive", False)
     assert verdict.note == (
-        "infer records neither where its tokens rank nor its best tokens, so nobody can tell what "
+        "infer records neither where its tokens rank nor its best tokens, so no one can tell what "
         "it draws from: let it report top logprobs"
     )
     assert verdict.n == 0 and verdict.missing > 0

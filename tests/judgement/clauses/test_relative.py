@@ -57,7 +57,7 @@ def test_far_from_the_limit_it_is_decided(claim):
     broken = judge(rounds(rng, 0.4, 0.02, claim=claim), claim)
     assert (kept.outcome, broken.outcome) == ("holds", "violated")
     assert kept.limit == pytest.approx(0.15, rel=0.2)
-    assert "3 times the self-noise of the noisier side" in kept.note
+    assert "3 times the noise floor of the noisier side" in kept.note
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_red_lies_beyond_twice_the_floor_too():
     measured = rounds(rng, 0.4, 0.02)
     assert judge(measured).outcome == "violated"
     noisy = judge(measured, floor=0.3)
-    assert noisy.outcome == "inconclusive" and "self-noise floor" in noisy.note
+    assert noisy.outcome == "inconclusive" and "noise floor" in noisy.note
 
 
 def test_without_noise_nothing_can_be_relative_to_it(tmp_path):
@@ -121,7 +121,7 @@ def test_a_limit_relative_to_stable_measures_stable_beside(tmp_path, stable_tv, 
 
 
 def test_a_plain_break_is_red_though_nothing_is_relative_to_no_noise(tmp_path):
-    """Self-noise of exactly 0 cannot be met, and it can be broken: the run goes on until it is."""
+    """Noise floor of exactly 0 cannot be met, and it can be broken: the run goes on until it is."""
     more = "  - {id: drift, metric: tv, aggregate: mean, at_most: {times: 3.0, of: self_noise}}"
     q = {"": kit.moved(kit.BASE, 0.3)}
     path, _ = kit.write(tmp_path, q=q, limit=0.9, more=more, claim="realised", last=4000)

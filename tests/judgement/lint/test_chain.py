@@ -103,9 +103,9 @@ BIAS = "metric: policy_gradient_bias, at_most: 0.1"
             "gradient: {loss: sequence_mean}",
             [
                 (
-                    "weight_gap speaks of whole answers, and slice 'depth' is a part of one",
+                    "weight_gap concerns whole answers, and slice 'depth' is a part of one",
                     "name slices by labels.* or request.*, or [all]; gradient: {loss: "
-                    "token_mean} speaks of tokens",
+                    "token_mean} concerns tokens",
                 )
             ],
         ),

@@ -47,7 +47,7 @@ def test_nobody_enforces_without_a_kernel_to_divert_to():
 
 def test_nobody_enforces_without_room_at_stable_that_somebody_measured():
     assert said(CONTRACT.replace("  stable_in_flight: 64\n", "")) == [
-        "x.yaml:12:9: enforce diverts nothing while nobody says how much stable can answer",
+        "x.yaml:12:9: enforce diverts nothing while no one says how much stable can answer",
         "   12 |   mode: enforce",
         "                ^",
         "  hint: write stable_in_flight: with the requests that it can answer at a time",

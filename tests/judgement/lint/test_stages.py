@@ -35,7 +35,7 @@ def test_four_stages_with_a_stable_kernel_are_sound():
 
 
 def test_traffic_needs_a_kernel_that_answers_or_takes_over():
-    """Without stable: nobody answers what is mirrored, and a rollback would lead nowhere."""
+    """Without stable: no one answers what is mirrored, and a rollback would lead nowhere."""
     hint = "  hint: declare stable: with the kernel that serves today, or end the promotion offline"
 
     assert said(CONTRACT.replace("stable: {engine: table}\n", "")) == [

@@ -26,7 +26,7 @@ def record(mark):
 
 
 def append_for_ever(where, witness, run, child, told):
-    """One batch after another; each is told once it is acknowledged."""
+    """One batch after another; each is sent once it is acknowledged."""
     batch = 0
     while True:
         try:
@@ -46,7 +46,7 @@ def append_for_ever(where, witness, run, child, told):
 
 
 def end_with(parent):
-    """Be killed when this parent is: a test that is stopped leaves nobody who works on."""
+    """Be killed when this parent is: a test that is stopped leaves no one who works on."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # gone before it could be said
@@ -56,7 +56,7 @@ def end_with(parent):
 def forked(work, ours=()):
     """(process id, the end of a pipe that it writes to) of a child that does the work.
 
-    `ours` are pipes of this process alone: whoever holds an end of one keeps it from ending.
+    `ours` are pipes of this process alone: anyone who holds an end of one keeps it from ending.
     """
     reads, writes = os.pipe()
     parent = os.getpid()
@@ -146,7 +146,7 @@ def raced(where, witness, processes, rounds, shared):
                 for turn in range(rounds):
                     os.write(told, b".")
                     if not os.read(waits, 1):
-                        return  # whoever asked is gone
+                        return  # anyone who asked is gone
                     try:
                         ledger.append(run, [record(f"{child}.{turn}")], after=turn)
                         os.write(told, b"w")

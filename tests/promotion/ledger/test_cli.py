@@ -88,7 +88,7 @@ def test_verify_says_how_many_and_the_head(promoted):
 
 
 def test_verify_names_an_entry_that_tells_what_never_happened(promoted):
-    """Its hash is right, for whoever wrote it could write; what it says does not follow."""
+    """Its hash is right, for anyone who wrote it could write; what it says does not follow."""
     where, entries = promoted
     body = entries[-1].body
     forged = {**body, "state": {**body["state"], "status": "completed", "leg": 4}}

@@ -77,7 +77,7 @@ def test_a_long_ledger_is_read_whole(ledger):
 
 
 def test_reading_ends_though_the_reader_appends(ledger):
-    """Whoever tells the world of an entry writes another."""
+    """Anyone who tells the world of an entry writes another."""
     ledger.append("a", [record(), record()], after=0)
 
     for i, _ in enumerate(ledger.entries("a")):

@@ -40,7 +40,7 @@ def pipe(tmp_path):
 
 
 def written(end):
-    """To a pipe, until nobody holds it open any more."""
+    """To a pipe, until no one holds it open any more."""
     os.set_blocking(end, True)
     with open(end, "rb") as file:
         return file.read()

@@ -1,6 +1,6 @@
 # Promoters that are killed and continued: python -m tests.promotion.run.killing
 #
-# A program of its own, with one thread, as tests/promotion/ledger/processes.py is.  Whoever
+# A program of its own, with one thread, as tests/promotion/ledger/processes.py is.  Anyone who
 # promotes says a point at every turn of its work, and a line for whatever it takes to be
 # decided; the kills fall a random time behind a random point.
 
@@ -204,11 +204,11 @@ class Driver:
         return False
 
     def wait(self, seconds):
-        raise AssertionError("nobody is busy")
+        raise AssertionError("no one is busy")
 
 
 def first(folder, where, witness):
-    """One that nobody kills; what its servers answer, for all who follow."""
+    """One that no one kills; what its servers answer, for all who follow."""
     site = Site(folder, 0)
     site.write()
     legs = (

@@ -131,5 +131,5 @@ def test_offline_it_is_not_applicable(tmp_path):
         at(path, [], Leg("offline", first=32, last=2000)).verdict,
     ):
         assert cell(verdict, "coverage").outcome == "not applicable"
-        assert cell(verdict, "coverage").note == "nothing is served offline: it speaks of traffic"
+        assert cell(verdict, "coverage").note == "nothing is served offline: it concerns traffic"
         assert verdict.outcome == "holds"

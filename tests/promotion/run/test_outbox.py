@@ -340,7 +340,7 @@ class World:
         self.ledger.decide(*(KINDS[kind](self.turn) for kind in kinds))
 
     def outrun(self, fate):
-        """What somebody else appends before an append; None where nobody does."""
+        """What somebody else appends before an append; None where no one does."""
         if fate == "outrun":
             return lambda: self.decide(["notify"])
         if fate == "outrun by a route":
@@ -437,7 +437,7 @@ def opened(name, run):
 
 
 def test_what_was_decided_before_a_kill_is_told_by_whoever_comes_next(ledger):
-    """A run that another one took back is nobody's to go on with, and was still not told."""
+    """A run that another one took back is no one's to go on with, and was still not told."""
     for run, name in (("toy-a", "toy"), ("toy-b", "toy"), ("toy-2-c", "toy-2")):
         ledger.append(run, [opened(name, run)], after=0)
     known, new = Taker("known"), Taker("new")
@@ -456,7 +456,7 @@ def test_what_was_decided_before_a_kill_is_told_by_whoever_comes_next(ledger):
 
 
 def test_a_run_that_ended_untold_is_told_to_all_while_no_other_began(ledger):
-    """Killed before it told anybody: nobody goes on with that run, nor heard of it."""
+    """Killed before it told anybody: no one goes on with that run, nor heard of it."""
     ledger.append("toy-a", [opened("toy", "toy-a")], after=0)
     sink = Taker("sink")
     assert deliver_late(ledger, "toy", [sink], now=lambda: 9.0, wait=[].append) == ()

@@ -28,7 +28,7 @@ def promote(site, *options):
 
 @pytest.mark.slow
 def test_what_is_outside_of_the_contract_is_said_with_its_reason_and_its_number(site):
-    """Whoever writes another sampling to a bad answer does not hide it without a trace."""
+    """Anyone who writes another sampling to a bad answer does not hide it without a trace."""
     history = site.promote()
     rows = serving.rows(site.path, "shadow", 40, run=history.run)
     for row in rows[7:10]:
@@ -45,7 +45,7 @@ def test_what_is_outside_of_the_contract_is_said_with_its_reason_and_its_number(
 
 @pytest.mark.slow
 def test_what_was_taken_back_before_a_kill_is_told_first(site):
-    """Nobody goes on with the run that another replaced; its end is told all the same."""
+    """No one goes on with the run that another replaced; its end is told all the same."""
     program = f"sh -c 'row=$(cat); echo \"$row\" >> {site.folder}/got'"
     first = promote(site, "--quiet", "--command", program)
     (history,) = histories(site.ledger)

@@ -390,7 +390,7 @@ def test_a_fresh_attempt_from_elsewhere_takes_nothing_back_that_it_does_not_repl
 def test_a_stage_on_which_nothing_is_judged_is_refused_before_anything_is_measured(
     site, section, said
 ):
-    """Preconditions and what is only watched carry nobody forward: such a leg would never end."""
+    """Preconditions and what is only watched carry no one forward: such a leg would never end."""
     kit.table(site.folder, "p.json", {"": kit.BASE})
     site.path = site.write(golden=kit.golden(site.folder))
     text = site.path.read_text()

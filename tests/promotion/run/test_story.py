@@ -148,7 +148,7 @@ def test_an_override_of_a_cell_that_nobody_judged_is_refused(ledger):
 
 
 def test_an_entry_that_does_not_follow_is_found_though_its_hash_is_right(ledger):
-    """Whoever owns the hash can write what never happened; what follows cannot be made up."""
+    """Anyone who owns the hash can write what never happened; what follows cannot be made up."""
     history = reaching(ledger, "shadow")
     real = [*ledger.entries(history.run)][-1].body
     forged = {**real, "state": {**real["state"], "leg": 4, "status": "completed"}}

@@ -120,7 +120,7 @@ def test_late_positions_fit_an_error_that_grows_along_the_answer():
 
 @pytest.mark.parametrize("prefix", ["start", "stale", "env", "replica", "position", "length"])
 def test_a_slice_of_a_users_label_gets_no_invented_cause(prefix):
-    """`start-page` beside `start-ads` is a topic, and tells of no tool boundary."""
+    """`start-page` beside `start-ads` is a topic, and reports no tool boundary."""
     names = [f"{prefix}-page", f"{prefix}-ads"]
     cuts = tuple(cut(n, labels_topic__in=(n,)) for n in names)
     found = {1: [1000, 200.0], 2: [1000, 10.0]}

@@ -74,7 +74,7 @@ def test_one_kind_of_prompt_at_another_temperature_is_not_the_setting_of_all():
 
 @pytest.mark.parametrize(("temperature", "named"), [(0.9, True), (0.98, False), (1.0, False)])
 def test_a_dump_names_it_where_the_verdict_asks_for_a_cause(temperature, named, tmp_path):
-    """At .98 the dump holds, and nobody looks for a cause."""
+    """At .98 the dump holds, and no one looks for a cause."""
     run(tmp_path / "dump", lambda step: draw(9, step, temperature=temperature), range(1, 7))
     done = servanda("check", tmp_path / "dump", "--quiet")
 

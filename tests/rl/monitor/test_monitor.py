@@ -249,7 +249,7 @@ def test_an_infinite_logprob_counts_as_missing():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask_BT": None}, "step 0 has no mask, so nobody can tell which tokens are trained"),
+        ({"mask_BT": None}, "step 0 has no mask, so no one can tell which tokens are trained"),
         ({"mask_BT": np.ones((16, 127))}, "logp_train has shape (16, 128), and the mask (16, 127)"),
         ({"mask_BT": np.ones(128)}, "the mask has shape (128,)"),
         ({"mask_BT": np.full((16, 128), np.nan)}, "the mask is NaN in places"),

@@ -54,11 +54,11 @@ dist.destroy_process_group()
 """
 
 
-NO_MASK = "step 1 has no mask, so nobody can tell which tokens are trained"
+NO_MASK = "step 1 has no mask, so no one can tell which tokens are trained"
 SECOND = {  # what rank 1 is given at the second step -> what all ranks say of it
     "nan": "error",
     "empty": "violated",
-    "another step": "rank 0 speaks of step 1 and rank 1 of 6",
+    "another step": "rank 0 concerns step 1 and rank 1 of 6",
     "no mask": f"rank 1: {NO_MASK}",
 }
 

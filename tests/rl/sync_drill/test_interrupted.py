@@ -228,7 +228,7 @@ def interrupted_at(number, model, journal):
     return at.lines
 
 
-# cut off inside open(), a file is closed by whoever collects it
+# cut off inside open(), a file is closed by anyone who collects it
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @both

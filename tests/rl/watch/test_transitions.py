@@ -51,7 +51,7 @@ def test_a_transition_is_told_once_and_flapping_is_one(run, expected):
 
 
 def test_every_order_of_outcomes_alternates_what_is_raised_and_lowered():
-    """Whatever happens, nobody is told twice of the same thing in a row."""
+    """Whatever happens, no one is told twice of the same thing in a row."""
     import itertools
 
     for run in itertools.product("hvie", repeat=6):

@@ -93,7 +93,7 @@ class Calibration:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What whoever takes these limits should know first."""
+        """What anyone who takes these limits should know first."""
         warnings = []
         for row in self.rows:
             if row.limit is None:

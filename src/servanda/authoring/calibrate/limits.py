@@ -114,7 +114,7 @@ def calibrate(
     """The smallest limits that a pair like the one of a run keeps, clause by clause.
 
     One limit serves all slices of a clause.  It has two significant digits, and is never
-    below twice the self-noise, where red would not be red, nor below what the record
+    below twice the noise floor, where red would not be red, nor below what the record
     resolves.  Where clauses hold often enough one by one and not together, the one that
     fails most often is raised until they do.
 
@@ -294,9 +294,9 @@ def _together(limits: Sequence[_ClauseLimit], power: float) -> float | None:
 
 
 def _fact_limit(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Limit | str:
-    """What was found on the golden texts, and twice the self-noise beyond it.
+    """What was found on the golden texts, and twice the noise floor beyond it.
 
-    In other batches each side may be off by its self-noise, and so their difference by
+    In other batches each side may be off by its noise floor, and so their difference by
     both: exact for a metric that obeys the triangle inequality.
     """
     clause = cells[0].clause

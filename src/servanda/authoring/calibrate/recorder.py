@@ -68,7 +68,7 @@ def closed_rounds(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Mapp
 def accept(plan: Plan, verdict: Verdict) -> None:
     """Refuse a run that says nothing about a pair one could accept.
 
-    A run that breaks its limits is taken: whoever calibrates says that the pair is good.
+    A run that breaks its limits is taken: anyone who calibrates says that the pair is good.
 
     Raises:
         EvidenceError: a kernel with a fault on purpose, a guard that failed, or trouble in
@@ -90,5 +90,5 @@ def accept(plan: Plan, verdict: Verdict) -> None:
             raise EvidenceError(
                 f"{cell.clause!r} on slice {cell.slice!r} is {word}, so the numbers of this run "
                 f"are not what they claim ({cell.note})",
-                hint="mend what it says, and measure with --fresh",
+                hint="repair what it says, and measure with --fresh",
             )

@@ -155,7 +155,7 @@ class Resampled:
         return top_share((total_G - feed.best * tokens_G)[met_G])
 
     def clear_of_noise(self, limit: float) -> bool:
-        """Whether twice the self-noise stays within the limit, so that beyond it is red."""
+        """Whether twice the noise floor stays within the limit, so that beyond it is red."""
         kind = self.at(limit)
         floor = self._floor(kind)
         return floor is None or 2 * floor + kind.feed.low / kind.feed.scale <= kind.feed.limit

@@ -37,7 +37,7 @@ _TONGUE = Tongue(
         "actions": "write a list, such as [{divert: slice}, {page: oncall}]; [] is none",
         "clock": "write {every: 1m, groups: 200}",
         "acts": "write a list, such as [{at: 20m, approve: alice}]",
-        "paged": "write a list, such as [oncall]; [] is nobody",
+        "paged": "write a list, such as [oncall]; [] names no one",
         "golden": "write {logit_osc_nats: 0.4}",
         "timing": "write {CLAUSE: 0.2}, or {CLAUSE: {infer: 0.2, stable: 0.25}}",
     },
@@ -164,7 +164,7 @@ def _expectation_findings(
     if case.clock is None:
         for name in _OF_PROMOTION:
             if getattr(expectation, name) is not None:
-                message = f"{name} speaks of a promotion, and the case has no clock"
+                message = f"{name} is about a promotion, and the case has no clock"
                 hint = "give the case clock: {every: 1m, groups: 200}"
                 yield Finding((*path, name), message, hint, True)
         yield from _long_enough((*path, "after"), case, expectation.after or 0)

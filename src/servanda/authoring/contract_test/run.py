@@ -50,7 +50,7 @@ def run_test(
         recorded: runs, under the names that cases give them.
 
     Raises:
-        ContractError: the contract cannot be planned, in its own places; or the test speaks of
+        ContractError: the contract cannot be planned, in its own places; or the test concerns
             what the contract, the run or its own case does not have, in the test's.
         EvidenceError: a recorded run is not of this contract's prompts and draws.
     """

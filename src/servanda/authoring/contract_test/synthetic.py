@@ -114,7 +114,7 @@ class Traffic:
     def _prompt_tokens(self) -> Array:
         """Tokens of each prompt, [rows]: as given, or on either side of every edge of a slice.
 
-        Nobody can count the tokens of a text without a tokenizer.
+        No one can count the tokens of a text without a tokenizer.
         """
         corpus = self.schedule.corpus
         edges = {

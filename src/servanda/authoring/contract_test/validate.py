@@ -69,7 +69,7 @@ def _levels(
     metrics = {c.clause.metric for c in plan.cells if c.section == "numerical"}
     levels = {c.clause.id for c in plan.cells if c.clause.metric in TIMINGS}
     for part, names, known, what in (
-        ("golden", golden, metrics, "numerical clause speaks of"),
+        ("golden", golden, metrics, "numerical clause concerns"),
         ("timing", timing, levels, "clause about time or speed is named"),
     ):
         for name in names if isinstance(names, dict) else ():

@@ -193,7 +193,7 @@ def _labels(contract: Contract) -> dict[str, _Item]:
 
 
 def _slices(contract: Contract) -> dict[str, _Item]:
-    """Declared slices; one that no enforced clause speaks of can fail nothing."""
+    """Declared slices; one that no enforced clause concerns can fail nothing."""
     spoken = {
         name
         for section, _, clause in contract.clauses()

@@ -1,7 +1,7 @@
 # Directions: what it means for a promise that one value of it moved.
 #
 # Each rule carries the reason for its direction.  `tightened` is always the version that keeps
-# the other one as well: whoever keeps the new limit keeps the old.
+# the other one as well: anyone who keeps the new limit keeps the old.
 
 from __future__ import annotations
 

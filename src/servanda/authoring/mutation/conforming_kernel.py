@@ -52,7 +52,7 @@ def conforming(plan: Plan, drill: Drill, seconds: float) -> Conformance:
 
 
 def beyond_reach(plan: Plan) -> Conformance | None:
-    """The answer where the sizes certify a limit for nobody: no kernel is run for it."""
+    """The answer where the sizes certify a limit for no one: no kernel is run for it."""
     problems = [(cell, problem) for cell in plan.cells for problem in out_of_reach(plan, cell)]
     if not problems:
         return None

@@ -41,7 +41,7 @@ def try_limits(
         some = f"{len(failing)} cases fail" if len(failing) > 1 else "1 case fails"
         raise ContractError(
             f"{some} before anything is moved: {', '.join(failing[:3])}",
-            hint="mend the contract or its tests first: servanda contract test",
+            hint="repair the contract or its tests first: servanda contract test",
         )
     known = _refusals(contract, texts)
     every = [*mutants(contract)]

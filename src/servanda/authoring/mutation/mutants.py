@@ -204,7 +204,7 @@ class _ClauseMutants:
 
 
 def _without_slice(contract: Contract, i: int) -> Mutant:
-    """Its name goes from every clause, and a clause that speaks of nothing else goes too."""
+    """Its name goes from every clause, and a clause that concerns nothing else goes too."""
     name = contract.slices[i].name
     rest = contract.slices[:i] + contract.slices[i + 1 :]
     mutated = contract.model_copy(update={"slices": rest})
@@ -217,7 +217,7 @@ def _without_slice(contract: Contract, i: int) -> Mutant:
         narrowed = clause.model_copy(update={"slices": named}) if named else None
         mutated = _with_clause(mutated, place, narrowed)
     rules = tuple(r for r in contract.escalation if r.when.get("clause") not in removed)
-    also = f", and {', '.join(reversed(removed))}, which speaks of nothing else" if removed else ""
+    also = f", and {', '.join(reversed(removed))}, which concerns nothing else" if removed else ""
     return Mutant(
         name=f"without slice {name}",
         kind="slice",
@@ -327,5 +327,5 @@ def lowered(x: float, *, top: float = math.inf, least: float = 0.0) -> Iterator[
 
 
 def _clean(x: float) -> float:
-    """Without the rounding of 1 - 0.999, which nobody wrote."""
+    """Without the rounding of 1 - 0.999, which no one wrote."""
     return float(f"{x:.12g}")

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 def discard(_: str) -> None:
-    """Nobody listens."""
+    """No one listens."""
 
 
 def never() -> bool:

@@ -73,7 +73,7 @@ class _Passing(Exception):  # noqa: N818 - what may pass if it is asked again
 
 
 class _Unreached(_Passing):
-    """Nobody took the connection."""
+    """No one took the connection."""
 
 
 class _Silent(_Passing):

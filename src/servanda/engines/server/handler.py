@@ -239,7 +239,7 @@ class Results:
             yield choice, None
 
     def drop(self) -> None:
-        """Nobody waits for it any more."""
+        """No one waits for it any more."""
         self._batcher.drop(self._jobs)
 
 

@@ -21,7 +21,7 @@ class Token:
 
     Args:
         logp: its processed logprob; NaN where the engine gave none.
-        rank: how many tokens are likelier; None where nobody counted.
+        rank: how many tokens are likelier; None where no one counted.
         word: its text; "" unless logprobs are asked for.
         best: (id, logprob, text) of the likeliest, best first.
         text: what a stream says with it.

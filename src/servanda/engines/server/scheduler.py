@@ -64,7 +64,7 @@ class Scheduler:
             self._changed.notify()
 
     def drop(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for them any more: their places are free, and a batch of none ends."""
+        """No one waits for them any more: their places are free, and a batch of none ends."""
         with self._changed:
             for job in jobs:
                 job.dropped = True

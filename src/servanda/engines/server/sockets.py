@@ -22,7 +22,7 @@ def address(host: str, port: int) -> str:
 
 
 def bound(host: str, port: int, hint: str = FREE) -> socket.socket:
-    """A socket at the address, which nobody can connect to yet; port 0 takes a free one.
+    """A socket at the address, which no one can connect to yet; port 0 takes a free one.
 
     Args:
         hint: the next move where it cannot be had.

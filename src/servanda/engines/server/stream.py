@@ -75,7 +75,7 @@ class EventStream(Response):
             async for data in self._events:
                 await part(data, True)
                 await asyncio.sleep(0)  # neither call above need pause: others have their turn here
-            self._end()  # whoever has read it all finds the place free
+            self._end()  # anyone who has read it all finds the place free
             await part(b"", False)
 
         async def part(data: bytes, more: bool) -> None:

@@ -53,9 +53,9 @@ class Controller:
         waits: whether the clock may be behind the state, as `Core` has it.
         open: of the engines.
         sinks: receivers of pages.
-        actor: in the ledger, of what nobody asked for.
+        actor: in the ledger, of what no one asked for.
         key: of the ledger; None: that of SERVANDA_LEDGER_KEY.
-        threads: whether it runs by itself; otherwise whoever has it calls `step`.
+        threads: whether it runs by itself; otherwise anyone who has it calls `step`.
         timeout_s: after which an engine that does not answer is killed.
         room: rows that wait for train at most; beyond, the oldest are missing.
 
@@ -226,7 +226,7 @@ class Controller:
             else:
                 with worker.lock:
                     worker.wake.wait(_EVERY_S)
-            # the seconds of train per second are a promise to whoever shares the machine with it
+            # the seconds of train per second are a promise to anyone who shares the machine with it
             now, budget = time.monotonic(), self._state.rules.policy.budget
             spent_s += max(0.0, worker.scorer.seconds - before) - budget * (now - since)
             spent_s, since = max(0.0, spent_s), now

@@ -38,8 +38,8 @@ class Row:
         request: None where it could not be read.
         chance: of being sampled, as it was at launch.
         version: of the snapshot that it was launched under; 0: not known.
-        drawn: slices whose sample it is part of, with the chance of each; None: nobody said.
-        slices: that it lay in at launch, where nobody knows its prompt; None: the prompt is known.
+        drawn: slices whose sample it is part of, with the chance of each; None: no one said.
+        slices: that it lay in at launch, where no one knows its prompt; None: the prompt is known.
         best: likeliest tokens of each step that infer was asked for.
         outside: why it is no evidence; "" where it is, as far as it was looked at.
         checked: whether it was looked at.

@@ -95,7 +95,7 @@ def _with(status: LedgerStatus, entry: Entry) -> LedgerStatus:
 
 
 def render(status: LedgerStatus) -> str:
-    """One line: which slices are away and since when, as of the last entry."""
+    """One line: which slices are diverted and since when, as of the last entry."""
     away = {name: ledger_slice for name, ledger_slice in status.slices.items() if ledger_slice.away}
     parts = [
         f"{place(name, _LONGEST)} {'is' if ledger_slice.acted else 'would be'} served by stable "

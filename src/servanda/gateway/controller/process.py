@@ -197,7 +197,7 @@ class ControllerProcess:
 
 
 def main() -> None:
-    """A controller as the child of whoever started it.
+    """A controller as the child of the process that started it.
 
     Its settings are the first line on standard input; `reload` may follow, and the end of the
     input, which is also the end of the parent however that came, is its own.  Standard output

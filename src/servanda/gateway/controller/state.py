@@ -95,7 +95,7 @@ class ControllerState:
 
     Args:
         now: unix seconds.
-        actor: in the ledger, of what nobody asked for.
+        actor: in the ledger, of what no one asked for.
         waits: whether time stands still where the state is later than `now`, until that is
             reached, as in an audit that reads its log again; else its times are set back.
 
@@ -172,7 +172,7 @@ class ControllerState:
         )
 
     def identify(self, described: Mapping[str, Description], *, now: float) -> Change | None:
-        """The change, where kernels are others than the evidence speaks of; None: they are not."""
+        """The change, where kernels are others than the evidence concerns; None: they are not."""
         before = self.meta.kernels
         digests = {side: kernel.digest for side, kernel in described.items()}
         others = {side: digest for side, digest in digests.items() if before.get(side) != digest}
@@ -193,7 +193,7 @@ class ControllerState:
     def outrun(self, version: int) -> None:
         """A gateway has a later snapshot than was ever made here: go on behind it.
 
-        Not to the end of all numbers: no later one could be made, and nobody would follow.
+        Not to the end of all numbers: no later one could be made, and no one would follow.
         """
         if version < _VERSIONS:
             self.meta = replace(self.meta, version=max(self.meta.version, version))
@@ -226,7 +226,7 @@ class ControllerState:
         """Look at the slices, and keep all that changed; whether it could be kept.
 
         Args:
-            facts: None: nobody was heard yet, and nobody looks.
+            facts: None: no one was heard yet, and no one looks.
         """
         rules, meta = change.rules or self.rules, change.meta or self.meta
         state, transitions = change.state, change.transitions

@@ -69,7 +69,7 @@ def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
 
 
 def nothing_of(cells: WatchedCells, slices: Collection[str], *, best: bool) -> Statistics:
-    """Of a request whose prompt nobody knows: all the room that it had is missing.
+    """Of a request whose prompt no one knows: all the room that it had is missing.
 
     Args:
         best: whether it was asked for its likeliest tokens.

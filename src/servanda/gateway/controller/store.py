@@ -146,7 +146,7 @@ class Store:
             db.execute("DELETE FROM outbox WHERE n <= ?", (until,))
 
     def check_present(self) -> None:
-        """Refuse to write to a file that nobody will find again.
+        """Refuse to write to a file that no one will find again.
 
         Raises:
             MeasurementError: the file is not where it was, or another one is.

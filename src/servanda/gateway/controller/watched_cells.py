@@ -86,7 +86,7 @@ def select_cells(contract: Contract) -> WatchedCells:
     for a divert, and nothing is done anyway, what is shown is what `divert: slice` would do.
 
     Raises:
-        ContractError: nothing can be watched, nobody here can score, or the referee is an arm.
+        ContractError: nothing can be watched, no one here can score, or the referee is an arm.
     """
     problems = [*_refused(contract)]
     if problems:
@@ -94,7 +94,7 @@ def select_cells(contract: Contract) -> WatchedCells:
     if not any(c.enforced and "full" in c.stages for c in contract.statistical):
         raise _nothing(contract, ())
     full = next((leg for leg in course_of(contract) if leg.stage == "full"), Leg("full", share=1.0))
-    # traffic has no last request: what is decided here is decided by whoever looks, not by sizes
+    # traffic has no last request: what is decided here is decided by anyone who looks, not by sizes
     plan = compile(contract, leg=replace(full, if_inconclusive="wait"))
     width = plan.schedules[0].width
     cells: dict[tuple[str, str], Cell] = {}

@@ -1,7 +1,7 @@
 # The worker of a controller: rows in, evidence kept, routes out.  It has no thread of its own.
 #
 # Three locks, taken in this order: one for the engine, one for what is kept, and one that is
-# never held for long, for whoever follows or looks does not wait.
+# never held for long, for anyone who follows or looks does not wait.
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Keys:
         return who
 
     def __repr__(self) -> str:
-        return f"Keys of {', '.join(f'{h.name} ({h.role})' for h in self.holders) or 'nobody'}"
+        return f"Keys of {', '.join(f'{h.name} ({h.role})' for h in self.holders) or 'no one'}"
 
 
 def _digest(salt: bytes, key: str) -> bytes:
@@ -143,7 +143,7 @@ def _digest(salt: bytes, key: str) -> bytes:
 
 
 def _given(authorization: str | None) -> str:
-    """The key in a header; "", which nobody holds, where there is none."""
+    """The key in a header; "", which no one holds, where there is none."""
     scheme, _, rest = (authorization or "").strip().partition(" ")
     if scheme.lower() == "bearer":
         return rest.strip()

@@ -19,7 +19,7 @@ class SteadyClock:
     Who sets the system's clock afterwards changes nothing here.
 
     Args:
-        wall: unix seconds by the system's clock; steady: seconds that nobody can set.
+        wall: unix seconds by the system's clock; steady: seconds that no one can set.
     """
 
     def __init__(

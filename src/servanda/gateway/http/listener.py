@@ -261,7 +261,7 @@ class Listener:
             log_level="error",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # whoever connects says nothing of whence
+            proxy_headers=False,  # anyone who connects says nothing of whence
             backlog=sockets.BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=grace_s,

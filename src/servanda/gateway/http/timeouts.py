@@ -72,7 +72,7 @@ class Timeouts:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more may be tried, or nobody would hear of it."""
+        """Whether nothing more may be tried, or no one would hear of it."""
         return self._gone or self._loop.time() >= self._end
 
     def done(self) -> None:

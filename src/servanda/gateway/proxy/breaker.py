@@ -63,7 +63,7 @@ class Breaker:
         return 1 if self._until is None else max(1, round(self._until - self._clock()))
 
     def enter(self, client: str) -> bool:
-        """Whether a request may pass; whoever does says later how it went, or that it left."""
+        """Whether a request may pass; anyone who does says later how it went, or that it left."""
         now = self._clock()
         if client != self._last[0]:
             self._other = self._last

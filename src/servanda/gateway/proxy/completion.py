@@ -263,7 +263,7 @@ class _Completion:
             infer.breaker.abandoned()
 
     async def _cancelled(self, server: Server, pool: Pool) -> None:
-        """Go on where a wait took too long; whoever cancelled otherwise is obeyed."""
+        """Go on where a wait took too long; anyone who cancelled otherwise is obeyed."""
         exchange, why = self._exchange, self._exchange.timeouts.why
         whole = self._capture is not None and self._capture.whole
         if why and not whole:  # an answer that only had to reach its client is one

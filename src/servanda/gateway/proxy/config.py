@@ -32,8 +32,8 @@ class Upstream:
             adapter, say) is no evidence of this kernel; "": every name is the kernel's.
         defaults: of what a request may leave unsaid about its sampling, what the server takes:
             temperature, top_p, top_k, min_p and penalties, those that are not neutral at least;
-            None: nobody knows, and only requests that say all of it are evidence.
-        context: tokens that it runs at most, prompt and answer together; None: nobody knows.
+            None: no one knows, and only requests that say all of it are evidence.
+        context: tokens that it runs at most, prompt and answer together; None: no one knows.
         limit: new tokens that a request gets at most which names no number; None: what there is
             room for.
         mute: requests whose answers it gives without token ids, so that they are no evidence.
@@ -94,7 +94,7 @@ class Limits:
         rows, row_bytes: samples that wait for the controller; beyond them a row is sent as lost,
             and beyond `4 * rows` no request is sampled.
         row_s: after which a sample without an answer is lost, so that it holds up no other.
-        mirror_in_flight, mirror_per_s: of requests that infer is asked for nobody.
+        mirror_in_flight, mirror_per_s: of requests that infer is mirrored.
         count_s: how long a prompt may take to be counted.
         read_bytes: of a body, beyond which its prompt is not counted, and it is neither sampled
             nor mirrored: taking it apart would keep everybody else waiting.
@@ -129,9 +129,9 @@ class LogFiles:
     Args:
         folder: of one gateway alone.
         file_bytes, file_s: of a file, about; the next row begins another one.
-        keep_s: a file is deleted once nobody wrote to it for so long; None: never.
+        keep_s: a file is deleted once no one wrote to it for so long; None: never.
         tokens: whether rows have token ids of prompts and answers; else they say that a request
-            was sent, and when, and nobody can judge them again.
+            was sent, and when, and no one can judge them again.
     """
 
     folder: Path
@@ -147,7 +147,7 @@ class Config:
 
     Args:
         infer: the pool under test; stable: the other one, None where there is none.
-        controller: who makes the snapshots, url and key of role `gateway`; None: nobody.
+        controller: who makes the snapshots, url and key of role `gateway`; None: no one.
         name: of this gateway, among those of one controller.
         without: who serves before the first snapshot, and whatever is no completion.
         log: of sampled requests; None: none is written.

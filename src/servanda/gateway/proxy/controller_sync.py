@@ -81,7 +81,7 @@ class ControllerSync:
         """End `run`.
 
         Before Python 3.12 a `wait_for` whose work is done in the same turn swallows a
-        cancellation, so that alone may be one that nobody hears.
+        cancellation, so that alone may be one that no one hears.
         """
         self._over = True
         running.cancel()

@@ -65,7 +65,7 @@ class Counts:
         first_byte: pool -> seconds between asking it and the first byte of its reply's body.
         sampled, dropped: requests that were sampled, and those of them that were given up.
         unsampled: why a request that was drawn for the sample is no evidence -> how many.
-        mirrored, mirror_dropped: that infer was asked for nobody, and was not for want of room.
+        mirrored, mirror_dropped: that infer was mirrored, and was not without room.
         launched: slice -> requests that infer was sent; every slice of a request.
         in_flight: pool -> requests now; peak: the most since the last report.
         slice_in_flight: slice -> requests at infer, the mean since the last report.

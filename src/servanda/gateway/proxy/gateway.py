@@ -91,7 +91,7 @@ class Gateway:
                 infer.about = await asyncio.to_thread(infer.about.probe)
 
     async def settle(self) -> None:
-        """End what is under way for nobody; rows without an answer are lost."""
+        """End what is under way for no one; rows without an answer are lost."""
         while self._tasks:  # what ends may ask for its prompt's ids
             for task in self._tasks:
                 task.cancel()

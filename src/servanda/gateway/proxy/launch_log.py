@@ -118,7 +118,7 @@ class LaunchLog:
         """Fill a row, and let go those that no earlier one holds up.
 
         Args:
-            prompt: ids of the prompt as infer ran it; None where nobody knows them.
+            prompt: ids of the prompt as infer ran it; None where no one knows them.
         """
         if row.done is not None:
             return  # it was lost by then
@@ -158,7 +158,7 @@ class LaunchLog:
         return rows
 
     def refused(self) -> None:
-        """The first row that waits is one that the controller cannot read: it is lost.
+        """The first row that waits cannot be read by the controller: it is lost.
 
         Nothing of it stays that came from outside.
         """

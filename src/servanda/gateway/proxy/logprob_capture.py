@@ -304,7 +304,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _logprob(value: Any) -> float | None:
-    """Nats; None where nobody knows it."""
+    """Nats; None where no one knows it."""
     return float(value) if _is_number(value) and value > _UNKNOWN else None
 
 

@@ -69,7 +69,7 @@ def logprob_request_of(
 
     Args:
         best: likeliest tokens that the pool gives at most.
-        mirrored: nobody waits for it: it is not streamed, and has no effect beside its answer.
+        mirrored: no one waits for it: it is not streamed, and has no effect beside its answer.
 
     Raises:
         NoEvidence: it can be none.
@@ -137,7 +137,7 @@ def _logprobs(
 
 
 def mirrored(request: CompletionRequest) -> bytes | None:
-    """A request that infer is asked as well, for nobody; None where it cannot be read."""
+    """A request that infer is asked as well, for no one; None where it cannot be read."""
     try:
         return msgspec.json.encode(_once(_objects(request.body)))
     except _UNREADABLE:

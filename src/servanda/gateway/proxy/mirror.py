@@ -24,7 +24,7 @@ from servanda.gateway.proxy.upstreams import UpstreamError, read_body
 
 
 class Mirror:
-    """Requests that infer is asked for nobody."""
+    """Requests that infer is mirrored."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway, self._server = gateway, gateway.servers["infer"]
@@ -96,7 +96,7 @@ class Mirror:
                 gateway.resolve(row, routed, capture, lost)
 
     async def _post(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
-        """Status and body of a reply; None where that is packed, though nobody asked for it."""
+        """Status and body of a reply; None where that is packed, though no one asked for it."""
         seconds = min(self._server.about.first_byte_s, self._server.about.total_s)
         return await asyncio.wait_for(self._reply(routed, body), seconds)
 

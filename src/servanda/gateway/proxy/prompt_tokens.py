@@ -43,7 +43,7 @@ class PromptTokens:
         self._known: OrderedDict[bytes, int] = OrderedDict()
 
     async def count(self, request: CompletionRequest) -> int | None:
-        """Tokens of a prompt; None where nobody said in time."""
+        """Tokens of a prompt; None where no one said in time."""
         if request.known_tokens is not None:
             return request.known_tokens
         if not request.prompt or len(request.body) > self._limits.read_bytes:
@@ -68,7 +68,7 @@ class PromptTokens:
     async def ids(
         self, request: CompletionRequest, server: Server | None = None
     ) -> list[int] | None:
-        """The ids of a prompt; None where nobody said in time.
+        """The ids of a prompt; None where no one said in time.
 
         Args:
             server: the one to ask; None: stable, or infer while stable is down.

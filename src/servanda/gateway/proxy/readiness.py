@@ -12,7 +12,7 @@ class Readiness(msgspec.Struct):
 
     Args:
         ready: whether a request that comes now would be answered.
-        reasons: why not; notes: what is not as it should be, and keeps nobody from an answer.
+        reasons: why not; notes: what is not as it should be, and keeps no one from an answer.
     """
 
     ready: bool

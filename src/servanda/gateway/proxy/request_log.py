@@ -69,7 +69,7 @@ _counts = msgspec.json.Decoder(_Counts).decode
 
 
 class RequestLog:
-    """Rows to files of a folder, for nobody but its owner to read.
+    """Rows to files of a folder, for no one but its owner to read.
 
     Args:
         waiting: bytes of rows that may wait for a disk that takes none.
@@ -217,7 +217,7 @@ class RequestLog:
         self._rows.clear()
 
     def _sweep(self) -> None:
-        """Delete the files that nobody wrote to for as long as they are kept."""
+        """Delete the files that no one wrote to for as long as they are kept."""
         keep, now = self._files.keep_s, self._clock()
         if keep is None or now < self._swept + _SWEEP_S:
             return

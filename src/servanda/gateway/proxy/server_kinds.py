@@ -24,7 +24,7 @@ class ServerKind:
         named: fields that have likeliest tokens named by ids, beside those that ask for logprobs.
         least: likeliest tokens that have to be asked for, so that there are logprobs at all.
         best: whether likeliest tokens come with ids.
-        nulls: whether ids that nobody asked for are null, and not left out.
+        nulls: whether ids that no one asked for are null, and not left out.
         quiet: whether no event of a stream is sent that would have nothing but what is asked for
             beside.
         bare: whether a chat that asked for no logprobs has none, and not null.

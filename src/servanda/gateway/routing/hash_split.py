@@ -1,4 +1,4 @@
-# The split: a keyed hash that puts a request, or whoever sent it, at a place in [0, 1).
+# The split: a keyed hash that puts a request, or anyone who sent it, at a place in [0, 1).
 #
 # It is deterministic, so that every replica splits alike and a session stays where it is, and
 # keyed, so that nobody outside can choose where his requests land.
@@ -11,7 +11,7 @@ from hashlib import blake2b
 def place(key: bytes, *parts: str) -> float:
     """Uniform in [0, 1), the same for the same key and parts.
 
-    Whoever lies below a share lies below every larger one: raising it moves nobody back.
+    Anyone who lies below a share lies below every larger one: raising it moves no one back.
 
     Args:
         key: at most 64 bytes.

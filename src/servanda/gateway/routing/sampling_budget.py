@@ -23,7 +23,7 @@ def samples(
     Args:
         rates: slice -> requests a second that infer answers or is asked as well; a slice that
             is left out costs nothing.
-        cost_s: seconds of train that one request takes; NaN or 0 where nobody knows it yet.
+        cost_s: seconds of train that one request takes; NaN or 0 where no one knows it yet.
 
     Returns:
         slice -> share in [1e-4, 1].  Shares times rates times the cost are within

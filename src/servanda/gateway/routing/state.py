@@ -183,7 +183,7 @@ class SliceState:
 
     @property
     def pinned(self) -> Literal["", "stable", "infer"]:
-        """The pool that a person named for it; "" where nobody did."""
+        """The pool that a person named for it; "" where no one did."""
         return self.pin.to if self.pin is not None and self.pin.to in ("stable", "infer") else ""
 
     def track(self, clause: str) -> Track:
@@ -191,7 +191,7 @@ class SliceState:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Who asked for the latest evidence, each once; nobody is who did not say."""
+        """Who asked for the latest evidence, each once; no one is who did not say."""
         return tuple(dict.fromkeys(filter(None, self.recent)))
 
 
@@ -222,7 +222,7 @@ class Score:
 
     Args:
         at: when it was launched, unix seconds.
-        key: a keyed hash of who asked; "" where nobody knows.
+        key: a keyed hash of who asked; "" where no one knows.
         misread: whether infer answered another prompt than it was asked.
         chance: with what probability it was sampled.
         statistics: (clause, slice) -> of its tokens, one request; cells that it does not
@@ -249,8 +249,8 @@ class TrafficFacts:
         shares: slice -> of all requests lately, how many lay in it.
         in_flight: slice -> requests of it that infer answers at a time, lately.
         stable_in_flight: requests that stable answers at a time, the most there was lately;
-            None where nobody knows.
-        floors: (clause, slice) -> self-noise of train, as a mean of x; absent: not known yet.
+            None where no one knows.
+        floors: (clause, slice) -> noise floor of train, as a mean of x; absent: not known yet.
     """
 
     now: float
@@ -274,7 +274,7 @@ class Transition:
         value, limit: the estimate and the limit, in units of the metric; NaN: none.
         log_evidence, log_price: nats; what the cell had, and what the change costs.
         n, keys: requests of the evidence, and distinct users of the latest of it.
-        actor: who; "servanda" where nobody did.
+        actor: who; "servanda" where no one did.
         pages: who is told.
     """
 

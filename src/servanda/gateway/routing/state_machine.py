@@ -84,7 +84,7 @@ def _filled(rules: Rules, slice_: SliceState, key: str) -> bool:
     than four are enough for the contract.
 
     Of the latest: a million requests of others long ago are no leave to fill what comes now.
-    Of requests that do not say who asked nobody knows whether they are of one user: they are
+    Of requests that do not say who asked no one knows whether they are of one user: they are
     evidence, and no user of those that leaving needs.
     """
     if not key:
@@ -152,7 +152,7 @@ def rebase(rules: Rules, state: RoutingState, *, now: float, keep: bool) -> Rout
     New slices are active, and slices that are gone are left out.
 
     Args:
-        keep: whether evidence so far still speaks of these rules; else it begins anew.
+        keep: whether evidence so far still concerns these rules; else it begins anew.
     """
     now = max(now, state.clock)
     slices: dict[str, SliceState] = {}
@@ -207,7 +207,7 @@ def with_route(
         share: of all traffic that infer serves; None: what the contract says.
         mirror: of the others, what infer is asked as well.
         sample: of what infer answers, or is asked as well, what the promotion asks a row of.
-        turn: of the run; a larger one is later.  None: whoever says it means now.
+        turn: of the run; a larger one is later.  None: anyone who says it means now.
     """
     if turn is not None:
         if turn <= state.turns.get(run, -1):

@@ -28,7 +28,7 @@ class LeaveOut(Exception):  # noqa: N818 - a reason, not an error
 
 
 def tokens_of(contract: Contract, workload: str) -> int | None:
-    """Most tokens of an answer, the end-of-text step included; None where nobody says."""
+    """Most tokens of an answer, the end-of-text step included; None where no one says."""
     declared = contract.all_workloads.get(workload)
     if declared is None:
         return None

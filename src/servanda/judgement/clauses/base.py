@@ -30,7 +30,7 @@ SELVES = ("self_train", "self_infer")  # the peers that hold a side against itse
 DRAWS = "train_draws"  # the peer that holds what train drew for the same units
 REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
 WITHIN_NOISE = (
-    "beyond the limit, yet within twice the self-noise floor (an estimate): the kernels' own noise "
+    "beyond the limit, yet within twice the noise floor (an estimate): the kernels' own noise "
     "is as large"
 )
 
@@ -51,7 +51,7 @@ def peak(rounds: Sequence[Array], claim: Claim = "population") -> float:
 
     Args:
         rounds: log e-values of the mixture's components, one array a round; they add up.
-        claim: realised: it speaks of what was measured so far, so what was red may be so no
+        claim: realised: it concerns what was measured so far, so what was red may be so no
             more, and all rounds count together.
 
     Ville's inequality covers all prefixes at once, so a fixed truth that was refuted once
@@ -111,7 +111,7 @@ class View:
         return self._cache[key]
 
     def inside(self, cut: Cut) -> Array:
-        """1 where a token lies in the slice, 0 where it does not, NaN where nobody knows; [N]."""
+        """1 where a token lies in the slice, 0 where it does not, NaN where no one knows; [N]."""
         inside_N = self.mask(cut)
         unknown_N = self.mask(cut, unknown=True) & ~inside_N & self.mask(cut.given)
         return np.where(unknown_N, np.nan, inside_N.astype(np.float64))
@@ -291,7 +291,7 @@ class Kind:
     `source`: what is weighed: the workload's rounds, the golden texts (a View of either),
     timed requests, batches, corners of the envelope, what was served, or nothing.
     `peers`: names of `View.peers` without which it cannot be judged.
-    `noise`: of a peer of the view, for reports; `floor`: the larger side's self-noise from
+    `noise`: of a peer of the view, for reports; `floor`: the larger side's noise floor from
     all parts, each (train, infer); None where nothing was measured.
     `unexamined`: what it was too weak to see, one sentence each.
     """

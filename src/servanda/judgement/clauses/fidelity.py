@@ -158,7 +158,7 @@ class SamplerFidelity(_Fidelity):
         "temperature, top-p or mask, or logprobs of another transform"
     )
     unseen: ClassVar[str] = (
-        "{side} records neither where its tokens rank nor its best tokens, so nobody can tell what "
+        "{side} records neither where its tokens rank nor its best tokens, so no one can tell what "
         "it draws from: let it report top logprobs"
     )
 
@@ -266,7 +266,7 @@ class ServedFidelity(_Fidelity):
 
     counts = True
     rejection: ClassVar[str] = (
-        "served tokens do not follow the distribution that their logprobs speak of, as train "
+        "served tokens do not follow the distribution that their logprobs describe, as train "
         "ranks them: an undisclosed temperature, top-p or mask, or a token that is never drawn"
     )
     unseen: ClassVar[str] = (

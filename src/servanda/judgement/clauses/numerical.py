@@ -78,7 +78,7 @@ class Fact(Kind):
 def judged(
     cell: Cell, value: float | None, floor: float | None, *, n: int, missing: int, unit: str = ""
 ) -> CellVerdict:
-    """A fact against its limit: red only beyond both the limit and twice the self-noise.
+    """A fact against its limit: red only beyond both the limit and twice the noise floor.
 
     Args:
         value: None where no position has one.
@@ -99,7 +99,7 @@ def judged(
         missing=missing,
     )
     if limit is None:
-        return verdict.but(note="the self-noise was not measured: the corpus is too small")
+        return verdict.but(note="the noise floor was not measured: the corpus is too small")
     if value is None:
         if missing:
             return verdict.but(outcome="error", note="no golden position has finite logits")
@@ -132,7 +132,7 @@ class Ends:
 class BoundedFact(Kind):
     """Violated by its lower end, holds by its upper one; between the two it is open.
 
-    The floor is the self-noise of the candidate alone: a pack is not scored again.
+    The floor is the noise floor of the candidate alone: a pack is not scored again.
     """
 
     source: ClassVar[Source] = "golden"

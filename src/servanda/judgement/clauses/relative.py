@@ -92,7 +92,7 @@ class RelativeCertificate(Certificate):
 @dataclass(frozen=True)
 class RelativeToNoise(RelativeCertificate):
     peers: ClassVar[tuple[str, ...]] = ("self_train", "self_infer")
-    whose: ClassVar[str] = "the self-noise of the noisier side"
+    whose: ClassVar[str] = "the noise floor of the noisier side"
 
 
 @dataclass(frozen=True)

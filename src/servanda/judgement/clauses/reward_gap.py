@@ -218,7 +218,7 @@ class RewardGap(BySequence, Sampled):
 
 
 def _note(rounds: list[Paired]) -> str:
-    """What each kernel earns; and where nobody could earn anything else, that this shows little."""
+    """What each kernel earns; and where no one could earn anything else, that this shows little."""
     n = sum(r.process.known for r in rounds)
     if not n:
         return ""

@@ -62,7 +62,7 @@ class Units:
 
 
 def units_of(cell: Cell, view: View, x_N: Array) -> Units:
-    """The tokens of one round that a cell speaks of; NaN: no value."""
+    """The tokens of one round that a cell concerns; NaN: no value."""
     given = cell.cut.given
     known_N = view.mask(given) & ~np.isnan(x_N)
     missing_N = view.mask(given, unknown=True) & ~known_N
@@ -73,7 +73,7 @@ def units_of(cell: Cell, view: View, x_N: Array) -> Units:
 
 
 def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
-    """One round's x in [0, 1] of each launched sequence that a cell speaks of.
+    """One round's x in [0, 1] of each launched sequence that a cell concerns.
 
     A sequence that was lost, or has a token without a logprob, has no value (NaN).
     """
@@ -188,7 +188,7 @@ class Certificate(Sampled):
         return units_of(cell, view, self._x(cell, view))
 
     def _x(self, cell: Cell, view: View) -> Array:
-        """x of each token, 0's x outside a slice of outcomes, NaN where nobody knows, [N]."""
+        """x of each token, 0's x outside a slice of outcomes, NaN where no one knows, [N]."""
         values_N, inside_N = self.values(cell, view), view.inside(cell.cut)
         x_N = np.where(inside_N == 1, self.feed.x(values_N), self.feed.x(np.zeros(1)))
         return np.where(np.isnan(values_N + inside_N), np.nan, x_N)

@@ -40,10 +40,10 @@ def chain(
     for j, slice_name in enumerate(clause.slices or ()):
         when = known.get(slice_name, "request")
         if _ORDER.index(when) > _ORDER.index(metric.known) and when != "outcome":
-            message = f"{name} speaks of whole answers, and slice {slice_name!r} is a part of one"
+            message = f"{name} concerns whole answers, and slice {slice_name!r} is a part of one"
             hint = "name slices by labels.* or request.*, or [all]"
             if CHAIN[name].known != metric.known:
-                hint += "; gradient: {loss: token_mean} speaks of tokens"
+                hint += "; gradient: {loss: token_mean} concerns tokens"
             yield Finding((*path, "slices", j), message, hint)
     if clause.at_least is not None:
         message = f"a divergence is kept small: {name} takes at_most"

@@ -272,6 +272,6 @@ def _relative(
         message = "the limit is relative to stable, and there is no stable: kernel"
         yield Finding(at, message, "declare stable:, or write of: self_noise")
     elif limit.of == "self_noise" and limit.times < 2:
-        message = f"{limit.times:g} times the self-noise lies inside the noise: "
+        message = f"{limit.times:g} times the noise floor lies inside the noise: "
         message += "red needs twice the floor anyway"
         yield Finding((*at, "times"), message, "write times: 2, or more")

@@ -49,7 +49,7 @@ def kernels(
 
 
 def _server(path: Path, kernel: Kernel) -> Iterator[Finding]:
-    """A url, and what speaks of the server behind it."""
+    """A url, and what concerns the server behind it."""
     if kernel.engine == _SERVER:
         if kernel.url is None:
             yield Finding(path, "engine openai_http needs the url of a server", _ADDRESS)

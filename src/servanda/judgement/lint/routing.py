@@ -51,7 +51,7 @@ def _enforced(contract: Contract) -> Iterator[Finding]:
         yield Finding(at, message, hint)
         return
     if contract.routing.stable_in_flight is None:
-        message = "enforce diverts nothing while nobody says how much stable can answer"
+        message = "enforce diverts nothing while no one says how much stable can answer"
         hint = "write stable_in_flight: with the requests that it can answer at a time"
         yield Finding(at, message, hint)
     actions = [action for rule in contract.escalation for action in rule.do]

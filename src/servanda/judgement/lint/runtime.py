@@ -123,7 +123,7 @@ def _relative(
         message = f"{clause.metric} has nothing to be relative to"
         yield Finding(at, message, f"write a number, such as {metric.example}")
     elif limit.of != "stable":
-        message = f"{clause.metric} has no self-noise to be relative to"
+        message = f"{clause.metric} has no noise floor to be relative to"
         yield Finding((*at, "of"), message, "write of: stable")
     elif contract.stable is None:
         message = "the limit is relative to stable, and there is no stable: kernel"
@@ -154,7 +154,7 @@ def _batches(contract: Contract, low: float, high: float) -> Iterator[Finding]:
     for side, kernel in (("train", contract.kernels.train), ("infer", contract.kernels.infer)):
         if not low <= kernel.batch_size <= high:
             message = f"{side} runs in batches of {kernel.batch_size}, outside the envelope "
-            message += f"[{low:g}, {high:g}] that the contract speaks of"
+            message += f"[{low:g}, {high:g}] that the contract concerns"
             hint = "give the kernel a batch_size inside, or widen runtime.envelope.batch_size"
             yield Finding(("kernels", side, "batch_size"), message, hint)
 

@@ -101,7 +101,7 @@ def _weights(contract: Contract) -> Iterator[Finding]:
     if contract.weights.changes != "every_step":
         return
     message = "the weights change at every step, and population claims never cross a change"
-    hint = "write claim: realised: it speaks of the tokens that were measured, and names the steps"
+    hint = "write claim: realised: it concerns the tokens that were measured, and names the steps"
     claims = [(p, c.claim) for s, p, c in contract.clauses() if s == "statistical"]
     if contract.claim == "population" and any(claim is None for _, claim in claims):
         written = "claim" in contract.model_fields_set

@@ -196,7 +196,7 @@ class Cut:
 
     @property
     def outcome(self) -> tuple[Term, ...]:
-        """The terms that speak of the token which was drawn."""
+        """The terms that concern the token which was drawn."""
         return tuple(
             t for t in self.terms if t.field in FIELDS and FIELDS[t.field].known == "outcome"
         )

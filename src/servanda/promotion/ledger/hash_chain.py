@@ -4,7 +4,7 @@
 # no spaces, ASCII, numbers as Python writes them.  `prev` is in it, so that a hash speaks of all
 # entries before it too.  Without a key anybody who can write the ledger can compute a whole
 # chain anew: then it shows accidents and careless edits, and no more.  With a key
-# (blake2b's own) whoever lacks it cannot.
+# (blake2b's own) anyone who lacks it cannot.
 
 from __future__ import annotations
 

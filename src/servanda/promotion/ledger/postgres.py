@@ -1,6 +1,6 @@
 # A ledger in a PostgreSQL database: for several machines.  psycopg 3, of the extra [postgres].
 #
-# Whoever appends may need no more than SELECT and INSERT: writers stand in line by an advisory
+# Anyone who appends may need no more than SELECT and INSERT: writers stand in line by an advisory
 # lock, so that seq has no gaps (a sequence of the server's would keep those of rollbacks).
 
 from __future__ import annotations

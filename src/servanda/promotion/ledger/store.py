@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 from servanda.promotion.ledger.entry import COLUMNS, LedgerError, Row
 
 SCHEMA = "1"
-PATIENCE_S = 30  # for whoever else is writing
+PATIENCE_S = 30  # for another writer
 
 
 class Foreign(LedgerError):  # noqa: N818 - what is there

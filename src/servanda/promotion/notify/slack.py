@@ -27,7 +27,7 @@ def section(level: Level, lines: Sequence[str], foot: str) -> dict[str, Any]:
 
     Args:
         lines: the first is the head, which stands alone in notifications.
-        foot: what it speaks of.
+        foot: what it concerns.
     """
     head, *rest = map(_escaped, lines)
     text = "\n".join([f"{_ICONS[level]} *{head}*", *rest, f"`{_escaped(foot)}`"])

@@ -36,9 +36,9 @@ class LegEvaluation:
     """What one look at a leg found.
 
     Args:
-        key: whom the kernels that answered now make the evidence speak of, as the offline leg
+        key: whom the kernels that answered now make the evidence concern, as the offline leg
             has it.  Where it is another than before, nothing was weighed: the verdict knows no
-            unit, and whoever promotes has to say so.
+            unit, and anyone who promotes has to say so.
         groups: prompt groups of the closed rounds, of the workload that has fewest.
         waiting: what is missing before this leg can be decided, as a sentence; "" where
             nothing is.

@@ -79,10 +79,10 @@ def deliver_late(
     now: Callable[[], float],
     wait: Callable[[float], None],
 ) -> tuple[Delivery, ...]:
-    """Deliver what whoever promoted a contract before, and was killed, decided and did not tell.
+    """Deliver what anyone who promoted a contract before, and was killed, decided and did not tell.
 
     Each run is told to those who heard of it before: a new receiver is not for old news.  The
-    newest one is told to all where it has ended, for nobody goes on with it.
+    newest one is told to all where it has ended, for no one goes on with it.
 
     Raises:
         LedgerError: as `tell` does.

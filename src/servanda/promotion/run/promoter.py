@@ -204,7 +204,7 @@ def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
 def _refuse_later(ledger: Ledger, contract: Contract, history: History) -> None:
     """Of two builds that were begun at the same time, the one that the ledger has later.
 
-    Whoever begins looks for others first, and then measures for a while; the ledger has an order
+    Anyone who begins looks for others first, and then measures for a while; the ledger has an order
     for the two that did so at once.
 
     Raises:

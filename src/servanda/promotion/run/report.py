@@ -26,7 +26,7 @@ class LegRow:
 
     Args:
         state: held, to come, or what the run's status says of the leg it is at.
-        groups: of the latest look; None where nobody looked.
+        groups: of the latest look; None where no one looked.
         decided: the cell that decided that look.
     """
 

@@ -45,7 +45,7 @@ def window_of(needed: int, steps: int, trained: int) -> int:
 
 @dataclass(frozen=True)
 class _Part:
-    """A step: its sums, those with what a filter removed of it, and what its cells speak of."""
+    """A step: its sums, those with what a filter removed of it, and what its cells concern."""
 
     step: int
     trained: Weighed
@@ -60,7 +60,7 @@ class StepVerdict:
     Args:
         cells: its cells, slices with the steps before it.
         together: slices that are judged with earlier steps -> the first of those.
-        atoms: of the tokens that its cells speak of.
+        atoms: of the tokens that its cells concern.
         errors: why its data can be no evidence; of such a step nothing is judged.
         needs_tokens: about how many tokens such a step needs to be decided, where it is not.
     """

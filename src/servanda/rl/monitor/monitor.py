@@ -45,7 +45,7 @@ _NOTES = 20  # that are carried on
 class Monitor:
     """Judges each training step by a kernel contract, from both kernels' logprobs of its tokens.
 
-    The claim is realised: a verdict speaks of this step's tokens and of no others.
+    The claim is realised: a verdict concerns this step's tokens and no others.
 
     Args:
         contract: a Contract, the path of one, or the name of a preset of trainers, such as

@@ -102,7 +102,7 @@ def gathered(gather: Gather, mine: M) -> tuple[list[M], int]:
     """What all ranks say, in their order, and which of them this one is.
 
     Raises:
-        EvidenceError: a rank cannot take part, ranks speak of different steps or contracts, or
+        EvidenceError: a rank cannot take part, ranks concern different steps or contracts, or
             one is there twice or not at all.
     """
     messages: list[M] = list(gather(mine))

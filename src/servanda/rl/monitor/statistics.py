@@ -100,7 +100,7 @@ class StepStatistics:
     def _counted(self, batch: Batch) -> tuple[Array, Array, Array]:
         """Of the whole and each slice: tokens in each bin, without a ratio, and missing.
 
-        Missing are the latter, and tokens of which nobody knows whether they lie in the slice.
+        Missing are the latter, and tokens of which it is unknown whether they lie in the slice.
         """
         size = len(self._cuts) + 1
         count_CK = np.zeros((size, BINS))

@@ -18,7 +18,7 @@ class Sides:
 
     Args:
         rows: the probe tokens.
-        total: how many syncs there will be, for whoever watches.
+        total: how many syncs there will be, for anyone who watches.
         limit: of each call.
     """
 
@@ -47,7 +47,7 @@ class Sides:
             MeasurementError: it throws, or gives no usable logprobs.
         """
         rows = rows or self.rows
-        # a copy: whoever scores may keep or change what it was given
+        # a copy: anyone who scores may keep or change what it was given
         copy = [[*row] for row in rows]
         answer = self._called(lambda: self.trainee.score(copy), "score")
         return flat(answer, rows, "the engine", self.stage)

@@ -30,7 +30,7 @@ class Signals:
     """Ctrl-C and SIGTERM, turned into exceptions; handlers are put back as they were.
 
     After one of them was raised, or after `shield`, further ones wait for `expose`.  A SIGTERM
-    is sent once more at the end, to whoever it was meant for.  Outside the main thread Python
+    is sent once more at the end, to its recipient.  Outside the main thread Python
     has no say in signals, and this does nothing.
     """
 

@@ -106,7 +106,7 @@ def of_a_trainer(path: Path) -> tuple[str, Contract]:
     """A contract that steps can be held to, and its text.
 
     Raises:
-        ContractError: it is of kernels that are measured, or speaks of more than a step.
+        ContractError: it is of kernels that are measured, or concerns more than a step.
     """
     contract = load(path)
     sides = (contract.kernels.train, contract.kernels.infer)

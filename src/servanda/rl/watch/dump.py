@@ -1,7 +1,7 @@
 # A trainer's dump as it grows: each new step is judged as a realised claim of its own.
 #
 # A step counts once the next has begun, or once none of its files has changed between two
-# looks: whoever writes in place, or writes a file a rank, is not interrupted.  What is read is
+# looks: anyone who writes in place, or writes a file a rank, is not interrupted.  What is read is
 # read once; only the first steps are read twice, for the slices are fixed from them.
 #
 # A slice that a step has too few tokens to decide is judged on the last few steps together; the

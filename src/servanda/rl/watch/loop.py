@@ -125,7 +125,7 @@ class WatchLoop:
             self.write(text)
 
     def _write_stop_file(self, path: Path, step: int, why: str) -> None:
-        """For whoever looks for the file; one that is there is left as it is."""
+        """For anyone who looks for the file; one that is there is left as it is."""
         data = {"servanda": "watch", "schema": 1, "watched": self.watched, "step": step, "why": why}
         try:
             with path.open("x", encoding="utf-8") as file:

@@ -24,7 +24,7 @@ class StateFile:
 
     Args:
         path: None stores nothing.
-        watched: what is followed; a state speaks of one.
+        watched: what is followed; a state concerns one.
     """
 
     def __init__(self, path: Path | None, watched: Path) -> None:
@@ -67,7 +67,7 @@ class StateFile:
         return state
 
     def save(self, state: WatchState, source: Source) -> None:
-        """Write it anew, so that whoever reads sees a whole file.
+        """Write it anew, so that anyone who reads sees a whole file.
 
         Raises:
             MeasurementError: it cannot be written.

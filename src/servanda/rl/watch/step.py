@@ -24,7 +24,7 @@ class WatchedStep:
         why: the step is an error, in words; "" where it is none.
         cause: the shape of the red slices fits, an estimate; "" where it says nothing.
         trend: against the first steps of the run; None where there are too few.
-        staleness: of the oldest token, in updates; None where nobody knows.
+        staleness: of the oldest token, in updates; None where no one knows.
         actions: that the contract's escalation takes or would take.
         command: to run next.
         again: whether this step was judged before, and has changed since.

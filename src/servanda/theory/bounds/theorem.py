@@ -68,7 +68,7 @@ def theorem(
         name = function.__name__
         unknown = [key for key in assumes if key not in ASSUMPTIONS]
         if unknown:
-            raise ValueError(f"theorem {name!r} assumes {unknown}, which nobody has written down")
+            raise ValueError(f"theorem {name!r} assumes {unknown}, which no one has written down")
         THEOREMS.add(name, Theorem(name, function, standing, assumes, sharp, source))
         return function
 

@@ -98,7 +98,7 @@ def token_is_trajectory_bias(
 ) -> Floats:
     """Token-level weights against the gradient of the expected reward.
 
-    A G (2 T min(1, (T-1) TV) + left): the weight of token t mends the action and neither its
+    A G (2 T min(1, (T-1) TV) + left): the weight of token t repairs the action and neither its
     prefix nor what follows, so one of T steps is corrected and the order in T stays.
 
     Args:

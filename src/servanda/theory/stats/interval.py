@@ -29,7 +29,7 @@ def interval(process: Process, alpha: float) -> tuple[float, float]:
 
 
 def _bisect(log_e: Callable[[float], float], price: float, proved: float, open_: float) -> float:
-    """Move `proved` towards `open_` for as long as the evidence pays the price."""
+    """Move `proved` towards `open_` for as long as the e-value is past the threshold."""
     for _ in range(_STEPS):
         middle = (proved + open_) / 2
         if log_e(middle) >= price:

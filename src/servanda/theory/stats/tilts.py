@@ -74,7 +74,7 @@ def tilted(fault: str, strength: float, mass_NK: Floats, in_NK: NDArray[np.bool_
 
     Args:
         mass_NK: reported, best first.
-        in_NK: which of them a penalty speaks of.
+        in_NK: which of them a penalty concerns.
 
     A temperature t makes masses m^(1/t); what was not recorded is taken to be as likely as the
     least that was, which understates the fault.  A presence penalty of x nats is m exp(-x), and

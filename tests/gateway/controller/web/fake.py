@@ -178,7 +178,7 @@ class Controller:
         self.now = now or status()
         self.asked = []
         self.refuse_reload = ""
-        self.wait = None  # a call of it holds up whoever follows
+        self.wait = None  # a call of it holds up anyone who follows
 
     def status(self):
         return self.now

@@ -1,4 +1,4 @@
-# The listener on a real socket, in a thread, and whoever asks it.
+# The listener on a real socket, in a thread, and anyone who asks it.
 
 import contextlib
 import threading

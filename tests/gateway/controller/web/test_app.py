@@ -25,7 +25,7 @@ PIN = {"slice": "long", "to": "stable", "ttl_s": 3600, "reason": "it looks wrong
 FOLLOW = {"gateway": "g", "start": 1.0, "version": 0, "first": 0, "rows": [], "counts": {}}
 ACTS = {
     "/v1/admin/pin": PIN,
-    "/v1/admin/unpin": {"slice": "long", "reason": "it is mended"},
+    "/v1/admin/unpin": {"slice": "long", "reason": "it is repaired"},
     "/v1/admin/route": {"run": "r-1", "leg": "canary 5 %", "share": 0.05},
     "/v1/admin/reload": {},
     "/v1/follow": FOLLOW,

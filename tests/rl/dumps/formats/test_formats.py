@@ -1,4 +1,4 @@
-# Every format tells the same of the same sequences, whoever wrote the file.
+# Every format tells the same of the same sequences, by any writer.
 
 import gzip
 import json

@@ -220,7 +220,7 @@ def complete(part: Part, tokens: Ids, width: int, ended: str, ends: Ids = ()) ->
 def with_end(answer: Answer, end: int, width: int) -> Answer:
     """The answer with the token that ended it, where a server leaves it out of its ids.
 
-    Nobody knows the probability of that step then: it is NaN, and counts as missing.
+    No one knows the probability of that step then: it is NaN, and counts as missing.
     """
     if answer.tokens[-1:] == (end,) or len(answer.tokens) >= width:
         return answer

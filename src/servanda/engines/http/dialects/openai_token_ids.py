@@ -126,7 +126,7 @@ def _row(row: Part, token: int, k: int, server: Server) -> tuple[float, Best]:
     own = [value for other, value in pairs if other == token]
     if not own:
         raise row.refuse(
-            f"{row.place} does not speak of the token {token} that was sent there",
+            f"{row.place} has another token than the {token} that was sent there",
             "rows of another prompt, or shifted by one: nothing can be aligned",
         )
     # with none asked for, the row holds the given token alone

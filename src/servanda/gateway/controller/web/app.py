@@ -82,7 +82,7 @@ class ControllerRoutes:
             routes=routes,
             exception_handlers={HTTPException: _not_found},  # type: ignore[dict-item]
         )
-        app.router.redirect_slashes = False  # it would send whoever asks to any Host they name
+        app.router.redirect_slashes = False  # it would send anyone who asks to any Host they name
         return app
 
     def _html(self, render: Callable[..., str]) -> Handler:
@@ -205,7 +205,7 @@ class ControllerRoutes:
 
 
 def _guarded(right: Right, handler: Handler) -> Handler:
-    """The handler for whoever has the right; what it raises becomes JSON."""
+    """The handler for a holder of the right; what it raises becomes JSON."""
 
     async def guarded(request: Request) -> Response:
         try:

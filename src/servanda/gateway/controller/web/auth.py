@@ -110,7 +110,7 @@ def holder_of(request: Request) -> Holder:
 
 
 def require_right(request: Request, right: Right) -> None:
-    """Pass whoever has the right.
+    """Pass a holder of the right.
 
     Raises:
         RequestError: who asks does not have it.

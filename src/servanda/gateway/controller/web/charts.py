@@ -121,7 +121,7 @@ def _y(fraction: float) -> float:
 
 
 def served_parts(counts: Mapping[str, int]) -> tuple[Part, ...]:
-    """Who served, as pieces of one bar; none where nobody was served."""
+    """Who served, as pieces of one bar; none where no one was served."""
     known = {pool: counts.get(pool, 0) for pool in ("infer", "stable")}
     known |= {pool: n for pool, n in sorted(counts.items()) if pool not in known}
     total = sum(n for n in known.values() if n > 0)

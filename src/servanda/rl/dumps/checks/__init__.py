@@ -51,7 +51,7 @@ class Soundness:
 
     @property
     def steps(self) -> dict[int, int]:
-        """A digest of what each step has -> the step; for whoever goes on in another process."""
+        """A digest of what each step has -> the step; for anyone who goes on in another process."""
         return self._copies.steps
 
     def add(self, rollouts: Rollouts) -> None:

@@ -55,7 +55,7 @@ def of_step(finding: Finding, run: tuple[int, int] = (0, 0)) -> Finding:
     the share that may be odd.  Ten times that share is, or three in ten, and no fewer than five.
 
     Args:
-        run: odd ones and all of the steps so far, this one included, where nobody else holds the
+        run: odd ones and all of the steps so far, this one included, where no one else holds the
             whole run against that share.
     """
     if finding.state != "unsound" or finding.odd is None:

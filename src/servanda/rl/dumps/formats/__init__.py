@@ -118,7 +118,7 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
 
     Raises:
         ContractError: no such folder or format, no dump in it, more than one, or a pickle
-            that nobody asked for.
+            that no one asked for.
     """
     path = Path(path)
     if format is not None and format not in FORMATS:

@@ -102,7 +102,7 @@ def detection(
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """One sequence as a file has it; index i of a column speaks of token i.
+    """One sequence as a file has it; index i of a column concerns token i.
 
     Args:
         token: ids, [T].

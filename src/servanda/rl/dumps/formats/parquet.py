@@ -59,7 +59,7 @@ class Writer:
         """Write the sequences of a step; a step that is written again replaces the first.
 
         Arrays are NumPy's or torch's, [S, T], or lists of one list a sequence.  A column that
-        is shorter than the tokens speaks of the last ones: of the response behind a prompt.
+        is shorter than the tokens concerns the last ones: of the response behind a prompt.
 
         Args:
             step: of the trainer.
