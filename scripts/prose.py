@@ -39,7 +39,7 @@ INSTEAD = {
     r"has paid|have paid": "passed the threshold",
     r"no word against": "no evidence against",
     r"is away|was away|are away": "is diverted",
-    r"leaves infer|to leave infer": "is diverted",
+    r"leaves infer(?! no)|to leave infer": "is diverted",
     r"nothing of it shows": "no metric shows it",
     r"is a? ?one that": "name the noun",
     r"speaks? (of|in)": "concerns, applies in",

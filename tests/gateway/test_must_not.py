@@ -191,7 +191,7 @@ def test_a_slice_goes_on_as_it_was_after_its_leader_is_gone():
 
 
 def test_decisions_are_there_for_a_gateway_of_ones_own(tmp_path):
-    """Rows come over HTTP from anyone who serves, and routes go back; none of ours is in the path."""
+    """Rows come over HTTP from the server, and routes go back; none of ours is in the path."""
     path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
     clock, rows = controllers.Clock(), controllers.rows(path, 240)
     leader = controllers.controller(path, clock)

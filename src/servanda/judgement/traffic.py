@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SAMPLING = "asked for another sampling than the workload's"
 ENVELOPE = "prompt outside of runtime.envelope.prompt_tokens"
-CONTEXT = "prompt without room for max_new_tokens"
+CONTEXT = "prompt that leaves infer no room for max_new_tokens"
 SAMPLES = "beyond workload.samples rows of one prompt group"
 EARLY = "ended by its length before max_new_tokens"  # why an answer that came is lost
 SEED = "asked for a seed that an earlier request had"

@@ -1,7 +1,7 @@
 # From the outbox of a controller's store to the ledger, and from there to people.
 #
 # A record is in the store with the decision itself, and leaves it when the ledger has it.  The
-# ledger may be away for as long as it likes, and anyone who is killed in between says nothing twice.
+# ledger may be away for as long as it likes, and a process killed in between says nothing twice.
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _OURS = frozenset(
     b"host content-length expect x-rewrite-url x-http-method x-http-method-override "
     b"x-method-override".split()
 )
-# of whence a request comes, or for whom: anyone who connects may write anything there, and an upstream
+# of whence a request comes, or for whom: a client may write anything there, and an upstream
 # that believes what the gateway sends would believe them
 _WHENCE = frozenset(
     b"forwarded x-real-ip x-client-ip x-cluster-client-ip true-client-ip cf-connecting-ip".split()

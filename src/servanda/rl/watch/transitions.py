@@ -2,7 +2,7 @@
 #
 # A flag is raised at the first step whose condition is met: a step is judged with evidence, so
 # one is enough.  It is lowered by CALM steps that say clearly otherwise; a step that says
-# neither (too few tokens, an error) leaves the count as it is.  So a run that goes to and fro
+# neither (too few tokens, an error) leaves the count as it is.  So a run that goes back and forth
 # is reported once, and what stands in between counts as raised.
 
 from __future__ import annotations
