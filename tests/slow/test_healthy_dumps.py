@@ -52,6 +52,6 @@ def test_healthy_dumps_are_never_red_unsound_or_warned_of(tmp_path, part):
         found = answer.verdict.breakdown
         assert not any(row.outcome == "violated" for row in found.steps), seed
         assert found.beyond == 0 and found.removed is None, seed
-        few = ("too few to check", "cannot", "line up at no lag")  # of some ten tokens nobody can say more
+        few = ("too few to check", "cannot", "line up at no lag")  # of some ten tokens
         warned = [t.text for t in answer.lines if t.level == "warning"]
         assert not [text for text in warned if not any(word in text for word in few)], seed
