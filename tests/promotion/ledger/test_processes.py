@@ -1,4 +1,4 @@
-# Whatever is killed, and whatever appends at the same time: nothing acknowledged is lost or doubled.
+# Whatever is killed, and whatever appends at the same time: no entry is lost or doubled.
 
 import json
 import os
