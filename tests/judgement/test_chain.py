@@ -621,15 +621,9 @@ def test_the_page_folds_what_a_verdict_implies(judged, tmp_path):
     page = tmp_path / "page.html"
     assert servanda("tools", "report", judged[0] / "run", "-o", page).exit_code == 0
     text = page.read_text()
-<<<<<<< HEAD
-    assert "<h2>What this implies</h2>" in text
-    assert re.search(r"<summary>\d+ numbers follow, 3 of them vacuous</summary>", text)
-    assert "implications of this run&#39;s upper bounds, for responses of up to 4 tokens" in text
-=======
     assert '<h2 id="chain">' in text
     assert re.search(r"\d+ numbers, 3 of them vacuous", text)
-    assert "what this run&#39;s upper ends imply, for answers of up to 4 tokens" in text
->>>>>>> w-html
+    assert "implications of this run&#39;s upper bounds, for responses of up to 4 tokens" in text
     data = json.loads((judged[0] / "run" / "attempt-1" / "verdict.json").read_text())
     for words in ("", "kind: [", "kind: x"):
         data["circumstances"]["contract_text"] = words
