@@ -96,7 +96,7 @@ def test_ctrl_c_prints_the_last_line_and_exits_as_ever(path, monkeypatch):
         (
             ["{tmp}", "--preset", "trl", "--contract", "x"],
             2,
-            "--preset and --contract both say the limits: give one",
+            "--preset and --contract both set the limits: give one",
         ),
         (["{tmp}", "--stop-file", "{tmp}/no/STOP"], 2, "--stop-file: there is no folder"),
         (["{tmp}", "--state-file", "{tmp}/no/state"], 4, "cannot be written: No such file"),
