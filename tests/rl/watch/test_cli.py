@@ -72,7 +72,7 @@ def test_a_second_watch_on_one_state_is_refused(path, tmp_path):
     with locked(tmp_path / "state"):
         done = servanda("watch", path, "--once", "--state-file", tmp_path / "state")
     assert done.exit_code == 4
-    assert "hint: stop it, or give this one a --state-file of its own" in done.output
+    assert "hint: stop it, or use another --state-file here" in done.output
 
 
 def test_ctrl_c_prints_the_last_line_and_exits_as_ever(path, monkeypatch):
