@@ -78,7 +78,7 @@ def test_masks_are_written_where_asked(bad, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "a"], "'a' is no range of steps: write 10:20, 10:, :20 or 10"),
+        (["--steps", "a"], "'a' is not a range of steps: write 10:20, 10:, :20 or 10"),
         (["--steps", "9:3"], "'9:3' ends before it begins: write 3:9"),
         (["--preset", "nemo"], "a dump needs a preset for a trainer, and 'nemo' does not exist"),
         (["--as", "nemoo"], "there is no dump format 'nemoo'"),

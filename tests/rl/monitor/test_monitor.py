@@ -249,14 +249,17 @@ def test_an_infinite_logprob_counts_as_missing():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask_BT": None}, "step 0 has no mask, so no one can tell which tokens are trained"),
+        ({"mask_BT": None}, "step 0 has no mask, so the trained tokens are unknown"),
         ({"mask_BT": np.ones((16, 127))}, "logp_train has shape (16, 128), and the mask (16, 127)"),
         ({"mask_BT": np.ones(128)}, "the mask has shape (128,)"),
         ({"mask_BT": np.full((16, 128), np.nan)}, "the mask is NaN in places"),
         ({"mask_BT": np.full((16, 128), -100)}, "the mask is -100 in places\n  hint: 1 for a"),
         ({"mask_BT": np.ones((128, 16))}, "of the mask, (128, 16): is one of them transposed?"),
         ({"logp_infer_BT": None}, "logp_infer is missing"),
-        ({"logp_infer_BT": [[0.0], [0.0, 1.0]]}, "logp_infer is no rectangle of numbers"),
+        (
+            {"logp_infer_BT": [[0.0], [0.0, 1.0]]},
+            "logp_infer is not a rectangular array of numbers",
+        ),
         ({"weights": 1.5}, "weights is 1.5"),
         ({"weights": True}, "weights is True"),
         ({"weights": {"lm_head": np.zeros(9)}}, "weights is a dict"),

@@ -54,7 +54,7 @@ dist.destroy_process_group()
 """
 
 
-NO_MASK = "step 1 has no mask, so no one can tell which tokens are trained"
+NO_MASK = "step 1 has no mask, so the trained tokens are unknown"
 SECOND = {  # what rank 1 is given at the second step -> what all ranks say of it
     "nan": "error",
     "empty": "violated",

@@ -72,7 +72,7 @@ def test_a_second_watch_on_one_state_is_refused(path, tmp_path):
     with locked(tmp_path / "state"):
         done = servanda("watch", path, "--once", "--state-file", tmp_path / "state")
     assert done.exit_code == 4
-    assert "hint: stop it, or give this one a --state-file of its own" in done.output
+    assert "hint: stop it, or use another --state-file here" in done.output
 
 
 def test_ctrl_c_prints_the_last_line_and_exits_as_ever(path, monkeypatch):
@@ -96,7 +96,7 @@ def test_ctrl_c_prints_the_last_line_and_exits_as_ever(path, monkeypatch):
         (
             ["{tmp}", "--preset", "trl", "--contract", "x"],
             2,
-            "--preset and --contract both say the limits: give one",
+            "--preset and --contract both set the limits: give one",
         ),
         (["{tmp}", "--stop-file", "{tmp}/no/STOP"], 2, "--stop-file: there is no folder"),
         (["{tmp}", "--state-file", "{tmp}/no/state"], 4, "cannot be written: No such file"),

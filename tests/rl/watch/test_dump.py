@@ -262,7 +262,7 @@ def test_a_contract_of_import_is_what_each_step_is_held_to(tmp_path):
 
 def test_a_contract_of_kernels_is_refused(tmp_path):
     contract = TINY.parent / "tiny-bf16.kernelcontract.yaml"
-    with pytest.raises(ContractError, match="is no contract of a trainer"):
+    with pytest.raises(ContractError, match="is no contract for a trainer"):
         following(tmp_path, Out(), asked={"contract": contract})
 
 

@@ -83,7 +83,7 @@ def test_a_stop_file_that_cannot_be_written_is_said(path, tmp_path):
 
 def test_two_watches_do_not_share_a_state_file(tmp_path):
     state = tmp_path / "state"
-    why = "another watch keeps its state in"
+    why = "another watch uses the state file"
     with locked(state), pytest.raises(MeasurementError, match=why), locked(state):
         pass
     with locked(state):
@@ -93,11 +93,14 @@ def test_two_watches_do_not_share_a_state_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("no json", "is no state of a watch"),
-        ("{}", "is no state of a watch"),
-        ('{"servanda": "watch", "schema": 2}', "is of schema 2, and this servanda keeps 1"),
+        ("no json", "is not the state file of a watch"),
+        ("{}", "is not the state file of a watch"),
+        (
+            '{"servanda": "watch", "schema": 2}',
+            "has schema 2, and this version of servanda writes 1",
+        ),
         ('{"servanda": "watch", "schema": 1, "watched": 3}', "is the state of another watch"),
-        ('["servanda"]', "is no state of a watch"),
+        ('["servanda"]', "is not the state file of a watch"),
     ],
 )
 def test_a_state_file_that_is_none_is_refused_and_left_as_it_is(path, tmp_path, text, why):

@@ -39,7 +39,7 @@ def test_a_line_without_its_end_is_waited_for_and_counts_once(tmp_path):
     out = Out(appending(path, line[50:]), lambda: None)
     run(path, out)
     assert out.steps == ["1", "2"]
-    assert out.count("waiting  the last line of monitor.jsonl is not whole") == 1
+    assert out.count("waiting  the last line of monitor.jsonl is incomplete") == 1
 
 
 def test_once_leaves_a_truncated_last_line_out(tmp_path):
@@ -49,7 +49,7 @@ def test_once_leaves_a_truncated_last_line_out(tmp_path):
     watch = following(path, out, once=True)
     watch.run()
     assert out.steps == ["1"] and watch.state.outcome == "holds"
-    assert out.count("left out the last line of monitor.jsonl is not whole") == 1
+    assert out.count("left out the last line of monitor.jsonl is incomplete") == 1
 
 
 def test_a_state_of_another_schema_is_refused_with_what_to_do(tmp_path):
