@@ -71,7 +71,7 @@ def test_without_any_pool_it_is_not_ready(running):
         {
             "ready": False,
             "reasons": [
-                "no pool answers: after failures its circuit breaker keeps requests from infer for "
+                "no pool is available: after failures the circuit breaker is open for infer for "
                 "5 s and stable for 5 s"
             ],
             "notes": [],
@@ -99,8 +99,8 @@ def test_without_a_route_the_pool_that_serves_then_has_to_answer(pools, without,
     assert answer.status_code == status  # and so it is
     if status == 503:
         assert found[1]["reasons"] == [
-            "no route is known, and stable serves then: after failures its circuit breaker keeps "
-            "requests from stable for 5 s"
+            "no route is known, and stable serves then: after failures the circuit breaker is "
+            "open for stable for 5 s"
         ]
 
 
