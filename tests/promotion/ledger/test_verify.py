@@ -89,8 +89,8 @@ def test_an_edit_alone_is_one_problem(ledger, tamper):
         | {"actor": "eve", "body": canonical(before[2].body)}
     )
     assert str(problem) == (
-        f"entry 3 of run 'a': its content has the hash {hash_of(changed, b'')}, and what is "
-        f"written is {before[2].hash}"
+        f"entry 3 of run 'a': its content has the hash {hash_of(changed, b'')}, and the "
+        f"recorded hash is {before[2].hash}"
     )
 
 
