@@ -50,7 +50,7 @@ CHANGES = {
     "run = 'c'": "it is number 2 of its run, and the one before was 0",
     "n = 9": "it is number 9 of its run, and the one before was 1",
     "seq = 40": "entries 7 to 39 are missing before it",
-    'body = \'{"i":2, "pad":"","why":"look 2"}\'': "its body is not written as it was",
+    'body = \'{"i":2, "pad":"","why":"look 2"}\'': "its body is not canonical JSON",
     "body = '{'": "it is no JSON: Expecting property name enclosed in double quotes",
 }
 
@@ -89,8 +89,8 @@ def test_an_edit_alone_is_one_problem(ledger, tamper):
         | {"actor": "eve", "body": canonical(before[2].body)}
     )
     assert str(problem) == (
-        f"entry 3 of run 'a': its content has the hash {hash_of(changed, b'')}, and what is "
-        f"written is {before[2].hash}"
+        f"entry 3 of run 'a': its content has the hash {hash_of(changed, b'')}, and the "
+        f"recorded hash is {before[2].hash}"
     )
 
 
@@ -451,7 +451,7 @@ def test_lines_of_an_export_that_were_cut_out_or_moved_are_missed(swift_path):
     ]
     assert problems(*lines[:5], "[]\n") == [f"line 6 of {other} is no entry"]
     assert problems(*lines[:5], lines[5].replace(":", ": ", 1)) == [
-        f"line 6 of {other} is not written as it was"
+        f"line 6 of {other} is not canonical JSON"
     ]
     assert problems(*lines[:3], "\n", *lines[4:])[::2] == [
         "entry 5 of run 'a': entry 4 is missing before it",

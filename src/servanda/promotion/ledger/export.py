@@ -98,7 +98,7 @@ def _parsed(data: bytes) -> Row | str:
         if not isinstance(entry, dict) or {*entry} != {*COLUMNS} or type(entry["seq"]) is not int:
             return "is no entry"
         if canonical(entry) != text:
-            return "is not written as it was"
+            return "is not canonical JSON"
         entry["body"] = canonical(entry["body"])
         return Row(**entry)
     except (ValueError, RecursionError) as error:
