@@ -174,7 +174,7 @@ model: $(VENV)/.demo  ## trains models/* again and writes data/ from tiny-lm
 $(VENVS)/docs/.made: constraints-docs.txt
 	$(PYTHON) -m venv $(VENVS)/docs
 	$(VENVS)/docs/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints-docs.txt mkdocs-material 'mkdocstrings[python]'
+	  --constraint constraints-docs.txt mkdocs-material 'mkdocstrings[python]' ruff
 	@touch $@
 
 docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor is checked, nothing is loaded from elsewhere

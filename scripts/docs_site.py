@@ -120,7 +120,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    from mkdocs.structure.files import File, Files
+    from mkdocs.structure.files import File, Files  # pyright: ignore[reportMissingImports]
 
     ours = [one for one in files if one.src_dir == config.docs_dir]
     named = [f"docs/{one.src_uri}" for one in ours]
