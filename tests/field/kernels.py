@@ -242,7 +242,7 @@ def threshold_raised(folder, broken):
     command="servanda compare URL_A URL_B",
     state="caught",
     exit=1,
-    says="surface   ✗ the chat template differs: clients are served otherwise",
+    says="surface   ✗ the chat template differs: clients get other responses",
 )
 def doubled_bos(folder, broken):
     return two_servers(folder, new="DoubledBos") if broken else equal_servers()

@@ -125,9 +125,9 @@ def test_a_slice_beyond_its_limit_is_diverted_where_all_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"stable_in_flight": None}, "is not measured"),
-        ({"in_flight": {}}, "is not measured"),
-        ({"stable_in_flight": 7.0}, "stable has no room"),
+        ({"stable_in_flight": None}, "not measured"),
+        ({"in_flight": {}}, "not measured"),
+        ({"stable_in_flight": 7.0}, "stable has no capacity left"),
     ],
 )
 def test_nothing_is_diverted_without_measured_headroom(tmp_path, facts, why):

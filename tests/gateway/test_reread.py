@@ -81,7 +81,7 @@ def test_a_file_that_is_just_being_written_is_left_alone(files):
         ("- {name: anna, role: king, key: 0123456789abcdef}\n", "keys.yaml:1:22: a holder needs"),
         ("", "not a list of keys in YAML"),
         ("- {name: anna", "keys.yaml:"),
-        (row("ann", ANNA, "viewer"), "no holder has the role client any more"),
+        (row("ann", ANNA, "viewer"), "no key has the role client any more"),
     ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(files, text, why):

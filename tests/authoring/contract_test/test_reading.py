@@ -115,8 +115,8 @@ def test_a_series_that_cannot_be_read_is_shown_with_a_caret_at_its_character():
         (", verdict: holds", "", "10:9", "the expectation expects nothing", "add verdict: holds"),
         ("after: 20", "after: -1", "10:17", "after must be at least 0, found -1", ""),
         ("after: 20", "after: 41", "10:17", "traffic on first=a ends after 40", "look earlier"),
-        ("after: 20", "at: 5m", "10:10", "at concerns a promotion", "clock: {every: 1m"),
-        ("after: 20", "leg: shadow", "10:10", "leg concerns a promotion", "clock: {every: 1m"),
+        ("after: 20", "at: 5m", "10:10", "at is about a promotion", "clock: {every: 1m"),
+        ("after: 20", "leg: shadow", "10:10", "leg is about a promotion", "clock: {every: 1m"),
         ("{after: 20, verdict: holds}", "{cells: {tv: red}}", "10:22", "tv cannot be", "holds"),
         (
             "    traffic",

@@ -220,7 +220,7 @@ def test_a_row_that_cannot_be_read_takes_its_place_and_is_no_evidence(data, said
     [
         ({"logprobs": [0.5]}, "a logprob is never above 0"),
         ({"logprobs": []}, "1 'token_ids' have 0 'logprobs'"),
-        ({"finish": "content_filter"}, "an answer ends by 'stop', 'length' or 'stop_string'"),
+        ({"finish": "content_filter"}, "a response ends by 'stop', 'length' or 'stop_string'"),
         ({"token_ids": [2**40]}, "not a token id"),
         ({"token_ids": [2] * 5, "logprobs": [-0.5] * 5}, "5 tokens answer a request for at most 4"),
         ({"best": [[[2, -9.0]]]}, "best[0] says"),

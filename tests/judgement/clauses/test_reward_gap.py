@@ -427,9 +427,9 @@ def test_what_a_function_prints_is_no_part_of_the_report(tmp_path, capsys):
     [
         (OWN, "rewards.py:scor", "has no function 'scor'", "did you mean 'score'?"),
         ("score = 1", "rewards.py:score", "has no function 'score'", "define score(prompt"),
-        ("def f(:\n", "rewards.py:f", "cannot be run: SyntaxError", "it is run by itself"),
-        ("import nowhere\n", "rewards.py:f", "No module named 'nowhere'", "no file beside it"),
-        ("raise SystemExit(3)", "rewards.py:f", "cannot be run: SystemExit: 3", "run by itself"),
+        ("def f(:\n", "rewards.py:f", "cannot be run: SyntaxError", "it runs in isolation"),
+        ("import nowhere\n", "rewards.py:f", "No module named 'nowhere'", "no file next to it"),
+        ("raise SystemExit(3)", "rewards.py:f", "cannot be run: SystemExit: 3", "runs in isolation"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_said_before_a_kernel_is_opened(

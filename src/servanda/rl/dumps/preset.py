@@ -60,7 +60,7 @@ def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
     >>> guessed("nemo", "NeMo-RL", stale=False)
     ('nemo-grpo', 'as the format suggests')
     >>> guessed("own", "my TRL fork", stale=False)
-    ('trl', 'by what the dump says of itself')
+    ('trl', 'as the dump names its trainer')
     """
     named = (p for word, p in _OF_FRAMEWORK.items() if word in framework.lower())
     if format_ in _OF_FORMAT:
