@@ -429,7 +429,7 @@ def test_a_percentile_that_the_size_cannot_show_says_how_many_groups_would(tmp_p
 
     told = re.search(
         r"^tail: left as it is: p99 on slice 'all' takes about ([\d,]+) prompt groups like these "
-        r"even of identical kernels, and a run has 96: raise promotion\.offline\.sequences$",
+        r"even of identical kernels, and a run has 96: raise promotion\.offline\.prompt_groups$",
         output,
         re.M,
     )

@@ -134,7 +134,7 @@ def test_the_sentence_says_of_which_loss_and_that_it_is_of_the_token_level(tmp_p
     path, _ = kit.write(tmp_path, more=clause, slices=declared, width=WIDTH)
     text = " ".join(explain_contract(compile(load(path))).split())
     assert f"(loss: {loss})" in text
-    assert "the largest bias of the token-level policy gradient" in text
+    assert "The largest bias of the token-level policy gradient" in text
     assert "it does not bound the gradient of the expected reward" in text
     assert ("over the answers that" in text) == (loss != "token_mean")
 

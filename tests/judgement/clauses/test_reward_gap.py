@@ -429,7 +429,12 @@ def test_what_a_function_prints_is_no_part_of_the_report(tmp_path, capsys):
         ("score = 1", "rewards.py:score", "has no function 'score'", "define score(prompt"),
         ("def f(:\n", "rewards.py:f", "cannot be run: SyntaxError", "it runs in isolation"),
         ("import nowhere\n", "rewards.py:f", "No module named 'nowhere'", "no file next to it"),
-        ("raise SystemExit(3)", "rewards.py:f", "cannot be run: SystemExit: 3", "runs in isolation"),
+        (
+            "raise SystemExit(3)",
+            "rewards.py:f",
+            "cannot be run: SystemExit: 3",
+            "runs in isolation",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_had_is_said_before_a_kernel_is_opened(
@@ -579,7 +584,7 @@ def test_every_door_can_show_it(tmp_path):
     for name in FORMATS:
         assert "gap" in FORMATS[name](verdict)
     plan = run.compile(run.load(path))
-    assert "train draws answers of its own, by decoding" in explain_contract(plan)
+    assert "the train kernel generates responses of its own" in explain_contract(plan)
     with Engines(run.in_process) as engines:
         lengths, probed = probe(plan, engines, lambda _: None)
     assert DRAWS in probed.seconds
