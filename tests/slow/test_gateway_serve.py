@@ -63,7 +63,7 @@ def test_a_slice_that_breaks_leaves_infer_and_the_others_stay(urls, tmp_path):
 
 def test_observe_moves_nothing_and_says_what_it_would(urls, tmp_path):
     with Serving(tmp_path, urls, mode="observe") as serving, Users(serving.begun()) as users:
-        serving.line("mode observe: nothing is diverted; each decision says what would be")
+        serving.line("mode observe: decisions are recorded, no route is changed")
         serving.line(r"team=d: .* -> quarantined \(recorded only, route unchanged\)")
         before = len(users.probe)
         until(lambda: len(users.probe) > before + 24, "users go on")
@@ -253,7 +253,7 @@ def test_labels_that_no_request_has_are_said(urls, tmp_path):
     serving.contract.write_text(text)
     words = ("serve", serving.contract.name, "--port", 0, "--admin", "127.0.0.1:0")
     with Program(*words, "--state", "other", cwd=tmp_path) as program:
-        program.line("! no request has the label team: labels: does not say where it is")
+        program.line("! no request has the label team: labels: does not declare where to find it")
         program.line("serving users at")
         assert program.end() == 0
 
@@ -322,7 +322,7 @@ def test_a_contract_without_a_stable_kernel_takes_no_url_of_one(contract, tmp_pa
         text = text.replace(part, "")
     contract.contract.write_text(text)
     code, said = refused(tmp_path, contract.contract, "--stable-url", "http://127.0.0.1:10")
-    assert code == 2 and "the contract has no stable kernel, and --stable-url says where" in said
+    assert code == 2 and "the contract has no stable kernel, but --stable-url gives its URL" in said
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://u:secret@127.0.0.1:9"])
@@ -368,16 +368,16 @@ def test_a_leader_is_followed_with_a_key_or_not_at_all(contract, tmp_path, monke
     code, said = refused(tmp_path, contract.contract, *at)
     assert code == 2 and "SERVANDA_GATEWAY_KEY is empty" in said
     code, said = refused(tmp_path, contract.contract, *at, "--leader-only")
-    assert code == 2 and "--leader follows a leader, and --leader-only is one" in said
+    assert code == 2 and "give either --leader or --leader-only" in said
 
 
 def test_what_would_say_nothing_is_refused(contract, tmp_path):
     leader = ("--leader", "http://127.0.0.1:9")
     code, said = refused(tmp_path, contract.contract, *leader, "--admin", "h:1", "--slack", "x")
-    assert code == 2 and "was told this at its own start: leave out --admin, --slack" in said
+    assert code == 2 and "not with --leader: leave out --admin, --slack" in said
     idle = ("--leader-only", "--timeout", "1h", "--show-pool")
     code, said = refused(tmp_path, contract.contract, *idle)
-    assert code == 2 and "--leader-only serves no user: leave out --show-pool, --timeout" in said
+    assert code == 2 and "--leader-only serves no users: leave out --show-pool, --timeout" in said
     for option in ("--first-byte", "--timeout"):
         code, said = refused(tmp_path, contract.contract, option, "0s")
         assert code == 2 and "--first-byte and --timeout are longer than nothing" in said
