@@ -243,8 +243,8 @@ def test_a_pack_needs_no_prompts_and_says_that_the_roles_are_swapped(tables):
     assert verdict.infer == "reference pack p.pack: table p.json (drew)"
     assert verdict.train == "candidate table q.json (re-scores)"
     said = "\n".join(comparison.said)
-    assert "the pack's reference drew the tokens, B re-scores them" in said
-    assert "B's own sampler is not looked at" in said
+    assert "the reference of the baseline file generated the tokens, B re-scores them" in said
+    assert "the sampler of B is not tested" in said
     text = (comparison.folder / CONTRACT).read_text()
     assert "# no numerical clauses: the pack was made without golden texts" in text
     kept = comparison.folder / CONTRACT

@@ -198,5 +198,5 @@ def test_a_full_disk_keeps_what_was_measured(tmp_path):
     )
     assert done.returncode == 4, done.stderr
     assert "cannot be written: File too large" in done.stdout
-    assert "what was measured is kept" in done.stdout
+    assert "finished rounds are kept" in done.stdout
     assert run.check(path, run_dir=root, open=run.in_process).exit_code == 0

@@ -104,7 +104,7 @@ def test_a_changed_template_is_named_and_the_first_token_that_differs(tmp_path):
     assert [f.layer for f in odd] == ["chat template"]
     assert odd[0].text.startswith("prompt ids of 0 of ")
     assert odd[0].first.startswith("one question: from token 0 on, A [")
-    assert conclusion(odd).startswith("the chat template differs: clients are served otherwise")
+    assert conclusion(odd).startswith("the chat template differs: clients get other responses")
 
 
 @pytest.mark.slow

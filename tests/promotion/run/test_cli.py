@@ -78,7 +78,7 @@ def test_a_rollback_that_no_router_heard_of_ends_with_4_and_is_told_by_the_same_
 
     assert (code, "ROLLED BACK on shadow: " in out) == (4, True)
     assert "not delivered to " in err
-    assert err.endswith("  hint: it is decided, and in the ledger; the same call tells it again\n")
+    assert err.endswith("  hint: the decision is in the ledger; the same call delivers it again\n")
 
     (build.parent / "up").touch()
     code, _, err = call("promotion", "rollback", "toy", "--reason", "enough", *router)

@@ -214,7 +214,7 @@ def test_a_fresh_attempt_rolls_the_run_under_way_back(site):
     assert (taken.run, taken.state.status) == (first.run, "rolled_back")
     assert (told.kind, told.body["why"]) == (
         "rolled_back",
-        f"{ACTOR} rolled back: run {second.run} begins",
+        f"{ACTOR} rolled back: promotion {second.run} starts",
     )
 
 
@@ -227,7 +227,7 @@ def test_two_builds_are_not_promoted_at_once(site):
     with pytest.raises(EvidenceError) as error:
         promote(build, site.ledger, actor=ACTOR, clock=site.clock, open=in_process)
 
-    assert f"run {first.run} of this contract is " in str(error.value)
+    assert f"promotion {first.run} of this contract is " in str(error.value)
     assert "two builds cannot be promoted at once" in str(error.value)
 
 
@@ -346,8 +346,8 @@ def test_of_two_builds_that_begin_at_once_the_one_that_the_ledger_has_later_wait
     first, second = site.ledger.runs()
     assert first == begun[0].run
     assert error.value.problems[0].message == (
-        f"run {first} of this contract began before run {second}: two builds cannot be promoted "
-        "at once"
+        f"promotion {first} of this contract started before {second}: two builds cannot be "
+        "promoted at once"
     )
     assert history_of(site.ledger, second).evaluations == ()
     assert promote(build, site.ledger, actor="Bob", clock=site.clock, open=in_process) == begun[0]
@@ -366,7 +366,7 @@ def test_a_fresh_attempt_from_elsewhere_takes_nothing_back_that_it_does_not_repl
         promote(build, site.ledger, actor=ACTOR, clock=site.clock, open=in_process)
 
     assert error.value.problems[0].message == (
-        f"run {first.run} of this build is in the ledger already, and was not begun from "
+        f"promotion {first.run} of this build is in the ledger already, and was not started from "
         f"{elsewhere}: it is awaiting evidence on canary-1"
     )
     assert history_of(site.ledger, first.run) == first

@@ -58,7 +58,7 @@ NO_MASK = "step 1 has no mask, so the trained tokens are unknown"
 SECOND = {  # what rank 1 is given at the second step -> what all ranks say of it
     "nan": "error",
     "empty": "violated",
-    "another step": "rank 0 concerns step 1 and rank 1 of 6",
+    "another step": "rank 0 has step 1, and rank 1 has 6",
     "no mask": f"rank 1: {NO_MASK}",
 }
 
