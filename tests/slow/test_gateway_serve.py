@@ -380,7 +380,7 @@ def test_what_would_say_nothing_is_refused(contract, tmp_path):
     assert code == 2 and "--leader-only serves no users: leave out --show-pool, --timeout" in said
     for option in ("--first-byte", "--timeout"):
         code, said = refused(tmp_path, contract.contract, option, "0s")
-        assert code == 2 and "--first-byte and --timeout are longer than nothing" in said
+        assert code == 2 and "--first-byte and --timeout must be longer than 0 s" in said
         code, said = refused(tmp_path, contract.contract, option, "soon")
         assert code == 2 and "a duration is a number and ms, s, m, h or d" in said
 
