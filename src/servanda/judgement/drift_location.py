@@ -17,6 +17,7 @@ _LEAST = 50  # tokens on either side
 # Of the deviance, which would exceed this with odds below 1 : 1000 at any of the ~40 edges if
 # tokens were independent and nothing separated them.  Tokens of a prompt are not: so twice.
 _DEVIANCE = 40.0
+_ALIKE = 4.0  # noise that is parted by this much less is parted alike
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ def parted(portrait: Portrait, like: Contrast) -> float | None:
     below, above = sum(bins[:at], Sums()), sum(bins[at:], Sums())
     inside, outside = (above, below) if like.above else (below, above)
     return _mean(inside) / _mean(outside) if inside.n and outside.tv else None
+
+
+def explains(noise: float, sharpest: Contrast) -> bool:
+    """Whether noise that is parted so, as `parted` has it, looks like the drift itself."""
+    return noise >= sharpest.ratio / _ALIKE
 
 
 def _of_field(name: str, bins: Sequence[Sums]) -> list[Contrast]:

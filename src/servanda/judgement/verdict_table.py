@@ -27,9 +27,7 @@ class CellTable:
 
         Metadata of the table: outcome, contract and evidence digest of the verdict.
         """
-        pa = import_module(
-            "pyarrow"
-        )  # by name: nothing heavy is loaded before a table is asked for
+        pa = import_module("pyarrow")  # heavy, and needed for a table alone
         rows = [
             {
                 **{f.name: getattr(cell, f.name) for f in fields(cell) if f.name not in _LEFT_OUT},

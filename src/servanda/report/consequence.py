@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.drift_location import contrast, parted
+from servanda.judgement.drift_location import contrast, explains, parted
 from servanda.judgement.token_profile import Portrait
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import worst_first
 from servanda.report.format import percent
-
-_ALIKE = 4.0  # noise that differs at the same edge by this much less differs alike
+from servanda.report.summary import flips
 
 
 def consequence(verdict: Verdict) -> list[str]:
@@ -34,14 +33,12 @@ def _affected(verdict: Verdict) -> str:
     least = "at least " if len(shares) > 1 and WHOLE not in shares else ""
     text = f"{least}{percent(share)} of the tokens" if share < 1 else "all traffic"
     text = f"impact: this hits {text}"
-    infer = verdict.portraits.get("infer")
     name = WHOLE if WHOLE in shares else next(iter(shares))
-    there = infer.slices[name].mean("flips") if infer and name in infer.slices else None
-    whole = infer.total.mean("flips") if infer else None
-    if there is None or whole is None:
+    found = flips(verdict, name)
+    if found is None:
         return f"{text}."
-    text += f"; the most likely token differs at {percent(there)} of the positions"
-    return f"{text}." if name == WHOLE else f"{text} there ({percent(whole)} overall)."
+    text += f"; the most likely token differs at {percent(found.there)} of the positions"
+    return f"{text}." if name == WHOLE else f"{text} there ({percent(found.whole)} overall)."
 
 
 def _where(portraits: Mapping[str, Portrait]) -> str:
@@ -56,6 +53,6 @@ def _where(portraits: Mapping[str, Portrait]) -> str:
     noise = parted(own, sharpest) if own is not None else None
     if noise is None:
         return f"{text}."
-    if noise >= sharpest.ratio / _ALIKE:
+    if explains(noise, sharpest):
         return f"{text}, and so is the infer kernel's own noise ({noise:.2g} times)."
     return f"{text}, and the infer kernel's own noise does not explain it ({noise:.2g} times)."

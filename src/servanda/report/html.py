@@ -158,16 +158,16 @@ def impact(verdict: Verdict, slices: SlicesOf) -> str:
     """Under the sentence: the worst number, where, how much traffic, what changes there."""
     cell = deciding(verdict)
     if cell is None or cell.value is None or cell.outcome not in ("violated", "holds"):
-        return _plain_impact(verdict)
+        return summary.effect(verdict)
     if verdict.outcome != cell.outcome or not cell.enforced:
-        return _plain_impact(verdict)
+        return summary.effect(verdict)
     words = slices.of(cell.slice)
     where = "the whole traffic" if cell.slice == WHOLE else f"slice `{words.name}`"
     if cell.section == "numerical":
         where = f"the golden texts, {where}"
     definition = f" ({words.definition})" if words.definition else ""
     quantity = html_numbers.quantity(cell)
-    value, limit = html_numbers.of(cell, cell.value), html_numbers.limit(cell)
+    value, limit = html_numbers.of(cell, cell.value), cell_text.signed_limit(cell)
     text = f"{quantity} is {value} on {where}{definition}, limit {limit}"
     parts = [f"{text[0].upper()}{text[1:]}."]
     if verdict.outcome == "violated":
@@ -180,28 +180,15 @@ def impact(verdict: Verdict, slices: SlicesOf) -> str:
     return " ".join(parts)
 
 
-def _plain_impact(verdict: Verdict) -> str:
-    """As other formats have it, without what a shell reads."""
-    text = summary.impact(verdict)
-    return text.replace(f"Exit code {verdict.exit_code}.", "").strip()
-
-
 def _flips(verdict: Verdict, cell: CellVerdict) -> list[str]:
-    infer = verdict.portraits.get("infer")
-    if infer is None or cell.slice not in infer.slices:
+    found = summary.flips(verdict, cell.slice)
+    if found is None:
         return []
-    there, whole = infer.slices[cell.slice].mean("flips"), infer.total.mean("flips")
-    if there is None or whole is None:
-        return []
-    beside = [] if cell.slice == WHOLE else [f"{format.percent(whole)} overall"]
-    stable = verdict.portraits.get("stable")
-    today = (
-        stable.slices[cell.slice].mean("flips") if stable and cell.slice in stable.slices else None
-    )
-    if today is not None:
-        beside.append(f"{format.percent(today)} with the stable kernel")
+    beside = [] if cell.slice == WHOLE else [f"{format.percent(found.whole)} overall"]
+    if found.stable is not None:
+        beside.append(f"{format.percent(found.stable)} with the stable kernel")
     more = f" ({', '.join(beside)})" if beside else ""
-    return [f"The top-1 token differs at {format.percent(there)} of its positions{more}."]
+    return [f"The top-1 token differs at {format.percent(found.there)} of its positions{more}."]
 
 
 def spans(words: str) -> list[tuple[bool, str]]:

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.drift_location import Contrast, contrast, parted
+from servanda.judgement.drift_location import Contrast, contrast, explains, parted
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
 from servanda.report import cell_text, format, html_numbers
 from servanda.report.html_numbers import figure
 from servanda.report.summary import counted, dumped
 
-_ALIKE = 4.0  # a noise floor that is parted by this much less is parted alike
 _GRADES = {
     "verified": "same weights, tensor by tensor",
     "derived": "same weights, by derivation",
@@ -131,7 +130,7 @@ def _contrast_lines(sharpest: Contrast, verdict: Verdict, what: str) -> list[Lin
     ]
     own = verdict.portraits.get("self_infer")
     noise = parted(own, sharpest) if own is not None and what == "workload" else None
-    if noise is not None and noise >= sharpest.ratio / _ALIKE:
+    if noise is not None and explains(noise, sharpest):
         text = (
             f"The infer kernel's own noise rises alike ({figure(noise)}×), so it looks like noise."
         )

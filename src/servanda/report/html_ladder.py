@@ -175,7 +175,7 @@ def _row(cell: CellVerdict, scale: Scale, words: SliceWords, anchor: str) -> Lad
         cell.outcome if cell.enforced else f"{cell.outcome} (monitored)",
         html_numbers.of(cell, cell.value) or "no number",
         html_numbers.interval(cell),
-        html_numbers.limit(cell),
+        cell_text.signed_limit(cell),
         anchor,
         track(cell, scale, place),
     )

@@ -62,11 +62,6 @@ def interval(cell: CellVerdict) -> str:
     return f"[{', '.join(of(cell, end) for end in cell.interval)}]" if cell.interval else ""
 
 
-def limit(cell: CellVerdict) -> str:
-    """With its sign, in the digits that the contract has; "" where there is none."""
-    return cell_text.signed_limit(cell)
-
-
 def quantity(cell: CellVerdict) -> str:
     """What is measured, in words: "mean tv", or "share of tokens with ... > 0.2"."""
     if cell.threshold is None:
@@ -82,7 +77,7 @@ def meaning(cell: CellVerdict, place: str) -> str:
     if cell.interval:
         parts.append(f"interval {interval(cell)}")
     if cell.limit is not None:
-        parts.append(f"limit {limit(cell)}")
+        parts.append(f"limit {cell_text.signed_limit(cell)}")
     if cell.floor is not None:
         parts.append(f"noise floor {of(cell, cell.floor)}")
     if cell.n:

@@ -63,7 +63,7 @@ def _panel(one: StepSeries, up: Scale, first: int, last: int, slices: SlicesOf) 
     words = slices.of(one.slice)
     limit = 100 - up.at(one.limit)
     known = [p for p in one.points if p.mean is not None]
-    beyond = [p for p in known if p.mean is not None and p.mean > one.limit]
+    beyond = sum((p.mean or 0.0) > one.limit for p in known)
     shapes = [line("limit", 0, limit, 100, limit)]
     shapes.append(text(f"limit {figure(one.limit)}", 100, limit, dy=-5, anchor="end", kind="ink"))
     if one.since is not None:
@@ -73,7 +73,7 @@ def _panel(one: StepSeries, up: Scale, first: int, last: int, slices: SlicesOf) 
         shapes.append(text(words_at, place, "0", dy=14, anchor=side, kind="ink shift-" + side))
     many = len(known) > _MANY
     for point in known:
-        tone = "violated" if point in beyond else "holds"
+        tone = "violated" if (point.mean or 0.0) > one.limit else "holds"
         x, y = at(point.step), 100 - up.at(point.mean or 0.0)
         if point.low is not None and point.high is not None and not many:
             ends = 100 - up.at(point.low), 100 - up.at(point.high)
@@ -81,7 +81,7 @@ def _panel(one: StepSeries, up: Scale, first: int, last: int, slices: SlicesOf) 
         shapes.append(f'<g class="t-{tone}">{mark(tone, x, y, 2.4 if many else 4)}</g>')
     worst = max(known, key=lambda p: p.mean or 0.0)
     where = words.name if not words.definition else f"{words.name} ({words.definition})"
-    says = f"{len(beyond)} of {len(known)} steps above the limit {figure(one.limit)}"
+    says = f"{beyond} of {len(known)} steps above the limit {figure(one.limit)}"
     if one.since is not None:
         says += f", every step since step {one.since}"
     label = (
@@ -241,6 +241,7 @@ def _bars(portrait: Portrait) -> list[tuple[float, float, float]]:
 
 
 def _outward(ends: tuple[float, float]) -> tuple[float, float]:
+    """A bit further out, so that rounding puts no edge of a bar into the middle."""
     return ends[0] * (1 + 1e-9), ends[1] * (1 + 1e-9)
 
 

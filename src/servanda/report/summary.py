@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses.base import CellVerdict
@@ -145,7 +146,12 @@ def _names(cells: Sequence[CellVerdict]) -> str:
 
 
 def impact(verdict: Verdict) -> str:
-    """Under the sentence: the worst number, the traffic hit, what people would see there."""
+    """Under the sentence: its effect, and what a shell reads."""
+    return f"{effect(verdict)} Exit code {verdict.exit_code}.".lstrip()
+
+
+def effect(verdict: Verdict) -> str:
+    """The worst number, the traffic that it hits, and what people would see there."""
     cells = counted(verdict.cells)
     bad = worst_first(c for c in cells if c.outcome == verdict.outcome)
     parts = []
@@ -159,7 +165,6 @@ def impact(verdict: Verdict) -> str:
         parts += _traffic(bad) + _flips(verdict, bad)
     elif verdict.outcome == "holds":
         parts += _nearest(cells)
-    parts.append(f"Exit code {verdict.exit_code}.")
     return " ".join(parts)
 
 
@@ -182,17 +187,32 @@ def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
     return [f"{least}{percent(max(shares.values()))} of the tokens are affected."]
 
 
-def _flips(verdict: Verdict, bad: Sequence[CellVerdict]) -> list[str]:
-    infer = verdict.portraits.get("infer")
-    name = next((c.slice for c in bad if c.section == "statistical"), None)
-    if infer is None or name is None or name not in infer.slices:
-        return []
-    there, whole = infer.slices[name].mean("flips"), infer.total.mean("flips")
+class Flips(NamedTuple):
+    """Shares of positions with another most likely token; stable: of the stable kernel there."""
+
+    there: float
+    whole: float
+    stable: float | None
+
+
+def flips(verdict: Verdict, slice_: str) -> Flips | None:
+    """On a slice and overall; None where it was not measured."""
+    infer, stable = (verdict.portraits.get(side) for side in ("infer", "stable"))
+    if infer is None or slice_ not in infer.slices:
+        return None
+    there, whole = infer.slices[slice_].mean("flips"), infer.total.mean("flips")
     if there is None or whole is None:
+        return None
+    today = stable.slices[slice_].mean("flips") if stable and slice_ in stable.slices else None
+    return Flips(there, whole, today)
+
+
+def _flips(verdict: Verdict, bad: Sequence[CellVerdict]) -> list[str]:
+    name = next((c.slice for c in bad if c.section == "statistical"), None)
+    found = flips(verdict, name) if name is not None else None
+    if name is None or found is None:
         return []
-    text = f"There {percent(there)} of the most likely tokens change"
-    stable = verdict.portraits.get("stable")
-    today = stable.slices[name].mean("flips") if stable and name in stable.slices else None
-    if today is not None:
-        return [f"{text} (stable kernel {percent(today)})."]
-    return [f"{text}." if name == WHOLE else f"{text} (whole traffic {percent(whole)})."]
+    text = f"There {percent(found.there)} of the most likely tokens change"
+    if found.stable is not None:
+        return [f"{text} (stable kernel {percent(found.stable)})."]
+    return [f"{text}." if name == WHOLE else f"{text} (whole traffic {percent(found.whole)})."]

@@ -74,7 +74,7 @@ class ExpiredError(MeasurementError):
     """A run directory holds evidence of another key.
 
     Args:
-        key: whom the kernels that answered now make evidence concern.
+        key: of evidence from the kernels that answered now.
     """
 
     def __init__(self, message: str, *, hint: str, key: EvidenceKey) -> None:
@@ -83,7 +83,7 @@ class ExpiredError(MeasurementError):
 
 
 def key_of(plan: Plan, descriptions: Mapping[str, Description]) -> EvidenceKey:
-    """Whom the evidence of a plan concerns, where kernels describe themselves so.
+    """The key of a plan's evidence, where kernels describe themselves so.
 
     Raises:
         IdentityError: they are not of one policy.

@@ -41,7 +41,7 @@ class Broken(Exception):  # noqa: N818 - it is found, and not raised at a caller
 
 
 class Skipped(Exception):  # noqa: N818
-    """A law does not concern this engine; the reason is reported."""
+    """A law does not apply to this engine; the reason is reported."""
 
 
 Law = Callable[["Case"], str | None]

@@ -75,7 +75,7 @@ def check_engine(
         options: as `examine_engine` takes them.
 
     Returns:
-        What each law found; a law that does not concern the engine is skipped with a reason.
+        What each law found; a law that does not apply to the engine is skipped with a reason.
 
     Raises:
         AssertionError: a law is broken; the text names each one, what was found, and the next

@@ -191,7 +191,7 @@ class SliceState:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Who asked for the latest evidence, each once; no one is who did not say."""
+        """Who asked for the latest evidence, each once; requests that do not say it left out."""
         return tuple(dict.fromkeys(filter(None, self.recent)))
 
 

@@ -36,7 +36,7 @@ class LegEvaluation:
     """What one look at a leg found.
 
     Args:
-        key: whom the kernels that answered now make the evidence concern, as the offline leg
+        key: of evidence from the kernels that answered now, as the offline leg
             has it.  Where it is another than before, nothing was weighed: the verdict knows no
             unit, and anyone who promotes has to say so.
         groups: prompt groups of the closed rounds, of the workload that has fewest.
