@@ -41,19 +41,14 @@ INSTEAD = {
     r"is away|was away|are away": "is diverted",
     r"leaves infer(?! no)|to leave infer": "is diverted",
     r"nothing of it shows": "no metric shows it",
-    r"is a? ?one that": "name the noun",
     r"speaks? (of|in)": "concerns, applies in",
-    r"as it is one": "name the noun",
     r"usual gates": "thresholds of other projects",
     r"deaf": "not synced",
     r"referee": "reference scorer",
     r"legs?": "step",
     r"dwell": "hold time",
-    r"twofold": "double",
     r"lie(s)? beyond": "exceed",
-    r"stands? in (the|its|a) (file|page|table|report|log)": "is in",
-    r"\w+ (rests|rested) (until|for)": "is taken out of rotation",
-}  # fmt: skip
+}
 # names of fields that files store, which a docstring has to use
 _FIELDS = {"leg", "legs", "referee", "deaf", "dwell"}
 _INSTEAD = [(re.compile(rf"\b(?:{phrase})\b", re.I), word) for phrase, word in INSTEAD.items()]

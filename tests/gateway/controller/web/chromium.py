@@ -28,6 +28,10 @@ class Gone(Exception):  # noqa: N818 - it goes by loading anew
     """The page that was asked is there no more; the next one may be."""
 
 
+# what a browser answers to a question whose page was left meanwhile; which of them is a race
+_LEFT = ("navigated", "context was destroyed", "Promise was collected")
+
+
 class Tab:
     """One page of a browser."""
 
@@ -42,7 +46,7 @@ class Tab:
             told = json.loads((await self._socket.receive(WAIT_S)).data)
             if told.get("id") == self._n:
                 why = told.get("error", {}).get("message", "")
-                if "navigated" in why or "context was destroyed" in why:
+                if any(sign in why for sign in _LEFT):
                     raise Gone(why)
                 assert not why, told
                 return told["result"]
