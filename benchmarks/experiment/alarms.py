@@ -111,9 +111,10 @@ GUARDS: Mapping[str, Guarding] = {
         _monitor,
     ),
     "drill": Guarding(
-        "servanda drill",
-        "a group does not follow the sync",
-        "`servanda.rl.preflight`: poison the weights, sync, score; then nudge one group at a time",
+        "servanda preflight",
+        "a group is not synced",
+        "`servanda.rl.preflight`: randomise all weights, sync, score; then perturb one group at a "
+        "time",
         "contract",
         _drill,
         once=True,
