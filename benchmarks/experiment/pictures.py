@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.experiment import svg
@@ -85,7 +85,8 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
     parts += panel.frame(called(large), "updates")
     for arm in reversed(arms):
         parts += _curves(panel, chosen(runs, large, arm), what, [*ARMS].index(arm))
-    parts += _named(panel, ends[large])
+    halted = {arm for arm in arms if any(r.halted_at is not None for r in chosen(runs, large, arm))}
+    parts += _named(panel, ends[large], halted)
     others = [case for case in cases if case != large]
     begin = top + height + 104
     if others:
@@ -149,14 +150,15 @@ def _curves(panel: Panel, runs: Sequence[Run], what: str, series: int) -> list[s
     return parts
 
 
-def _named(panel: Panel, ends: Mapping[str, _Ends]) -> list[str]:
+def _named(panel: Panel, ends: Mapping[str, _Ends], halted: Container[str]) -> list[str]:
     """The names of the arms and their last rewards, right of the ends of their lines."""
     known = [arm for arm, (last, _) in ends.items() if last]
     places = svg.apart([panel.y(ends[arm][1]) for arm in known], 24)
     parts, right = [], panel.left + panel.width
     for arm, y in zip(known, places, strict=True):
         series = [*ARMS].index(arm)
-        parts.append(svg.line(right + 2, panel.y(ends[arm][1]), right + 18, y))
+        if arm not in halted:
+            parts.append(svg.line(right + 2, panel.y(ends[arm][1]), right + 18, y))
         parts.append(svg.sample(right + 20, y, series))
         parts.append(svg.mark(right + 35, y, series))
         parts.append(svg.text(right + 58, y + 5, f"{ARMS[arm]} {ends[arm][1]:.2f}"))

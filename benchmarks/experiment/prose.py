@@ -157,8 +157,8 @@ enough probability under either kernel. This gives the exact mean of the trainer
 estimator, the gradient that it should estimate, and the difference of the two: the bias. The bound
 is A × G × D. A is the largest advantage that a group of {group} admits, G = √2 is the largest score
 norm of the gradient by logits, and D is the gap that the weighting leaves
-([the chain of bounds](chain.md)). Responses that were not enumerated have a probability of {rest}.
-Bias and bound both refer to the enumerated contexts.
+([the chain of bounds](chain.md)). Responses that were not enumerated have a total probability of
+{rest}. Bias and bound both refer to the enumerated contexts.
 
 ![The true bias against its bound and against two metrics](experiment_truth.svg)
 

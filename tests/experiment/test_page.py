@@ -1,12 +1,13 @@
 # The page of the experiment says what the records say, and goes red where they do.
 
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.experiment import answers, bias, page, pictures, sections
+from benchmarks.experiment import answers, bias, page, pictures, sections, svg
 from benchmarks.experiment.alarms import firings
-from benchmarks.experiment.drills import Drilled
+from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.guards import FIELD
 from benchmarks.experiment.record import Run, name_of, write_run
 from benchmarks.experiment.statistics import STATISTICS
@@ -32,8 +33,32 @@ def test_pictures_are_well_formed_and_small(written):
 
     for text in drawn.values():
         assert ElementTree.fromstring(text).tag.endswith("svg")
+        assert f'viewBox="0 0 {svg.WIDTH} ' in text
         assert len(text) < 200_000
     assert len(drawn) == 3
+
+
+def test_the_lines_of_the_rewards_are_named_where_they_end(written):
+    (text,) = (text for path, text in written.items() if path.name == "experiment_rewards.svg")
+
+    names = re.findall(r">(preflight and monitor|monitor|TIS|MIS|no correction) (0\.\d\d)<", text)
+    assert dict(names) == {
+        "no correction": "0.20",
+        "TIS": "0.50",
+        "MIS": "0.45",
+        "monitor": "0.50",
+        "preflight and monitor": "0.99",
+    }
+
+
+def test_a_diagnosis_on_record_is_shown_in_todays_words():
+    said = {drill.fault: sections.diagnosis(drill) for drill in read_drills()}
+
+    assert said["healthy"] == "every trained weight reaches the engine: all 12 groups are synced"
+    assert said["one_mlp"].endswith("never reaches the engine (1 of 12 groups: layers.1.mlp)")
+    assert "(1 sync later) (12 of 12 groups: " in said["late"]
+    assert said["scaled"].startswith("weights reach the engine multiplied by a factor: mlp.")
+    assert said["wrong_cast"] == "weights lose precision on their way to the engine"
 
 
 def test_of_a_run_that_repeats_a_missing_one_the_preflight_test_is_read(tmp_path):
