@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.experiment import answers, bias, pilot, sections
+from benchmarks.experiment import answers, bias, pilot, sections, summary
 from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
 from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
@@ -27,6 +27,10 @@ policies differ: a training-inference mismatch. This experiment answers four que
 - How much reward does the fault cost?
 - Does a correction by importance weights (TIS, MIS) repair the damage?
 - Does the contract's bound on the gradient bias hold where the true bias can be computed exactly?
+
+The answers, for the small model of this page:
+
+{answers}
 
 ## The protocol
 
@@ -219,6 +223,7 @@ def page(
     cases, seeds = cases_of(runs), sections.seeds_of(runs)
     first = chosen(runs, HEALTHY, "none")[0]
     return _PAGE.format(
+        answers=summary.answers(runs, fired, points),
         settings=sections.settings_table(first),
         given=("none", "one", "two", "three")[first.settings["given"]],
         cases="; ".join(map(called, cases)),
