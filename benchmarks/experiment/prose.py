@@ -55,8 +55,8 @@ The answers, for the small model of this page:
 - **Machine**: {versions}; one thread. {hours}
 
 ```sh
-make experiment         # pilot, preflight tests, three seeds; writes into runs/experiment/
-make experiment-full    # pilot, preflight tests, five seeds and every other case; writes this page
+make experiment         # three seeds; writes into runs/experiment/
+make experiment-full    # five seeds and every other case; writes this page
 ```
 
 ### Pilot: the learning rate
@@ -77,12 +77,12 @@ thresholds. Servanda's own three checks are in bold. All of them read the same u
 except the preflight test, which runs before a run starts. In the rules, p is the trainer's
 probability of a sampled token, q the engine's, and d = log p − log q.
 
-A number is the first training step at which a check fires, as a range over seeds; "before 0" is
-before the first update. Brackets mark a check that also fires on a healthy run.
-
-{short}
+A number of the table is the first training step at which a check fires, as a range over seeds;
+"before 0" is before the first update. Brackets mark a check that also fires on a healthy run.
 
 ![The training step at which each check first fires, by case](experiment_guards.svg)
+
+{short}
 
 {noticed}
 
