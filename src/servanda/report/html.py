@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -90,6 +91,34 @@ def render(verdict: Verdict) -> str:
     """One self-contained page of HTML."""
     page = environment("servanda.report").get_template("page.html")
     return page.render(**view(verdict))
+
+
+class Sheet(NamedTuple):
+    """A picture, a table, or both, under a title; texts, or Markup."""
+
+    title: str
+    note: str = ""
+    picture: str = ""
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+class Story(NamedTuple):
+    """One subject of a page."""
+
+    head: str
+    text: str
+    sheets: Sequence[Sheet]
+
+
+def board(title: str, stories: Sequence[Story], *, empty: str = "") -> str:
+    """A self-contained page with the pictures of something other than a verdict.
+
+    Args:
+        empty: what the page says where there is no story.
+    """
+    page = environment("servanda.report").get_template("board.html")
+    return page.render(title=title, stories=stories, empty=empty)
 
 
 def environment(package: str) -> Any:
