@@ -22,7 +22,7 @@ from servanda.report.html_chain import implied
 from servanda.report.html_details import curves, fingerprints, matrix, numbers
 from servanda.report.html_ladder import deciding, drawn_track, ladder
 from servanda.report.html_numbers import figure, slug
-from servanda.report.html_pictures import joint, ratios, steps
+from servanda.report.html_pictures import e_values, joint, ratios, steps
 from servanda.report.html_shapes import axis
 from servanda.report.html_slices import SlicesOf, slice_words
 from servanda.report.summary import counted, dumped, headline
@@ -161,6 +161,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "matrix": matrix(verdict, slices),
         "curves": curves(verdict),
         "steps": steps(verdict, slices),
+        "e_values": e_values(verdict, slices),
         "joint": joint(verdict),
         "ratios": ratios(verdict),
         "what": what,
