@@ -113,6 +113,23 @@ def test_a_limit_from_below_is_turned_so_that_above_is_bad_for_both():
     assert timeline._times(cell(limit=None), 0.01) is None
 
 
+def test_of_many_evaluations_the_ends_of_the_intervals_are_lines(ledger):
+    history = opened(ledger)
+    for i in range(70):
+        found = (cell("inconclusive", value=0.04, low=0.02, high=0.06),)
+        found = replace(finding("offline", "inconclusive", 100 + i), cells=found)
+        history = advance_run(ledger, history, found, actor=ACTOR, now=100.0 * (i + 1))
+
+    drawn = picture(sheets(ledger, history.run)["Deciding cell of each evaluation"])
+
+    assert not [one for one in drawn.iter("line") if one.get("class") == "bar"]
+    axis = Scale.of([1.0, 1.2, 0.8])
+    for one, end in zip(drawn.iter("polyline"), (0.4, 1.2), strict=True):
+        points = [at.split(",") for at in one.get("points").split()]
+        assert len(points) == 70
+        assert [100 - float(y) for _, y in points] == pytest.approx([axis.at(end)] * 70, abs=0.01)
+
+
 def test_one_evaluation_is_drawn(ledger):
     history = advance_run(ledger, opened(ledger), finding("offline"), actor=ACTOR, now=10.0)
 

@@ -40,6 +40,7 @@ _TRAFFIC = Markup(
     '<line class="aside" x1="0" x2="22" y1="5" y2="5"/></svg>mirrored to it'
 )
 _LANE, _CHART, _CELLS = 62, 90, 190  # pixels
+_MANY = 60  # evaluations beyond which single intervals are not drawn
 _TONES = {"held": "holds", "completed": "holds", "rolled back": "violated", "superseded": "error"}
 _PEOPLE = {"approved": "approval", "overrode": "override", "rolled_back": "rollback"}
 _EVENTS = {  # mark -> in words
@@ -199,8 +200,8 @@ def _lanes(made: Sequence[Moment], events: Events, time: _Time) -> Markup:
     return time.plot(label, _LANE * len(history.course), shapes, ())
 
 
-def _mark(tone: str, x: float, y: float | str) -> str:
-    return f'<g class="t-{tone}">{mark(tone, x, y, 5)}</g>'
+def _mark(tone: str, x: float, y: float | str, size: float = 5) -> str:
+    return f'<g class="t-{tone}">{mark(tone, x, y, size)}</g>'
 
 
 def _times(cell: CellResult, value: float | None) -> float | None:
@@ -229,12 +230,16 @@ def _deciding(events: Events, time: _Time) -> Iterator[Sheet]:
     limit = 100 - up.at(1.0)
     shapes = [line("limit", 0, limit, 100, limit)]
     shapes.append(text("limit", 100, limit, dy=-5, anchor="end", kind="ink"))
+    if many := len(known) > _MANY:  # the ends of all intervals as two lines
+        for i in (0, 1):
+            ends_of = [(time.at(m.at), 100 - up.at(e[i])) for m, *_, e in known if len(e) == 2]
+            shapes.append(curve("aside", ends_of))
     for moment, _, value, ends in known:
         x = time.at(moment.at)
-        if len(ends) == 2:
+        if len(ends) == 2 and not many:
             bar = line("bar", x, 100 - up.at(ends[0]), x, 100 - up.at(ends[1]))
             shapes.append(f'<g class="t-{moment.mark}">{bar}</g>')
-        shapes.append(_mark(moment.mark, x, 100 - up.at(value)))
+        shapes.append(_mark(moment.mark, x, 100 - up.at(value), 2.4 if many else 5))
     drawn = {id(moment) for moment, *_ in known}
     shapes += time.numbers([event for event in events if id(event[1]) in drawn], "-6")
     moment, cell, value, _ = known[-1]
