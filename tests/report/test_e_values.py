@@ -98,6 +98,14 @@ def test_one_evaluation_is_two_marks_and_no_line():
     assert "1 evaluation;" in panel.note
 
 
+def test_hostile_names_are_only_text():
+    panel = panels(EValuePath(made.HOSTILE, made.HOSTILE, GROUPS, HOLDS, VIOLATED))[0]
+
+    page = FORMATS["html"](verdict(EValuePath(made.HOSTILE, "all", GROUPS, HOLDS, VIOLATED)))
+    assert "<script" not in page and "\x00" not in page and "\x1b" not in panel.picture
+    drawn(panel)
+
+
 def test_without_evaluations_the_page_has_no_such_section():
     assert panels() == ()
     page = FORMATS["html"](verdict())

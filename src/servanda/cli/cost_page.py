@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from servanda.cli.cost_table import HEADS, cost_line, row
 from servanda.judgement.cost import Cost, Decides, power_curve
 from servanda.judgement.plan import Plan
+from servanda.report import format
 from servanda.report.html import Sheet, Story, board
 from servanda.report.html_numbers import figure
 from servanda.report.html_shapes import (
@@ -70,7 +71,7 @@ def power_picture(points: Sequence[Decides], planned: int) -> Markup:
     shapes.append(text(f"{planned:,} {units}", 100, level, dy=-5, anchor="end", kind="ink"))
     shapes.append(text(words, limit, 100, dy=-6, anchor="end", kind="ink shift-end"))
     label = (
-        f"Number of {units} needed for {here.clause} on {here.slice}, against the true value. With "
+        f"Number of {units} needed for {_name(here)}, against the true value. With "
         f"{planned:,}, holds is expected up to {_said(here.holds)}, violated from "
         f"{_said(here.violated)}; the limit is {figure(here.limit)}."
     )
@@ -85,6 +86,10 @@ def power_picture(points: Sequence[Decides], planned: int) -> Markup:
     )
 
 
+def _name(cell: Decides) -> str:
+    return format.line(f"{cell.clause} on {cell.slice}")
+
+
 def _said(value: float | None) -> str:
     return "never" if value is None else figure(value)
 
@@ -95,7 +100,7 @@ def plan_page(plan: Plan, cost: Cost) -> str:
     for cell in [c for c in cost.decides if c.n and c.limit > 0][:_PANELS]:
         picture = power_picture(power_curve(plan, cell, sizes(cell.n)), cell.n)
         note = "" if sheets else _NOTE
-        sheets.append(Sheet(f"{cell.clause} on {cell.slice}", note, picture))
+        sheets.append(Sheet(_name(cell), note, picture))
     if cost.decides:
         note = "In brackets: every token has the mean."
         table = Sheet(

@@ -97,7 +97,7 @@ def _path(path: EValuePath, outcome: str, holds: float, violated: float, slices:
         marks = points if len(points) <= _MANY else points[-1:]
         shapes += [f'<g class="t-{tone}">{mark(tone, *point, 3.6)}</g>' for point in marks]
     words = slices.of(path.slice)
-    title = f"{path.clause} on {words.name}"
+    title = f"{format.line(path.clause, 40)} on {words.name}"
     ends = path.e_holds[-1], path.e_violated[-1]
     note = (
         f"{outcome} after {format.count(last, 'prompt group')} and "

@@ -15,6 +15,7 @@ from servanda.promotion.ledger.entry import Entry
 from servanda.promotion.run import report
 from servanda.promotion.run.history import DELIVERED, History, replayed
 from servanda.promotion.state import CellResult
+from servanda.report import format
 from servanda.report.format import count, duration, number
 from servanda.report.html import Sheet, Story, board
 from servanda.report.html_shapes import (
@@ -245,7 +246,7 @@ def _deciding(events: Events, time: _Time) -> Iterator[Sheet]:
     moment, cell, value, _ = known[-1]
     label = (
         f"The deciding cell of {count(len(known), 'evaluation')}, in multiples of its limit: "
-        f"{number(value)} at the last one, {cell.name}, which is {moment.mark}."
+        f"{number(value)} at the last one, {format.line(cell.name)}, which is {moment.mark}."
     )
     yield Sheet(
         "Deciding cell of each evaluation",
