@@ -89,7 +89,8 @@ def test_groups_that_are_not_synced_are_told_in_view():
     page = grid.page(result(*EVERY))
 
     assert "never reaches the engine" in page
-    assert "0.80 ± 0.02" in page and "not tested: no effect on the trainer's scores" in unescape(page)
+    assert "0.80 ± 0.02" in page
+    assert "not tested: no effect on the trainer's scores" in unescape(page)
 
 
 def test_a_bundle_of_layers_fills_each_of_them():
