@@ -15,7 +15,8 @@ SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 .PHONY: demo demo-gateway docs test check test-all test-gateway test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
-$(VENV)/.demo: pyproject.toml constraints.txt
+COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
+$(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint constraints.txt torch
 	$(PIP) --constraint constraints.txt --editable '.[transformers]'

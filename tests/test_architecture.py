@@ -31,7 +31,7 @@ PURE = {
     "_version",
     "errors",
     "registry",
-    "theory",
+    *("theory", "-theory.divergence.row_sums"),
     "traces",
     "judgement",
     "report",

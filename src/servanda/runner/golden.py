@@ -27,7 +27,7 @@ from servanda.runner.run_directory import RunDirectory
 from servanda.theory.divergence.base import DIVERGENCES, LogitRows, exact
 from servanda.theory.divergence.topk import interval
 from servanda.theory.divergence.topk_rows import TopK, TopRows
-from servanda.theory.sampling import entropy_nats, log_softmax
+from servanda.theory.sampling import log_softmax
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace, TracePair
 
@@ -268,24 +268,26 @@ def _joint(batch: Batch, train: Pieces, infer: Pieces) -> Trace:
 
 
 def reduced(rows: LogitRows, tokens_R: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    at_R = np.arange(len(tokens_R))
+    """The columns of golden texts that need both rows of logits, [R] each."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        infer_logp_RV = rows.infer_logp_RV
+        logp_train_R, logp_infer_R = rows.logp(tokens_R)
+        conf = {
+            side: np.exp(rows.logp(best_R)[i])
+            for i, (side, best_R) in enumerate(zip(("train", "infer"), rows.best_R, strict=True))
+        }
         columns = {
-            "logp": infer_logp_RV[at_R, tokens_R],
-            "logp_train": rows.train_logp_RV[at_R, tokens_R],
-            "entropy_nats": entropy_nats(infer_logp_RV),
-            "p_max": np.exp(infer_logp_RV.max(axis=-1)),
+            "logp": logp_infer_R,
+            "logp_train": logp_train_R,
+            "entropy_nats": rows.infer_entropy_R,
+            "p_max": conf["infer"],
         }
     for name, metric in DIVERGENCES.items():
         if "logits" in metric.forms:
             columns[_JOINT + name] = exact(name, rows)
     # for calibration: what each side is surest of, and whether that is the golden token
-    for side, logp_RV in (("train", rows.train_logp_RV), ("infer", infer_logp_RV)):
-        best_R = logp_RV.argmax(axis=-1)
-        hit_R = np.where(rows.usable_R, best_R == tokens_R, np.nan)
-        conf_R = np.where(rows.usable_R, np.exp(logp_RV[at_R, best_R]), np.nan)
-        columns |= {f"{_JOINT}conf_{side}": conf_R, f"{_JOINT}hit_{side}": hit_R}
+    for (side, conf_R), best_R in zip(conf.items(), rows.best_R, strict=True):
+        for name, values_R in (("conf", conf_R), ("hit", best_R == tokens_R)):
+            columns[f"{_JOINT}{name}_{side}"] = np.where(rows.usable_R, values_R, np.nan)
     return columns
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
 from servanda.theory.divergence.pairs import Floats, Pairs
-from servanda.theory.sampling import log_softmax
+from servanda.theory.divergence.row_sums import RowSums, row_sums
+from servanda.theory.sampling import entropy_nats, log_softmax, log_sum_exp
 
 Form = Literal["logprob", "top1", "logits", "topk"]
 Span = tuple[float, float]
@@ -69,6 +70,8 @@ class Divergence:
 
 
 DIVERGENCES: Registry[Divergence] = Registry("metric")
+# the exact value of a metric at plain rows, from what the compiled library returns of them
+OF_SUMS: dict[str, Callable[[RowSums], Floats]] = {}
 
 
 def divergence(
@@ -79,8 +82,13 @@ def divergence(
     span: Span = (0.0, math.inf),
     source: str,
     outcome: bool = False,
+    of_sums: Callable[[RowSums], Floats] | None = None,
 ) -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
-    """Register one form of a quantity; a second form of the same name joins the first."""
+    """Register one form of a quantity; a second form of the same name joins the first.
+
+    Args:
+        of_sums: the same exact value from the sums of the compiled library, at plain rows.
+    """
 
     def decorate(function: Callable[..., Floats]) -> Callable[..., Floats]:
         if name not in DIVERGENCES:
@@ -93,6 +101,8 @@ def divergence(
         metric.forms[needs] = function
         metric.spans[needs] = span
         metric.sources[needs] = source
+        if of_sums is not None:
+            OF_SUMS[name] = of_sums
         return function
 
     return decorate
@@ -131,17 +141,74 @@ class LogitRows:
     def __init__(self, train_RV: NDArray[np.floating], infer_RV: NDArray[np.floating]) -> None:
         if train_RV.shape != infer_RV.shape:
             raise EvidenceError(f"{train_RV.shape} train logits for {infer_RV.shape} infer logits")
-        self.train_RV = np.asarray(train_RV, dtype=np.float64)
-        self.infer_RV = np.asarray(infer_RV, dtype=np.float64)
+        self._raw = train_RV, infer_RV
+
+    @cached_property
+    def train_RV(self) -> Floats:
+        return np.asarray(self._raw[0], dtype=np.float64)
+
+    @cached_property
+    def infer_RV(self) -> Floats:
+        return np.asarray(self._raw[1], dtype=np.float64)
+
+    @cached_property
+    def best_R(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each row of train and of infer is largest; the first of equals, or of NaN."""
+        return self._raw[0].argmax(axis=-1), self._raw[1].argmax(axis=-1)
 
     @cached_property
     def usable_R(self) -> NDArray[np.bool_]:
         """Rows without NaN or +inf, and with some mass on both sides."""
-        usable_R = np.ones(len(self.train_RV), dtype=bool)
-        for side_RV in (self.train_RV, self.infer_RV):
-            top_R = side_RV.max(axis=-1)  # NaN propagates through max
-            usable_R &= np.isfinite(top_R)
+        usable_R = np.ones(len(self._raw[0]), dtype=bool)
+        for side_RV, best_R in zip(self._raw, self.best_R, strict=True):
+            usable_R &= np.isfinite(np.take_along_axis(side_RV, best_R[:, None], axis=-1)[:, 0])
         return usable_R
+
+    @cached_property
+    def _plain(self) -> tuple[NDArray[np.bool_], RowSums, LogitRows] | None:
+        """The rows that the compiled library worked, what it returned of them, and the others."""
+        at_R = np.flatnonzero(self.usable_R)
+        whole = len(at_R) == len(self.usable_R)
+        train_RV, infer_RV = (side if whole else side[at_R] for side in self._raw)
+        best_train_R, best_infer_R = (best_R[at_R] for best_R in self.best_R)
+        answer = row_sums(train_RV, infer_RV, best_train_R, best_infer_R)
+        if answer is None or not answer[0].any():
+            return None
+        plain_R = np.zeros(len(self.usable_R), dtype=bool)
+        plain_R[at_R] = answer[0]
+        return plain_R, answer[1], LogitRows(*(side_RV[~plain_R] for side_RV in self._raw))
+
+    def by_row(
+        self, plain: Callable[[RowSums], Floats], other: Callable[[LogitRows], Floats]
+    ) -> Floats:
+        """One value of each row, [R]: by the compiled library where the row is plain."""
+        if self._plain is None:
+            return other(self)
+        plain_R, sums, others = self._plain
+        values_R = np.empty(len(plain_R))
+        values_R[plain_R] = plain(sums)
+        if not plain_R.all():
+            values_R[~plain_R] = other(others)
+        return values_R
+
+    @cached_property
+    def log_z(self) -> tuple[Floats, Floats]:
+        """Log normalisers of train's and of infer's logits, [R] each, nats."""
+        return (
+            self.by_row(lambda sums: sums.log_z + sums.shift, lambda r: log_sum_exp(r.train_RV)),
+            self.by_row(lambda sums: sums.log_z, lambda r: log_sum_exp(r.infer_RV)),
+        )
+
+    @cached_property
+    def infer_entropy_R(self) -> Floats:
+        """Entropy of infer, [R], nats."""
+        return self.by_row(lambda sums: sums.entropy, lambda r: entropy_nats(r.infer_logp_RV))
+
+    def logp(self, token_R: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Logprob of one token of each row on train and on infer, [R] each, nats."""
+        at_R = np.arange(len(token_R))
+        train_R, infer_R = (side_RV[at_R, token_R].astype(np.float64) for side_RV in self._raw)
+        return train_R - self.log_z[0], infer_R - self.log_z[1]
 
     @cached_property
     def train_logp_RV(self) -> Floats:
@@ -193,8 +260,13 @@ class LogitRows:
 
 def exact(name: str, rows: LogitRows) -> Floats:
     """The exact value of a metric at each position, [R]; NaN where a row is unusable."""
+    low, high = DIVERGENCES[name].span_of("logits")
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        values_R = DIVERGENCES[name].forms["logits"](rows)
+        values_R = rows.by_row(
+            # a sum that rounds to a little beyond what the metric can be
+            lambda sums: np.clip(OF_SUMS[name](sums), low, high),
+            DIVERGENCES[name].forms["logits"],
+        )
     return np.where(rows.usable_R, values_R, np.nan)
 
 

@@ -18,7 +18,7 @@ def chi2_terms(pairs: Pairs) -> Floats:
     return np.where(np.isposinf(pairs.log_weight), np.inf, terms)
 
 
-@divergence("chi2", needs="logits", unit="", source=_SOURCE)
+@divergence("chi2", needs="logits", unit="", source=_SOURCE, of_sums=lambda sums: sums.chi2)
 def chi2_exact(rows: LogitRows) -> Floats:
     """chi^2(train || infer) of each row, [R]; inf where infer misses a token of train."""
     return chi2_terms(rows.pairs).sum(axis=-1)

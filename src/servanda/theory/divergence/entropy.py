@@ -13,6 +13,7 @@ from servanda.theory.divergence.pairs import Floats
     needs="logits",
     unit="nat",
     source="|H(train) - H(infer)|, Shannon 1948",
+    of_sums=lambda sums: sums.entropy_gap,
 )
 def entropy_gap(rows: LogitRows) -> Floats:
     """|H(train) - H(infer)| of each row, [R], nats.

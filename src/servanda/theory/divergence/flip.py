@@ -9,7 +9,14 @@ from servanda.theory.divergence.base import Floats, LogitRows, divergence
 _SPAN = (0.0, 1.0)
 
 
-@divergence("top1_flip", needs="logits", unit="", span=_SPAN, source="definition")
+@divergence(
+    "top1_flip",
+    needs="logits",
+    unit="",
+    span=_SPAN,
+    source="definition",
+    of_sums=lambda sums: sums.flip,
+)
 def top1_flip_exact(rows: LogitRows) -> Floats:
     """1 where the best tokens of the two rows differ, else 0, [R]; ties go to the lower id."""
     return (rows.train_RV.argmax(axis=-1) != rows.infer_RV.argmax(axis=-1)).astype(np.float64)

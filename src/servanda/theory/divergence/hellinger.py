@@ -19,6 +19,7 @@ def hellinger2_terms(pairs: Pairs) -> Floats:
     unit="",
     span=(0.0, 1.0),
     source="Hellinger 1909; H^2 = 1 - sum sqrt(p q), 1 - H^2 multiplies over tokens",
+    of_sums=lambda sums: sums.hellinger2,
 )
 def hellinger2_exact(rows: LogitRows) -> Floats:
     """H^2 = 1 - sum sqrt(p q) of each row, [R], in [0, 1]; 1 where the supports are disjoint.

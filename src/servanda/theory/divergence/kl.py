@@ -24,7 +24,14 @@ def js_terms(pairs: Pairs) -> Floats:
     return 0.5 * pairs.up - pairs.larger * middle
 
 
-@divergence("js_nats", needs="logits", unit="nat", span=(0.0, math.log(2)), source="Lin 1991")
+@divergence(
+    "js_nats",
+    needs="logits",
+    unit="nat",
+    span=(0.0, math.log(2)),
+    source="Lin 1991",
+    of_sums=lambda sums: sums.js,
+)
 def js_exact(rows: LogitRows) -> Floats:
     """Jensen-Shannon divergence of each row, [R], nats, in [0, log 2].
 
@@ -84,7 +91,11 @@ def kl_terms(pairs: Pairs) -> Floats:
 
 
 @divergence(
-    "kl_nats", needs="logits", unit="nat", source="Kullback and Leibler 1951, in Bregman form"
+    "kl_nats",
+    needs="logits",
+    unit="nat",
+    source="Kullback and Leibler 1951, in Bregman form",
+    of_sums=lambda sums: sums.kl,
 )
 def kl_exact(rows: LogitRows) -> Floats:
     """KL(infer || train) of each row, [R], nats; inf where train misses a token of infer.
@@ -118,7 +129,13 @@ def k3(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     return np.expm1(log_ratio_N) - log_ratio_N
 
 
-@divergence("k3_nats", needs="logits", unit="nat", source=f"{_SCHULMAN} k3")
+@divergence(
+    "k3_nats",
+    needs="logits",
+    unit="nat",
+    source=f"{_SCHULMAN} k3",
+    of_sums=lambda sums: sums.kl,
+)
 def k3_exact(rows: LogitRows) -> Floats:
     """Mean of k3 under infer at each row, [R], nats: the Bregman form of KL(infer || train).
 
@@ -134,7 +151,13 @@ def kl_reverse_terms(pairs: Pairs) -> Floats:
     return np.where(pairs.train_more, pairs.down, pairs.up)
 
 
-@divergence("kl_reverse_nats", needs="logits", unit="nat", source="Kullback 1951")
+@divergence(
+    "kl_reverse_nats",
+    needs="logits",
+    unit="nat",
+    source="Kullback 1951",
+    of_sums=lambda sums: sums.kl_reverse,
+)
 def kl_reverse_exact(rows: LogitRows) -> Floats:
     """KL(train || infer) of each row, [R], nats; inf where infer misses a token of train."""
     return kl_reverse_terms(rows.pairs).sum(axis=-1)

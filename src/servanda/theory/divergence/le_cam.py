@@ -19,6 +19,7 @@ def le_cam_terms(pairs: Pairs) -> Floats:
     unit="",
     span=(0.0, 1.0),
     source="Le Cam 1986; Vincze 1981",
+    of_sums=lambda sums: sums.le_cam,
 )
 def le_cam_exact(rows: LogitRows) -> Floats:
     """sum (p - q)^2 / (p + q) / 2 of each row, [R], in [0, 1].

@@ -12,6 +12,7 @@ from servanda.theory.divergence.pairs import Floats
     needs="logits",
     unit="nat",
     source="min over c of max |drift - c| = osc / 2",
+    of_sums=lambda sums: (sums.high - sums.low) / 2,
 )
 def logit_linf(rows: LogitRows) -> Floats:
     """Largest |train - infer| logit at the common shift that makes it smallest, [R], nats.

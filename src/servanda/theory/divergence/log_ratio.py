@@ -20,7 +20,13 @@ def abs_log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     return np.abs(log_ratio(logp_train_N, logp_infer_N))
 
 
-@divergence("abs_log_ratio_nats", needs="logits", unit="nat", source="definition")
+@divergence(
+    "abs_log_ratio_nats",
+    needs="logits",
+    unit="nat",
+    source="definition",
+    of_sums=lambda sums: np.maximum(sums.high - sums.shift, sums.shift - sums.low),
+)
 def abs_log_ratio_exact(rows: LogitRows) -> Floats:
     """max over the vocabulary of |log p/q|, [R], nats: no token can be further off."""
     return -rows.pairs.gap.min(axis=-1)

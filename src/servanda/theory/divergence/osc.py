@@ -12,6 +12,7 @@ from servanda.theory.divergence.base import Floats, LogitRows, divergence
     needs="logits",
     unit="nat",
     source="max - min of the logit difference; blind to a common shift",
+    of_sums=lambda sums: sums.high - sums.low,
 )
 def logit_osc(rows: LogitRows) -> Floats:
     """max - min over the vocabulary of (train - infer) logits, [R], nats.

@@ -15,7 +15,9 @@ def tv_terms(pairs: Pairs) -> Floats:
     return -0.5 * pairs.larger * pairs.fall
 
 
-@divergence("tv", needs="logits", unit="", span=_SPAN, source="definition")
+@divergence(
+    "tv", needs="logits", unit="", span=_SPAN, source="definition", of_sums=lambda sums: sums.tv
+)
 def tv_exact(rows: LogitRows) -> Floats:
     """TV(train, infer) of each row, [R], in [0, 1]."""
     return np.minimum(tv_terms(rows.pairs).sum(axis=-1), 1.0)

@@ -1,0 +1,135 @@
+# The compiled sums against the readable formulas, which other tests hold to the definitions.
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servanda.runner.golden import reduced
+from servanda.theory.divergence import row_sums
+from servanda.theory.divergence.base import DIVERGENCES, OF_SUMS, LogitRows
+
+ROOT = Path(__file__).parents[3]
+needs_library = pytest.mark.skipif(
+    row_sums.library() is None, reason="the package was installed without a C compiler"
+)
+SECOND_ORDER = {"kl_nats", "k3_nats", "kl_reverse_nats", "js_nats", "chi2", "hellinger2", "le_cam"}
+EXACT = sorted(name for name, metric in DIVERGENCES.items() if "logits" in metric.forms)
+
+
+def columns(train_RV, infer_RV, token_R, *, compiled):
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(row_sums, "library", lambda: None)
+        return reduced(LogitRows(train_RV, infer_RV), token_R)
+
+
+def drawn(seed, rows, vocabulary, noise, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    infer_RV = rng.normal(0, 4, (rows, vocabulary))
+    train_RV = infer_RV + rng.normal(0, noise, infer_RV.shape) + rng.normal(0, 5)
+    return train_RV.astype(dtype), infer_RV.astype(dtype), rng.integers(0, vocabulary, rows)
+
+
+def test_where_there_is_a_compiler_there_is_a_library():
+    assert shutil.which("cc") is None or row_sums.library() is not None
+
+
+def test_every_exact_metric_has_its_form_on_row_sums():
+    assert sorted(OF_SUMS) == EXACT
+
+
+@needs_library
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 70),  # also less than a vector of numbers, and what a vector leaves over
+    st.sampled_from([0.0, 1e-6, 1e-4, 1e-2, 1.0, 10.0, 60.0]),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_the_compiled_sums_are_the_readable_formulas(seed, vocabulary, noise, dtype):
+    case = drawn(seed, 5, vocabulary, noise, dtype)
+    fast, slow = (columns(*case, compiled=compiled) for compiled in (True, False))
+    assert fast.keys() == slow.keys()
+    for name, values_R in slow.items():
+        # what a rounding of the weights by 1e-16 moves, in terms of first and of second order
+        least = 1e-22 if name.removeprefix("joint.") in SECOND_ORDER else 1e-14
+        np.testing.assert_allclose(fast[name], values_R, 1e-10, least, err_msg=name)
+
+
+@needs_library
+def test_rows_that_need_care_are_left_to_the_readable_formulas():
+    """Masked on both sides, on one, wholly; NaN; inf; weights that no float holds."""
+    train_RV, infer_RV, token_R = drawn(1, 9, 40, 0.1)
+    train_RV[1, 3:9] = infer_RV[1, 3:9] = -np.inf
+    train_RV[2, 5] = -np.inf
+    infer_RV[3, 5] = -np.inf
+    infer_RV[4] = -np.inf
+    train_RV[5, 7] = np.nan
+    infer_RV[6, 7] = np.inf
+    train_RV[7, 0] += 5000
+    train_RV[8, int(infer_RV[8].argmax())] = -np.inf
+    fast, slow = (columns(train_RV, infer_RV, token_R, compiled=c) for c in (True, False))
+    for name, values_R in slow.items():
+        np.testing.assert_allclose(fast[name], values_R, 1e-11, 1e-14, err_msg=name)
+    # it is no vacuous comparison: the library did work the rows of the first two kinds
+    plain = LogitRows(train_RV, infer_RV)._plain
+    assert plain is not None and plain[0].tolist() == [True] * 2 + [False] * 7
+
+
+@needs_library
+def test_a_row_has_the_same_bits_in_any_company_and_with_any_number_of_threads(monkeypatch):
+    train_RV, infer_RV, token_R = drawn(2, 12, 1000, 1e-3)
+    whole = columns(train_RV, infer_RV, token_R, compiled=True)
+    monkeypatch.setattr(row_sums, "_WORTH_THREADS", 0)
+    for threads in ("1", "2", "5", "40"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        again = columns(train_RV, infer_RV, token_R, compiled=True)
+        assert all(np.array_equal(again[name], whole[name]) for name in whole)
+    for part in (slice(3, 4), slice(5, None, 2)):
+        alone = columns(train_RV[part], infer_RV[part], token_R[part], compiled=True)
+        assert all(np.array_equal(alone[name], whole[name][part]) for name in whole)
+
+
+@needs_library
+def test_a_library_of_another_source_is_not_used_and_said(monkeypatch, tmp_path):
+    changed = tmp_path / "row_sums.c"
+    changed.write_text(row_sums.SOURCE.read_text() + "\n")
+    monkeypatch.setattr(row_sums, "SOURCE", changed)
+    with pytest.warns(
+        UserWarning, match="compiled from another version.*install the package again"
+    ):
+        assert row_sums.library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("compiler", ["/no/such/cc", "false"])
+def test_without_a_compiler_the_build_says_so_and_goes_on(compiler, tmp_path):
+    for name in ("hatch_build.py", str(row_sums.SOURCE.relative_to(ROOT))):
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    script = (
+        "import sys, types\n"
+        "hook = types.ModuleType('hook'); hook.BuildHookInterface = object\n"
+        "sys.modules['hatchling.builders.hooks.plugin.interface'] = hook\n"
+        "for name in ('hatchling', 'hatchling.builders', 'hatchling.builders.hooks',\n"
+        "             'hatchling.builders.hooks.plugin'):\n"
+        "    sys.modules[name] = types.ModuleType(name)\n"
+        "from hatch_build import CompiledMetrics\n"
+        "build = CompiledMetrics(); build.root, build.target_name = '.', 'wheel'\n"
+        "data = {'artifacts': []}; build.initialize('standard', data); print(data)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"CC": compiler, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "{'artifacts': []}\n"
+    assert "is not compiled, its slower formulas are used" in done.stderr
