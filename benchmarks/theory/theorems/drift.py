@@ -46,7 +46,7 @@ def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
 
 @theorem("certificate", sharp=True)
 def greedy_flip_impossible(margin: ArrayLike, osc: ArrayLike) -> NDArray[np.bool_]:
-    """The greedy token cannot change where its margin over the second is more than osc.
+    """The greedy token cannot change if its margin over the second exceeds osc.
 
     Args:
         margin: best less second-best logit of either kernel, nats, >= 0.

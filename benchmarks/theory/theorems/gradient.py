@@ -77,7 +77,7 @@ def score_norm2_logits(logp_token: ArrayLike, sum_p2: ArrayLike) -> Floats:
 
 @theorem("fact", assumes=("true_top_k",), sharp=True)
 def sum_p2_from_top_k(logp_NK: ArrayLike) -> tuple[Floats, Floats]:
-    """|p|^2 lies between that of the k likeliest tokens and that plus smallest x rest.
+    """|p|^2 is between that of the top-k tokens and that plus their smallest mass times the rest.
 
     Args:
         logp_NK: log p of the k likeliest tokens of each position, in any order, [..., K]; -inf

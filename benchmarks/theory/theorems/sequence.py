@@ -17,7 +17,7 @@ _FINITE = sys.float_info.max
 
 @theorem("estimate", source="Cauchy-Schwarz inequality", assumes=("same_reward",), sharp=True)
 def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
-    """|E_P R - E_Q R| is at most sqrt(chi^2(P || Q)) times the std of R under infer.
+    """|E_P R - E_Q R| is at most sqrt(chi^2(P || Q)) times the standard deviation of R under Q.
 
     Args:
         chi2: of whole answers; inf where infer lacks support, and then nothing is said.
@@ -38,7 +38,7 @@ def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
 def reward_interval(
     log_weight_S: ArrayLike, reward_S: ArrayLike, cap: float = 1.0
 ) -> tuple[Floats, Floats]:
-    """E_P R - E_Q R lies between the means of -(1 - W^C) R and (1 - W^C)(1 - R), W^C = min(W, C).
+    """E_P R - E_Q R is between the means of -(1 - W^C) R and (1 - W^C)(1 - R), W^C = min(W, C).
 
     The interval is as wide as 1 - E_infer min(W, C): the mass that infer cannot draw, and
     what the cap cuts off.
@@ -77,7 +77,7 @@ def reward_interval(
     sharp=True,
 )
 def tv_from_kl(kl: ArrayLike) -> Floats:
-    """TV is at most sqrt(KL / 2) and sqrt(1 - exp(-KL)), for tokens and for whole answers.
+    """TV is at most sqrt(KL / 2) and sqrt(1 - exp(-KL)), for tokens and for whole responses.
 
     Both are concave: a mean of KL over contexts bounds the mean of their TV.
 

@@ -39,7 +39,7 @@ def osc_at_temperature(osc: ArrayLike, tau: ArrayLike) -> Floats:
 
 @theorem("certificate", source="IEEE 754-2019, round to nearest", sharp=True)
 def rounding_eps(abs_logit: ArrayLike, bits: int) -> Floats:
-    """Casting a number to a format of so many significand bits moves it by at most half an ulp.
+    """Casting a number to a format of n significand bits moves it by at most half an ulp.
 
     Args:
         abs_logit: |logit|, or a bound of it, within the normal numbers of the format: at

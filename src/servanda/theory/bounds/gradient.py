@@ -50,7 +50,7 @@ def policy_gradient_bias(gap: ArrayLike, advantage: ArrayLike, score_norm: Array
     "conditional bound", assumes=("advantage", "score_norm", "token_level", "constant_divisor")
 )
 def loss_weights(loss: Loss, length_S: ArrayLike) -> Floats:
-    """What each token's gap counts for in the bias, by what its loss is divided by.
+    """The weight of each token's gap in the bias, by the divisor of the loss.
 
     token_mean: 1 for each, then the mean over the tokens of all answers.  sequence_sum: 1,
     then the sum of an answer and the mean over answers.  sequence_mean (GRPO): 1/t at the
@@ -96,7 +96,7 @@ def clip_logs(low: float, high: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class RatioBudget:
-    """What the gap between the kernels leaves of a clip range for the policy's own update.
+    """The part of a clip range that the kernel gap leaves for the policy's own update.
 
     Args:
         used_up: fraction of log(1 + high) that the gap may take; used_down: of -log(1 - low).
