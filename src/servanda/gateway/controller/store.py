@@ -255,9 +255,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _hold(folder: Path) -> int | None:
     """The lock of a folder: two controllers would write one state in turn."""
-    with MeasurementError.of_system(f"{folder} cannot be used", hint="name another --state"):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder / "leader.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise MeasurementError(
+            f"{folder} cannot be used: {error.strerror or error}", hint="name another --state"
+        ) from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -26,7 +26,6 @@ from servanda.promotion.ledger.witness import locked
 T = TypeVar("T")
 
 _PROBLEMS = 20  # of SQLite's own, shown at most
-_ELSEWHERE = "name another place for the ledger"
 # what SQLite says where a file is broken, or its catalogue is
 _BROKEN = ("malformed", "no such", "unsupported file format", "corrupt")
 # a broken file also makes SQLite quote what is no text, or ask for more memory than there is
@@ -89,17 +88,24 @@ class SqliteStore(Queries):
     def _find(self, create: bool) -> None:
         """Make the folder of a new ledger; a file with something in it needs none."""
         path = self._path
-        with LedgerError.of_system(f"{path} cannot be read"):
+        try:
             # not read here: closing any file of a database ends the locks that SQLite has on it
             if path.exists() and path.stat().st_size > 0:
                 return
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be read: {error.strerror or error}") from None
         if not create:
             raise Foreign(
                 f"no ledger at {path}",
                 hint="pass --ledger, or start one with `servanda promote`",
             )
-        with LedgerError.of_system(f"{path} cannot be made", hint=_ELSEWHERE):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerError(
+                f"{path} cannot be made: {error.strerror or error}",
+                hint="name another place for the ledger",
+            ) from None
 
     def _connect(self, how: str) -> sqlite3.Connection:
         uri = f"{self._path.absolute().as_uri()}?{how}"
@@ -127,11 +133,16 @@ class SqliteStore(Queries):
         return db
 
     def _prepare(self, mark: str) -> None:
-        refused = LedgerError.of_system(f"{self._path} cannot be written", hint=_ELSEWHERE)
-        # SQLite does not wait for another process that changes the journal's mode
-        with refused, locked(self._path):
-            if self._one("PRAGMA journal_mode") != "wal":
-                self._one("PRAGMA journal_mode = wal")
+        try:
+            # SQLite does not wait for another process that changes the journal's mode
+            with locked(self._path):
+                if self._one("PRAGMA journal_mode") != "wal":
+                    self._one("PRAGMA journal_mode = wal")
+        except OSError as error:
+            raise LedgerError(
+                f"{self._path} cannot be written: {error.strerror or error}",
+                hint="name another place for the ledger",
+            ) from None
         self._one("PRAGMA synchronous = full")
         if self._one("SELECT count(*) FROM sqlite_master"):
             return

@@ -59,16 +59,17 @@ class Command:
         self._limit_s = limit_s
 
     def deliver(self, effect: Effect) -> None:
-        # files, so that neither a program that reads nothing nor one that leaves a child
-        # behind, with its ends of the pipes open, holds this one up
-        with (
-            MeasurementError.of_system(f"{self._program}: cannot be run"),
-            tempfile.TemporaryFile() as message_file,
-            tempfile.TemporaryFile() as errors,
-        ):
-            message_file.write(json.dumps(message(effect)).encode())
-            message_file.seek(0)
-            self._run(effect, message_file, errors)
+        try:
+            # files, so that neither a program that reads nothing nor one that leaves a child
+            # behind, with its ends of the pipes open, holds this one up
+            with tempfile.TemporaryFile() as message_file, tempfile.TemporaryFile() as errors:
+                message_file.write(json.dumps(message(effect)).encode())
+                message_file.seek(0)
+                self._run(effect, message_file, errors)
+        except OSError as error:
+            raise MeasurementError(
+                f"{self._program}: cannot be run: {error.strerror or error}"
+            ) from None
 
     def _run(self, effect: Effect, message_file: IO[bytes], errors: IO[bytes]) -> None:
         variables = {"SERVANDA_EFFECT": effect.kind, "SERVANDA_IDEMPOTENCY_KEY": effect.key}

@@ -78,10 +78,10 @@ def _count(counter: Counter[int], values_N: np.ndarray) -> None:
     counter.update(dict(zip(values.tolist(), n.tolist(), strict=True)))
 
 
-def corpus_of(name: str, labels: Iterable[Labels]) -> Corpus:
+def corpus_of(name: str, labels: Iterable[Labels], digest: str = "") -> Corpus:
     """Sequences as lines that slices can be asked of: one line for each combination of labels."""
     prompts = tuple(Prompt(row, labels=dict(own)) for row, own in enumerate(labels, 1))
-    return Corpus(name, prompts or (Prompt(1),), "")
+    return Corpus(name, prompts or (Prompt(1),), digest)
 
 
 def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:

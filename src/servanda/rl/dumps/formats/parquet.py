@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from operator import index
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from servanda.contract.text_file import whole
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.padding import aligned, cells, flags, plain, split, texts
@@ -133,9 +133,13 @@ class Writer:
         table = table.replace_schema_metadata(about)
         longest = max((len(tokens) for tokens in columns["token_ids"]), default=1)
         path = self.folder / f"step_{step:06}.rank{self.rank}.parquet"
+        part = path.with_name(f".{path.name}.{os.getpid()}")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with whole(path) as part:
+        try:  # a reader sees a whole file or none
             pq.write_table(table, part, row_group_size=max(1, base.CHUNK_TOKENS // max(longest, 1)))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
         return path
 
 
