@@ -1,7 +1,7 @@
 # Bounds: from drift of logits to sequences, rewards and policy gradients.
 #
 # One theorem, one function, one source; `python -m benchmarks.theory` holds each against
-# enumeration and an adversarial search, and has more that no verdict uses.
+# enumeration and an adversarial search.
 
 # these register their theorems
 from servanda.theory.bounds import (  # noqa: F401

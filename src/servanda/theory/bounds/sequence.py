@@ -3,6 +3,9 @@
 # P and Q are the laws of whole answers under train and infer, W = P / Q = product of w, the
 # end-of-text step included.  Everything sampled comes from infer, so prefixes are infer's
 # own, and mass that infer cannot draw is counted: no support assumption.
+#
+# KL and chi^2 have no upper end that a sample could certify, so what is made of them is an
+# estimate, however exact the inequality.
 
 from __future__ import annotations
 
