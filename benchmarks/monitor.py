@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from servanda.rl import Monitor
 from servanda.rl.monitor.histogram import tally
 from servanda.theory.bounds.importance_weights import PSI, weight_gap
-from servanda.theory.stats.histogram import BINS, Binned, ends
+from servanda.theory.stats.histogram import BINS, Binned, ends, moment
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import LogMoment
 
@@ -193,8 +193,7 @@ def widths(train_N: Array, infer_N: Array) -> None:
         "\n| | mean | interval from tokens | from bins | each end moved by |\n" + "|---" * 5 + "|"
     )
     for name, (x, bends) in CLAUSES.items():
-        exact = LogMoment.of(x(ratio_N))
-        (found,) = Binned(*ends(x, bends)).moments(np.atleast_2d(count_K), [0])
+        exact, found = LogMoment.of(x(ratio_N)), moment(count_K, *ends(x, bends))
         ends_exact, ends_found = interval(exact, 0.05), interval(found, 0.05)
         moved = [
             abs(a - b) / a if a else abs(a - b) for a, b in zip(ends_exact, ends_found, strict=True)

@@ -11,17 +11,12 @@ from servanda.errors import EvidenceError
 from servanda.theory.bounds.importance_weights import PSI, weight_gap
 from servanda.theory.divergence.base import DIVERGENCES, sampled
 from servanda.theory.stats.coherence import Coherence
-from servanda.theory.stats.histogram import BINS, ZERO, Binned, bin_of, edges, ends
+from servanda.theory.stats.histogram import BINS, ZERO, Binned, bin_of, edges, ends, moment
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import LogMoment
 
 LEAST_K, MOST_K = edges()
 THRESHOLDS = (1e-6, 0.125, 0.182)
-
-
-def moment(count_K, least_K, most_K, missing=0):
-    """The statistics of one histogram."""
-    return Binned(least_K, most_K).moments(np.atleast_2d(count_K), [missing])[0]
 
 
 def metric(name):

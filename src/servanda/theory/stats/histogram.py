@@ -23,6 +23,7 @@ from servanda.errors import EvidenceError
 from servanda.theory.stats.log_moment import NEG, POS, SCALE, Floats, LogMoment
 
 Array = NDArray[Any]
+Ints = NDArray[np.int64]
 
 # Fixed for ever: counts of one version are added to those of another.
 SIGNIFICAND_BITS = 9
@@ -202,6 +203,11 @@ class Binned:
                 )
             )
         return moments
+
+
+def moment(count_K: ArrayLike, least_K: Floats, most_K: Floats, missing: int = 0) -> LogMoment:
+    """The statistics of one histogram; `Binned.moments` serves many at once."""
+    return Binned(least_K, most_K).moments(np.atleast_2d(count_K), [missing])[0]
 
 
 class _Spread:
