@@ -11,6 +11,7 @@ from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
+from servanda.cli.surface import compare_surface
 from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.engines.worker import spawn
 from servanda.judgement.verdict import FORMATS
@@ -23,7 +24,6 @@ from servanda.runner.compare.contract import (
     plan_of,
     prepare,
 )
-from servanda.runner.compare.surface.compare import compare_surface
 from servanda.runner.compare.surface.difference import conclusion
 from servanda.runner.probe import Engines
 

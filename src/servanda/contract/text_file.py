@@ -1,7 +1,6 @@
-# Files read and written whole.
+# Small text files: read whole, and never more of them than such a file can need.
 #
-# Text files are small, and never more of one is read than it can need: a path may name a dump of
-# gigabytes, a device that has no end, or a FIFO that nobody writes to.
+# A path may name a dump of gigabytes, a device that has no end, or a FIFO that nobody writes to.
 
 from __future__ import annotations
 
