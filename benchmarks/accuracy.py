@@ -3,9 +3,9 @@
 #     python -m benchmarks.accuracy            prints the table
 #     python -m benchmarks.accuracy --write    writes docs/reference/accuracy.md
 #
-# Two kernels of the same weights differ by little, and there the textbook lines lose their
-# digits.  Each metric is computed from the same float32 logits three times: by the package,
-# by its textbook line in float32 (the peer), and by its definition in Decimals (the truth).
+# Two kernels of the same weights differ by little, and textbook formulas then lose their digits.
+# Each metric is computed from the same float32 logits three times: by the package, by its
+# textbook formula in float32 (the baseline), and by its definition in Decimals (the exact value).
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests import oracles
 
 from servanda.theory.divergence.base import LogitRows, exact
 
-BOUND = 1e-9  # relative error that every exact form keeps, at every noise
+BOUND = 1e-9  # largest relative error of an exact form, at every noise
 NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 VOCABULARY = 2000
 SEED = 1
@@ -44,7 +44,7 @@ def _js(x: Row, y: Row) -> np.float32:
     return ((p * (x - m)).sum() + (q * (y - m)).sum()) / 2
 
 
-# what one writes first; x, y: float32 logprobs of train and infer
+# x, y: float32 logprobs of the train and the infer kernel
 TEXTBOOK: dict[str, Callable[[Row, Row], np.float32]] = {
     "tv": lambda x, y: np.abs(np.exp(x) - np.exp(y)).sum() / 2,
     "kl_nats": lambda x, y: (np.exp(y) * (y - x)).sum(),
@@ -72,7 +72,7 @@ class Errors:
 
 
 def logits(noise: float, vocabulary: int = VOCABULARY) -> tuple[Row, Row]:
-    """Train and infer logits in float32, as engines give them."""
+    """Logits of the train and the infer kernel in float32, as engines return them."""
     rng = np.random.default_rng(SEED)
     infer = (rng.normal(size=vocabulary) * 3).astype(np.float32)
     return (infer + noise * rng.normal(size=vocabulary)).astype(np.float32), infer
@@ -83,8 +83,8 @@ def measure(name: str, noise: float, vocabulary: int = VOCABULARY) -> Errors:
     train, infer = logits(noise, vocabulary)
     truth = float(oracles.exactly(name, train, infer))
     ours = float(exact(name, LogitRows(train[None], infer[None]))[0])
-    peer = float(TEXTBOOK[name](_log_softmax(train), _log_softmax(infer)))
-    return Errors(name, noise, abs(ours / truth - 1), abs(peer / truth - 1))
+    textbook = float(TEXTBOOK[name](_log_softmax(train), _log_softmax(infer)))
+    return Errors(name, noise, abs(ours / truth - 1), abs(textbook / truth - 1))
 
 
 def table(rows: list[Errors]) -> str:
@@ -105,25 +105,25 @@ def table(rows: list[Errors]) -> str:
 
 
 _PAGE = """\
-# How many digits the exact metrics keep
+# Numerical accuracy of the exact metrics
 
-Two good kernels differ in the fourth digit of a logit and beyond, and there the textbook lines
-have no digit left. This page is written by `python -m benchmarks.accuracy --write`.
+Two good kernels agree in the first three digits of a logit. At differences this small, textbook
+formulas in float32 can lose every digit. `python -m benchmarks.accuracy --write` writes this page.
 
-One row of {vocabulary} float32 logits, normal with standard deviation 3; the other kernel's are
-the same plus normal noise of the size at the head of the column. Each entry is the relative error
-against the definition, worked in 50-digit arithmetic. `servanda` is the exact form of the
-package, from the float32 logits; `float32 textbook` is the line one writes first, as a peer. An
-error of 1 means that no digit is right.
+One kernel has a row of {vocabulary} float32 logits, normal with standard deviation 3. The other
+has the same row plus normal noise, whose standard deviation is the head of the column. Each entry
+is the relative error against the definition in 50-digit arithmetic. `servanda` is the exact form
+in the package, computed from the float32 logits. `float32 textbook` is the baseline: the usual
+formula in float32. An error of 1 means that no digit is right.
 
-**Promised: at every noise of the table, every exact form is within {bound:g} of the truth.** A
-test holds that, and this page with it.
+**Guarantee: at every noise level of the table, the relative error of every exact form is at most
+{bound:g}.** A test checks this bound.
 
 {table}
 
-The forms that keep their digits subtract nothing large: `Σ q (expm1(d) - d)` for `Σ q (lq - lp)`,
-`Σ (√p - √q)² / 2` for `1 - Σ √(pq)`, and the difference of logits is taken before either is
-normalised. `top1_flip` is a count and has no error.
+The exact forms subtract no large numbers. They use `Σ q (expm1(d) - d)` instead of
+`Σ q (lq - lp)`, and `Σ (√p - √q)² / 2` instead of `1 - Σ √(pq)`. They take the difference of the
+logits before they normalise either side. `top1_flip` is a count and has no error.
 """
 
 

@@ -1,4 +1,4 @@
-"""Run what is not there yet, a file a run; a killed process goes on where it was.
+"""Run each run that has no file yet; a killed process resumes with the same command.
 
 python -m benchmarks.experiment [--full] [--out FOLDER] [--part K/N] [--only TEXT]
 """
@@ -15,15 +15,15 @@ from benchmarks.experiment.settings import Settings, full, quick, repeated
 QUICK = Path("runs/experiment")
 
 
-def told(run: Run) -> str:
-    """One line: where the policy ended, and what stopped it."""
+def line_of(run: Run) -> str:
+    """One line: the last rewards, and the step of a halt."""
     if run.same_as and not run.preflight:
-        return f"{run.name:<40}nothing was due: goes on as {run.same_as}"
+        return f"{run.name:<40}no action was due: repeats {run.same_as}"
     if run.same_as:
         found = run.preflight
         return (
-            f"{run.name:<40}drill {found['outcome']} {found['cause']} in "
-            f"{found['seconds']:.0f} s; goes on as {run.same_as}"
+            f"{run.name:<40}preflight {found['outcome']} {found['cause']} in "
+            f"{found['seconds']:.0f} s; repeats {run.same_as}"
         )
     reward = " ".join(f"{value:.2f}" for value in run.evaluations["trained"])
     halted = "" if run.halted_at is None else f"  halted at step {run.halted_at}"
@@ -34,8 +34,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--full", action="store_true", help="five seeds, and every other fault")
     parser.add_argument("--out", type=Path, help=f"default {QUICK}; with --full, {RESULTS.name}/")
-    parser.add_argument("--part", default="1/1", help="which of how many processes this is")
-    parser.add_argument("--only", default="", help="runs whose names have this in them")
+    parser.add_argument("--part", default="1/1", help="this process of how many, e.g. 1/2")
+    parser.add_argument("--only", default="", help="only runs whose names contain this text")
     asked = parser.parse_args()
     out = asked.out or (RESULTS if asked.full else QUICK)
     at, parts = map(int, asked.part.split("/"))
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _run(settings: Settings, out: Path) -> None:
-    from benchmarks.experiment.training import as_unguarded, train  # torch, and what comes with it
+    from benchmarks.experiment.training import as_unguarded, train  # imports torch
 
     unguarded = out / f"{dataclasses.replace(settings, arm='none').name}.json"
     run = None
@@ -59,7 +59,7 @@ def _run(settings: Settings, out: Path) -> None:
         run = as_unguarded(settings, read_alone(unguarded))
     run = run or train(settings)
     write_run(run, out)
-    print(told(run), flush=True)
+    print(line_of(run), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-# Which guard fires on which run, and when: faults x guards, from the records alone.
+# Which check fires on which run, and when: faults x checks, from the records alone.
 #
-# All of them watch the same runs, those of arm "none", which nothing corrects and nothing stops;
-# only the drill is read from arm "contract", and stands before the first step.
+# All checks read the same runs, those of arm "none", which are neither corrected nor halted; only
+# the preflight test is read from arm "contract", and comes before the first step.
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.experiment.guards import FIELD, trend_rings
+from benchmarks.experiment.guards import FIELD, trend_fires
 from benchmarks.experiment.record import Run
 from servanda.engines.faults import FAULTS
 from servanda.engines.faults.sync import SYNC_FAULTS
@@ -17,19 +17,19 @@ from servanda.engines.faults.sync import SYNC_FAULTS
 HEALTHY = "healthy"
 HEALTHY_ADAPTER = "healthy bfloat16_lora"
 ENGINES = {"adapter_ignored": "bfloat16_lora"}  # of a fault that needs another than bfloat16
-BEFORE = -1  # the step of a drill, which comes before the first
+BEFORE = -1  # the step of a preflight test, which comes before the first
 NEVER = "-"
 OURS = ("trend", "monitor", "drill")
 
 
 @dataclass(frozen=True)
 class Guarding:
-    """One row: a guard, and how it reads a run.
+    """One row: a check, and how it reads a run.
 
     Args:
-        who, rule, source: as in guards.Guard; arm: of the runs that it is read from.
-        fires: run -> the steps on which it fires; None where the run says nothing of it.
-        once: whether it looks once a run, and not at each step.
+        who, rule, source: as in guards.Guard; arm: the arm whose runs it reads.
+        fires: run -> the steps on which it fires; None where the run lacks its statistic.
+        once: whether it is evaluated once per run, and not at each step.
     """
 
     who: str
@@ -40,9 +40,9 @@ class Guarding:
     once: bool = False
 
 
-# What a record lacks is read from what it has: the first to the four digits that `ess` is kept
-# with, the second by another reduction (over tokens, where the project takes means of sequences
-# first).  guard_notes() says so on the page.
+# Statistics that a record lacks follow from others: the first to the four digits that `ess` is
+# kept with, the second by another reduction (over tokens, where the project takes means of
+# sequences first).  guard_notes() states this on the page.
 DERIVED: Mapping[str, Callable[[Mapping[str, float]], float]] = {
     "is_std": lambda step: step["is_mean"] * math.sqrt(max(1 / step["ess"] - 1, 0.0)),
     "abs_d_mean_by_sequence": lambda step: step["abs_d_mean"],
@@ -75,7 +75,7 @@ def _of_field(name: str) -> Guarding:
 
 
 def _trend(run: Run) -> list[int]:
-    return [run.steps["step"][i] for i in trend_rings(run.steps["abs_d_mean"])]
+    return [run.steps["step"][i] for i in trend_fires(run.steps["abs_d_mean"])]
 
 
 def _monitor(run: Run) -> list[int] | None:
@@ -99,21 +99,22 @@ GUARDS: Mapping[str, Guarding] = {
     "trend": Guarding(
         "servanda trend",
         "mean |d| doubled",
-        "of the last five steps over the first five, as `servanda check DUMP` tells it",
+        "mean of the last five steps over that of the first five, as in `servanda check DUMP`",
         "none",
         _trend,
     ),
     "monitor": Guarding(
         "servanda monitor",
         "a clause is violated",
-        "on the whole or on a slice, at confidence 0.95 a step",
+        "on the whole batch or on a slice, at confidence 0.95 per step",
         "none",
         _monitor,
     ),
     "drill": Guarding(
-        "servanda drill",
-        "a group does not follow the sync",
-        "`servanda.rl.preflight`: poison the weights, sync, score; then nudge one group at a time",
+        "servanda preflight",
+        "a group is not synced",
+        "`servanda.rl.preflight`: randomise all weights, sync, score; then perturb one group at a "
+        "time",
         "contract",
         _drill,
         once=True,
@@ -123,11 +124,11 @@ GUARDS: Mapping[str, Guarding] = {
 
 @dataclass(frozen=True)
 class Firing:
-    """One guard on the runs of one fault, one run a seed.
+    """One check on the runs of one fault, one run for each seed.
 
     Args:
         first: of each run the first step on which it fires, or None.
-        fired, looks: of all runs; unit: what a look is.
+        fired, looks: alarms and evaluations over all runs; unit: the name of an evaluation.
     """
 
     first: tuple[int | None, ...]
@@ -155,7 +156,7 @@ class Firing:
 
     @property
     def alarms(self) -> str:
-        """As false alarms are told: steps and runs.
+        """False alarms: steps and runs.
 
         >>> print(Firing((2, None), 3, 40).alarms, Firing((None, None), 0, 40).alarms, sep="; ")
         3 of 40 steps, 1 of 2 runs; 0 of 40 steps
@@ -165,7 +166,7 @@ class Firing:
 
 
 def firing(guard: Guarding, runs: Iterable[Run]) -> Firing | None:
-    """A guard on some runs of one fault; None where none of them says anything of it."""
+    """A check on some runs of one fault; None where none of them has its statistic."""
     told = [(guard.fires(run), 1 if guard.once else len(run.steps["step"])) for run in runs]
     heard = [(fires, looks) for fires, looks in told if fires is not None]
     if not heard:
@@ -174,12 +175,12 @@ def firing(guard: Guarding, runs: Iterable[Run]) -> Firing | None:
         tuple(min(fires, default=None) for fires, _ in heard),
         sum(len(fires) for fires, _ in heard),
         sum(looks for _, looks in heard),
-        "drills" if guard.once else "steps",
+        "tests" if guard.once else "steps",
     )
 
 
 def case_of(run: Run) -> str:
-    """What a run is a case of: its fault, and its engine where that is not what the fault needs."""
+    """The case of a run: its fault, and its engine unless the fault needs that one."""
     fault, engine = run.settings["fault"], run.settings["engine"]
     return fault if engine == ENGINES.get(fault, "bfloat16") else f"{fault} {engine}"
 
@@ -194,7 +195,7 @@ def cases_of(runs: Sequence[Run]) -> list[str]:
 
 
 def compared(runs: Sequence[Run]) -> list[str]:
-    """The cases of which every arm was run: the others are looked at once, and not compared."""
+    """The cases of which every arm was run: the others were run once, and are not compared."""
     arms = {run.settings["arm"] for run in runs}
     return [case for case in cases_of(runs) if all(chosen(runs, case, arm) for arm in arms)]
 
@@ -205,14 +206,14 @@ def chosen(runs: Sequence[Run], case: str, arm: str) -> list[Run]:
     return sorted(found, key=lambda run: run.settings["seed"])
 
 
-# guard -> case -> how it fires; None where no run says anything of it
+# check -> case -> how it fires; None where no run has its statistic
 Firings = Mapping[str, Mapping[str, Firing | None]]
 
 
 def firings(runs: Sequence[Run]) -> Firings:
-    """How every guard fires on the runs of every case; an adapter makes no other healthy case.
+    """How every check fires on the runs of every case; an adapter makes no other healthy case.
 
-    A guard of which no run says anything, since its statistic is not on record, is left out.
+    A check whose statistic is on no record is left out.
     """
     cases = [case for case in cases_of(runs) if case != HEALTHY_ADAPTER]
     of = {case: (case, HEALTHY_ADAPTER) if case == HEALTHY else (case,) for case in cases}

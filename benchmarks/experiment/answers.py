@@ -1,4 +1,4 @@
-# What the monitor answered on the uncorrected runs, and why it is quiet where the field fires.
+# Outcomes of the monitor on the uncorrected runs, and why it does not fire where others do.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.experiment.alarms import Firings, cases_of, chosen
 from benchmarks.experiment.guards import FIELD
 from benchmarks.experiment.pictures import called
 from benchmarks.experiment.record import Run
-from benchmarks.experiment.sections import cries
+from benchmarks.experiment.sections import fires_on_healthy
 from benchmarks.experiment.tables import markdown
 from benchmarks.experiment.watching import CONTRACT
 from servanda.runner import run as runs_of
@@ -20,8 +20,8 @@ WINDOW = 12  # steps of a pooled mean: the tokens of a step are few
 
 
 def slower(runs: Sequence[Run], told: Firings) -> str:
-    """Where most of the field fires on every run and the monitor on none, and what it measured."""
-    quiet = [name for name in FIELD if name in told and not cries(told[name])]
+    """The cases in which most thresholds fire on every run and the monitor never, with values."""
+    quiet = [name for name in FIELD if name in told and not fires_on_healthy(told[name])]
     found = []
     for case, seen in told.get("monitor", {}).items():
         rows = [of for name in quiet if (of := told[name][case])]
@@ -29,19 +29,19 @@ def slower(runs: Sequence[Run], told: Firings) -> str:
         if seen is not None and not seen.runs and 2 * loud > len(rows):
             found += [f"- {line}" for line in _measured(runs, case)]
     if not found:
-        return "In no case do most published thresholds fire while the monitor does not."
+        return "In no case do most thresholds of other projects fire while the monitor does not."
     return "\n".join(
         [
-            "In these cases most published thresholds fire and the monitor does not. The reason is "
-            "that the contract's limit is higher than what was measured on most steps. On the few "
-            "steps above the limit, the step has too few tokens for a verdict:\n",
+            "In these cases most thresholds of other projects fire and the monitor does not. On "
+            "most steps the measured value is below the contract's limit. On the few steps above "
+            "it, the step has too few tokens for a verdict:\n",
             *found,
         ]
     )
 
 
 def _measured(runs: Sequence[Run], case: str) -> list[str]:
-    """What the clauses on the whole measured, against their limits."""
+    """The values of the clauses on the whole batch, against their limits."""
     lines = []
     for clause in runs_of.load(CONTRACT).statistical:
         cells = [
@@ -77,7 +77,7 @@ def _starts(values: Sequence[float]) -> range:
 
 
 def monitor_table(runs: Sequence[Run]) -> str:
-    """What the monitor answered on the uncorrected runs, step by step, and which cells were red."""
+    """Outcomes of the monitor on the uncorrected runs, and the cells that were violated."""
     rows = []
     for case in cases_of(runs):
         told = [entry for run in chosen(runs, case, "none") for entry in run.monitor]
@@ -91,4 +91,4 @@ def monitor_table(runs: Sequence[Run]) -> str:
         cells = ", ".join(f"{cell} {n}" for cell, n in red.items())
         answers = [sum(entry["outcome"] == word for entry in told) for word in OUTCOMES]
         rows.append((called(case), *map(str, answers), cells or "-"))
-    return markdown(("steps of", *OUTCOMES, "red cells, and on how many steps"), rows)
+    return markdown(("case", *OUTCOMES, "violated cells, with the number of steps"), rows)

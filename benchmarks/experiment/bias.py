@@ -1,4 +1,4 @@
-# What the page says of the true bias: against its bound, as a share, and in what order.
+# The true bias on the page: against its bound, as a share, and in its order.
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def bound_table(points: Sequence[Point]) -> str:
         "checkpoints",
         "above the bound",
         "both 0",
-        "bias / bound: median",
-        "largest",
+        "median bias / bound",
+        "largest bias / bound",
     )
     return markdown(head, rows)
 
@@ -37,7 +37,7 @@ def bound_table(points: Sequence[Point]) -> str:
 def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
     """Whether a bound was crossed: the one by logits, and the one with a measured G."""
     above = sum(p.bias > p.bound for p in points)
-    told = "Not one is above its bound." if not above else f"**{above} are above their bound.**"
+    found = "No bias is above its bound." if not above else f"**{above} are above their bound.**"
     pairs = [
         (at["parameter_bias"][name][0], at["parameter_bound"][name])
         for run in runs
@@ -49,10 +49,10 @@ def crossed(runs: Sequence[Run], points: Sequence[Point]) -> str:
     over = sum(bias > bound for bias, bound in pairs)
     largest = max(bias / bound for bias, bound in pairs)
     return (
-        f"{told} For the gradient by all parameters there is no G before one looks. With the "
-        f"largest score that was seen on a dozen sampled tokens in its place, {over} of "
-        f"{len(pairs)} biases are above A × G × D, and the largest is {largest:.2f} of it: a "
-        "measured G is an estimate, and no certificate."
+        f"{found} For the gradient by all parameters, no G is known in advance. With the largest "
+        f"score norm of a dozen sampled tokens in its place, {over} of {len(pairs)} biases are "
+        f"above A × G × D, and the largest ratio is {largest:.2f}: a measured G gives an estimate, "
+        "not a bound."
     )
 
 
@@ -69,7 +69,7 @@ def bias_table(runs: Sequence[Run]) -> str:
         )
         steps = sorted({at["step"] for at in found})
         rows.append((called(case), " ".join(map(str, steps)), *(x.told() for x in shares)))
-    return markdown(("case", "after", *WEIGHTINGS.values()), rows)
+    return markdown(("case", "updates", *WEIGHTINGS.values()), rows)
 
 
 def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
@@ -91,7 +91,7 @@ def _ranks(values_N: np.ndarray) -> np.ndarray:
 
 
 def order_table(points: Sequence[Point]) -> str:
-    """How well each number puts checkpoints in the order of their true bias."""
+    """How well each statistic ranks the checkpoints by their true bias."""
     plain = [p for p in points if p.weighting == "none" and p.arm == "none" and p.seen]
     bias = [p.bias for p in plain]
     names = (
@@ -102,19 +102,19 @@ def order_table(points: Sequence[Point]) -> str:
         ("mean |p - q|", "probs_diff_mean"),
         ("mean -d", "k1"),
         ("largest |d|", "abs_d_max"),
-        ("ESS of token weights cut at 2, upside down", "ess"),
+        ("ESS of token weights truncated at 2, sign reversed", "ess"),
     )
     rows = []
-    for told, name in names:
+    for shown, name in names:
         if all(name in p.seen for p in plain):
             sign = -1 if name == "ess" else 1
             found = rank_correlation([sign * p.seen[name] for p in plain], bias)
-            rows.append((told, "-" if found is None else f"{found:.2f}"))
-    return markdown(("number of the step", "rank correlation with the true bias"), rows)
+            rows.append((shown, "-" if found is None else f"{found:.2f}"))
+    return markdown(("statistic of the step", "rank correlation with the true bias"), rows)
 
 
 def unseen(runs: Sequence[Run]) -> str:
-    """Mass of the answers that were not enumerated, over both kernels and all checkpoints."""
+    """Mass of the responses that were not enumerated, over both kernels and all checkpoints."""
     rest = [
         at[name]
         for run in runs
@@ -122,4 +122,4 @@ def unseen(runs: Sequence[Run]) -> str:
         for at in run.checkpoints
         for name in ("rest_p", "rest_q")
     ]
-    return f"{100 * median(rest):.1f} % in the median and {100 * max(rest):.0f} % at most"
+    return f"{100 * median(rest):.1f} % (median) and at most {100 * max(rest):.0f} %"

@@ -1,4 +1,4 @@
-# The sync drill on the experiment's model: what it says of each fault of a sync, and its cost.
+# The preflight sync test on the experiment's model: its diagnosis of each fault, and its cost.
 #
 #     python -m benchmarks.experiment.drilled [--out FOLDER]     every fault, a minute; drills.json
 #
@@ -47,7 +47,7 @@ def scorer(engine: Any) -> Callable[[Rows], list[Any]]:
 
 
 def drilled(fault: str) -> Drilled:
-    """Drill one fault of a sync, or none, in bfloat16; weights begin equal."""
+    """Test one fault of a sync, or none, in bfloat16; weights begin equal."""
     module = open_policy(MODEL, _RANK if fault.startswith("adapter") else 0, seed=0)
     engine: Any = open_engine(
         Kernel(engine="transformers", model=MODEL, dtype="bfloat16", attention="sdpa")
@@ -57,39 +57,41 @@ def drilled(fault: str) -> Drilled:
     sync = broken(module, engine)
     score = scorer(engine)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    told: Preflight = preflight(Trainee(module, sync, score))
+    found: Preflight = preflight(Trainee(module, sync, score))
     after = module.state_dict()
-    rows = [list(range(41))] * 16  # as many tokens as the drill's own probes
+    rows = [list(range(41))] * 16  # as many tokens as the test scores
     began = time.perf_counter()
     score(rows)
     return Drilled(
         fault,
-        told.outcome,
-        told.cause,
-        told.sentence,
-        told.found.distance,
-        told.poison.distance,
-        told.poison.limit,
-        [group.name for group in told.groups if group.deaf],
-        told.syncs,
-        told.tokens,
-        round(told.seconds, 2),
+        found.outcome,
+        found.cause,
+        found.sentence,
+        found.found.distance,
+        found.poison.distance,
+        found.poison.limit,
+        [group.name for group in found.groups if group.deaf],
+        found.syncs,
+        found.tokens,
+        round(found.seconds, 2),
         round(time.perf_counter() - began, 3),
         all(torch.equal(before[name], after[name]) for name in before),
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Drill every fault of a sync.")
+    parser = argparse.ArgumentParser(
+        description="Run the preflight sync test on every fault of a sync."
+    )
     parser.add_argument("--out", type=Path, default=DRILLS.parent, help="folder of drills.json")
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)
-    found = []
+    tests = []
     for fault in (HEALTHY, *SYNC_FAULTS):
-        found.append(drilled(fault))
-        print(asdict(found[-1]), flush=True)
+        tests.append(drilled(fault))
+        print(asdict(tests[-1]), flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    write_drills(found, out / DRILLS.name)
+    write_drills(tests, out / DRILLS.name)
 
 
 if __name__ == "__main__":

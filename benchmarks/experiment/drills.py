@@ -1,4 +1,4 @@
-# What drills.json holds: one entry a fault of a sync, as drilled.py measured it.
+# drills.json: one preflight sync test for each fault of a sync, measured by drilled.py.
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DRILLS = Path(__file__).parent / "drills.json"
 
 @dataclass(frozen=True)
 class Drilled:
-    """One drill.
+    """One preflight sync test.
 
     Args:
-        found, poison: mean |d| at equal weights, and after all weights were replaced and synced,
+        found, poison: mean |d| at equal weights, and after all weights were randomised and synced,
             nats; limit: of the latter.
-        deaf: groups that do not follow, by name.
+        deaf: names of the groups that are not synced.
         score_seconds: of one scoring of the probe tokens by the engine, beside it.
         restored: whether every tensor of the trainer has the bits it had before.
     """

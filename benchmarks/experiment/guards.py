@@ -1,6 +1,6 @@
-# The guards that people have for the gap between trainer and engine, as their projects define them.
+# Threshold checks for the gap between trainer and engine, as their projects define them.
 #
-# A guard reads statistics (statistics.py) of one step after another, and says on which it fires.
+# A check reads the statistics (statistics.py) of one step after another, and fires on some.
 #
 # One sign everywhere: log_ratio = logp_train - logp_infer, "d" for short.
 # Axes: B sequences, T tokens.
@@ -50,7 +50,7 @@ def measure(
     if lost:
         raise EvidenceError(
             f"{lost:,} of {int(mask.sum()):,} trained tokens have no finite logprob",
-            hint="no guard of the field counts what is missing; leave such steps out, by name",
+            hint="no check of another project counts missing tokens; leave such steps out, by name",
         )
     length_B = mask.sum(axis=1)
     return of_step(train[mask], infer[mask], length_B[length_B > 0])
@@ -58,7 +58,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Bar:
-    """A statistic and where it is too much (above `at_most`) or too little (below `at_least`)."""
+    """A statistic and its thresholds: it breaks above `at_most` and below `at_least`."""
 
     reads: str
     at_most: float = math.inf
@@ -73,8 +73,8 @@ class Guard:
     """Some bars, one of which is enough, on so many steps in a row.
 
     Args:
-        who: says so; rule: formula and threshold in short; source: the name there, where it
-            stands, and what they do when it fires, in Markdown.
+        who: the project; rule: formula and threshold in short; source: the metric's name there,
+            its place, and the consequence when it fires, in Markdown.
     """
 
     who: str
@@ -107,16 +107,16 @@ class Guard:
         return found
 
 
-def trend_rings(
+def trend_fires(
     means: Sequence[float], *, factor: float = 2.0, ends: int = TREND_STEPS
 ) -> list[int]:
-    """Indices at which mean |d| of the last steps is beyond `factor` times that of the first.
+    """Indices at which mean |d| of the last steps exceeds `factor` times that of the first.
 
     Args:
         means: mean |d| of each step, nats.
         ends: steps at each end; the two do not overlap.
 
-    >>> trend_rings([1.0, 1.0, 1.0, 5.0], ends=2)
+    >>> trend_fires([1.0, 1.0, 1.0, 5.0], ends=2)
     [3]
     """
     if len(means) < 2 * ends:
@@ -126,7 +126,7 @@ def trend_rings(
     return [i for i, total in last if total > factor * first]
 
 
-FIELD: Registry[Guard] = Registry("guard of the field")
+FIELD: Registry[Guard] = Registry("check of another project")
 
 
 def _add(name: str, who: str, rule: str, source: str, *bars: Bar, in_a_row: int = 1) -> None:
@@ -137,7 +137,7 @@ _add(
     "slime",
     "slime",
     "mean |d| > 0.1",
-    "an assertion of `--ci-test`; over sequences of their means",
+    "an assertion of `--ci-test`; the mean over sequences of their means",
     Bar("abs_d_mean_by_sequence", at_most=0.1),
 )
 _add(
@@ -151,7 +151,7 @@ _add(
     "miles",
     "miles",
     "mean |d| > 0.03",
-    "an assertion of `--ci-test`; over sequences of their means",
+    "an assertion of `--ci-test`; the mean over sequences of their means",
     Bar("abs_d_mean_by_sequence", at_most=0.03),
 )
 _add(
@@ -179,29 +179,29 @@ _add(
     "prime-rl",
     "prime-rl",
     "mean k3 > 0.015",
-    "`mismatch_kl`: what a pull request with a new model has to show, docs/development.md",
+    "`mismatch_kl`: the limit for a pull request with a new model, docs/development.md",
     Bar("k3", at_most=0.015),
 )
 _add(
     "verl-bad",
     "verl FAQ",
     "mean |p - q| > 0.01",
-    "`rollout_probs_diff_mean`: above it, a precision issue",
+    "`rollout_probs_diff_mean`: a precision issue above this value",
     Bar("probs_diff_mean", at_most=0.01),
 )
 _add(
     "verl-normal",
     "verl FAQ",
     "mean |p - q| > 0.005",
-    "`rollout_probs_diff_mean`: below it, normal",
+    "`rollout_probs_diff_mean`: normal below this value",
     Bar("probs_diff_mean", at_most=0.005),
 )
 _add(
     "verl-health",
     "verl health check",
     "weights, |kl| > 0.1 or chi2 > 1",
-    "`check_rollout_correction_health`, an example of docs/algo/rollout_corr.md: token weights cut "
-    "at 2 with mean < 0.5 or > 2, std > 1 or ESS < 0.3; |`kl`| > 0.1; `chi2_token` > 1",
+    "`check_rollout_correction_health`, an example of docs/algo/rollout_corr.md: token weights "
+    "truncated at 2 with mean < 0.5 or > 2, std > 1 or ESS < 0.3; |`kl`| > 0.1; `chi2_token` > 1",
     Bar("is_mean", at_most=2.0, at_least=0.5),
     Bar("ess", at_least=0.3),
     Bar("is_std", at_most=1.0),
@@ -212,14 +212,14 @@ _add(
     "tinker",
     "Tinker",
     "mean -d > 0.01",
-    "`kl_sample_train_v1`: training is stable below, say its documents",
+    "`kl_sample_train_v1`: training is stable below this value, says its documentation",
     Bar("k1", at_most=0.01),
 )
 _add(
     "drift-guard",
     "a user of miles",
     "mean |d| > 0.75, twice",
-    "a guard of their own, on two steps in a row, that stops the run",
+    "a check of their own, which stops the run after two such steps in a row",
     Bar("abs_d_mean_by_sequence", at_most=0.75),
     in_a_row=2,
 )

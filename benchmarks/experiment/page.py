@@ -25,7 +25,7 @@ PILOT = "pilot"  # folder of its runs, beside the others
 def recorded(folder: Path = RESULTS) -> list[Run]:
     """Every run on record.
 
-    Of a run that repeats one that is not there yet, only what was seen before its first step.
+    A run that repeats a missing one has only its preflight test.
     """
     found = []
     for path in sorted(folder.glob("*.json")):
@@ -37,20 +37,20 @@ def recorded(folder: Path = RESULTS) -> list[Run]:
 
 
 def pages(runs: Sequence[Run], drills: Sequence[Drilled], tried: Sequence[Run]) -> dict[str, str]:
-    """The page and its pictures, by the names under which they lie beside each other.
+    """The page and its pictures, by their file names.
 
     Args:
         tried: runs of the pilot.
     """
-    told = firings(runs)
+    fired = firings(runs)
     steps = max(run.settings["steps"] for run in runs)
     points = pictures.points_of(runs)
     return {
-        PAGE.name: page(runs, drills, tried, told, points),
+        PAGE.name: page(runs, drills, tried, fired, points),
         "experiment_rewards.svg": pictures.rewards(
-            runs, compared(runs), "trained", "Reward on the sums of the run"
+            runs, compared(runs), "trained", "Reward on the training problems"
         ),
-        "experiment_guards.svg": pictures.timeline(told, steps),
+        "experiment_guards.svg": pictures.timeline(fired, steps),
         "experiment_truth.svg": pictures.truth(points),
     }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.experiment import svg
@@ -22,13 +21,13 @@ from benchmarks.experiment.alarms import (
 from benchmarks.experiment.record import Run
 from benchmarks.experiment.svg import Axis, Panel
 
-# arm -> what it is called in pictures and tables; the place in this list is its colour and dash
+# arm -> its name in pictures and tables; the place in this list is its colour, dash and shape
 ARMS: Mapping[str, str] = {
     "none": "no correction",
     "tis": "TIS",
     "mis": "MIS",
     "monitor": "monitor",
-    "contract": "drill and monitor",
+    "contract": "preflight and monitor",
 }
 _CASES: Mapping[str, str] = {
     HEALTHY: "healthy",
@@ -39,14 +38,14 @@ _CASES: Mapping[str, str] = {
     "norms_stale": "norms stale",
     "adapter_ignored": "adapter ignored",
     "wrong_cast": "float8 sync",
-    "undisclosed_temperature": "temperature off",
-    "healthy int4_g32": "4 bits, no fault",
-    "healthy bfloat16_lora": "adapter, no fault",
+    "undisclosed_temperature": "wrong temperature",
+    "healthy int4_g32": "4 bits (no fault)",
+    "healthy bfloat16_lora": "adapter (no fault)",
 }
 
 
 def called(case: str) -> str:
-    """A case as pictures and tables call it."""
+    """The name of a case in pictures and tables."""
     return _CASES.get(case, case.replace("_", " "))
 
 
@@ -61,7 +60,7 @@ def mean_of(runs: Sequence[Run], what: str) -> list[tuple[float, float]]:
 
 
 def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) -> str:
-    """Reward over updates: a panel a case, a line an arm, thin lines its seeds.
+    """Reward over updates where the arms differ most; of the other cases the last rewards.
 
     Args:
         what: "trained" or "held_out".
@@ -69,87 +68,164 @@ def rewards(runs: Sequence[Run], cases: Sequence[str], what: str, title: str) ->
     arms = [arm for arm in ARMS if any(chosen(runs, case, arm) for case in cases)]
     last = max(run.settings["steps"] for run in runs)
     values = [value for run in runs for value in run.evaluations.get(what, ())]
-    up = Axis(math.floor(10 * min(values)) / 10, math.ceil(10 * max(values)) / 10)
-    columns = 2 if len(cases) in (1, 2, 4) else 3
-    rows, width = math.ceil(len(cases) / columns), 828 / columns - 50
+    up = Axis(math.floor(10 * min([0.0, *values])) / 10, math.ceil(10 * max(values)) / 10)
+    ends = {case: {arm: _ends(chosen(runs, case, arm), what) for arm in arms} for case in cases}
+    large = max(cases, key=lambda case: _range([mean for _, mean in ends[case].values()]))
+    top, height = 128, 280
     parts = [
-        svg.text(20, 28, title, "big"),
+        svg.text(20, 32, title, "big"),
         svg.text(
             20,
-            46,
-            "thick: mean over seeds; thin: each seed; a mark: halted there; across: updates",
+            58,
+            "Thick: mean over seeds; thin: one seed. A run halted by the monitor ends at its mark.",
             "small",
         ),
-        *svg.legend(20, 72, [([*ARMS].index(arm), ARMS[arm]) for arm in arms]),
     ]
-    for i, case in enumerate(cases):
-        left, top = 54 + (width + 50) * (i % columns), 112 + 194 * (i // columns)
-        panel = Panel(left, top, width, 132, Axis(0, last), up)
-        parts += panel.frame(called(case))
-        for arm in reversed(arms):
-            found = chosen(runs, case, arm)
-            series = [*ARMS].index(arm)
-            for run in found:
-                points = zip(run.evaluations["step"], run.evaluations[what], strict=True)
-                parts.append(panel.path([*points], series, "thin"))
-                if run.halted_at is not None:
-                    last_seen = run.evaluations[what][-1]
-                    parts.append(
-                        svg.mark(panel.x(run.halted_at), panel.y(last_seen), series, size=3)
-                    )
-            if found:
-                parts.append(panel.path(mean_of(found, what), series))
+    panel = Panel(60, top, 520, height, Axis(0, last), up)
+    parts += panel.frame(called(large), "updates")
+    for arm in reversed(arms):
+        parts += _curves(panel, chosen(runs, large, arm), what, [*ARMS].index(arm))
+    halted = {arm for arm in arms if any(r.halted_at is not None for r in chosen(runs, large, arm))}
+    parts += _named(panel, ends[large], halted)
+    others = [case for case in cases if case != large]
+    begin = top + height + 104
+    if others:
+        parts.append(svg.text(20, begin - 30, "The other cases, after the last update", "big"))
+        parts.append(
+            svg.text(
+                20, begin - 6, "Each mark is one seed; the number is the mean over seeds.", "small"
+            )
+        )
+    each = 26 * len(arms) + 64
+    for i, case in enumerate(others):
+        across, down = i % _STRIPS, begin + 32 + each * (i // _STRIPS)
+        if not across:
+            parts += [
+                svg.text(20, down + 26 * (j + 0.5) + 5, ARMS[arm]) for j, arm in enumerate(arms)
+            ]
+        strip = Panel(196 + 222 * across, down, 150, 26 * len(arms), up, Axis(0, len(arms)))
+        parts += _strip(strip, called(case), ends[case])
     about = (
-        f"{len(cases)} panels, one for each of {', '.join(map(called, cases))}; in each the "
-        f"reward over {last} updates of the arms {', '.join(ARMS[a] for a in arms)}."
+        f"Reward over {last} updates in the case {called(large)}, a line for each of the arms "
+        f"{', '.join(ARMS[a] for a in arms)}. Below, the reward after the last update in the "
+        f"cases {', '.join(map(called, others))}."
     )
-    return svg.picture(866, 106 + 194 * rows, title, about, parts)
+    size = begin + each * math.ceil(len(others) / _STRIPS) + 8 if others else begin - 40
+    return svg.picture(svg.WIDTH, size, title, about, parts)
+
+
+_STRIPS = 3  # in a row
+_Ends = tuple[list[float], float]
+
+
+def _ends(runs: Sequence[Run], what: str) -> _Ends:
+    """The last reward of each run, and their mean; NaN without a run."""
+    last = [run.evaluations[what][-1] for run in runs if run.evaluations]
+    return last, math.fsum(last) / len(last) if last else math.nan
+
+
+def _range(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return max(known) - min(known) if known else 0.0
+
+
+def _curves(panel: Panel, runs: Sequence[Run], what: str, series: int) -> list[str]:
+    """A thin line for each run, their mean as a thick one, a mark where a run was halted."""
+    parts = [
+        panel.path(
+            [*zip(run.evaluations["step"], run.evaluations[what], strict=True)], series, "thin"
+        )
+        for run in runs
+    ]
+    if not runs:
+        return []
+    halted = [run for run in runs if run.halted_at is not None]
+    if not halted:
+        mean = mean_of(runs, what)
+        parts.append(panel.path(mean, series))
+        parts += [svg.mark(panel.x(x), panel.y(y), series) for x, y in mean[1:]]
+    for run in halted:
+        at = panel.x(run.halted_at or 0), panel.y(run.evaluations[what][-1])
+        parts.append(svg.mark(*at, series, size=5))
+    return parts
+
+
+def _named(panel: Panel, ends: Mapping[str, _Ends], halted: Container[str]) -> list[str]:
+    """The names of the arms and their last rewards, right of the ends of their lines."""
+    known = [arm for arm, (last, _) in ends.items() if last]
+    places = svg.apart([panel.y(ends[arm][1]) for arm in known], 24)
+    parts, right = [], panel.left + panel.width
+    for arm, y in zip(known, places, strict=True):
+        series = [*ARMS].index(arm)
+        if arm not in halted:
+            parts.append(svg.line(right + 2, panel.y(ends[arm][1]), right + 18, y))
+        parts.append(svg.sample(right + 20, y, series))
+        parts.append(svg.mark(right + 35, y, series))
+        parts.append(svg.text(right + 58, y + 5, f"{ARMS[arm]} {ends[arm][1]:.2f}"))
+    return parts
+
+
+def _strip(panel: Panel, title: str, ends: Mapping[str, _Ends]) -> list[str]:
+    """The last reward of each seed, a row for each arm, and the mean."""
+    bottom = panel.top + panel.height
+    parts = [svg.text(panel.left, panel.top - 10, title, "head")]
+    for tick in (panel.across.low, (panel.across.low + panel.across.high) / 2, panel.across.high):
+        parts.append(svg.line(panel.x(tick), panel.top, panel.x(tick), bottom))
+        parts.append(svg.text(panel.x(tick), bottom + 20, svg.number(tick), "small", "middle"))
+    for j, (arm, (last, mean)) in enumerate(ends.items()):
+        y, series = panel.top + 26 * (j + 0.5), [*ARMS].index(arm)
+        parts.append(svg.line(panel.left, y, panel.left + panel.width, y))
+        parts += [svg.mark(panel.x(value), y, series, size=4) for value in last]
+        shown = f"{mean:.2f}" if last else "not run"
+        parts.append(svg.text(panel.left + panel.width + 12, y + 5, shown))
+    return parts
 
 
 def timeline(firings: Firings, steps: int) -> str:
-    """When guards fire: a row a guard, a column a case, a mark the first step of each seed."""
+    """When checks fire: a row for each check, a column for each case, a mark for each seed."""
     cases = [*next(iter(firings.values()))]
-    left, gap, top, height = 322, 22, 98, 24
-    width = max(76, min(140, 760 // len(cases) - gap))
+    left, top, height = 240, 248, 44
+    pitch = (svg.WIDTH - 36 - left) / len(cases)
+    width = pitch - 12
     parts = [
-        svg.text(20, 28, "The first step on which a guard fires", "big"),
-        svg.text(20, 47, "one mark a seed, across: updates;", "small"),
-        svg.mark(226, 43, _RINGS),
-        svg.text(236, 47, "fires;", "small"),
-        svg.mark(286, 43, _CRIES),
-        svg.text(296, 47, "fires, and on healthy runs as well;", "small"),
-        _bar(502, 43),
-        svg.text(506, 47, "before the first step", "small"),
+        svg.text(20, 32, "The training step at which each check first fires", "big"),
+        svg.text(20, 58, f"One mark per seed; each column runs from update 0 to {steps}.", "small"),
+        svg.mark(27, 79, _FIRES),
+        svg.text(42, 84, "fires", "small"),
+        svg.mark(97, 79, _ALSO_HEALTHY),
+        svg.text(110, 84, "fires, but also on healthy runs (false positives)", "small"),
+        _bar(473, 79),
+        svg.text(482, 84, "fires before the first update", "small"),
     ]
     for j, case in enumerate(cases):
         across, rows = Axis(0, steps), Axis(0, len(firings))
-        panel = Panel(left + j * (width + gap), top, width, height * len(firings), across, rows)
+        panel = Panel(left + j * pitch, top, width, height * len(firings), across, rows)
         bottom = top + panel.height
-        for k, words in enumerate(reversed(textwrap.wrap(called(case), 11))):
-            parts.append(svg.text(panel.left, top - 12 - 15 * k, words, "head"))
-        for step in (0, steps / 2, steps):
+        parts.append(svg.text(panel.left + 12, top - 8, called(case), turned=-55))
+        for step in (0, steps):
             parts.append(svg.line(panel.x(step), top, panel.x(step), bottom))
-            parts.append(svg.text(panel.x(step), bottom + 16, svg.number(step), "small", "middle"))
+            anchor = "end" if step else "start"
+            parts.append(svg.text(panel.x(step), bottom + 20, svg.number(step), "small", anchor))
         for i, row in enumerate(firings.values()):
             y = top + height * (i + 0.5)
             parts.append(svg.line(panel.left, y, panel.left + width, y))
             healthy = row.get(HEALTHY)
-            cries = bool(healthy and healthy.fired)
-            parts += _marks(row.get(case), _CRIES if cries else _RINGS, panel, y)
+            series = _ALSO_HEALTHY if healthy and healthy.fired else _FIRES
+            parts += _marks(row.get(case), series, panel, y)
     for i, name in enumerate(firings):
-        y, guard = top + height * (i + 0.5) + 4, GUARDS[name]
-        parts.append(svg.text(20, y, guard.who, "head" if name in OURS else ""))
-        parts.append(svg.text(left - 12, y, guard.rule, "small", "end"))
-    size = left + len(cases) * (width + gap), top + height * len(firings) + 34
-    about = "A row for each guard, a column for each case; the numbers stand in the table."
-    return svg.picture(*size, "When guards fire", about, parts)
+        y, guard = top + height * (i + 0.5), GUARDS[name]
+        parts.append(svg.text(20, y - 3, guard.who, "head" if name in OURS else ""))
+        parts.append(svg.text(20, y + 15, guard.rule, "small"))
+    size = svg.WIDTH, top + height * len(firings) + 36
+    about = "A row for each check, a column for each case; the table has the numbers."
+    return svg.picture(*size, "When checks fire", about, parts)
 
 
-_RINGS, _CRIES = 1, 4  # series, with their shapes
+_FIRES, _ALSO_HEALTHY = 1, 4  # series, with their shapes
 
 
 def _bar(x: float, y: float) -> str:
-    return f'<rect class="f3" x="{x - 6:.1f}" y="{y - 7:.1f}" width="5" height="14"/>'
+    return f'<rect class="f3" x="{x - 7:.1f}" y="{y - 10:.1f}" width="6" height="20"/>'
 
 
 def _marks(firing: Firing | None, series: int, panel: Panel, y: float) -> list[str]:
@@ -186,8 +262,8 @@ WEIGHTINGS: Mapping[str, str] = {
 }
 
 
-_LEAST = 1e-5  # drawn at the edge where it is less
-NOTHING = 1e-9  # a bias, or a bound, that is 0 but for rounding: no weight was cut
+_LEAST = 1e-5  # a smaller value is drawn at the edge
+NOTHING = 1e-9  # a bias or bound below is 0 up to rounding: no weight was cut
 
 
 def points_of(runs: Sequence[Run]) -> list[Point]:
@@ -216,44 +292,44 @@ _METRICS = (("abs_d_mean", "mean |d|, nats"), ("k3", "mean k3, nats"))
 
 
 def truth(points: Sequence[Point]) -> str:
-    """The true bias against its bound, and against two of the field's metrics; all log-log.
+    """The true bias against its bound, and against two metrics of other projects; all log-log.
 
-    Of the arm without a correction: at each checkpoint every weighting is looked at anyway.
+    Only the arm without a correction: each of its checkpoints is evaluated under every weighting.
     """
     points = [p for p in points if p.arm == "none"]
     up = Axis.powers([p.bias for p in points if p.bias > _LEAST])
     bounds = Axis.powers([p.bound for p in points if p.bound > _LEAST])
-    size, top, left = 250, 116, 62
+    size, top, left = 232, 156, 66
     parts = [
-        svg.text(20, 28, "The true bias of the gradient, and what says so", "big"),
+        svg.text(20, 32, "The true bias of the gradient against its bound and two metrics", "big"),
         svg.text(
             20,
-            47,
-            "upwards: mean norm over tokens of estimator less target, enumerated; at the edges: "
-            "less, or 0",
+            58,
+            "Vertical axis: the bias, as the mean norm over tokens of estimator minus target. "
+            f"Smaller than {svg.number(_LEAST, log=True)}: at the edge.",
             "small",
         ),
-        *svg.legend(20, 76, [*enumerate(WEIGHTINGS.values())], marks=True),
+        *svg.legend(20, 92, [*enumerate(WEIGHTINGS.values())]),
     ]
     panel = Panel(left, top, size, size, bounds, up)
-    parts += panel.frame("against the bound A G D", "A G D of the same weighting")
+    parts += panel.frame("bias and bound", "bound A × G × D")
     ends = max(bounds.low, up.low), min(bounds.high, up.high)
     parts.append(
         svg.line(panel.x(ends[0]), panel.y(ends[0]), panel.x(ends[1]), panel.y(ends[1]), "edge")
     )
-    parts.append(svg.text(panel.left + 8, panel.top + 16, "dashed: bias = bound", "small"))
+    parts.append(svg.text(panel.left + 10, panel.top + 20, "dashed: bias = bound", "small"))
     parts += _dots(panel, [(p.bound, p) for p in points])
     plain = [p for p in points if p.weighting == "none" and p.seen]
     for i, (name, label) in enumerate(_METRICS, 1):
         across = Axis.powers([p.seen[name] for p in plain])
-        panel = Panel(left + i * (size + 50), top, size, size, across, up)
-        parts += panel.frame(f"against {label.split(',')[0]}", label, numbers=False)
+        panel = Panel(left + i * (size + 36), top, size, size, across, up)
+        parts += panel.frame(f"bias and {label.split(',')[0]}", label, numbers=False)
         parts += _dots(panel, [(p.seen[name], p) for p in plain])
     about = (
         f"{len(points)} pairs of bias and bound, all below the diagonal where they meet; and "
         f"{len(plain)} uncorrected ones against mean |d| and mean k3 of the same step."
     )
-    return svg.picture(62 + 3 * size + 2 * 50 + 24, top + size + 46, "Bias and bound", about, parts)
+    return svg.picture(svg.WIDTH, top + size + 60, "Bias and bound", about, parts)
 
 
 def _dots(panel: Panel, placed: Sequence[tuple[float, Point]]) -> list[str]:
@@ -264,7 +340,7 @@ def _dots(panel: Panel, placed: Sequence[tuple[float, Point]]) -> list[str]:
             panel.y(point.bias),
             series.index(point.weighting),
             f"{called(point.case)}, seed {point.seed}, step {point.step}",
-            3.2,
+            3.6,
         )
         for x, point in placed
     ]

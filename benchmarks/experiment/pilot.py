@@ -3,7 +3,7 @@
     python -m benchmarks.experiment.pilot
 
 The arm is always "none", so that no arm is favoured; every run of the experiment then has the
-rate that `chosen` gives.  The last lines say what was seen; the runs are kept in results/pilot.
+rate that `chosen` gives.  The last lines are the rewards; the runs are kept in results/pilot.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def file_of(one: Settings, folder: Path) -> Path:
 
 
 def lines(runs: Iterable[Run]) -> list[str]:
-    """What was seen, a line a rate and fault: the policy's own reward, seed after seed."""
-    told: dict[tuple[float, str], list[str]] = {}
+    """A line for each rate and fault: the rewards on the training problems, by seed."""
+    shown: dict[tuple[float, str], list[str]] = {}
     for run in runs:
         key = (run.settings["learning_rate"], run.settings["fault"])
         reward = " ".join(f"{value:.2f}" for value in run.evaluations["trained"])
-        told.setdefault(key, []).append(reward)
-    return [f"{rate:<8g}{fault:<17}{'   '.join(some)}" for (rate, fault), some in told.items()]
+        shown.setdefault(key, []).append(reward)
+    return [f"{rate:<8g}{fault:<17}{'   '.join(some)}" for (rate, fault), some in shown.items()]
 
 
 def chosen(runs: Iterable[Run]) -> float:
@@ -62,7 +62,7 @@ def chosen(runs: Iterable[Run]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--part", default="1/1", help="which of how many processes this is")
+    parser.add_argument("--part", default="1/1", help="this process of how many, e.g. 1/2")
     asked = parser.parse_args()
     at, parts = map(int, asked.part.split("/"))
     from benchmarks.experiment.training import train
@@ -75,7 +75,7 @@ def main() -> None:
             small = dataclasses.replace(run, name=path.stem, monitor=[], steps=kept)
             write_run(small, asked.out)
             print(path.stem, *lines([run]), sep="  ", flush=True)
-    print("mean reward of the trained policy on its own sums, every ten steps, seed after seed")
+    print("mean reward on the training problems every ten steps, one seed after the other")
     runs = read_runs(asked.out)
     print(*sorted(lines(runs)), f"chosen: {chosen(runs):g}", sep="\n")
 

@@ -1,10 +1,10 @@
-# The page of the experiment as a text with places for what sections.py works out.
+# The page of the experiment as a text with places for the tables and numbers of sections.py.
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.experiment import answers, bias, pilot, sections
+from benchmarks.experiment import answers, bias, pilot, sections, summary
 from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
 from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
@@ -12,64 +12,77 @@ from benchmarks.experiment.record import Run
 from benchmarks.experiment.tables import SHORT, faults_by_guards
 
 _PAGE = """\
-# What a contract is worth in a training run
+# Broken weight syncs: which checks find them, and the reward they cost
 
-This page is written by `python -m benchmarks.experiment.page` from the records in
-`benchmarks/experiment/results/`, and a test fails when it is out of step with them.
+`python -m benchmarks.experiment.page` writes this page from the records in
+`benchmarks/experiment/results/`. A test fails if the page and the records disagree.
 
 ## The question
 
-A trainer updates one set of weights; an engine draws its rollouts with what it believes to be the
-same ones. Say that a part of the weights never arrives. Who notices, and when? What does it cost
-in reward, and does a correction of importance weights repair it? And is the bound on the bias of
-the gradient, which a contract promises, true where the bias itself can be worked out?
+A trainer updates one set of weights, and a rollout engine samples with its own copy of them. A
+weight sync keeps the copy up to date. If the sync leaves out a part of the weights, the two
+policies differ: a training-inference mismatch. This experiment answers four questions:
+
+- Which checks detect the fault, and at which training step?
+- How much reward does the fault cost?
+- Does a correction by importance weights (TIS, MIS) repair the damage?
+- Does the contract's bound on the gradient bias hold where the true bias can be computed exactly?
+
+The answers, for the small model of this page:
+
+{answers}
 
 ## The protocol
 
 {settings}
 
-- **Task**: sums of two three-digit numbers; a prompt has {given} of the digits worked out, and
-  the model has to write the rest. Reward 1 for the right sum, else 0.
+- **Task**: sums of two three-digit numbers. A prompt shows {given} of the three digits worked out,
+  and the model writes the rest. The reward is 1 for the right sum, else 0.
 - **Cases**: {cases}.
-  A stale part is left out of the sync from the first step on; with "temperature off" the engine
-  draws at another temperature than it says. "Adapter": a LoRA adapter is trained instead of the
-  weights. "4 bits": the engine quantises the weights at every sync, which is no fault.
-- **Arms**: {arms}. TIS multiplies a token's loss by min(w, 2), MIS by w inside [0.5, 2] and by
-  0 outside; w is the trainer's probability over the engine's. The monitor does what the rules of
-  `benchmarks/experiment/grpo.kernelcontract.yaml` say: correct and mask where the gradient clause
-  is violated, halt where what is left after a correction is too much. With the drill in front, a
-  run that it refuses is not started: the sync is repaired, and the repaired run is what counts.
-- **Seeds**: {seeds}. A seed fixes prompts, draws and evaluation for every arm and case alike.
-- **Intervals** are Student's t over seeds, 95 %. {seed_count} seeds are few, so every one
-  is shown below.
+  In a stale case the sync leaves this part of the weights out from the first step on. With "wrong
+  temperature" the engine samples at another temperature than it reports. In the adapter cases a
+  LoRA adapter is trained instead of the weights. With "4 bits" the engine quantises the weights at
+  every sync, which is intended.
+- **Arms**: {arms}. TIS multiplies a token's loss by min(w, 2). MIS multiplies it by w inside
+  [0.5, 2] and by 0 outside. Here w is the trainer's probability divided by the engine's. The
+  monitor follows the rules of `benchmarks/experiment/grpo.kernelcontract.yaml`: it corrects and
+  masks if the gradient clause is violated, and halts the run if the bias left after the correction
+  exceeds its limit. The last arm starts with the preflight sync test. If the test finds a fault,
+  the sync is repaired before the run starts, and the repaired run is counted.
+- **Seeds**: {seeds}. A seed fixes prompts, samples and evaluation for all arms and cases.
+- **Intervals** are 95 % Student's t intervals over seeds. {seed_count} seeds are few, so this page
+  also lists each of them.
 - **Machine**: {versions}; one thread. {hours}
 
 ```sh
-make experiment         # pilot, drills, three seeds; this page of them in runs/experiment/
-make experiment-full    # pilot, drills, five seeds and every other case; this page itself
+make experiment         # three seeds; writes into runs/experiment/
+make experiment-full    # five seeds and every other case; writes this page
 ```
 
-### The pilot
+### Pilot: the learning rate
 
-Does an uncorrupted run learn, and at which rate? Mean reward of the trained policy on its own sums
-every ten steps, seed after seed, without a correction. The rate of all runs is the largest one at
-which the healthy policy ends at {learnt} or better with every seed: {chosen:g}. (The rule was
-written down after the first runs had begun, at that rate.)
+The pilot checks at which learning rate an uncorrected run learns. Each line has the mean reward of
+the trained policy on its training problems every ten steps, for one seed after the other. All runs
+use the largest rate at which the healthy policy ends at {learnt} or better with every seed:
+{chosen:g}. We wrote this rule down after the first runs had started at that rate.
 
 ```text
 {pilot}
 ```
 
-## Who notices, and when
+## Which check fires, and when
 
-The guards below are checks that projects document, assert or ship, with their thresholds. All of
-them see the same uncorrected runs. A number is the first step on which a guard fires, as a range
-over seeds; step 0 comes before the first update. Brackets mark a guard that also fires on a
-healthy run.
+The threshold checks below are documented, asserted or shipped by other projects, with these
+thresholds. Servanda's own three checks are in bold. All of them read the same uncorrected runs,
+except the preflight test, which runs before a run starts. In the rules, p is the trainer's
+probability of a sampled token, q the engine's, and d = log p − log q.
+
+A number of the table is the first training step at which a check fires, as a range over seeds;
+"before 0" is before the first update. Brackets mark a check that also fires on a healthy run.
+
+![The training step at which each check first fires, by case](experiment_guards.svg)
 
 {short}
-
-![When each guard fires, by case](experiment_guards.svg)
 
 {noticed}
 
@@ -77,54 +90,61 @@ healthy run.
 
 {slower}
 
-Thresholds of the field were chosen on models of 8 B parameters and more, and are read here on one
-of 2.6 M. A first step of one seed is no distribution: six of the cases were run once. "0 of 180"
-healthy steps are 6 runs, so the share of healthy runs with an alarm may be as high as 40 % (95 %).
+Other projects chose these thresholds on models of 8 B parameters and more; here the model has
+2.6 M. Six of the cases were run once, and the first step of one seed says nothing about the
+spread. The 180 healthy steps come from 6 runs, so "0 of 180" is compatible with an alarm on up to
+40 % of healthy runs (95 % confidence).
 
-What the monitor answered, over all seeds of the uncorrected runs. It is violated on evidence alone:
-where a step's few tokens do not decide, it says *inconclusive*.
+### Outcomes of the monitor
+
+The table counts the monitor's outcomes over all seeds of the uncorrected runs. The monitor reports
+*violated* only with enough evidence; if the few tokens of a step do not decide, it reports
+*inconclusive*. A cell is one clause on one slice.
 
 {monitor}
 
-At step 0 no sync has carried anything yet, and no guard can see a fault of a sync: what the
-kernels say is the healthy run's, number by number.
+At step 0 no sync has transferred an update yet, so no passive check can detect a fault of the sync:
+every statistic equals that of the healthy run. "Wrong temperature" is a fault of the sampler and
+differs from the first step on.
 
 {start}
 
-### The drill
+### The preflight sync test
 
-It needs no step. It replaces the weights of the trainer, syncs once, scores {tokens} tokens on
-both sides, and then nudges one group of weights at a time. Measured on the same model; afterwards
-{restored} of {drilled} trainers had their weights back bit for bit.
+The test needs no training step. It randomises the trainer's weights, syncs once, scores {tokens}
+tokens on both sides, and then perturbs one group of weights at a time. The table has one test for
+each fault of a sync, all on the same model. In {restored} of {drilled} tests the trainer's weights
+were restored bit for bit.
 
 {drills}
 
 {cost}
 
-{poisoned}
+{randomised}
 
-### Every guard
+### All checks and their sources
 
 {guards}
 
 {notes}
 
-<details><summary>All of them, case by case</summary>
+<details><summary>All checks, case by case</summary>
 
 {all_guards}
 
 </details>
 
-## What it costs in reward
+## The cost in reward
 
 ![Reward over updates, by case and arm](experiment_rewards.svg)
 
-Reward on the sums of the run, by the trainer's own weights in float32, after the last update, or
-where the arm halted the run. A case that was looked at once has one seed, and no interval.
+The first table has the reward on the training problems, with the trainer's own weights in float32,
+after the last update or at the step at which the arm halted the run. A case that was run once has
+one seed and no interval.
 
 {rewards}
 
-On sums that are never trained on:
+The second table has the reward on held-out problems, on which no run trains:
 
 {held_out}
 
@@ -134,14 +154,15 @@ On sums that are never trained on:
 
 </details>
 
-## The true bias, and its bound
+## The true gradient bias and its bound
 
-At {checkpoints} updates, for {prompts} prompts, every answer that matters is enumerated, under both
-kernels. So the gradient that the trainer's estimator has on average is known, and the one it is
-meant to have, and their difference. The bound is A × G × D: A the largest advantage that a group of
-{group} admits, G = √2 for the gradient by logits, D what the weighting leaves (docs:
-[the chain](chain.md)). Answers that were not enumerated have a mass of {rest};
-bias and bound are both those of the contexts that were.
+After {checkpoints} updates, for {prompts} prompts, the script enumerates every response that has
+enough probability under either kernel. This gives the exact mean of the trainer's gradient
+estimator, the gradient that it should estimate, and the difference of the two: the bias. The bound
+is A × G × D. A is the largest advantage that a group of {group} admits, G = √2 is the largest score
+norm of the gradient by logits, and D is the gap that the weighting leaves
+([the chain of bounds](chain.md)). Responses that were not enumerated have a total probability of
+{rest}. Bias and bound both refer to the enumerated contexts.
 
 ![The true bias against its bound and against two metrics](experiment_truth.svg)
 
@@ -149,21 +170,23 @@ bias and bound are both those of the contexts that were.
 
 {crossed}
 
-How much of the signal is bias, mean over seeds, in runs without a correction:
+The next table has the bias as a share of the signal, as the mean over seeds, in runs without a
+correction:
 
 {bias}
 
-How well a number of the step orders the checkpoints by their true bias:
+The last table shows how well a statistic of a step ranks the checkpoints by their true bias:
 
 {order}
 
-## What did not help
+## Which arms helped, and which did not
 
-Reward on the sums of the run, less that of the same seed without a correction:
+The tables have the reward of an arm minus that of the same seed without a correction. On the
+training problems:
 
 {differences}
 
-On sums that are never trained on:
+On held-out problems:
 
 {held_out_differences}
 
@@ -173,14 +196,15 @@ On sums that are never trained on:
 
 ## Limits
 
-- One model of 2.6 M parameters, one task, one machine without a GPU. With a learning rate of
-  {rate} faults grow in a few steps; with the smaller ones of large models they take longer.
-- {seed_count} seeds at most; intervals over them assume that they are draws of one normal law.
-- A fault is there from the first step. One that begins later meets the monitor and the guards,
-  and no drill, unless it is run again.
-- The prompts are the same at every step, so that so small a model learns something in so few; it
-  learns them by heart.
-- The engine is Transformers in bfloat16, in one process with its trainer.
+- One model of 2.6 M parameters, one task, one machine without a GPU. At a learning rate of {rate}
+  faults grow within a few steps; at the smaller rates of large models they take longer.
+- At most {seed_count} seeds. The intervals assume that the results of the seeds are normally
+  distributed.
+- Each fault is present from the first step. If a fault begins later, the monitor and the threshold
+  checks can detect it; the preflight test detects it only if you run it again.
+- The prompts are the same at every step, so that a small model learns in few steps. It memorises
+  them.
+- The engine is Transformers in bfloat16, in the same process as the trainer.
 """
 
 
@@ -188,7 +212,7 @@ def page(
     runs: Sequence[Run],
     drills: Sequence[Drilled],
     tried: Sequence[Run],
-    told: Firings,
+    fired: Firings,
     points: Sequence[Point],
 ) -> str:
     """The page.
@@ -199,6 +223,7 @@ def page(
     cases, seeds = cases_of(runs), sections.seeds_of(runs)
     first = chosen(runs, HEALTHY, "none")[0]
     return _PAGE.format(
+        answers=summary.answers(runs, fired, points),
         settings=sections.settings_table(first),
         given=("none", "one", "two", "three")[first.settings["given"]],
         cases="; ".join(map(called, cases)),
@@ -210,10 +235,10 @@ def page(
         learnt=pilot.LEARNT,
         chosen=pilot.chosen(tried),
         pilot="\n".join(sorted(pilot.lines(tried))),
-        short=faults_by_guards(told, SHORT),
-        noticed=sections.noticed(told),
-        sharp=sections.sharp(told),
-        slower=answers.slower(runs, told),
+        short=faults_by_guards(fired, SHORT),
+        noticed=sections.noticed(fired),
+        sharp=sections.sharp(fired),
+        slower=answers.slower(runs, fired),
         monitor=answers.monitor_table(runs),
         start=sections.equal_at_start(runs),
         tokens=drills[0].tokens,
@@ -221,10 +246,10 @@ def page(
         drilled=len(drills),
         drills=sections.drill_table(drills),
         cost=sections.drill_cost(runs),
-        poisoned=sections.poisoned(drills),
-        guards=sections.guard_list([*told]),
+        randomised=sections.randomised(drills),
+        guards=sections.guard_list([*fired]),
         notes=sections.guard_notes(runs),
-        all_guards=faults_by_guards(told, [*told]),
+        all_guards=faults_by_guards(fired, [*fired]),
         rewards=sections.reward_table(runs, "trained"),
         held_out=sections.reward_table(runs, "held_out"),
         every_seed=sections.seed_table(runs),

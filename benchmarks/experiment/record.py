@@ -1,5 +1,5 @@
-# One run of the experiment as a file: what was set, what was seen at each step, and the truth at
-# checkpoints.  Guards, tables and pictures are made from these files alone.
+# One run of the experiment as a file: its settings, the statistics of each step, and the true bias
+# at checkpoints.  Checks, tables and pictures are made from these files alone.
 #
 # One sign everywhere: log_ratio = logp_train - logp_infer; w = exp(log_ratio).
 
@@ -23,24 +23,24 @@ class Run:
     """One run.
 
     Args:
-        name: FAULT-ENGINE-ARM-SEED, which is the file's name, too.
+        name: FAULT-ENGINE-ARM-SEED, also the name of the file.
         settings: fault ("healthy" or a name of the catalogue), engine ("bfloat16", "int4_g32"),
             arm ("none", "tis", "mis", "monitor", "contract"), seed, steps, prompts and answers
             (of each) a step, width (the most tokens of an answer), learning_rate, and the rest of
             settings.Settings.
         versions: of python, numpy, torch, transformers and servanda.
         same_as: the run whose steps these are; "" where they are its own.  The arm "contract" is
-            a drill and then the arm "monitor": of the same run where the drill lets it start, and
-            of the healthy run with the same seed where it does not, since the sync is repaired
-            then.  The arm "monitor" is the arm "none" where the contract never asked for
-            anything.  `read_run` fills the steps in.
-        preflight: {} where there was no drill; else outcome ("holds", "violated",
+            a preflight sync test and then the arm "monitor": of the same run if the test passes,
+            else of the healthy run with the same seed, since the sync is then repaired.  The arm
+            "monitor" is the arm "none" if the contract asked for no action.  `read_run` fills
+            the steps in.
+        preflight: {} without a preflight sync test; else outcome ("holds", "violated",
             "inconclusive"), exit_code, cause, sentence, syncs, seconds, and refused (whether the
             run did not start).
-        steps: name -> one value a step, [steps] or fewer where a run was halted; null where a step
+        steps: name -> one value per step, [steps] or fewer if the run was halted; null if a step
             has none (never 0).  The names:
             step              0, 1, ...: the number of updates behind these weights
-            reward_mean       of the step's answers, drawn by the engine
+            reward_mean       of the step's responses, sampled by the engine
             groups_mixed      share of prompt groups with two different rewards: the others teach
                               nothing
             entropy_nats      mean over tokens, of the engine's distribution
@@ -49,7 +49,7 @@ class Run:
             weight_mean       mean over tokens of what a token's loss was multiplied with
             weight_zero       share of tokens with weight 0
             seconds           wall seconds of the step
-            and of STATISTICS (statistics.py), everything a guard of the field reads.
+            and of STATISTICS (statistics.py), everything that a threshold check reads.
         evaluations: {"step": [...], "trained": [...], "held_out": [...]}: mean reward of the
             trainer's own weights, in float32: of `evaluated` fresh answers to the run's sums, and
             of one answer to each of `held_out` sums that are never trained on.  The last is at the
@@ -57,11 +57,10 @@ class Run:
         monitor: one entry a step, in every arm: {"outcome", "action": [...], "would": [...],
             "masked": [...], "cells": [[clause, slice, outcome, value, low, high, n], ...]} of the
             statistical cells that are enforced; none in the arms "tis" and "mis".  Only the arm
-            "monitor" does what it says; in others it looks on, and halts nothing.
-        halted_at: the step at which the arm stopped the run, before its update; null where none
-            did.
-        checkpoints: the true bias, one entry for each count of updates that was looked at: "step",
-            and what `truth.checkpoint` gives.
+            "monitor" acts on it; in others it observes, and halts nothing.
+        halted_at: the step at which the arm halted the run, before its update; else null.
+        checkpoints: the true bias, one entry for each checkpoint: "step", and the result of
+            `truth.checkpoint`.
         seconds: of the whole run, wall.
     """
 

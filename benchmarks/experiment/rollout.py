@@ -1,4 +1,4 @@
-# Rollouts: answers that the engine draws by its own decoding, with its own logprobs.
+# Rollouts: responses that the engine samples by its own decoding, with its own logprobs.
 #
 # Axes: S sequences, N tokens of all sequences one after another.
 
@@ -51,7 +51,7 @@ class Rollout:
 
 
 def open_infer(settings: Settings) -> Any:
-    """The engine that draws rollouts, with the fault in it where it is one of an engine."""
+    """The rollout engine, with the fault in it if it is a fault of an engine."""
     fault = settings.fault if settings.fault in FAULTS else None
     return open_engine(
         Kernel(
@@ -67,7 +67,7 @@ def open_infer(settings: Settings) -> Any:
 
 
 def sync_of(fault: str, module: Any, engine: Any) -> WeightSync:
-    """The trainer's sync, with the fault in it where it is one of a sync."""
+    """The trainer's sync, with the fault in it if it is a fault of a sync."""
     if fault not in SYNC_FAULTS:
         return WeightSync(module, engine)
     entry = SYNC_FAULTS[fault]
@@ -77,7 +77,7 @@ def sync_of(fault: str, module: Any, engine: Any) -> WeightSync:
 def roll_out(
     engine: Any, problems: list[Sum], answers: int, seed: int, settings: Settings
 ) -> Rollout:
-    """Draw `answers` answers to each problem."""
+    """Sample `answers` responses to each problem."""
     repeated = [problem for problem in problems for _ in range(answers)]
     prompts = engine.encode([sums.prompt_of(problem, settings.given) for problem in repeated])
     batch = Batch(tuple(range(len(prompts))), tuple(map(tuple, prompts)), settings.width)

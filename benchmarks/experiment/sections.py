@@ -1,8 +1,9 @@
-# The words and tables of docs/explanation/experiment.md; every number in them is worked out here.
+# The sentences and tables of docs/explanation/experiment.md, with every number computed here.
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -24,6 +25,7 @@ from benchmarks.experiment.record import Run
 from benchmarks.experiment.seeds import Spread
 from benchmarks.experiment.statistics import STATISTICS
 from benchmarks.experiment.tables import markdown
+from servanda.rl.sync_drill.diagnosis import CAUSES
 
 
 def seeds_of(runs: Sequence[Run]) -> list[int]:
@@ -41,7 +43,7 @@ def _told(values: Sequence[float], *, signed: bool = False) -> str:
 
 
 def reward_table(runs: Sequence[Run], what: str) -> str:
-    """Reward after the last update: a row a case, a column an arm."""
+    """Reward after the last update: a row for each case, a column for each arm."""
     rows = []
     for case in cases_of(runs):
         found = [final(runs, case, arm, what) for arm in ARMS]
@@ -49,18 +51,18 @@ def reward_table(runs: Sequence[Run], what: str) -> str:
         rows.append(
             (called(case), *(t + copied(runs, case, a) for t, a in zip(told, ARMS, strict=True)))
         )
-    return markdown(("", *ARMS.values()), rows)
+    return markdown(("case", *ARMS.values()), rows)
 
 
 def copied(runs: Sequence[Run], case: str, arm: str) -> str:
-    """The mark of an arm of which runs are read from another's record."""
+    """The mark of an arm whose runs are read from the record of another."""
     found = chosen(runs, case, arm)
     same = sum(bool(run.same_as) for run in found)
     return "" if not same else " =" if same == len(found) else f" ({same} of {len(found)} =)"
 
 
 def seed_table(runs: Sequence[Run]) -> str:
-    """Every seed: rewards after the last update, and what the arm did on the way."""
+    """Every seed: rewards after the last update, halts, and tokens with weight 0."""
     rows = []
     for case in cases_of(runs):
         for arm, name in ARMS.items():
@@ -84,8 +86,8 @@ def seed_table(runs: Sequence[Run]) -> str:
         "case",
         "arm",
         "seeds",
-        "own sums",
-        "other sums",
+        "training problems",
+        "held-out problems",
         "halted at",
         "tokens with weight 0, %",
     )
@@ -116,7 +118,7 @@ def equal_at_start(runs: Sequence[Run]) -> str:
 
 
 def _pair(run: Run) -> tuple[object, object]:
-    """What a faulty run shares with the healthy one that it is compared with."""
+    """The settings that a faulty run has in common with its healthy run."""
     return run.settings["engine"], run.settings["seed"]
 
 
@@ -125,19 +127,35 @@ def drill_table(drills: Sequence[Drilled]) -> str:
         (
             called(drill.fault),
             drill.outcome,
-            drill.sentence,
+            diagnosis(drill),
             f"{drill.found:.3f}",
-            f"{drill.poison:.2f} of {drill.limit:.2f}",
+            f"{drill.poison:.2f} ({drill.limit:.2f})",
             f"{drill.syncs}",
         )
         for drill in drills
     ]
-    head = ("sync", "outcome", "says", "mean |d| before", "after poison, of limit", "syncs")
+    head = (
+        "sync",
+        "outcome",
+        "diagnosis",
+        "mean |d| before",
+        "mean |d| with random weights (limit)",
+        "syncs",
+    )
     return markdown(head, rows)
 
 
-def poisoned(drills: Sequence[Drilled]) -> str:
-    """What a threshold of the field would say of the tokens that the drill scored."""
+def diagnosis(drill: Drilled) -> str:
+    """The diagnosis on record, in the words that the preflight sync test prints today."""
+    if not drill.cause:
+        (groups,) = re.findall(r"all (\d+) groups", drill.sentence)
+        return f"every trained weight reaches the engine: all {groups} groups are synced"
+    details = re.search(r": .*" if drill.cause == "scaled" else r" \(.*", drill.sentence)
+    return CAUSES[drill.cause] + (details[0] if details else "")
+
+
+def randomised(drills: Sequence[Drilled]) -> str:
+    """The outcome of another project's threshold on the tokens that the tests scored."""
     broken = [drill for drill in drills if drill.fault != HEALTHY]
     limit = FIELD["slime"].bars[0].at_most
     before, after = (
@@ -146,15 +164,15 @@ def poisoned(drills: Sequence[Drilled]) -> str:
     )
     healthy = next(drill.poison for drill in drills if drill.fault == HEALTHY)
     return (
-        f"slime's threshold, mean |d| > {limit:g}, evaluated on the tokens that the drill scores, "
-        f"fires on {before} of {len(broken)} broken syncs before the weights are replaced, and on "
-        f"{after} afterwards; a healthy sync then has mean |d| {healthy:.2f}. So the drill finds "
-        "these faults because it replaces weights, not because its threshold is finer."
+        f"On the tokens of the test, slime's threshold, mean |d| > {limit:g}, fires for {before} "
+        f"of {len(broken)} broken syncs before the weights are randomised, and for {after} "
+        f"afterwards; a healthy sync then has mean |d| {healthy:.2f}. So the test finds these "
+        "faults because it changes the weights, not because its threshold is stricter."
     )
 
 
 def drill_cost(runs: Sequence[Run]) -> str:
-    """What the drills of the runs cost, in the time of their steps."""
+    """The cost of the preflight tests, in the time of training steps."""
     drills = [run.preflight for run in runs if run.preflight]
     if not drills:
         return ""
@@ -162,97 +180,101 @@ def drill_cost(runs: Sequence[Run]) -> str:
     took = median(drill["seconds"] for drill in drills)
     syncs = sorted({drill["syncs"] for drill in drills})
     return (
-        f"The {len(drills)} drills of the runs below took {took:.0f} s in the median, and "
-        f"{' or '.join(map(str, syncs))} syncs: as long as {took / step:.0f} steps of {step:.1f} s "
-        "each, on a machine that did other work beside."
+        f"The {len(drills)} tests before the runs below took {took:.0f} s (median) and "
+        f"{' or '.join(map(str, syncs))} syncs each: as long as {took / step:.0f} training steps "
+        f"of {step:.1f} s, on a machine that was busy with other work."
     )
 
 
 def guard_list(names: Sequence[str]) -> str:
-    """Guards with their sources."""
+    """Checks with their sources."""
     rows = [(GUARDS[name].who, GUARDS[name].rule, GUARDS[name].source) for name in names]
-    return markdown(("guard", "fires when", "is"), rows)
+    return markdown(("check", "fires when", "source"), rows)
 
 
 def guard_notes(runs: Sequence[Run]) -> str:
-    """What is watched and gates on nothing, and where a record stands in for a definition."""
+    """Metrics without a threshold, and statistics that stand in for a definition."""
     run = chosen(runs, HEALTHY, "none")[0]
     shares = [max(r.steps["seq_masked_share"]) for r in runs if r.settings["arm"] == "none"]
     notes = [
-        "TRL gates on nothing: it masks sequences whose product of weights is above 3, and logs no "
-        f"share of them. The largest share of a step in these runs is {100 * max(shares):.0f} %."
+        "TRL has no threshold that raises an alarm: it masks sequences whose product of weights is "
+        "above 3, and does not log their share. The largest share in a step of these runs is "
+        f"{100 * max(shares):.0f} %."
     ]
     if "max_seq_mult_prob_error" not in run.steps:
         notes.append(
-            "NeMo-RL's threshold for a sequence (2.0, it masks) has no row: the records do not "
-            "hold its statistic."
+            "NeMo-RL's threshold for a sequence (2.0, the sequence is masked) has no row, because "
+            "the records do not contain its statistic."
         )
     if "is_std" not in run.steps:
         notes.append(
-            "verl's standard deviation of the weights is worked out from their mean and ESS, which "
-            "are kept with four digits: it is off by up to .005."
+            "verl's standard deviation of the weights is computed from their mean and ESS, which "
+            "the records keep with four digits: the error is at most 0.005."
         )
     if "abs_d_mean_by_sequence" not in run.steps:
         notes.append(
-            "slime and miles take the mean of each sequence first; the records keep the mean over "
-            "tokens, which is read here in its place."
+            "slime and miles take the mean of each sequence first; the records contain the mean "
+            "over tokens, which is used in its place."
         )
     return " ".join(notes)
 
 
 def settings_table(run: Run) -> str:
-    """What every run is set to."""
+    """The settings that all runs share."""
     names = {
         "steps": "updates",
-        "prompts": "prompts a step, the same ones at each",
-        "answers": "answers to each prompt, a group",
-        "width": "most tokens of an answer",
+        "prompts": "prompts per step (the same at every step)",
+        "answers": "responses per prompt (one group)",
+        "width": "maximum tokens per response",
         "temperature": "temperature",
-        "learning_rate": "learning rate of AdamW",
-        "evaluated": "answers of an evaluation",
+        "learning_rate": "AdamW learning rate",
+        "evaluated": "responses per evaluation",
     }
-    rows = [("model", "models/tiny-lm, 2.6 M parameters, trained whole, in float32")]
-    rows.append(("engine", "transformers, bfloat16, sdpa attention; decodes with a cache"))
-    rows.append(("loss", "GRPO, advantages normalised by group, constant divisor, one update"))
-    rows += [(told, f"{run.settings[name]}") for name, told in names.items()]
-    return markdown(("", ""), rows)
+    rows = [("model", "models/tiny-lm, 2.6 M parameters, all of them trained, in float32")]
+    rows.append(("engine", "transformers, bfloat16, sdpa attention, decoding with a KV cache"))
+    rows.append(
+        ("loss", "GRPO, advantages normalised by group, constant divisor, one update per batch")
+    )
+    rows += [(shown, f"{run.settings[name]}") for name, shown in names.items()]
+    return markdown(("setting", "value"), rows)
 
 
 def hours(runs: Sequence[Run]) -> str:
-    """What all runs took, and how many records are no runs of their own."""
+    """The time of all runs, and how many records are no runs of their own."""
     own = [run for run in runs if not run.same_as]
     took = math.fsum(run.seconds or 0.0 for run in runs) / 3600
     return (
         f"{len(own)} runs took {took:.1f} hours; {len(runs) - len(own)} more records are read from "
-        f"them: an arm in which nothing was due, or that starts from a repaired sync, repeats "
+        "them. An arm that had no reason to act, or that starts from a repaired sync, repeats "
         "another run to the last bit and was not run again. Below, `=` marks such an arm."
     )
 
 
 def noticed(told: Firings) -> str:
-    """What the table says, case by case, in one sentence each."""
+    """The content of the table, one sentence for each case."""
     lines = []
     for case in next(iter(told.values())):
         if case == HEALTHY:
             continue
-        quiet = [name for name in FIELD if name in told and not cries(told[name])]
+        quiet = [name for name in FIELD if name in told and not fires_on_healthy(told[name])]
         field = {name: told[name][case] for name in quiet if told[name][case]}
         fired = [n for n, firing in field.items() if firing and firing.runs == len(firing.first)]
         lines.append(
             f"- **{called(case)}**: {len(fired)} of {len(field)} thresholds fire on every seed; "
-            f"the monitor {_when(told, 'monitor', case)}, the drill {_when(told, 'drill', case)}."
+            f"the monitor {_when(told, 'monitor', case)}, the preflight test "
+            f"{_when(told, 'drill', case)}."
         )
-    head = "Thresholds that other projects publish, without those that also fire on healthy runs:"
+    head = "Thresholds of other projects, without those that also fire on healthy runs:"
     return "\n".join([head, "", *lines])
 
 
 def sharp(told: Firings) -> str:
-    """The guards of the field that miss no broken case and cry on no healthy run."""
+    """The checks of other projects that fire on every broken case and on no healthy run."""
     broken = [case for case in next(iter(told.values())) if not case.startswith(HEALTHY)]
     found = [
         f"{FIELD[name].who} ({FIELD[name].rule})"
         for name in FIELD
-        if name in told and not cries(told[name])
+        if name in told and not fires_on_healthy(told[name])
         if all((of := told[name][case]) is None or of.runs == len(of.first) for case in broken)
     ]
     if not found:
@@ -265,7 +287,7 @@ def sharp(told: Firings) -> str:
     )
 
 
-def cries(row: Mapping[str, Firing | None]) -> bool:
+def fires_on_healthy(row: Mapping[str, Firing | None]) -> bool:
     healthy = row[HEALTHY]
     return bool(healthy and healthy.fired)
 
@@ -282,7 +304,7 @@ def _when(told: Firings, guard: str, case: str) -> str:
 
 
 def differences(runs: Sequence[Run], what: str) -> str:
-    """Reward of an arm less that of the arm without a correction, over the seeds of both."""
+    """Reward of an arm minus that of the arm without a correction, over the seeds of both."""
     rows = []
     arms = [arm for arm in ARMS if arm != "none"]
     for case in compared(runs):
@@ -293,11 +315,11 @@ def differences(runs: Sequence[Run], what: str) -> str:
         rows.append(
             (called(case), *(t + copied(runs, case, a) for t, a in zip(told, arms, strict=True)))
         )
-    return markdown(("", *(ARMS[arm] for arm in arms)), rows)
+    return markdown(("case", *(ARMS[arm] for arm in arms)), rows)
 
 
 def helped(runs: Sequence[Run]) -> str:
-    """Which differences on the run's own sums these seeds can tell from none."""
+    """The differences on the training problems whose intervals exclude 0."""
     above, below, open_, same = [], [], 0, 0
     for case in compared(runs):
         none = final(runs, case, "none", "trained")
@@ -316,18 +338,18 @@ def helped(runs: Sequence[Run]) -> str:
             if found is None:
                 open_ += 1
             else:
-                found.append(f"{ARMS[arm]} where {called(case)}")
+                found.append(f"{ARMS[arm]} ({called(case)})")
     return (
-        f"Better than no correction, with the whole interval: {'; '.join(above) or 'none'}. "
-        f"Worse: {'; '.join(below) or 'none'}. The other {open_} intervals hold 0: with so few "
-        "seeds nothing is shown there, neither a gain nor a loss. "
-        f"{same} cells are 0 by construction: nothing was due in that arm, so that it is the run "
+        "On the training problems the whole interval is above 0 for: "
+        f"{'; '.join(above) or 'none'}. It is below 0 for: {'; '.join(below) or 'none'}. The other "
+        f"{open_} intervals contain 0: with so few seeds they show neither a gain nor a loss. "
+        f"{same} cells are 0 by construction: the arm had no reason to act, so it is the run "
         "without a correction."
     )
 
 
 def by_heart(runs: Sequence[Run]) -> str:
-    """What the healthy, uncorrected runs do to both rewards."""
+    """How both rewards change on healthy, uncorrected runs."""
     found = chosen(runs, HEALTHY, "none")
     ends = {
         what: [_mean([run.evaluations[what][i] for run in found]) for i in (0, -1)]
@@ -335,7 +357,7 @@ def by_heart(runs: Sequence[Run]) -> str:
     }
     own, other = ends["trained"], ends["held_out"]
     return (
-        f"On healthy runs the reward on the run's own sums goes from {own[0]:.2f} to {own[1]:.2f}, "
-        f"and that on other sums from {other[0]:.2f} to {other[1]:.2f}: what is learnt is the few "
-        "prompts, by heart."
+        f"On healthy runs the reward on the training problems goes from {own[0]:.2f} to "
+        f"{own[1]:.2f}, and the reward on held-out problems from {other[0]:.2f} to {other[1]:.2f}: "
+        "the model memorises the few prompts."
     )

@@ -1,4 +1,4 @@
-# Numbers over seeds: few as these are, each is shown, and an interval says how few.
+# Numbers over a few seeds: each of them, and an interval.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Spread:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, Student's t, for seeds that are draws of one normal law; None of one seed."""
+        """95 %, Student's t, for normally distributed seeds; None of one seed."""
         n = len(self.values)
         if n < 2:
             return None

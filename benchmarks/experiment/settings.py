@@ -1,4 +1,4 @@
-# What one run is set to, and which runs there are.
+# The settings of a run, and the list of all runs.
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that a run follows from; the same for every arm and fault but for the first four.
+    """All settings of a run; the first four differ between arms and faults, the rest does not.
 
     Args:
         fault: "healthy", a fault of a sync or one of the catalogue, at its default.
         engine: bfloat16, int4_g32 (bfloat16 with weights of four bits), or bfloat16_lora (a LoRA
             adapter is trained instead of the weights).
-        arm: none, tis (min(w, 2)), mis (w inside [0.5, 2]), monitor, contract (drill and monitor).
+        arm: none, tis (min(w, 2)), mis (w inside [0.5, 2]), monitor, contract (a preflight sync
+            test, and the monitor).
         steps: updates; each is one step of AdamW on one batch of fresh answers.
         prompts, answers: of a step; an answer's group are the answers of its prompt.  The prompts
             are the same at each step, so that the policy has time to learn them.
-        given: how many of the three digits a prompt has worked out already.
+        given: how many of the three digits a prompt shows worked out.
         width: the most tokens of an answer, its end included; also the constant that the sum of
             an answer's losses is divided by.
         temperature: of both policies; the trainer divides its logits by it, too.
@@ -74,7 +75,7 @@ class Settings:
 
 
 def matrix(seeds: Iterable[int]) -> list[Settings]:
-    """Every fault with every arm, a seed after the other; a contract's run after its monitor's."""
+    """Every fault with every arm, one seed after the other; arm contract after arm monitor."""
     return [
         _settings(fault, "bfloat16", arm, seed)
         for seed in seeds
@@ -84,13 +85,13 @@ def matrix(seeds: Iterable[int]) -> list[Settings]:
 
 
 def _settings(fault: str, engine: str, arm: str, seed: int) -> Settings:
-    """As all others; the truth is looked at in two arms, since that takes a fifth of the time."""
-    looks = {} if arm in ("none", "monitor") else {"checkpoints": ()}
-    return Settings(fault, engine, arm, seed, **looks)
+    """As all others; only two arms have checkpoints, which take a fifth of the time."""
+    checkpoints = {} if arm in ("none", "monitor") else {"checkpoints": ()}
+    return Settings(fault, engine, arm, seed, **checkpoints)
 
 
 def others() -> list[Settings]:
-    """Every other fault and engine once: unguarded, and under the contract."""
+    """Every other fault and engine once: without a correction, and under the contract."""
     return [_settings(*pair, arm, 0) for pair in OTHERS for arm in ("none", "contract")]
 
 

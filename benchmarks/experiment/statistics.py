@@ -1,4 +1,4 @@
-# What the field reads off a step's logprobs, and what a contract bounds: raw numbers, no limits.
+# Statistics of a step's logprobs: those of other projects and those of a contract, no limits.
 #
 # Each is computed as its framework does, where frameworks differ.
 # Axes: S sequences, N tokens of all sequences one after another.

@@ -1,4 +1,4 @@
-# Faults x guards as Markdown: the short table, and the rest.
+# Faults x checks as Markdown: the short table, and all rows.
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from benchmarks.experiment.alarms import GUARDS, HEALTHY, NEVER, OURS, Firing, Firings
 from benchmarks.experiment.pictures import called
 
-# the rows of the short table: every guard that no other row follows within a step or two
+# the rows of the short table: every check unless another row fires within a step or two of it
 SHORT = (
     *("slime", "miles", "nemo-tme", "nemo-kl", "nemo-sequence", "prime-rl", "verl-bad"),
     *("verl-normal", "verl-health", "tinker", "trend", "monitor", "drill"),
@@ -15,10 +15,10 @@ SHORT = (
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; a bar inside a cell is written so that it is none of the table's.
+    """A table; bars inside a cell are escaped.
 
-    >>> print(markdown(("guard", "first"), [("|d| > 0.1", "3")]))
-    | guard | first |
+    >>> print(markdown(("check", "first"), [("|d| > 0.1", "3")]))
+    | check | first |
     |---|---|
     | &#124;d&#124; > 0.1 | 3 |
     """
@@ -28,14 +28,14 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def faults_by_guards(firings: Firings, names: Sequence[str]) -> str:
-    """The first step on which each guard fires, case by case.
+    """The first step at which each check fires, case by case.
 
-    A guard that fires on healthy runs as well stands in brackets: its fire says little.
+    Brackets mark a check that also fires on healthy runs.
     """
     names = [name for name in names if name in firings]
     shown = [*firings[names[0]]]
     others = [case for case in shown if case != HEALTHY]
-    head = ("guard", "fires when", "on healthy runs", *map(called, others))
+    head = ("check", "fires when", "on healthy runs", *map(called, others))
     seeds = [len(told.first) if (told := firings[names[0]][case]) else 0 for case in shown]
     rows = [("runs", "", *map(str, seeds))]
     for name in names:

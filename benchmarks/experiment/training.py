@@ -1,4 +1,4 @@
-# One run: roll out, measure, weigh, update, sync; and now and then look at the truth.
+# One run: roll out, measure, weight, update, sync; at checkpoints the true bias.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEAST, BREADTH = 5e-4, 32  # of the tree of a checkpoint: mass and breadth, see 
 
 
 class Trained:
-    """Everything of a run that changes as it goes."""
+    """The state of a run."""
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(1)
@@ -55,7 +55,7 @@ class Trained:
         return roll_out(self.engine, self.problems, s.answers, seed_of(s.seed, "step", step), s)
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean reward on the run's own sums and on others; the same draws each time."""
+        """Mean reward on the run's own sums and on others; the same samples each time."""
         s, seed = self.settings, seed_of(self.settings.seed, "evaluation", 0)
         self.exact_sync()
         each = s.evaluated // s.prompts
@@ -64,7 +64,7 @@ class Trained:
         return float(own.reward_S.mean()), float(other.reward_S.mean())
 
     def checkpoint(self, step: int) -> dict[str, Any]:
-        """The true bias at the weights of now, rollouts as the engine draws them."""
+        """The true bias at the weights of now, rollouts as the engine samples them."""
         s = self.settings
         problems = self.problems[: s.checkpoint_prompts]
         prompts = self.engine.encode([sums.prompt_of(problem, s.given) for problem in problems])
@@ -135,9 +135,9 @@ def train(settings: Settings) -> Run:
 
 
 def as_unguarded(settings: Settings, unguarded: Run) -> Run | None:
-    """The arm `monitor` without a new run, where the arm `none` was watched and nothing was due.
+    """The arm `monitor` without a new run, if no action was due in the arm `none`.
 
-    All else being equal, the two are then one run; None where something was due.
+    The two are then the same run; None if an action was due.
     """
     if any(seen["action"] or seen["would"] for seen in unguarded.monitor):
         return None
@@ -145,7 +145,7 @@ def as_unguarded(settings: Settings, unguarded: Run) -> Run | None:
 
 
 def _drilled(settings: Settings, began: float) -> Run:
-    """The arm `contract`: a drill, and then a run of the arm `monitor`."""
+    """The arm `contract`: a preflight sync test, and then a run of the arm `monitor`."""
     trained = Trained(settings)
     found = drill(trained.module, trained.sync, trained.engine, settings.seed)
     fault = "healthy" if found["refused"] else settings.fault
@@ -160,7 +160,7 @@ def _drilled(settings: Settings, began: float) -> Run:
 
 
 def _step(trained: Trained, watched: Watched, step: int) -> tuple[dict[str, Any], Any, bool]:
-    """Roll out, look, update, sync.
+    """Roll out, evaluate the monitor, update, sync.
 
     Returns:
         values of `Run.steps`, an entry of `Run.monitor`, whether the run is halted.

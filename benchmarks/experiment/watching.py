@@ -1,4 +1,4 @@
-# The contract at work: the drill before a run, and the monitor at each of its steps.
+# The contract in a run: the preflight sync test before it, and the monitor at each step.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTRACT = Path(__file__).with_name("grpo.kernelcontract.yaml")
 
 
 def drill(module: Any, sync: Any, engine: Any, seed: int) -> dict[str, Any]:
-    """What a user does before step 1; the weights are back afterwards, bit for bit.
+    """The preflight sync test before step 1; it restores the weights bit for bit.
 
     Returns:
         `Run.preflight`.  Only a violated outcome refuses the run.
@@ -73,7 +73,7 @@ class Watched:
 
 
 def entry(step: Step, cells: bool) -> dict[str, Any]:
-    """One step of `Run.monitor`; `cells` says whether they are kept."""
+    """One step of `Run.monitor`; `cells`: whether its cells are kept."""
     return {
         "outcome": step.outcome,
         "action": step.action,

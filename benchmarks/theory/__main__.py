@@ -1,4 +1,4 @@
-# What verdicts rest on, put to the test on this machine: python -m benchmarks.theory
+# Attempts to falsify the theorems and the procedures: python -m benchmarks.theory
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BROKEN = 1
     type=click.IntRange(min=1),
     default=2000,
     show_default=True,
-    help="Exact values that each theorem is held against, about.",
+    help="Approximate number of exact values for each theorem.",
 )
 @click.option(
     "--runs",
@@ -45,16 +45,16 @@ _BROKEN = 1
     "--format",
     "format_",
     type=click.Choice([*_FORMATS]),
-    help="Of what is printed, or written to -o.  [default: by the suffix of -o, else text]",
+    help="Format of the output.  [default: by the suffix of -o, else text]",
 )
 @shared("-o", help=PRINTS)
 def theory(cases: int, runs: int, seed: int, format_: str | None, output: Path | None) -> None:
-    """Hold every theorem against exact values, and simulate every procedure.
+    """Compare every theorem with exact values, and simulate every procedure.
 
-    Each bound on kernels that can be enumerated, each procedure beside what people do instead, on
-    streams that break the latter. The same seed gives the same numbers.
+    Bounds are tested on kernels that can be enumerated. Procedures are simulated together with
+    common shortcuts, on streams that break the shortcuts. The same seed gives the same numbers.
 
-    Exits 1 if a theorem is broken or a procedure of ours is wrong more often than it may be,
+    Exits 1 if a theorem is violated or a procedure of ours is wrong more often than allowed,
     else 0.
     """
     chosen = _format(format_, output)
@@ -78,7 +78,7 @@ def _format(format_: str | None, output: Path | None) -> str:
     by_suffix = format_of(output.name)
     if by_suffix not in _FORMATS:
         raise click.BadParameter(
-            f"{output}: the suffix says no format; give --format {', '.join(_FORMATS)}"
+            f"{output}: the suffix names no format; give --format {', '.join(_FORMATS)}"
         )
     return by_suffix
 

@@ -1,4 +1,4 @@
-# Findings: what the theorems and the procedures came to, for a person, a page or a program.
+# Findings on the theorems and the procedures, for a terminal, a page or a program.
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from benchmarks.theory.base import Tightness, falsify
 from benchmarks.theory.procedures import Row, simulate
 from benchmarks.theory.scenarios import SCENARIOS
 from benchmarks.theory.simulation import ALPHA
+from servanda.report.html_numbers import KINDS
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.bounds.theorem import THEOREMS
 
 Tell = Callable[[str, int, int], None]
 _THEOREM_HEAD = (
     "theorem",
-    "standing",
+    "guarantee",
     "sharp",
     "assumes",
     "cases",
@@ -26,7 +27,7 @@ _THEOREM_HEAD = (
     "tightest",
     "typical",
 )
-_ROW_HEAD = ("scenario", "procedure", "", "wrong", "allowed", "times alpha", "which")
+_ROW_HEAD = ("scenario", "procedure", "", "wrong, %", "allowed, %", "wrong / alpha", "verdict")
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,16 @@ class Findings:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What must not be: a broken theorem, a procedure of ours beyond its margin."""
+        """Violated theorems, and procedures of ours beyond their margin."""
         return (
             *(
-                f"{t.theorem} is broken in {t.violations:,} of {t.cases:,} cases: {t.worst}"
+                f"{t.theorem} is violated in {t.violations:,} of {t.cases:,} cases: {t.worst}"
                 for t in self.theorems
                 if t.violations
             ),
             *(
-                f"{r.procedure} ({r.scenario}) is wrong in {r.wrong:.1%} of {r.runs:,} runs, "
-                f"{r.allowed:.1%} are allowed"
+                f"{r.procedure} ({r.scenario}) is wrong in {100 * r.wrong:.1f} % of {r.runs:,} "
+                f"runs, {100 * r.allowed:.1f} % are allowed"
                 for r in self.procedures
                 if r.ours and r.beyond
             ),
@@ -76,9 +77,9 @@ def find(cases: int, runs: int, seed: int, tell: Tell = lambda *_: None) -> Find
     """Put every theorem and every procedure to the test.
 
     Args:
-        cases: exact values of each theorem, about.
+        cases: approximate number of exact values for each theorem.
         runs: of each scenario.
-        tell: called with (what, done, of how many) before each and at the end.
+        tell: called with (kind, done, total) before each and at the end.
     """
     theorems: list[Tightness] = []
     for i, name in enumerate(THEOREMS):
@@ -131,8 +132,8 @@ is a *violation*. *Tightest* is the largest exact value divided by its bound, 1 
 it; *typical* is the median. Trials of a lemma, or of a part of a theorem, are counted as cases, but
 they enter neither ratio. *Sharp* means that some kernels attain the bound or come arbitrarily close
 to it, at any drift or as the drift vanishes, for responses of any length. A bound that is not sharp
-may be attained for short responses, as its tightest value shows. *Standing* is the guarantee of the
-result if its inputs are certified.
+may be attained for short responses, as its tightest value shows. *Guarantee* is that of the result
+if its inputs are anytime-valid bounds.
 
 {theorems}
 
@@ -144,8 +145,8 @@ These are their assumptions. A test can only reject an assumption.
 
 Each row is {runs} seeded runs. The limit is exactly the true value, and a procedure is evaluated
 after every round, so every decision is an error. *Wrong* is the share of runs with at least one
-wrong decision, for `holds` or for `violated`; *which* is the worse of the two. Each may err in
-{alpha:.0%} of the runs. A simulated rate passes up to that plus the one-sided 99 % binomial margin
+wrong decision, for `holds` or for `violated`; *verdict* is the worse of the two. Each may err in
+{alpha:g} % of the runs. A simulated rate passes up to that plus the one-sided 99 % binomial margin
 of its number of runs (*allowed*). For e-BH and the procedures it is compared with, the number is
 the mean share of false discoveries when the first one is made. The gate `mean <= limit` gets an
 advantage: its limits are 10 % away from the true value. "Once" is one evaluation, at the end.
@@ -157,16 +158,16 @@ streams.
 
 {procedures}
 
-Ours stay far below the allowed rate. A mixture over many bets is conservative, and its guarantee
-covers all later evaluations too. [Another page](truth.md) measures how often whole verdicts are
-wrong.
+Our procedures stay far below the allowed rate. A mixture over many bets is conservative, and its
+guarantee covers all later evaluations too. [Another page](truth.md) measures how often whole
+verdicts are wrong.
 """
 
 
 def markdown(found: Findings) -> str:
     """The page docs/explanation/falsification.md."""
     assumed = {key for t in found.theorems for key in THEOREMS[t.theorem].assumes}
-    head = (*_THEOREM_HEAD, "what it says")
+    head = (*_THEOREM_HEAD, "statement")
     rows = [(*_theorem_row(t), THEOREMS[t.theorem].statement) for t in found.theorems]
     rows = [(f"`{name}`", *rest) for name, *rest in rows]
     broken = "\n".join(f"- **{fault}**" for fault in found.faults)
@@ -174,8 +175,9 @@ def markdown(found: Findings) -> str:
         cases=found.cases,
         runs=found.runs,
         seed=found.seed,
-        alpha=ALPHA,
-        faults=broken or "It found no violation, and nothing of ours beyond its margin.",
+        alpha=100 * ALPHA,
+        faults=broken
+        or "It found no violated theorem, and no procedure of Servanda beyond its margin.",
         theorems=_piped([head, *rows]),
         assumptions="\n".join(
             f"- **{key}**: {a.text}{_kept(a.tested_by, a.kept_by)}."
@@ -207,7 +209,7 @@ def _theorem_row(t: Tightness) -> tuple[str, ...]:
     theorem = THEOREMS[t.theorem]
     return (
         t.theorem,
-        theorem.standing,
+        KINDS.get(theorem.standing, theorem.standing),
         "sharp" if theorem.sharp else "",
         ", ".join(theorem.assumes),
         f"{t.cases:,}",
@@ -223,8 +225,8 @@ def _row(r: Row) -> tuple[str, ...]:
         r.scenario,
         r.procedure,
         ours,
-        f"{r.wrong:.1%}",
-        f"{r.allowed:.1%}",
+        f"{100 * r.wrong:.1f}",
+        f"{100 * r.allowed:.1f}",
         f"{r.ratio:.2f}",
         r.answer,
     )

@@ -1,9 +1,9 @@
-# Scenarios: streams that break procedures, each with ours and with what people do instead.
+# Scenarios: streams that break procedures, each with ours and with common shortcuts.
 #
-# A scenario draws R runs and yields (procedure, whether it is ours, what it ever answered).
-# Every x is a token's value in [0, 1]; how it comes about is written out, so that the truth is
+# A scenario samples R runs and yields (procedure, whether it is ours, its wrong verdicts).
+# Every x is a token's value in [0, 1]; its distribution is explicit, so that the true mean is
 # known without an estimate.
-# Axes: R runs, G prompt groups in launch order, T places for tokens, K looks.
+# Axes: R runs, G prompt groups in dispatch order, T places for tokens, K evaluations.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from servanda.registry import Registry
 from servanda.theory.stats.log_moment import NEG, POS
 from servanda.theory.stats.multiplicity import attempt_alpha, e_bh, slice_alpha
 
-GROUPS, TOKENS = 160, 8  # of a run; somebody looks after every 8 groups
+GROUPS, TOKENS = 160, 8  # of a run; evaluated after every 8 groups
 TRUTH = 0.1
 
 Answers = Iterator[tuple[str, bool, Ever]]
@@ -43,7 +43,7 @@ _REALISED, _POPULATION = "LogMoment, realised", "GroupRatio, population"
 
 @dataclass(frozen=True)
 class Scenario:
-    """One kind of stream: (rng, runs) -> procedures and their answers."""
+    """One kind of stream: (rng, runs) -> procedures and their verdicts."""
 
     name: str
     about: str
@@ -56,7 +56,7 @@ SCENARIOS: Registry[Scenario] = Registry("scenario")
 def scenario(
     name: str, about: str
 ) -> Callable[[Callable[[np.random.Generator, int], Answers]], Scenario]:
-    """Register a scenario; `about` says in a line what its streams are like."""
+    """Register a scenario; `about` describes its streams in a line."""
     return lambda run: SCENARIOS.add(name, Scenario(name, about, run))
 
 
@@ -78,7 +78,7 @@ def _clustered_draw(rng: np.random.Generator, runs: int) -> Draw:
     return Draw.of(_hits(rng, rate_RGT), rate_RGT, TRUTH)
 
 
-@scenario("autocorrelated", "tokens diverge in long stretches within an answer")
+@scenario("autocorrelated", "tokens diverge in long stretches within a response")
 def _autocorrelated(rng: np.random.Generator, runs: int) -> Answers:
     rough_RG = rng.random((runs, GROUPS)) < 0.25
     rate_RGT = np.empty(_shape(runs))
@@ -89,14 +89,12 @@ def _autocorrelated(rng: np.random.Generator, runs: int) -> Answers:
     draw = Draw.of(_hits(rng, rate_RGT), rate_RGT, TRUTH)
     yield _REALISED, OURS, log_moment(draw)
     yield _POPULATION, OURS, group_ratio(draw)
-    yield "normal interval, watched", HABIT, baselines.normal_watched(draw)
+    yield "normal interval, every round", HABIT, baselines.normal_watched(draw)
     yield "sliding window of 5 rounds", HABIT, baselines.sliding_window(draw)
-    yield "mean <= limit, watched", HABIT, baselines.mean_gate(draw)
+    yield "mean <= limit, every round", HABIT, baselines.mean_gate(draw)
 
 
-@scenario(
-    "heavy-tailed", "one token in 660 carries two fifths of the divergence (Pareto, cut at 1)"
-)
+@scenario("heavy-tailed", "one token in 660 carries 40 % of the divergence (Pareto, capped at 1)")
 def _heavy(rng: np.random.Generator, runs: int) -> Answers:
     tail, scale = 0.6, 2e-5
     x_RGT = np.minimum(1.0, scale * (1 - rng.random(_shape(runs))) ** (-1 / tail))
@@ -105,11 +103,11 @@ def _heavy(rng: np.random.Generator, runs: int) -> Answers:
     draw = Draw.of(x_RGT, truth, truth)
     yield _REALISED, OURS, log_moment(draw)
     yield _POPULATION, OURS, group_ratio(draw)
-    yield "normal interval, watched", HABIT, baselines.normal_watched(draw)
+    yield "normal interval, every round", HABIT, baselines.normal_watched(draw)
     yield "normal interval, once", HABIT, baselines.normal_once(draw)
 
 
-@scenario("clustered", "one prompt in ten carries most of the divergence; 8 tokens each")
+@scenario("clustered", "one prompt in ten carries most of the divergence; 8 tokens per prompt")
 def _clustered(rng: np.random.Generator, runs: int) -> Answers:
     draw = _clustered_draw(rng, runs)
     yield _REALISED, OURS, log_moment(draw)
@@ -118,7 +116,10 @@ def _clustered(rng: np.random.Generator, runs: int) -> Answers:
     yield "bootstrap of tokens, once", HABIT, baselines.bootstrap_once(draw, rng)
 
 
-@scenario("adaptive", "the mean follows the last four tokens, and drops to 0 after good luck")
+@scenario(
+    "adaptive",
+    "the mean depends on the last four tokens, and is 0 while the sum is far below its expectation",
+)
 def _adaptive(rng: np.random.Generator, runs: int) -> Answers:
     n = GROUPS * TOKENS
     x_RN, mean_RN = np.zeros((runs, n)), np.zeros((runs, n))
@@ -132,11 +133,11 @@ def _adaptive(rng: np.random.Generator, runs: int) -> Answers:
     shape = _shape(runs)
     draw = Draw.of(x_RN.reshape(shape), mean_RN.reshape(shape))
     yield _REALISED, OURS, log_moment(draw)
-    yield "normal interval, watched", HABIT, baselines.normal_watched(draw)
-    yield "mean <= limit, watched", HABIT, baselines.mean_gate(draw)
+    yield "normal interval, every round", HABIT, baselines.normal_watched(draw)
+    yield "mean <= limit, every round", HABIT, baselines.mean_gate(draw)
 
 
-@scenario("drifting", "the mean goes up and down between 0.02 and 0.18, every 160 tokens")
+@scenario("drifting", "the mean alternates between 0.02 and 0.18 every 160 tokens")
 def _drifting(rng: np.random.Generator, runs: int) -> Answers:
     stretch_N = np.arange(GROUPS * TOKENS) // 160 % 2
     rate_RGT = np.broadcast_to(
@@ -150,16 +151,20 @@ def _drifting(rng: np.random.Generator, runs: int) -> Answers:
 
 @scenario("shared prompts", "eight shards, prompts as in clustered")
 def _shared(rng: np.random.Generator, runs: int) -> Answers:
-    yield f"{_POPULATION}, prompts drawn in one", OURS, group_ratio(_clustered_draw(rng, runs))
+    yield (
+        f"{_POPULATION}, different prompts in each shard",
+        OURS,
+        group_ratio(_clustered_draw(rng, runs)),
+    )
     rate_RG1 = np.repeat(_hot(rng, runs, GROUPS // 8), 8, axis=1)
     rate_RGT = np.broadcast_to(rate_RG1, _shape(runs))
     twin = Draw.of(_hits(rng, rate_RGT), rate_RGT, TRUTH)
-    yield f"{_POPULATION}, the same prompts in each", HABIT, group_ratio(twin)
+    yield f"{_POPULATION}, the same prompts in each shard", HABIT, group_ratio(twin)
 
 
 @scenario(
     "shared batches",
-    "8 prompt groups share a batch; one batch in ten diverges, with all of its groups",
+    "8 prompt groups share a batch; in one batch of ten all groups diverge",
 )
 def _shared_batches(rng: np.random.Generator, runs: int) -> Answers:
     batches = GROUPS // 8
@@ -172,10 +177,10 @@ def _shared_batches(rng: np.random.Generator, runs: int) -> Answers:
 
 
 @scenario(
-    "file order", "seven domains that hardly diverge, then three that do; somebody stops early"
+    "file order", "seven domains that hardly diverge, then three that do; the run may stop early"
 )
 def _file_order(rng: np.random.Generator, runs: int) -> Answers:
-    for name, ours in (("in random order", OURS), ("as the file has them", HABIT)):
+    for name, ours in (("in random order", OURS), ("in file order", HABIT)):
         domain_RG = np.broadcast_to(np.arange(GROUPS) * 10 // GROUPS, (runs, GROUPS))
         if ours:
             domain_RG = rng.integers(0, 10, (runs, GROUPS))
@@ -185,7 +190,7 @@ def _file_order(rng: np.random.Generator, runs: int) -> Answers:
         yield f"{_POPULATION}, prompts {name}", ours, group_ratio(draw)
 
 
-@scenario("filtered", "groups of 8 answers; where some pass and some fail they diverge most")
+@scenario("filtered", "groups of 8 responses; groups with both passes and failures diverge most")
 def _filtered(rng: np.random.Generator, runs: int) -> Answers:
     mixed_RG1 = rng.random((runs, GROUPS, 1)) < 0.4
     rate_RGT = np.broadcast_to(np.where(mixed_RG1, 0.095, 0.02), _shape(runs))
@@ -209,7 +214,7 @@ def _going_on(rng: np.random.Generator, runs: int) -> Draw:
     return Draw.of(x_RGT, rate_RGT, truth, there_RGT=there_RGT)
 
 
-@scenario("lengths", "an answer goes on for 8 tokens where its first diverged, and ends there else")
+@scenario("lengths", "a response has 8 tokens if the first one diverged, else one token")
 def _lengths(rng: np.random.Generator, runs: int) -> Answers:
     draw = _going_on(rng, runs)
     yield _REALISED, OURS, log_moment(draw)
@@ -217,29 +222,29 @@ def _lengths(rng: np.random.Generator, runs: int) -> Answers:
     yield "mean of per-sequence means, once", HABIT, baselines.sequence_means(draw)
 
 
-@scenario("completion order", "the same; a long answer completes after a hundred short ones")
+@scenario("completion order", "as in lengths; a long response completes after a hundred short ones")
 def _completion(rng: np.random.Generator, runs: int) -> Answers:
     draw = _going_on(rng, runs)
     done_RG = np.arange(GROUPS) + 15 * draw.tokens_RG
     by_completion = draw.reordered(np.argsort(done_RG, axis=1, kind="stable"))
-    yield f"{_REALISED}, launch order", OURS, log_moment(draw)
+    yield f"{_REALISED}, dispatch order", OURS, log_moment(draw)
     yield f"{_REALISED}, completion order", HABIT, log_moment(by_completion)
 
 
-@scenario("missing", "half of the tokens that diverge are lost, and one in fifty of the others")
+@scenario("missing", "half of the diverging tokens are missing, and 2 % of the others")
 def _missing(rng: np.random.Generator, runs: int) -> Answers:
     x_RGT = _hits(rng, np.full(_shape(runs), TRUTH))
     lost_RGT = rng.random(_shape(runs)) < np.where(x_RGT > 0, 0.5, 0.02)
     draw = Draw.of(x_RGT, TRUTH, TRUTH, lost_RGT=lost_RGT)
-    yield f"{_REALISED}, the lost counted", OURS, log_moment(draw)
-    yield f"{_POPULATION}, the lost counted", OURS, group_ratio(draw)
-    yield f"{_REALISED}, the lost left out", HABIT, log_moment(draw.only(~lost_RGT))
+    yield f"{_REALISED}, missing tokens counted", OURS, log_moment(draw)
+    yield f"{_POPULATION}, missing tokens counted", OURS, group_ratio(draw)
+    yield f"{_REALISED}, missing tokens left out", HABIT, log_moment(draw.only(~lost_RGT))
 
 
 @scenario(
     "uneven sampling",
-    "a fifth of the traffic diverges most, and a tenth of that is scored; of what was scored, half "
-    "of what diverges is lost",
+    "a fifth of the traffic diverges most, and a tenth of it is scored; half of the diverging "
+    "scored tokens are missing",
 )
 def _uneven(rng: np.random.Generator, runs: int) -> Answers:
     rare_RG1 = rng.random((runs, GROUPS, 1)) < 0.2
@@ -249,16 +254,16 @@ def _uneven(rng: np.random.Generator, runs: int) -> Answers:
     lost_RGT = scored_RGT & (rng.random(_shape(runs)) < np.where(x_RGT > 0, 0.5, 0.02))
     served = Draw.of(x_RGT, rate_RGT, TRUTH)
     some_lost = Draw.of(x_RGT, rate_RGT, TRUTH, lost_RGT=lost_RGT)
-    yield "Unequal, over all served", OURS, unequal(served, scored_RGT, chance_RGT, 0.1)
+    yield "Unequal, over all served tokens", OURS, unequal(served, scored_RGT, chance_RGT, 0.1)
     counted = unequal(some_lost, scored_RGT, chance_RGT, 0.1)
-    yield "Unequal, the lost counted", OURS, counted
+    yield "Unequal, missing tokens counted", OURS, counted
     unseen = unequal(served, scored_RGT & ~lost_RGT, chance_RGT, 0.1)
-    yield "Unequal, the lost as if never chosen", HABIT, unseen
+    yield "Unequal, missing tokens as if never sampled", HABIT, unseen
     about = log_moment_e(served.only(scored_RGT), served.running_RK)
-    yield "LogMoment of what was scored", HABIT, ever(about)
+    yield "LogMoment of the scored tokens", HABIT, ever(about)
 
 
-@scenario("one seed", "contexts of many rates; noise fresh for each request, or one for all")
+@scenario("one seed", "contexts with many rates; fresh noise for each request, or the same for all")
 def _one_seed(rng: np.random.Generator, runs: int) -> Answers:
     rate_RGT = np.broadcast_to(rng.uniform(0.02, 0.18, (runs, GROUPS, 1)), _shape(runs))
     fresh = Draw.of(_hits(rng, rate_RGT), rate_RGT, TRUTH)
@@ -267,7 +272,7 @@ def _one_seed(rng: np.random.Generator, runs: int) -> Answers:
     yield f"{_REALISED}, one seed for every request", HABIT, log_moment(same)
 
 
-@scenario("shards", "eight shards, prompts as in clustered, and what diverges takes longer")
+@scenario("shards", "eight shards, prompts as in clustered; diverging prompts take longer")
 def _shards(rng: np.random.Generator, runs: int) -> Answers:
     draw = _clustered_draw(rng, runs)
     yield f"{_POPULATION}, in closed rounds", OURS, group_ratio(draw)
@@ -282,7 +287,7 @@ def _shards(rng: np.random.Generator, runs: int) -> Answers:
     yield f"{_REALISED}, each shard four times", HABIT, baselines.merged_again(even, 4)
 
 
-@scenario("retries", "20 fresh attempts, until one is green; alpha is for all of them")
+@scenario("retries", "20 fresh attempts until one passes; alpha covers all of them")
 def _retries(rng: np.random.Generator, runs: int) -> Answers:
     attempts, looks, a_look = 20, 60, 64
     hits_RAK = rng.binomial(a_look, TRUTH, (runs, attempts, looks)).cumsum(axis=2).astype(float)
@@ -296,7 +301,9 @@ def _retries(rng: np.random.Generator, runs: int) -> Answers:
     yield "LogMoment at alpha, every time", HABIT, Ever(all_R, none_R)
 
 
-@scenario("steady traffic", "200 rounds within the limit; the shape of x follows the past")
+@scenario(
+    "steady traffic", "200 rounds within the limit; the distribution of x depends on the past"
+)
 def _steady(rng: np.random.Generator, runs: int) -> Answers:
     rounds = 200
     x_RGT = np.empty((runs, rounds, TOKENS))
@@ -307,13 +314,15 @@ def _steady(rng: np.random.Generator, runs: int) -> Answers:
         calm_R1 = x_RGT[:, g].sum(axis=1, keepdims=True) > TRUTH * TOKENS
     draw = Draw.of(x_RGT, TRUTH, TRUTH, every=1)
     yield "ShiryaevRoberts", OURS, shiryaev_roberts(draw, TRUTH, rounds / ALPHA)
-    yield "LogMoment, watched", OURS, Ever(np.zeros(runs), log_moment(draw).violated_R)
+    yield "LogMoment, every round", OURS, Ever(np.zeros(runs), log_moment(draw).violated_R)
     sliding = baselines.sliding_window(draw).violated_R
     yield "sliding window of 5 rounds", HABIT, Ever(np.zeros(runs), sliding)
     yield "mean of 5 rounds > 1.5 limit", HABIT, baselines.window_gate(draw)
 
 
-@scenario("many slices", "39 slices at the limit, some of them alike, and one a little above it")
+@scenario(
+    "many slices", "39 slices at the limit, some of them identical, and one a little above it"
+)
 def _slices(rng: np.random.Generator, runs: int) -> Answers:
     slices, looks, a_look = 40, 60, 64
     rate_S1 = np.where(np.arange(slices) == 0, 1.15 * TRUTH, TRUTH)[:, None]

@@ -1,4 +1,4 @@
-# Faults x guards, on records that are written out by hand.
+# Faults x checks, on records that are written out by hand.
 
 from dataclasses import replace
 
@@ -41,14 +41,14 @@ RUNS = [
 ]
 
 
-def test_a_guard_is_told_by_the_first_step_of_each_seed():
+def test_a_check_is_shown_by_its_first_step_on_each_seed():
     first = alarms.firings(RUNS)["slime"]["one_mlp"]
 
     assert first.first == (4, 6, None)
     assert str(first) == "4-6 (2 of 3)"
 
 
-def test_two_in_a_row_ring_a_step_later():
+def test_two_in_a_row_fire_a_step_later():
     assert alarms.firings(RUNS)["drift-guard"]["one_mlp"].first == (5, 7, None)
 
 
@@ -63,11 +63,11 @@ def test_the_monitor_is_read_from_the_same_runs_as_the_field():
     assert told["never_synced"] is None
 
 
-def test_the_drill_stands_before_the_first_step():
+def test_the_preflight_test_comes_before_the_first_step():
     told = alarms.firings(RUNS)["drill"]
 
     assert (told["one_mlp"].first, str(told["one_mlp"])) == ((BEFORE,), "before 0")
-    assert told[HEALTHY].alarms == "0 of 1 drills"
+    assert told[HEALTHY].alarms == "0 of 1 tests"
 
 
 def test_a_monitored_run_whose_records_disagree_is_an_error():
@@ -112,17 +112,16 @@ def test_cases_that_lack_an_arm_are_not_compared():
     assert alarms.compared(RUNS) == [HEALTHY, "one_mlp"]
 
 
-def test_the_table_brackets_a_guard_that_rings__runs():
+def test_the_table_brackets_a_check_that_fires_on_healthy_runs():
     table = tables.faults_by_guards(alarms.firings(RUNS), ["slime", "monitor", "drill"])
 
     assert table == (
-        "| guard | fires when | on healthy runs | never synced | one MLP stale |\n"
+        "| check | fires when | on healthy runs | never synced | one MLP stale |\n"
         "|---|---|---|---|---|\n"
         "| runs |  | 2 | 1 | 3 |\n"
         "| slime | mean &#124;d&#124; > 0.1 | 1 of 24 steps, 1 of 2 runs | [2] | [4-6 (2 of 3)] |\n"
         "| **servanda monitor** | a clause is violated | 0 of 12 steps | not run | 5 |\n"
-        "| **servanda drill** | a group does not follow the sync | 0 of 1 drills | not run "
-        "| before 0 |"
+        "| **servanda preflight** | a group is not synced | 0 of 1 tests | not run | before 0 |"
     )
 
 
@@ -136,7 +135,7 @@ def test_a_spread_that_is_not_on_record_follows_from_what_is():
     assert found == pytest.approx(wanted, abs=1e-7)
 
 
-def test_a_guard_whose_statistic_is_not_on_record_is_not_quiet_but_absent():
+def test_a_check_whose_statistic_is_not_on_record_is_not_quiet_but_absent():
     kept = run(HEALTHY, "none", 0, 6)
     steps = {name: column for name, column in kept.steps.items() if name != "k3"}
 
@@ -151,11 +150,11 @@ def test_a_step_without_a_number_is_an_error():
         alarms.GUARDS["prime-rl"].fires(kept)
 
 
-def test_every_statistic_that_a_guard_reads_is_one_that_is_measured():
+def test_every_statistic_that_a_check_reads_is_measured():
     assert {bar.reads for guard in FIELD.values() for bar in guard.bars} <= set(QUIET)
 
 
-def test_a_run_and_the_arrays_it_came_from_ring_alike():
+def test_checks_fire_alike_on_a_run_and_on_its_arrays():
     rng = np.random.default_rng(3)
     infer = -rng.exponential(1.0, (12, 8, 20))
     train = infer - np.linspace(0, 1, 12)[:, None, None] * rng.random((8, 20))

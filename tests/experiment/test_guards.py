@@ -1,14 +1,14 @@
-# The guards of the field: each number against one worked out by hand, one token at a time.
+# Checks of other projects: each number against one computed by hand, one token at a time.
 
 import math
 
 import numpy as np
 import pytest
-from benchmarks.experiment.guards import FIELD, measure, trend_rings
+from benchmarks.experiment.guards import FIELD, measure, trend_fires
 
 from servanda.errors import EvidenceError
 
-# two sequences; the last place of the second is padding, and what stands there is no number
+# two sequences; the last place of the second is padding, with NaN in it
 TRAIN = [[-0.5, -1.0, -2.0], [-0.1, -3.0, math.nan]]
 INFER = [[-0.7, -1.0, -1.5], [-0.1, -7.0, 0.0]]
 MASK = [[1, 1, 1], [1, 1, 0]]
@@ -49,18 +49,18 @@ def test_a_statistic_is_what_its_project_writes(name):
     assert measure(TRAIN, INFER, MASK)[name] == pytest.approx(BY_HAND[name], rel=1e-12)
 
 
-def test_every_number_that_a_guard_reads_is_worked_out_here():
+def test_every_number_that_a_check_reads_is_computed_here():
     assert {bar.reads for guard in FIELD.values() for bar in guard.bars} <= set(BY_HAND)
 
 
-def test_kernels_that_agree_ring_nothing():
+def test_no_check_fires_on_kernels_that_agree():
     same = measure(TRAIN, TRAIN, MASK)
 
     assert [name for name, guard in FIELD.items() if guard.fires([same] * 3)] == []
 
 
 @pytest.mark.parametrize("name", [*FIELD])
-def test_every_guard_rings_when_the_engine_never_synced(name):
+def test_every_check_fires_when_the_engine_never_synced(name):
     """4.5 nats apart, as an engine with other weights is."""
     rng = np.random.default_rng(0)
     train, infer = -rng.exponential(6.0, (8, 20)), -rng.exponential(1.0, (8, 20))
@@ -99,8 +99,8 @@ def test_a_step_without_the_statistic_is_an_error_and_not_quiet():
 def test_a_trend_compares_the_last_five_steps_with_the_first_five():
     means = [1.0] * 5 + [2.0] * 5 + [2.5]
 
-    assert trend_rings(means) == [10]
-    assert trend_rings(means[:9], factor=0.1) == []
+    assert trend_fires(means) == [10]
+    assert trend_fires(means[:9], factor=0.1) == []
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_a_trend_compares_the_last_five_steps_with_the_first_five():
         ([[-1.0]], [[1, 1]], r"logp_train is \(1, 1\)"),
     ],
 )
-def test_what_was_not_measured_is_an_error_and_never_zero(train, mask, says):
+def test_a_missing_number_is_an_error_and_never_zero(train, mask, says):
     with pytest.raises(EvidenceError, match=says):
         measure(train, [[-1.0, -1.0]], mask)

@@ -1,12 +1,13 @@
 # The page of the experiment says what the records say, and goes red where they do.
 
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.experiment import answers, bias, page, pictures, sections
+from benchmarks.experiment import answers, bias, page, pictures, sections, summary, svg
 from benchmarks.experiment.alarms import firings
-from benchmarks.experiment.drills import Drilled
+from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.guards import FIELD
 from benchmarks.experiment.record import Run, name_of, write_run
 from benchmarks.experiment.statistics import STATISTICS
@@ -32,11 +33,35 @@ def test_pictures_are_well_formed_and_small(written):
 
     for text in drawn.values():
         assert ElementTree.fromstring(text).tag.endswith("svg")
+        assert f'viewBox="0 0 {svg.WIDTH} ' in text
         assert len(text) < 200_000
     assert len(drawn) == 3
 
 
-def test_of_a_run_that_repeats_a_missing_one_the_drill_is_read(tmp_path):
+def test_the_lines_of_the_rewards_are_named_where_they_end(written):
+    (text,) = (text for path, text in written.items() if path.name == "experiment_rewards.svg")
+
+    names = re.findall(r">(preflight and monitor|monitor|TIS|MIS|no correction) (0\.\d\d)<", text)
+    assert dict(names) == {
+        "no correction": "0.20",
+        "TIS": "0.50",
+        "MIS": "0.45",
+        "monitor": "0.50",
+        "preflight and monitor": "0.99",
+    }
+
+
+def test_a_diagnosis_on_record_is_shown_in_todays_words():
+    said = {drill.fault: sections.diagnosis(drill) for drill in read_drills()}
+
+    assert said["healthy"] == "every trained weight reaches the engine: all 12 groups are synced"
+    assert said["one_mlp"].endswith("never reaches the engine (1 of 12 groups: layers.1.mlp)")
+    assert "(1 sync later) (12 of 12 groups: " in said["late"]
+    assert said["scaled"].startswith("weights reach the engine multiplied by a factor: mlp.")
+    assert said["wrong_cast"] == "weights lose precision on their way to the engine"
+
+
+def test_of_a_run_that_repeats_a_missing_one_the_preflight_test_is_read(tmp_path):
     drilled = replace(RUNS[-2], same_as="healthy-bfloat16-monitor-9", steps={}, monitor=[])
     write_run(replace(drilled, preflight={"outcome": "violated"}), tmp_path)
 
@@ -69,6 +94,33 @@ def test_arms_are_compared_on_the_seeds_that_both_have():
     assert "| healthy | 0.60 [-0.67, 1.87] | 0.38" in sections.reward_table(runs, "trained")
 
 
+def test_the_answers_count_the_faults_that_a_check_finds_on_every_seed():
+    said = summary.answers(RUNS, firings(RUNS), [])
+
+    # one_mlp is found on two of three seeds only; the monitor was run on one of them
+    assert "of 2 faults, the checks find on every seed: " in said
+    assert "preflight sync test 1, " in said
+    assert "monitor 1, best threshold of another project 1 (among" in said
+
+
+def test_the_answers_name_the_case_that_costs_most():
+    runs = [
+        evaluated(case, arm, 0, reward)
+        for case, rewards in {
+            "healthy": (1.0, 1.0),
+            "one_mlp": (0.75, 0.8),
+            "never_synced": (0.25, 0.5),
+        }.items()
+        for arm, reward in zip(("none", "tis"), rewards, strict=True)
+    ]
+
+    said = summary.answers(runs, firings(RUNS), [])
+
+    assert 'the case "never synced" ends at a reward of 0.25 instead of 1.00' in said
+    assert "in the same case the other arms end at: TIS 0.50." in said
+    assert "**Bound**: 0 of 0 computed biases" in said
+
+
 def at(step, size, bound):
     """A checkpoint, by weighting the same but for what is left of the bias."""
     names = {"none": 1.0, "tis": 0.1, "mis": 0.2}
@@ -88,8 +140,8 @@ def test_a_bias_above_its_bound_is_said_in_bold():
     broken = replace(kept, checkpoints=[at(0, 0.5, 0.4)])
 
     told = bias.crossed([kept], pictures.points_of([kept]))
-    assert told.startswith("Not one is above its bound.")
-    assert "0 of 6 biases are above A × G × D, and the largest is 0.05 of it" in told
+    assert told.startswith("No bias is above its bound.")
+    assert "0 of 6 biases are above A × G × D, and the largest ratio is 0.05" in told
     told = bias.crossed([broken], pictures.points_of([broken]))
     assert told.startswith("**3 are above their bound.**")
 
@@ -112,9 +164,9 @@ def test_what_the_table_says_is_said_in_words():
 
     said = sections.noticed(told)
 
-    # one healthy run is loud at its last step: all guards cry but the one that wants two in a row
+    # one healthy run is loud at its last step: all checks fire but the one that needs two in a row
     assert "- **never synced**: 1 of 1 thresholds fire on every seed; " in said
-    assert "the monitor fires at step 5, the drill fires before the first step." in said
+    assert "the monitor fires at step 5, the preflight test fires before the first step." in said
     assert sections.sharp(told) == (
         "No published threshold fires on every broken run without also firing on a healthy one."
     )
@@ -132,13 +184,13 @@ def test_step_0_is_compared_with_the_healthy_run_of_the_seed():
     assert f"| one MLP stale | {size} of {size} | 0.00000 |" in table
 
 
-def test_thresholds_are_read_on_the_drills_tokens():
+def test_thresholds_are_read_on_the_tokens_of_the_preflight_test():
     one = Drilled("healthy", "holds", "", "", 0.02, 0.04, 0.1, [], 13, 640, 6.0, 0.1, True)
     broken = replace(one, fault="one_mlp", outcome="violated", poison=2.2)
 
-    told = sections.poisoned([one, broken])
+    told = sections.randomised([one, broken])
 
-    assert "on 0 of 1 broken syncs before the weights are replaced, and on 1 afterwards" in told
+    assert "for 0 of 1 broken syncs before the weights are randomised, and for 1 afterwards" in told
     assert "a healthy sync then has mean |d| 0.04" in told
 
 
@@ -165,7 +217,7 @@ def test_an_arm_that_was_not_run_is_marked_and_not_counted_as_a_run():
 def test_a_monitor_that_is_quiet_where_the_field_is_not_is_explained_by_what_it_measured(
     loud, says
 ):
-    """Eight in ten steps within the limit are no want of evidence; the mean decides."""
+    """With most steps within the limit, too few tokens are not the reason; the mean decides."""
     values = [0.04] * loud + [0.01] * (12 - loud)
     cells = [
         {
@@ -180,20 +232,19 @@ def test_a_monitor_that_is_quiet_where_the_field_is_not_is_explained_by_what_it_
 
     told = answers.slower(runs, firings(runs))
 
-    assert "want of evidence" not in told
     assert f"above the limit of 0.025 on {loud} of 12 steps." in told
     assert f"consecutive steps is {'0.0200, below' if loud == 4 else '0.0400, above'}" in told
     assert says in told
 
 
 def test_the_short_table_has_the_sharpest_row_of_the_field():
-    """No guard of the field that is quiet on healthy runs sees more than it shows."""
+    """No check that is quiet on healthy runs fires in a case that the short table leaves out."""
     told = firings(page.recorded())
-    quiet = {name: row for name, row in told.items() if not sections.cries(row)}
+    quiet = {name: row for name, row in told.items() if not sections.fires_on_healthy(row)}
     seen = {
         name: {case for case, of in row.items() if of and of.runs} for name, row in quiet.items()
     }
     shown = set().union(*(seen[name] for name in SHORT if name in seen and name in FIELD))
 
     for name in FIELD:
-        assert seen.get(name, set()) <= shown, f"{name} sees what the table leaves out"
+        assert seen.get(name, set()) <= shown, f"{name} fires where the table has nothing"

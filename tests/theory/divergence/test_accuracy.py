@@ -15,7 +15,7 @@ def test_an_exact_form_is_within_the_stated_bound(name, noise):
 
 def test_the_page_states_the_bound_and_every_exact_metric():
     page = accuracy.DOCS.read_text(encoding="utf-8")
-    assert f"within {accuracy.BOUND:g} of the truth" in page
+    assert f"is at most\n{accuracy.BOUND:g}.**" in page
     exact_names = {n for n, d in DIVERGENCES.items() if "logits" in d.forms}
     assert {*accuracy.TEXTBOOK} == exact_names - {"top1_flip"}
     for name in accuracy.TEXTBOOK:

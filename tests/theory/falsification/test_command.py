@@ -102,20 +102,22 @@ def test_the_same_seed_gives_the_same_numbers():
 def test_a_false_theorem_is_found(false_theorem, tmp_path):
     done = bench(*FEW)
     assert done.exit_code == 1
-    assert "fault: half is broken in" in done.stdout
+    assert "fault: half is violated in" in done.stdout
     assert "of 20 cases: uniform draws" in done.stdout
     page = tmp_path / "page.md"
     done = bench(*FEW, "-o", page)
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "fault: half is broken in" in done.stderr
-    assert "- **half is broken in" in page.read_text()
+    assert "fault: half is violated in" in done.stderr
+    assert "- **half is violated in" in page.read_text()
     assert "Nothing exceeds one half, \\|x\\| included |" in page.read_text()
 
 
 def test_a_procedure_of_ours_beyond_its_margin_is_found(broken_procedure):
     done = bench(*FEW)
     assert done.exit_code == 1
-    assert "fault: a gate (made up) is wrong in 100.0% of 10 runs, 21.0% are allowed" in done.stdout
+    assert (
+        "fault: a gate (made up) is wrong in 100.0 % of 10 runs, 21.0 % are allowed" in done.stdout
+    )
 
 
 def test_progress_is_told_beside_the_output():
@@ -139,7 +141,7 @@ def test_the_suffix_says_the_format(tmp_path, broken_procedure, suffix, start):
         (("--runs", "many"), "'--runs': 'many' is not a valid integer range."),
         (("--seed", "-1"), "'--seed': -1 is not in the range x>=0."),
         (("--format", "html"), "'html' is not one of 'text', 'markdown', 'json'."),
-        (("-o", "x.html"), "x.html: the suffix says no format; give --format text, "),
+        (("-o", "x.html"), "x.html: the suffix names no format; give --format text, "),
         (("-o", "none/x.md"), "none/x.md cannot be written: no folder none"),
     ],
 )
@@ -155,4 +157,4 @@ def test_the_page_names_every_theorem_scenario_and_procedure():
     missing += [name for name in SCENARIOS if f"\n| {name} | " not in page]
     assert not missing, f"docs/explanation/falsification.md lacks {missing}: run `make theory`"
     assert f"{procedures.RUNS} seeded runs" in page
-    assert "It found no violation" in page
+    assert "It found no violated theorem" in page

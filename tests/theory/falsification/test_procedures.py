@@ -164,10 +164,10 @@ def test_a_prompt_group_is_no_unit_where_a_batch_is(rows):
 @pytest.mark.parametrize(
     ("scenario", "habit"),
     [
-        ("file order", "GroupRatio, population, prompts as the file has them"),
+        ("file order", "GroupRatio, population, prompts in file order"),
         ("lengths", "mean of per-sequence means, once"),
         ("completion order", "LogMoment, realised, completion order"),
-        ("missing", "LogMoment, realised, the lost left out"),
+        ("missing", "LogMoment, realised, missing tokens left out"),
         ("steady traffic", "mean of 5 rounds > 1.5 limit"),
     ],
 )

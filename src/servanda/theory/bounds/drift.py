@@ -74,7 +74,7 @@ def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
 
 @theorem("certificate", sharp=True)
 def greedy_flip_impossible(margin: ArrayLike, osc: ArrayLike) -> NDArray[np.bool_]:
-    """The greedy token cannot change where its margin over the second is more than osc.
+    """The greedy token cannot change if its margin over the second exceeds osc.
 
     Args:
         margin: best less second-best logit of either kernel, nats, >= 0.
@@ -91,7 +91,7 @@ def greedy_flip_impossible(margin: ArrayLike, osc: ArrayLike) -> NDArray[np.bool
 
 @theorem("certificate", source="IEEE 754-2019, round to nearest", sharp=True)
 def rounding_eps(abs_logit: ArrayLike, bits: int) -> Floats:
-    """Casting a number to a format of so many significand bits moves it by at most half an ulp.
+    """Casting a number to a format of n significand bits moves it by at most half an ulp.
 
     Args:
         abs_logit: |logit|, or a bound of it, within the normal numbers of the format: at

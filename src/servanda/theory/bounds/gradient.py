@@ -51,7 +51,7 @@ def policy_gradient_bias(gap: ArrayLike, advantage: ArrayLike, score_norm: Array
     "conditional bound", assumes=("advantage", "score_norm", "token_level", "constant_divisor")
 )
 def loss_weights(loss: Loss, length_S: ArrayLike) -> Floats:
-    """What each token's gap counts for in the bias, by what its loss is divided by.
+    """The weight of each token's gap in the bias, by the divisor of the loss.
 
     token_mean: 1 for each, then the mean over the tokens of all answers.  sequence_sum: 1,
     then the sum of an answer and the mean over answers.  sequence_mean (GRPO): 1/t at the
@@ -138,7 +138,7 @@ def _clip_logs(low: float, high: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class RatioBudget:
-    """What the gap between the kernels leaves of a clip range for the policy's own update.
+    """The part of a clip range that the kernel gap leaves for the policy's own update.
 
     Args:
         used_up: fraction of log(1 + high) that the gap may take; used_down: of -log(1 - low).
@@ -204,7 +204,7 @@ def score_norm2_logits(logp_token: ArrayLike, sum_p2: ArrayLike) -> Floats:
 
 @theorem("fact", assumes=("true_top_k",), sharp=True)
 def sum_p2_from_top_k(logp_NK: ArrayLike) -> tuple[Floats, Floats]:
-    """|p|^2 lies between that of the k likeliest tokens and that plus smallest x rest.
+    """|p|^2 is between that of the top-k tokens and that plus their smallest mass times the rest.
 
     Args:
         logp_NK: log p of the k likeliest tokens of each position, in any order, [..., K]; -inf

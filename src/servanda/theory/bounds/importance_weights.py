@@ -100,7 +100,7 @@ def clipped(c: float) -> Psi:
 
 @theorem("certificate", assumes=("sampler", "same_tokens"), sharp=True)
 def weight_gap(log_ratio_N: Floats, psi: Psi) -> Floats:
-    """The mean of g(w) under infer is D_psi = sum |p - q psi(w)|, what the weighting leaves.
+    """E_infer g(w) is the gap D_psi = sum |p - q psi(w)| that the weighting leaves.
 
     Args:
         log_ratio_N: log p - log q of the sampled tokens, nats; -inf where train gives no mass,

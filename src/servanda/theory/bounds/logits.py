@@ -122,7 +122,7 @@ def abs_log_ratio_from_osc(osc: ArrayLike) -> Floats:
 
 @theorem("certificate", assumes=_ONE_ROW, sharp=True)
 def log_ratio_bounds(logp: ArrayLike, osc: ArrayLike, log1mp: ArrayLike) -> tuple[Floats, Floats]:
-    """Log q - log p of a token lies between -log(p + (1-p) e^osc) and -log(p + (1-p) e^-osc).
+    """Log q - log p of a token is between -log(p + (1-p) e^osc) and -log(p + (1-p) e^-osc).
 
     The other way round it is the range of log p - log q for a token of infer probability p.
 
@@ -189,7 +189,7 @@ def tv_from_osc_pmax(osc: ArrayLike, rest: ArrayLike) -> Floats:
 
 @theorem("conditional bound", assumes=("same_filters", "every_token"), sharp=True)
 def tv_from_log_ratio(rho: ArrayLike) -> Floats:
-    """The total variation is at most tanh(rho / 2) where every |log p - log q| is within rho.
+    """The total variation is at most tanh(rho / 2) if every |log p - log q| is at most rho.
 
     Of every token, drawn or not: a largest value over sampled tokens does not give it.
 

@@ -32,7 +32,7 @@ def tv_rao_blackwell(
     log_ratio_N: ArrayLike,
     among_N: ArrayLike,
 ) -> Floats:
-    """E_infer of this is TV, as of (1 - w)^+, and its variance is never more.
+    """Its E_infer is TV, as that of (1 - w)^+, and its variance is never larger.
 
     A token among those that infer returned stands for all of them: their (q - p)^+ over
     their mass.  Any other stands for itself.
@@ -87,7 +87,7 @@ def tv_rao_blackwell(
 
 @theorem("fact", assumes=("true_top_k",), sharp=True)
 def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
-    """The TV of whole rows of train and infer's likeliest tokens lies in this interval.
+    """The interval of the TV, from whole rows of the train kernel and the infer kernel's top-k.
 
     What infer did not return has the mass of its tail, and no token of it more than the least
     that was returned.  The lower end lays it where train has most, the upper where it has
@@ -179,7 +179,7 @@ def tv_from_mult_prob_error(mult_prob_error: ArrayLike) -> Floats:
 
 @theorem("certificate", source="the event of one token", assumes=_SAMPLED, sharp=True)
 def tv_at_least_probs_diff(mean_probs_diff: ArrayLike) -> Floats:
-    """TV is at least E_infer |p - q| of the drawn token: no upper bound, however small it is.
+    """TV is at least E_infer |p - q| of the sampled token, which gives no upper bound.
 
     Args:
         mean_probs_diff: mean over tokens of the absolute difference of probabilities.

@@ -85,7 +85,7 @@ def _range(low: float, high: float) -> float:
 
 @theorem("certificate", assumes=("reward_range", "same_reward"), sharp=True)
 def reward_drift_from_tv(tv: ArrayLike, low: float, high: float) -> Floats:
-    """|E_P R - E_Q R| is at most (high - low) TV(P, Q), whatever the reward is.
+    """|E_P R - E_Q R| is at most (high - low) TV(P, Q), for any reward in [low, high].
 
     Args:
         tv: of whole answers, or an upper bound of it; more than 1 says no more than 1.
@@ -99,7 +99,7 @@ def reward_drift_from_tv(tv: ArrayLike, low: float, high: float) -> Floats:
 
 @theorem("estimate", source="Cauchy-Schwarz inequality", assumes=("same_reward",), sharp=True)
 def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
-    """|E_P R - E_Q R| is at most sqrt(chi^2(P || Q)) times the std of R under infer.
+    """|E_P R - E_Q R| is at most sqrt(chi^2(P || Q)) times the standard deviation of R under Q.
 
     Args:
         chi2: of whole answers; inf where infer lacks support, and then nothing is said.
@@ -120,7 +120,7 @@ def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
 def reward_interval(
     log_weight_S: ArrayLike, reward_S: ArrayLike, cap: float = 1.0
 ) -> tuple[Floats, Floats]:
-    """E_P R - E_Q R lies between the means of -(1 - W^C) R and (1 - W^C)(1 - R), W^C = min(W, C).
+    """E_P R - E_Q R is between the means of -(1 - W^C) R and (1 - W^C)(1 - R), W^C = min(W, C).
 
     The interval is as wide as 1 - E_infer min(W, C): the mass that infer cannot draw, and
     what the cap cuts off.
@@ -160,7 +160,7 @@ def reward_interval(
     sharp=True,
 )
 def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
-    """TV(P, Q) is at most the tokens of an answer times the mean TV of infer's own prefixes.
+    """TV(P, Q) is at most the response length times the mean TV at the infer kernel's prefixes.
 
     Args:
         mean_tv: mean over tokens of the TV of each step, prefixes drawn by infer.
@@ -179,7 +179,7 @@ def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
     sharp=True,
 )
 def tv_from_kl(kl: ArrayLike) -> Floats:
-    """TV is at most sqrt(KL / 2) and sqrt(1 - exp(-KL)), for tokens and for whole answers.
+    """TV is at most sqrt(KL / 2) and sqrt(1 - exp(-KL)), for tokens and for whole responses.
 
     Both are concave: a mean of KL over contexts bounds the mean of their TV.
 
@@ -196,7 +196,7 @@ def tv_from_kl(kl: ArrayLike) -> Floats:
 
 @theorem("conditional bound", assumes=("every_context", "same_filters"))
 def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
-    """TV(P, Q) is at most sqrt(1 - sech(osc / 4)^(2 tokens)) where every context drifts by osc.
+    """TV(P, Q) is at most sqrt(1 - sech(osc / 4)^(2 tokens)) if every context drifts by osc.
 
     The affinities of the steps multiply.  Better than the sum and the product of the steps'
     TV, than Pinsker and Bretagnolle-Huber, and within sqrt(pi / 2) of the worst case, which it
@@ -221,7 +221,7 @@ def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
 def osc_for_reward_drift(
     drift: ArrayLike, tokens: ArrayLike, low: float = 0.0, high: float = 1.0
 ) -> Floats:
-    """Where every context drifts by at most this, the reward drifts by at most what was asked.
+    """If every context drifts by at most this osc, the reward drifts by at most the given bound.
 
     The inverse of `sequence_tv_from_osc` and `reward_drift_from_tv`; inf where the drift that
     was asked for is the whole range.
@@ -242,7 +242,7 @@ def osc_for_reward_drift(
 
 @theorem("diagnostic", source="TV of normal log W of mean -KL, variance 2 KL", assumes=("normal",))
 def sequence_tv_gaussian(kl: ArrayLike) -> Floats:
-    """TV(P, Q) is about erf(sqrt(KL) / 2): no bound, but what many small steps come to.
+    """TV(P, Q) is about erf(sqrt(KL) / 2), the limit of many small steps; not a bound.
 
     Args:
         kl: of whole answers, nats.

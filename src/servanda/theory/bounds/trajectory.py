@@ -30,7 +30,7 @@ def sequence_naive_bias(
     score_norm: ArrayLike,
     fisher: ArrayLike = math.inf,
 ) -> Floats:
-    """Without a correction: A min(2 G T TV, G sqrt(T chi2), sqrt(chi2 fisher)).
+    """Without a correction: at most A min(2 G T TV, G sqrt(T chi2), sqrt(chi2 fisher)).
 
     The last two use that S is a martingale under P, so E|S|^2 <= T G^2: they grow as T does,
     where T x TV grows as its square.
@@ -58,7 +58,7 @@ def sequence_naive_bias(
 def sequence_tis_bias(
     mean_capped_weight: ArrayLike, advantage: ArrayLike, score_norm_sum: ArrayLike
 ) -> Floats:
-    """With min(W, C) of whole answers: at most A sup|S| (1 - E_infer min(W, C)).
+    """With min(W, C) of whole responses: at most A sup|S| (1 - E_infer min(W, C)).
 
     P - Q min(W, C) is nowhere negative, answers that infer cannot draw included, and sums to
     the last factor.
@@ -76,7 +76,7 @@ def sequence_tis_bias(
 def sequence_mis_bias(
     mass_outside: ArrayLike, advantage: ArrayLike, score_norm_sum: ArrayLike
 ) -> Floats:
-    """With W inside a band, else 0: at most A sup|S| times train's mass outside the band.
+    """With W inside a band, else 0: at most A sup|S| P(W outside the band).
 
     Args:
         mass_outside: P(W not in the band) = 1 - E_infer[W 1(in the band)], in [0, 1]; it
@@ -96,7 +96,7 @@ def token_is_trajectory_bias(
     score_norm: ArrayLike,
     left: ArrayLike,
 ) -> Floats:
-    """Token-level weights against the gradient of the expected reward.
+    """The bias of token-level weights against the gradient of the expected reward.
 
     A G (2 T min(1, (T-1) TV) + left): the weight of token t repairs the action and neither its
     prefix nor what follows, so one of T steps is corrected and the order in T stays.

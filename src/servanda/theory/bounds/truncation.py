@@ -75,7 +75,7 @@ def truncation_sets(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> KeptSets:
-    """Each token that filters keep of every row within osc of this one, and of some such row.
+    """The tokens that filters keep in every row within osc of this one, and in at least one.
 
     Exact up to rounding for top-k and top-p together and for each filter alone; with min-p
     beside another one `possible` may be too large.
@@ -156,7 +156,7 @@ def _share(ahead_M: Floats, behind_M: Floats, drift_M: Floats) -> Floats:
 def tv_truncated_interval(
     alpha: ArrayLike, beta: ArrayLike, tv_common: ArrayLike
 ) -> tuple[Floats, Floats]:
-    """The total variation of truncated rows lies in [m, m + (1-m) tv_common], m = max(alpha, beta).
+    """The total variation of truncated rows is in [m, m + (1-m) tv_common], m = max(alpha, beta).
 
     Args:
         alpha: train's mass, after its filters, on tokens that only train keeps.

@@ -17,7 +17,7 @@ _LARGEST_RHO = 700.0  # the gaps have reached their limits long before exp overf
 
 @theorem("conditional bound", assumes=("every_context", "every_token"), sharp=True)
 def weight_gap_from_log_ratio(rho: ArrayLike, psi: Psi) -> Floats:
-    """D_psi where no log-ratio of any token, sampled or not, is beyond rho in size.
+    """D_psi if |log p - log q| of every token, sampled or not, is at most rho.
 
     2 tanh(rho / 2) for naive, (e^rho - C)^+ / (1 + e^rho) for tis, and 0 where psi leaves
     every weight in [e^-rho, e^rho] alone.
@@ -108,7 +108,7 @@ def tis_gap_from_chi2(chi2: ArrayLike, cap: ArrayLike) -> Floats:
 
 @theorem("certificate", assumes=("sampler", "same_tokens"), sharp=True)
 def missing_mass(mean_capped_weight: ArrayLike, cap: float) -> Floats:
-    """The train mass that infer cannot draw is at most 1 - E min(w, C).
+    """The train kernel's mass that the infer kernel cannot sample is at most 1 - E min(w, C).
 
     Args:
         mean_capped_weight: E_infer min(w, C), or a lower bound of it.
