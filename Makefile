@@ -182,8 +182,9 @@ docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor
 	NO_MKDOCS_2_WARNING=1 $(VENVS)/docs/bin/python -m mkdocs build --strict --quiet
 	$(VENVS)/docs/bin/python scripts/docs_site.py site
 
-pictures: $(VENV)/.demo  ## docs/*.png: the report of a real run; needs chromium, two minutes
+pictures: $(VENV)/.demo  ## docs/*.png of a real run, and the power curve; needs chromium, two minutes
 	$(BIN)/python scripts/pictures.py
+	$(BIN)/python scripts/power_curve.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-* $(VENVS) build dist site .pytest_cache .ruff_cache .hypothesis runs servanda-demo.html

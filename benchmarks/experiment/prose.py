@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.experiment import answers, bias, pilot, sections
+from benchmarks.experiment import answers, bias, pilot, sections, summary
 from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
 from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
@@ -27,6 +27,10 @@ policies differ: a training-inference mismatch. This experiment answers four que
 - How much reward does the fault cost?
 - Does a correction by importance weights (TIS, MIS) repair the damage?
 - Does the contract's bound on the gradient bias hold where the true bias can be computed exactly?
+
+The answers, for the small model of this page:
+
+{answers}
 
 ## The protocol
 
@@ -51,8 +55,8 @@ policies differ: a training-inference mismatch. This experiment answers four que
 - **Machine**: {versions}; one thread. {hours}
 
 ```sh
-make experiment         # pilot, preflight tests, three seeds; writes into runs/experiment/
-make experiment-full    # pilot, preflight tests, five seeds and every other case; writes this page
+make experiment         # three seeds; writes into runs/experiment/
+make experiment-full    # five seeds and every other case; writes this page
 ```
 
 ### Pilot: the learning rate
@@ -73,12 +77,12 @@ thresholds. Servanda's own three checks are in bold. All of them read the same u
 except the preflight test, which runs before a run starts. In the rules, p is the trainer's
 probability of a sampled token, q the engine's, and d = log p − log q.
 
-A number is the first training step at which a check fires, as a range over seeds; "before 0" is
-before the first update. Brackets mark a check that also fires on a healthy run.
-
-{short}
+A number of the table is the first training step at which a check fires, as a range over seeds;
+"before 0" is before the first update. Brackets mark a check that also fires on a healthy run.
 
 ![The training step at which each check first fires, by case](experiment_guards.svg)
+
+{short}
 
 {noticed}
 
@@ -219,6 +223,7 @@ def page(
     cases, seeds = cases_of(runs), sections.seeds_of(runs)
     first = chosen(runs, HEALTHY, "none")[0]
     return _PAGE.format(
+        answers=summary.answers(runs, fired, points),
         settings=sections.settings_table(first),
         given=("none", "one", "two", "three")[first.settings["given"]],
         cases="; ".join(map(called, cases)),

@@ -1,8 +1,8 @@
 # Falsification: a theorem against exact values, on cases that try to break it.
 #
-# A challenge makes kernels small enough to enumerate, random ones and ones that were climbed
-# towards the bound, and returns the exact quantity beside what the theorem says of it.  No
-# number here is an estimate: what exceeds its bound by more than rounding is a defect.
+# A challenge makes kernels small enough to enumerate, some random and some optimised towards the
+# bound, and returns the exact value and its bound.  No number here is an estimate: a value that
+# exceeds its bound by more than rounding is a defect.
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TELLING = 1e-8  # of smaller bounds rounding would decide how tight they are
 
 @dataclass(frozen=True)
 class Trial:
-    """Exact values, and what the theorem says of each, [N].
+    """Exact values, and the theorem's bound on each, [N].
 
     Args:
-        sense: the exact value is "at most", "at least" or "equal" to what is said.
-        what: of the cases, such as "two-level drift"; for whoever reads a violation.
-        side: whether it tests a part or a lemma instead of what the theorem states: it may be
-            broken as any other, and says nothing of how tight the theorem is.
+        sense: the exact value is "at most", "at least" or "equal" to the bound.
+        what: of the cases, such as "two-level drift"; printed with a violation.
+        side: whether it tests a part or a lemma instead of the theorem: a violation counts, the
+            tightness does not.
     """
 
     exact: Floats

@@ -1,7 +1,7 @@
-# Habits: what people do instead, each for the sake of its error rate and none for use.
+# Common shortcuts, simulated for their error rates only.
 #
-# Each of them reads the numbers as most dashboards and gates do: tokens as independent draws,
-# a number of looks that nobody counts, and what came back as what was sent out.
+# Each of them treats the numbers as most dashboards and gates do: tokens as independent samples,
+# evaluations without a correction for their number, and returned tokens as all tokens.
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from benchmarks.theory.simulation import (
 
 Z = NormalDist().inv_cdf(1 - ALPHA)
 _RESAMPLES = 400
-HEAD_START = 1.1  # the gate of means is asked about a limit this factor beside the truth
+HEAD_START = 1.1  # the gate of means has limits that differ from the true mean by this factor
 
 
 def _tokens(draw: Draw) -> tuple[Floats, Floats, Floats]:
-    """Tokens that came back, and sum of x and of its square over them, at each look."""
+    """Returned tokens, and the sums of x and of its square over them, at each evaluation."""
     known_RGT = draw.there_RGT & ~draw.lost_RGT
     x_RGT = np.where(known_RGT, draw.x_RGT, 0.0)
     sums = (known_RGT.sum(axis=2), x_RGT.sum(axis=2), (x_RGT**2).sum(axis=2))
@@ -44,12 +44,12 @@ def _outside(low_RK: Floats, high_RK: Floats, target_RK: Floats) -> Ever:
 
 
 def normal_watched(draw: Draw) -> Ever:
-    """mean +- z sd / sqrt(tokens), made for one look, looked at after every round."""
+    """mean +- z sd / sqrt(tokens), made for one evaluation, evaluated after every round."""
     return _outside(*_normal(*_tokens(draw)), draw.target_RK)
 
 
 def normal_once(draw: Draw) -> Ever:
-    """The same interval at the end only: its one fault is that tokens are not independent."""
+    """The same interval at the end only: its one error is that tokens are not independent."""
     low_RK, high_RK = _normal(*_tokens(draw))
     return _outside(low_RK[:, -1:], high_RK[:, -1:], draw.target_RK[:, -1:])
 
@@ -82,7 +82,7 @@ def sliding_window(draw: Draw, rounds: int = 5) -> Ever:
 
 
 def mean_gate(draw: Draw, head_start: float = HEAD_START) -> Ever:
-    """`mean <= limit`, after every round, about limits 10 % beside the truth."""
+    """`mean <= limit`, after every round, with limits 10 % away from the true mean."""
     n_RK, sum_RK, _ = _tokens(draw)
     mean_RK, target_RK = sum_RK / n_RK, draw.target_RK
     below_R = any_look(mean_RK <= target_RK / head_start)
@@ -120,7 +120,7 @@ def bets_from_the_past(draw: Draw, window: int = 64) -> Ever:
 
 
 def merged_again(draw: Draw, copies: int) -> Ever:
-    """LogMoment, into which the same shard was merged more than once."""
+    """LogMoment with the same shard merged more than once."""
     return ever(log_moment_e(draw, draw.running_RK, copies))
 
 

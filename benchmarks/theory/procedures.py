@@ -1,4 +1,4 @@
-# Procedures under simulation: how often each ever answers wrongly, beside what it may.
+# Procedures under simulation: the share of runs with a wrong verdict, and the allowed share.
 
 from __future__ import annotations
 

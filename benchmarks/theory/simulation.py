@@ -1,10 +1,10 @@
-# Looks: many runs at once, and what our procedures answer whenever somebody looks.
+# Simulated evaluations: many runs at once, and the verdicts of our procedures at each evaluation.
 #
-# A procedure is asked about a limit that is exactly the truth, so every answer is wrong: `holds`
-# says that the truth is below, `violated` that it is above.  What counts is whether it ever
-# answered, at any look.  This is LogMoment, Unequal and GroupRatio written for arrays of
-# runs; a test holds them against the classes.
-# Axes: R runs, G prompt groups in launch order, T places for tokens, K looks, J bets.
+# The limit is exactly the true mean, so every verdict is wrong: `holds` claims that the mean is
+# below, `violated` that it is above.  A run counts if it ever has a verdict, at any evaluation.
+# These are LogMoment, Unequal and GroupRatio for arrays of runs; a test compares them with the
+# classes.
+# Axes: R runs, G prompt groups in dispatch order, T places for tokens, K evaluations, J bets.
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from servanda.theory.stats.log_moment import NEG, POS
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-ALPHA = 0.05  # of every procedure, ours or not, for each of its two answers
+ALPHA = 0.05  # of every procedure, ours or not, for each of its two verdicts
 
 
 @dataclass(frozen=True)
 class Ever:
-    """Of each run: whether it ever answered wrongly, or which share of its answers is wrong."""
+    """Of each run: whether it ever had a wrong verdict, or the share of its wrong verdicts."""
 
     holds_R: Floats | Bools
     violated_R: Floats | Bools
@@ -32,7 +32,7 @@ class Ever:
 
 @dataclass(frozen=True)
 class Draw:
-    """What R runs measured.
+    """The data of R runs.
 
     Args:
         x_RGT: values in [0, 1] of tokens.
@@ -62,7 +62,7 @@ class Draw:
         lost_RGT: Bools | None = None,
         every: int = 8,
     ) -> Draw:
-        """With every token there, and none lost, where nothing else is said."""
+        """By default every token is there, and none is lost."""
         shape = x_RGT.shape
         there = np.ones(shape, dtype=bool) if there_RGT is None else there_RGT
         lost = np.zeros(shape, dtype=bool) if lost_RGT is None else lost_RGT & there
@@ -82,7 +82,7 @@ class Draw:
         )
 
     def only(self, kept_RGT: Bools) -> Draw:
-        """As if nothing else had been launched."""
+        """As if no other token had been dispatched."""
         there = self.there_RGT & kept_RGT
         x = np.where(there, self.x_RGT, 0.0)
         return replace(self, x_RGT=x, there_RGT=there, lost_RGT=self.lost_RGT & there)
@@ -101,13 +101,13 @@ class Draw:
 
     @property
     def running_RK(self) -> Floats:
-        """The mean of what was expected of the launched tokens: the realised truth."""
+        """The mean expectation of the dispatched tokens: the true value of the claim `realised`."""
         total_RG = (self.mean_RGT * self.there_RGT).sum(axis=2)
         return self.at_looks(total_RG) / np.maximum(self.n_RK, 1)
 
     @property
     def target_RK(self) -> Floats:
-        """What people take the number for: the population's truth where there is one."""
+        """The value that users assume: the mean of the population, if there is one."""
         running_RK = self.running_RK
         return running_RK if math.isnan(self.truth) else np.full_like(running_RK, self.truth)
 
@@ -121,7 +121,7 @@ def log_mean_exp(log_JRK: Floats) -> Floats:
 def log_moment_e(
     draw: Draw, target_RK: Floats, copies: int = 1, worth_RGT: Floats | float = 1.0
 ) -> tuple[Floats, Floats]:
-    """log e-values of LogMoment below and above the target at every look, each [R, K].
+    """log e-values of LogMoment below and above the target at every evaluation, each [R, K].
 
     Args:
         copies: how often the same evidence was merged; more than 1 is a mistake.
@@ -177,19 +177,19 @@ def share_e(bets_J: Floats, hits: Floats, n: Floats, limit: float) -> Floats:
 
 
 def any_look(wrong_RK: Bools) -> Bools:
-    """Whether it happened at any look, [R]."""
+    """Whether it happened at any evaluation, [R]."""
     return np.logical_or.reduce(wrong_RK, axis=1)
 
 
 def ever(log_e: tuple[Floats, Floats], alpha: float = ALPHA) -> Ever:
-    """Which runs saw evidence of 1 / alpha for `holds`, or for `violated`, at any look."""
+    """Which runs have an e-value of 1 / alpha for `holds`, or for `violated`, at any evaluation."""
     price = math.log(1 / alpha)
     below_R, above_R = (any_look(e_RK >= price) for e_RK in log_e)
     return Ever(below_R, above_R)
 
 
 def log_moment(draw: Draw, alpha: float = ALPHA) -> Ever:
-    """LogMoment, of the tokens that were launched: the claim `realised`."""
+    """LogMoment, of the dispatched tokens: the claim `realised`."""
     return ever(log_moment_e(draw, draw.running_RK), alpha)
 
 
@@ -204,7 +204,7 @@ def group_ratio(draw: Draw, alpha: float = ALPHA) -> Ever:
 
 
 def shiryaev_roberts(draw: Draw, limit: float, threshold: float) -> Ever:
-    """Whether the alarm ever fired; it never says `holds`."""
+    """Whether the alarm ever fired; its verdict is never `holds`."""
     log_s_JR = np.full((len(POS), len(draw.x_RGT)), -np.inf)
     fired_R = np.zeros(len(draw.x_RGT), dtype=bool)
     for g in range(0, draw.x_RGT.shape[1], draw.every):

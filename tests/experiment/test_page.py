@@ -5,7 +5,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks.experiment import answers, bias, page, pictures, sections, svg
+from benchmarks.experiment import answers, bias, page, pictures, sections, summary, svg
 from benchmarks.experiment.alarms import firings
 from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.guards import FIELD
@@ -92,6 +92,33 @@ def test_arms_are_compared_on_the_seeds_that_both_have():
         runs, "trained"
     )
     assert "| healthy | 0.60 [-0.67, 1.87] | 0.38" in sections.reward_table(runs, "trained")
+
+
+def test_the_answers_count_the_faults_that_a_check_finds_on_every_seed():
+    said = summary.answers(RUNS, firings(RUNS), [])
+
+    # one_mlp is found on two of three seeds only; the monitor was run on one of them
+    assert "of 2 faults, the checks find on every seed: " in said
+    assert "preflight sync test 1, " in said
+    assert "monitor 1, best threshold of another project 1 (among" in said
+
+
+def test_the_answers_name_the_case_that_costs_most():
+    runs = [
+        evaluated(case, arm, 0, reward)
+        for case, rewards in {
+            "healthy": (1.0, 1.0),
+            "one_mlp": (0.75, 0.8),
+            "never_synced": (0.25, 0.5),
+        }.items()
+        for arm, reward in zip(("none", "tis"), rewards, strict=True)
+    ]
+
+    said = summary.answers(runs, firings(RUNS), [])
+
+    assert 'the case "never synced" ends at a reward of 0.25 instead of 1.00' in said
+    assert "in the same case the other arms end at: TIS 0.50." in said
+    assert "**Bound**: 0 of 0 computed biases" in said
 
 
 def at(step, size, bound):

@@ -1,4 +1,4 @@
-# The guards of benchmarks/experiment/guards.py against verl's own functions.
+# The threshold checks of benchmarks/experiment/guards.py against verl's own functions.
 
 import json
 import subprocess

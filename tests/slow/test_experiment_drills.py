@@ -1,4 +1,4 @@
-# The drills of docs/explanation/experiment.md, drilled again.
+# The preflight sync tests of docs/explanation/experiment.md, run again.
 
 import pytest
 
@@ -10,7 +10,7 @@ from benchmarks.experiment.drills import read_drills
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", read_drills(), ids=lambda drill: drill.fault)
-def test_a_drill_says_again_what_the_page_shows(kept):
+def test_a_preflight_test_repeats_the_diagnosis_on_the_page(kept):
     again = drilled(kept.fault)
 
     assert (again.outcome, again.cause, again.deaf) == (kept.outcome, kept.cause, kept.deaf)

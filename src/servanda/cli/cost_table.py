@@ -11,6 +11,7 @@ from servanda.report.format import duration, rough
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain
 
+HEADS = ("clause", "slice", "limit", "holds if at most", "violated if at least", "n")
 _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 
@@ -38,8 +39,7 @@ def decides_lines(cost: Cost) -> list[str]:
     """What each clause is expected to decide, slice by slice."""
     if not cost.decides:
         return []
-    rows = [("clause", "slice", "limit", "holds if at most", "violated if at least", "n")]
-    rows += [_row(cell) for cell in cost.decides]
+    rows = [HEADS, *map(row, cost.decides)]
     return [
         "expected to be decided at the full size, if the truth lies there (about even odds at "
         "the very",
@@ -48,7 +48,7 @@ def decides_lines(cost: Cost) -> list[str]:
     ]
 
 
-def _row(cell: Decides) -> tuple[str, ...]:
+def row(cell: Decides) -> tuple[str, ...]:
     def show(value: float | None) -> str:
         if value is None:
             return "never"

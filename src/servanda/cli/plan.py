@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.cost_page import plan_page
 from servanda.cli.cost_table import plan_data, plan_lines
 from servanda.cli.input import contract_at
 from servanda.cli.options import FILE_OR_DASH, shared
 from servanda.cli.progress import watching
-from servanda.cli.stdout import show_json
+from servanda.cli.stdout import show, show_json
 from servanda.engines.worker import spawn
 from servanda.judgement.cost import cost_of
 from servanda.runner import run
@@ -23,7 +24,12 @@ from servanda.runner.probe import Engines
 @click.option(
     "--no-probe", is_flag=True, help="Open no kernel: no times, and token counts are estimated."
 )
-@shared("--quiet", "--format", "--no-code")
+@shared(
+    "--format",
+    type=click.Choice(["text", "json", "html"]),
+    help="html draws how many samples each clause needs.",
+)
+@shared("--quiet", "--no-code")
 def plan_command(contract: Path, no_probe: bool, quiet: bool, format_: str) -> None:
     """Show cells, sizes, cost and detectable effect sizes; nothing is measured.
 
@@ -37,5 +43,7 @@ def plan_command(contract: Path, no_probe: bool, quiet: bool, format_: str) -> N
             cost = costed(plan, engines, watch=watch)
     if format_ == "json":
         show_json(plan_data(plan, cost))
-        return
-    click.echo("\n".join([f"contract  {contract}", *plan_lines(plan, cost)]))
+    elif format_ == "html":
+        show(plan_page(plan, cost))
+    else:
+        click.echo("\n".join([f"contract  {contract}", *plan_lines(plan, cost)]))

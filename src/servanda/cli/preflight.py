@@ -64,7 +64,12 @@ def _timeout(text: str | float) -> float:
     show_default=True,
     help="Seed of the probe tokens and of the noise.",
 )
-@shared("--format", "--quiet")
+@shared(
+    "--format",
+    type=click.Choice(["text", "json", "html"]),
+    help="html draws the groups as a grid.",
+)
+@shared("--quiet")
 def preflight_command(
     words: tuple[str, ...],
     script: Path | None,
@@ -116,7 +121,7 @@ def preflight_command(
         return call(trainee_of(opened(words[0])))
 
     # output of the trainer is no part of the data
-    stdout = redirect_stdout(sys.stderr) if format_ == "json" else nullcontext()
+    stdout = nullcontext() if format_ == "text" else redirect_stdout(sys.stderr)
     if left is not None:
         with stdout:
             called(restored)
@@ -129,6 +134,8 @@ def preflight_command(
         result = called(drilled)
     if format_ == "json":
         show_json(result.to_json())
+    elif format_ == "html":
+        show(result.to_html())
     else:
         show(str(result))
     sys.exit(result.exit_code)

@@ -1,4 +1,4 @@
-# The breakdown of a dump's verdict: by training step, by sequence, and what a filter removed.
+# The breakdown of a verdict: by evaluation; of a dump, by step, by sequence, and what was removed.
 #
 # It describes.  Of it only the steps were judged, each alone and at a price of its own
 # (`rl.dumps.window`); a step that is violated alone is a cell of the verdict as well.
@@ -8,6 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servanda.judgement.clauses.base import Outcome
+
+
+@dataclass(frozen=True)
+class EValuePath:
+    """The evidence for one cell at each evaluation of a run.
+
+    Args:
+        groups: prompt groups so far, an entry per evaluation.
+        e_holds, e_violated: log e-values, nats.
+    """
+
+    clause: str
+    slice: str
+    groups: tuple[int, ...]
+    e_holds: tuple[float, ...]
+    e_violated: tuple[float, ...]
 
 
 @dataclass(frozen=True)

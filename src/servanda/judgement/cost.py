@@ -45,7 +45,8 @@ class Decides:
     """What one cell is expected to decide by the end of the run, in units of the metric.
 
     `holds` and `violated` are for the worst case, every token of a prompt group at 0 or at
-    the top of the metric; the `_even` ones for tokens that all read the mean.
+    the top of the metric; the `_even` ones for tokens that all read the mean.  `fill`: how much
+    of its room a prompt group fills.
     """
 
     clause: str
@@ -58,6 +59,7 @@ class Decides:
     violated: float | None
     holds_even: float | None
     violated_even: float | None
+    fill: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,19 @@ def _mean(values: Sequence[int]) -> float:
 def _decides(
     plan: Plan, cell: Cell, schedule: Schedule, lengths: Sequence[int], probe: Probe | None
 ) -> Decides:
+    return _at_size(plan, cell, *_expected(cell, schedule, lengths, probe))
+
+
+def power_curve(plan: Plan, decided: Decides, sizes: Sequence[int]) -> tuple[Decides, ...]:
+    """What a cell would decide with other numbers of units."""
+    cell = next(
+        c for c in plan.cells if (c.clause.id, c.cut.name) == (decided.clause, decided.slice)
+    )
+    return tuple(_at_size(plan, cell, n, decided.fill) for n in sizes)
+
+
+def _at_size(plan: Plan, cell: Cell, n: int, fill: float) -> Decides:
     assert isinstance(cell.kind, Certificate)
-    n, fill = _expected(cell, schedule, lengths, probe)
     feed = cell.kind.feed
     reachable = reach(n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill)
 
@@ -170,6 +183,7 @@ def _decides(
         violated=in_unit(reachable.violated),
         holds_even=in_unit(reachable.holds_even) if feed.proves else None,
         violated_even=in_unit(reachable.violated_even),
+        fill=fill,
     )
 
 

@@ -151,8 +151,8 @@ def _rows(trace: Trace, row_S: NDArray[np.int64], width: int) -> Trace:
     """Some sequences of a trace, each cut to `width` tokens, numbered anew."""
     starts_S = np.cumsum(trace.length_S) - trace.length_S
     length_S = np.minimum(trace.length_S, width)[row_S]
-    spans = [np.arange(s, s + n) for s, n in zip(starts_S[row_S], length_S, strict=True)]
-    at_N = np.concatenate(spans)
+    moved_S = starts_S[row_S] - (np.cumsum(length_S) - length_S)
+    at_N = np.arange(length_S.sum()) + np.repeat(moved_S, length_S)
     return replace(
         trace,
         sequence_S=np.arange(len(row_S)),

@@ -206,16 +206,14 @@ def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) ->
     bins = _bins(pair, usable_N)
     names, values_CN = [*values], np.stack([*values.values()])
 
-    def inside(mask_N: Array) -> Sums:
-        return _sums(names, np.compress(mask_N, values_CN, axis=1))
+    def inside(bin_N: Array, size: int) -> tuple[Sums, ...]:
+        return _sums(names, values_CN, bin_N, size)
 
+    whole_N = np.zeros(values_CN.shape[1], dtype=np.int64)
     return Portrait(
-        total=_sums(names, values_CN),
-        by={
-            name: tuple(inside(bin_N == i) for i in range(len(EDGES[name]) + 1))
-            for name, bin_N in bins.items()
-        },
-        slices={name: inside(mask_N[usable_N]) for name, mask_N in masks.items()},
+        total=inside(whole_N, 1)[0],
+        by={name: inside(bin_N, len(EDGES[name]) + 1) for name, bin_N in bins.items()},
+        slices={name: inside(mask_N[usable_N].astype(int), 2)[1] for name, mask_N in masks.items()},
         ratios=_ratios(values["k1"], values["abs_log_ratio"]),
         worst=_worst(pair, usable_N, values["abs_log_ratio"], rows),
         fine=_fine(values["abs_log_ratio"]),
@@ -223,13 +221,23 @@ def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) ->
     )
 
 
-def _sums(names: Sequence[str], values_CN: Array) -> Sums:
-    sums: dict[str, Any] = dict(zip(names, values_CN.sum(axis=1).tolist(), strict=True))
+def _sums(names: Sequence[str], values_CN: Array, bin_N: Array, size: int) -> tuple[Sums, ...]:
+    """The sums of the tokens in each of `size` bins."""
+    n_B = np.bincount(bin_N, minlength=size)
+    sums = {
+        name: np.bincount(bin_N, values_N, minlength=size)
+        for name, values_N in zip(names, values_CN, strict=True)
+    }
     if "flips" in sums:
         flips_N = values_CN[names.index("flips")]
-        known_N = flips_N[~np.isnan(flips_N)]
-        sums |= {"flips": float(known_N.sum()), "flips_n": len(known_N)}
-    return Sums(n=values_CN.shape[1], **sums)
+        known_N = ~np.isnan(flips_N)
+        sums["flips"] = np.bincount(bin_N[known_N], flips_N[known_N], minlength=size)
+        sums["flips_n"] = np.bincount(bin_N[known_N], minlength=size)
+    columns = zip(*(sums_B.tolist() for sums_B in sums.values()), strict=True)
+    return tuple(
+        Sums(n=n, **dict(zip(sums, row, strict=True)))
+        for n, row in zip(n_B.tolist(), columns, strict=True)
+    )
 
 
 def _bins(pair: TracePair, usable_N: Array) -> dict[str, Array]:

@@ -12,7 +12,7 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
-from servanda.judgement.breakdown import Breakdown
+from servanda.judgement.breakdown import Breakdown, EValuePath
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, Sampled, worst
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
@@ -47,6 +47,7 @@ class Circumstances:
             given up, for slices that are still open cannot repair the whole.
         contract_text: the YAML that was judged, for keeping.
         differences: what the sides' files say otherwise, one sentence each.
+        e_values: of the cells that matter most; empty where only the end was evaluated.
     """
 
     fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Circumstances:
     stopped: str = ""
     contract_text: str = ""
     differences: tuple[str, ...] = ()
+    e_values: tuple[EValuePath, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ from servanda.report.html_chain import implied
 from servanda.report.html_details import curves, fingerprints, matrix, numbers
 from servanda.report.html_ladder import deciding, drawn_track, ladder
 from servanda.report.html_numbers import figure, slug
-from servanda.report.html_pictures import joint, ratios, steps
+from servanda.report.html_pictures import e_values, joint, ratios, steps
 from servanda.report.html_shapes import axis
 from servanda.report.html_slices import SlicesOf, slice_words
 from servanda.report.summary import counted, dumped, headline
@@ -92,6 +93,34 @@ def render(verdict: Verdict) -> str:
     return page.render(**view(verdict))
 
 
+class Sheet(NamedTuple):
+    """A picture, a table, or both, under a title; texts, or Markup."""
+
+    title: str
+    note: str = ""
+    picture: str = ""
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+class Story(NamedTuple):
+    """One subject of a page."""
+
+    head: str
+    text: str
+    sheets: Sequence[Sheet]
+
+
+def board(title: str, stories: Sequence[Story], *, empty: str = "") -> str:
+    """A self-contained page with the pictures of something other than a verdict.
+
+    Args:
+        empty: what the page says where there is no story.
+    """
+    page = environment("servanda.report").get_template("board.html")
+    return page.render(title=title, stories=stories, empty=empty)
+
+
 def environment(package: str) -> Any:
     import jinja2
 
@@ -132,6 +161,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "matrix": matrix(verdict, slices),
         "curves": curves(verdict),
         "steps": steps(verdict, slices),
+        "e_values": e_values(verdict, slices),
         "joint": joint(verdict),
         "ratios": ratios(verdict),
         "what": what,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from servanda.judgement.breakdown import StepSeries
+from servanda.judgement.breakdown import EValuePath, StepSeries
 from servanda.judgement.token_profile import JOINT, RATIO_EDGES, Portrait
 from servanda.judgement.verdict import Verdict
 from servanda.report import format
@@ -19,6 +19,7 @@ from servanda.report.html_shapes import (
     Markup,
     Scale,
     Tick,
+    curve,
     line,
     mark,
     plot,
@@ -29,6 +30,7 @@ from servanda.report.html_shapes import (
 from servanda.report.html_slices import SlicesOf
 
 _MANY = 60  # steps beyond which single intervals are not drawn
+_CUT = 2.0  # thresholds, on a log scale, beyond which an e-value is drawn at the edge
 CLIP = (0.8, 1.2)  # of the ratio: PPO's usual range
 _PER_DECADE, _DECADES = 4, 5  # bins of the histogram, from 1e-4 to 10 nats
 _MIDDLE = 4.0  # percent: half of the bin around 0
@@ -54,6 +56,64 @@ def steps(verdict: Verdict, slices: SlicesOf) -> tuple[Panel, ...]:
     up = Scale.of([*lows, max(v for v in reach if v is not None)])
     first, last = points[0].step, max(p.step for p in points)
     return tuple(_panel(one, up, first, last, slices) for one in series)
+
+
+def e_values(verdict: Verdict, slices: SlicesOf) -> tuple[Panel, ...]:
+    """A panel for each cell whose evidence is known at every evaluation."""
+    holds = math.log(1 / verdict.alpha)
+    violated = holds + math.log(max(verdict.price_cells, 1) / verdict.part)
+    outcomes = {(cell.clause, cell.slice): cell.outcome for cell in verdict.cells}
+    return tuple(
+        _path(path, outcomes.get((path.clause, path.slice), ""), holds, violated, slices)
+        for path in verdict.circumstances.e_values
+    )
+
+
+def _path(path: EValuePath, outcome: str, holds: float, violated: float, slices: SlicesOf) -> Panel:
+    """Log e-values against prompt groups, in nats; what is far beyond a threshold is cut."""
+    low, high = -violated, _CUT * violated
+    last = path.groups[-1]
+
+    def x(groups: float) -> float:
+        return 97 * groups / last
+
+    def up(nats: float) -> float:
+        return 100 * (min(max(nats, low), high) - low) / (high - low)
+
+    shapes = []
+    same = violated - holds < 1e-9
+    named = [(violated, "violated", -5)] + ([] if same else [(holds, "holds", 14)])
+    for threshold, word, dy in named:
+        y = 100 - up(threshold)
+        words = f"{'holds and ' if same else ''}{word} at {figure(math.exp(threshold))}"
+        shapes.append(line("limit", 0, y, 100, y))
+        shapes.append(text(words, "0", y, dy=dy, kind="ink shift-start"))
+    for tone, kind, nats in (
+        ("holds", "serves", path.e_holds),
+        ("violated", "aside", path.e_violated),
+    ):
+        points = [(x(n), 100 - up(e)) for n, e in zip(path.groups, nats, strict=True)]
+        shapes.append(curve(kind, points))
+        marks = points if len(points) <= _MANY else points[-1:]
+        shapes += [f'<g class="t-{tone}">{mark(tone, *point, 3.6)}</g>' for point in marks]
+    words = slices.of(path.slice)
+    title = f"{format.line(path.clause, 40)} on {words.name}"
+    ends = path.e_holds[-1], path.e_violated[-1]
+    note = (
+        f"{outcome} after {format.count(last, 'prompt group')} and "
+        f"{format.count(len(path.groups), 'evaluation')}; log e-value for holds {figure(ends[0])}, "
+        f"threshold {figure(holds)}; for violated {figure(ends[1])}, threshold {figure(violated)}"
+    )
+    decades = range(math.ceil(low / math.log(10)), math.floor(high / math.log(10)) + 1, 2)
+    picture = plot(
+        f"E-values of {title}: {note}.",
+        200,
+        shapes,
+        across=spaced([Tick(x(n), f"{n:,}") for n in (last, 0, *_round_steps(0, last))], WIDE),
+        up=[Tick(up(d * math.log(10)), figure(10.0**d)) for d in decades],
+        titles=("prompt groups", "e-value, log scale"),
+    )
+    return Panel(title, note, picture)
 
 
 def _panel(one: StepSeries, up: Scale, first: int, last: int, slices: SlicesOf) -> Panel:

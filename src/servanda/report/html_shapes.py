@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from servanda.report.format import duration
 from servanda.report.html_numbers import figure
 
 NARROW = 120  # pixels: the smallest width at which an axis beside text is drawn
@@ -17,6 +18,9 @@ _GAP = 6.0  # pixels between two labels
 _EDGE = 6.0  # percent: nearer to an end, a label begins or ends at its tick
 _FAR = 1e30  # beyond it a number is drawn as what is infinite, or zero, is
 _DECADES = 6  # what lies further below the largest value is drawn at the left edge
+_ROUND_S = tuple(n * unit for unit in (1, 60) for n in (1, 2, 5, 10, 15, 30)) + tuple(
+    n * 3600 for n in (1, 2, 3, 6, 12, 24, 48, 120)
+)
 
 
 class Markup(str):
@@ -83,6 +87,16 @@ class Scale(NamedTuple):
         return spaced((Tick(self.at(s), figure(s)) for s in inside), width)
 
 
+def time_ticks(seconds: float, width: float = WIDE) -> tuple[Tick, ...]:
+    """An axis of time from 0, at round durations, at most six of them."""
+    most = seconds / 5
+    step = next((s for s in _ROUND_S if s >= most), math.ceil(most / 86400) * 86400)
+    count = int(seconds / step * 1.000001)
+    return spaced(
+        (Tick(100 * i * step / seconds, duration(i * step)) for i in range(count + 1)), width
+    )
+
+
 def _step_below(value: float) -> float:
     power = 10.0 ** math.floor(math.log10(value))
     return power * (3 if value >= 3 * power else 1)
@@ -110,6 +124,17 @@ def rect(kind: str, x: float, y: float | str, width: float, height: float | str)
     return f'<rect class="{kind}" x="{a}" y="{b}" width="{c}" height="{d}"/>'
 
 
+def curve(kind: str, points: Sequence[tuple[float, float]]) -> str:
+    """A line through points, in percent from the left and the top; "" through less than two."""
+    if len(points) < 2:
+        return ""
+    at = " ".join(f"{round(x, 2):g},{round(y, 2):g}" for x, y in points)
+    return (
+        '<svg viewBox="0 0 100 100" preserveAspectRatio="none">'
+        f'<polyline class="{kind}" points="{at}" vector-effect="non-scaling-stroke"/></svg>'
+    )
+
+
 def text(
     words: str,
     x: float | str,
@@ -130,10 +155,15 @@ _MARKS = {
     "violated": "M-1-1L1 1M1-1L-1 1",  # a cross
     "error": "M-1-1H1V1H-1Z",  # a square
     "inconclusive": "M0-1.3L1.3 0L0 1.3L-1.3 0Z",  # an open diamond
+    "unseen": "M-1 0A1 1 0 0 1 1 0A1 1 0 0 1-1 0Z",  # a ring
+    # decisions of people: triangles
+    "approval": "M0-1.5L1.5 1.2H-1.5Z",
+    "override": "M0-1.5L1.5 1.2H-1.5Z",  # an open one
+    "rollback": "M-1.5 0L1.2-1.5V1.5Z",
 }
 
 
-def mark(tone: str, x: float, y: float | str, size: float = 4.6) -> str:
+def mark(tone: str, x: float | str, y: float | str, size: float = 4.6) -> str:
     """A value: a dot, unless it is violated (a cross), not decided, or an error."""
     a, b = _length(x), _length(y)
     if tone not in _MARKS:
@@ -141,6 +171,14 @@ def mark(tone: str, x: float, y: float | str, size: float = 4.6) -> str:
     return (
         f'<svg class="mark" x="{a}" y="{b}"><path class="m-{tone}" '
         f'transform="scale({size:g})" d="{_MARKS[tone]}"/></svg>'
+    )
+
+
+def key(tone: str, words: str = "") -> Markup:
+    """A mark in a line of text, for a legend or a table."""
+    return Markup(
+        f'<svg class="key t-{tone}" style="width:14px" height="14" aria-hidden="true">'
+        f"{mark(tone, '7', '7')}</svg>{escape(words)}"
     )
 
 

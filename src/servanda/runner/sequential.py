@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from servanda.contract.identity import EvidenceKey, differences
 from servanda.engines.faults import signatures
 from servanda.errors import Interrupted
+from servanda.judgement.breakdown import EValuePath
 from servanda.judgement.evidence import Evidence, GoldenRun, Once, weigh, weigh_golden, weigh_once
 from servanda.judgement.plan import Plan
 from servanda.judgement.power import power
@@ -18,6 +19,9 @@ from servanda.runner.measurement import Measurement, Open, Progress, Watch, unwa
 from servanda.runner.run_directory import RunDirectory
 
 Deadline = Callable[[], bool]
+Looks = Sequence[tuple[str, int, Verdict]]  # workload, its prompt groups so far, an evaluation
+
+_PATHS = 4  # cells whose e-values are kept
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Gathered:
         fingerprints: of each kernel by its side, key by key.
         differences: what the sides' files say otherwise, one sentence each.
         seconds: that it took; None where an earlier process measured a part, or nothing was.
+        looks: the evaluations on the way, in order.
     """
 
     key: EvidenceKey
@@ -38,6 +43,7 @@ class Gathered:
     fingerprints: Mapping[str, Mapping[str, str]]
     differences: tuple[str, ...] = ()
     seconds: float | None = None
+    looks: Looks = ()
 
 
 def gather(
@@ -68,14 +74,17 @@ def gather(
             evidence = weigh_once(plan, measurement.key, once)
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
+            looks: list[tuple[str, int, Verdict]] = []
             for schedule in plan.schedules:
-                evidence += _until_decided(plan, measurement, evidence, schedule, watch, deadline)
+                evidence += _until_decided(
+                    plan, measurement, evidence, schedule, watch, deadline, looks
+                )
             descriptions = measurement.descriptions
             fingerprints = {side: d.fingerprint for side, d in descriptions.items()}
             odd = differences(descriptions["train"], descriptions["infer"])
             seconds = None if resumed else time.monotonic() - began
             key = measurement.key
-            return Gathered(key, golden, once, evidence, fingerprints, odd, seconds)
+            return Gathered(key, golden, once, evidence, fingerprints, odd, seconds, looks)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped; what was measured is kept in {run.path}",
@@ -95,10 +104,37 @@ def concluded(
         contract_text=contract_text,
         differences=gathered.differences,
         stopped=_why_stopped(plan, evidence, verdict),
+        e_values=_e_values(verdict, gathered.looks),
     )
     faults = power(plan, evidence, signatures.catalogue())
     verdict = replace(verdict, circumstances=circumstances, power=faults)
     return _out_of_time(verdict) if deadline is not None and deadline() else verdict
+
+
+def _e_values(verdict: Verdict, looks: Looks) -> tuple[EValuePath, ...]:
+    """The paths of the cells that decide: what is violated, farthest from its limit first; then
+    what is open, and what holds."""
+    order = ("violated", "error", "inconclusive", "holds")
+
+    def rank(i: int) -> tuple[int, float]:
+        cell = verdict.cells[i]
+        far = abs(cell.value or 0.0) / abs(cell.limit or 1.0)
+        return order.index(cell.outcome), -far if cell.outcome == "violated" else 0.0
+
+    counted = [
+        i
+        for i, cell in enumerate(verdict.cells)
+        if cell.enforced and cell.outcome in order and None not in (cell.e_holds, cell.e_violated)
+    ]
+    paths = []
+    for i in sorted(counted, key=rank)[:_PATHS]:
+        cell = verdict.cells[i]
+        mine = [(n, look.cells[i]) for name, n, look in looks if name == cell.workload]
+        holds = tuple(found.e_holds or 0.0 for _, found in mine)
+        violated = tuple(found.e_violated or 0.0 for _, found in mine)
+        groups = tuple(n for n, _ in mine)
+        paths.append(EValuePath(cell.clause, cell.slice, groups, holds, violated))
+    return tuple(path for path in paths if path.groups)
 
 
 def _why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
@@ -136,6 +172,7 @@ def _until_decided(
     schedule: Schedule,
     watch: Watch,
     deadline: Deadline | None,
+    looks: list[tuple[str, int, Verdict]],
 ) -> Evidence:
     """A workload's rounds, as many as it takes, and as the time allows."""
     name = schedule.name
@@ -152,6 +189,7 @@ def _until_decided(
             watch(Progress(what, launched, arrived))
         else:
             look = judge(plan, before + evidence, intervals=False)
+            looks.append((name, launched, look))
             total = min(launched + (look.more_of(name) or 0), schedule.last)
             watch(Progress(what, launched, total))
             if launched >= schedule.first and look.decided_on(name):

@@ -2,14 +2,17 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.open import open_ledger
 from servanda.promotion.run import timeline
-from servanda.promotion.run.record import advance_run
-from tests.promotion.run.histories import ACTOR, LEGS, finding, reaching
+from servanda.promotion.run.record import advance_run, override_cell, roll_back_run
+from servanda.promotion.state import Override
+from servanda.report.html_shapes import Scale
+from tests.promotion.run.histories import ACTOR, LEGS, cell, finding, opened, reaching
 
 
 @pytest.fixture
@@ -25,44 +28,147 @@ def failed(ledger):
     return advance_run(ledger, history, finding("full-1", "violated"), actor=ACTOR, now=900.0)
 
 
-def picture(ledger, run, now=1000.0):
-    text = timeline.svg([*timeline.moments(ledger.entries(run))], now=now)
-    return ElementTree.fromstring(text)
+def sheets(ledger, run, now=1000.0):
+    told = timeline.story([*timeline.moments(ledger.entries(run))], now=now)
+    return {sheet.title: sheet for sheet in told.sheets}
+
+
+def picture(sheet):
+    return ElementTree.fromstring(sheet.picture)
 
 
 def words(element):
     return [text for text in element.itertext() if text.strip()]
 
 
-def test_it_is_one_image_with_a_label_and_a_lane_for_each_step(ledger, failed):
-    drawn = picture(ledger, failed.run)
+def percent(text):
+    assert text.endswith("%")
+    return float(text[:-1])
+
+
+def test_it_has_a_lane_for_each_step_and_says_so_to_those_who_do_not_see_it(ledger, failed):
+    drawn = picture(sheets(ledger, failed.run)["Steps"])
 
     assert drawn.get("role") == "img"
-    assert drawn.get("aria-label") == f"Timeline of {failed.run}: rolled_back on full-1"
-    assert [text for text in words(drawn) if text in LEGS] == [*LEGS]
-    assert len(drawn.findall("rect")) == 5
+    assert f"Steps of promotion {failed.run}: offline held" in drawn.get("aria-label")
+    lanes = [t.partition(":")[0] for t in words(drawn) if ":" in t and "time" not in t]
+    assert lanes == [*LEGS]
+    assert len([*drawn.iter("rect")]) == 5
 
 
-def test_every_evaluation_and_approval_has_a_mark_with_its_words(ledger, failed):
-    titles = [str(title.text) for title in picture(ledger, failed.run).iter("title")]
+def test_every_evaluation_and_decision_is_a_mark_and_a_row_in_view(ledger, failed):
+    steps, events = (sheets(ledger, failed.run)[name] for name in ("Steps", "Events"))
+    kinds = [re.sub("<.*>", "", row[4]) for row in events.rows]
 
-    assert f"approval by {ACTOR}: it looks well" in titles
-    assert [title.split(":")[0] for title in titles].count("holds") == 5
-    assert sum(title.startswith("violated: tv on all is violated (tv on all") for title in titles)
+    assert kinds.count("holds") == 5 and kinds.count("approval") >= 1
+    assert kinds[-1] == "violated" and len(kinds) == 6 + kinds.count("approval")
+    marks = steps.picture.count('class="mark"') + steps.picture.count('class="dot"')
+    assert marks == len(events.rows)
+    reasons = [row[5] for row in events.rows]
+    assert f"by {ACTOR}: it looks well" in reasons and reasons[-1] == "tv on all is violated"
+    assert "0.0900 [0.0700, 0.1100], limit 0.0500, n 900 tokens" in events.rows[-1][6]
+    assert "<title>" not in steps.picture  # nothing is told by hovering alone
 
 
 def test_the_share_of_traffic_ends_at_none_after_a_rollback(ledger, failed):
-    paths = picture(ledger, failed.run).iter("path")
-    serves = next(path for path in paths if path.get("class") == "serves")
+    drawn = picture(sheets(ledger, failed.run)["Share of traffic"])
+    line = next(one for one in drawn.iter("polyline") if one.get("class") == "serves")
 
-    heights = [float(y) for y in re.findall(r"(?:V|M[0-9.]+ )([0-9.]+)", serves.get("d", ""))]
-    assert min(heights) == 24.0 and heights[0] == heights[-1] == 114.0
+    points = [tuple(map(float, at.split(","))) for at in line.get("points").split()]
+    shares = [100 - y for _, y in points]
+    assert max(shares) == 100 and shares[0] == shares[-1] == 0
+    assert points == sorted(points, key=lambda point: point[0])
+    assert "it is 0 % now, at most 100 %" in drawn.get("aria-label")
+
+
+def test_the_deciding_cells_lie_where_their_numbers_are(ledger):
+    history = opened(ledger)
+    numbers = [(0.04, 0.03, 0.06), (0.09, 0.07, 0.11)]
+    for i, (value, low, high) in enumerate(numbers):
+        outcome = ("inconclusive", "violated")[i]
+        found = cell(outcome, value=value, low=low, high=high)
+        found = replace(finding("offline", outcome, 64 * (i + 1)), cells=(found,))
+        history = advance_run(ledger, history, found, actor=ACTOR, now=100.0 * (i + 1))
+
+    drawn = picture(sheets(ledger, history.run)["Deciding cell of each evaluation"])
+
+    axis = Scale.of([1.0, 0.8, 1.8, 1.2, 2.2])
+    bars = [line for line in drawn.iter("line") if line.get("class") == "bar"]
+    for bar, at, (_, low, high) in zip(bars, (50, 100), numbers, strict=True):
+        assert percent(bar.get("x1")) == percent(bar.get("x2")) == at
+        ends = [100 - percent(bar.get(y)) for y in ("y1", "y2")]
+        assert ends == pytest.approx([axis.at(low / 0.05), axis.at(high / 0.05)], abs=0.01)
+    marks = [one for one in drawn.iter("svg") if one.get("class") == "mark"]
+    heights = [100 - percent(one.get("y")) for one in marks]
+    assert heights == pytest.approx([axis.at(0.8), axis.at(1.8)], abs=0.01)
+    limit = next(line for line in drawn.iter("line") if line.get("class") == "limit")
+    assert 100 - percent(limit.get("y1")) == pytest.approx(axis.at(1.0), abs=0.01)
+
+
+def test_a_limit_from_below_is_turned_so_that_above_is_bad_for_both():
+    below = cell("violated", value=0.5, low=0.4, high=0.6, limit=0.9, at_least=True)
+
+    assert timeline._times(below, below.value) == pytest.approx(1.8)
+    assert timeline._times(cell(value=0.01), 0.01) == pytest.approx(0.2)
+    assert timeline._times(cell(limit=None), 0.01) is None
+
+
+def test_of_many_evaluations_the_ends_of_the_intervals_are_lines(ledger):
+    history = opened(ledger)
+    for i in range(70):
+        found = (cell("inconclusive", value=0.04, low=0.02, high=0.06),)
+        found = replace(finding("offline", "inconclusive", 100 + i), cells=found)
+        history = advance_run(ledger, history, found, actor=ACTOR, now=100.0 * (i + 1))
+
+    drawn = picture(sheets(ledger, history.run)["Deciding cell of each evaluation"])
+
+    assert not [one for one in drawn.iter("line") if one.get("class") == "bar"]
+    axis = Scale.of([1.0, 1.2, 0.8])
+    for one, end in zip(drawn.iter("polyline"), (0.4, 1.2), strict=True):
+        points = [at.split(",") for at in one.get("points").split()]
+        assert len(points) == 70
+        assert [100 - float(y) for _, y in points] == pytest.approx([axis.at(end)] * 70, abs=0.01)
+
+
+def test_one_evaluation_is_drawn(ledger):
+    history = advance_run(ledger, opened(ledger), finding("offline"), actor=ACTOR, now=10.0)
+
+    found = sheets(ledger, history.run)
+
+    assert len(found["Events"].rows) == 1
+    assert "cell of 1 evaluation," in found["Deciding cell of each evaluation"].picture
+
+
+def test_a_promotion_without_an_evaluation_has_neither_table_nor_picture_of_any(ledger):
+    history = opened(ledger)
+
+    found = sheets(ledger, history.run)
+
+    assert [*found] == ["Share of traffic", "Steps"]
+    assert words(picture(found["Steps"])).count("shadow: to come") == 1
+    assert "no promotion is under way" in timeline.page([], now=0.0)
 
 
 def test_a_step_that_was_not_reached_is_said_to_come(ledger):
     history = reaching(ledger, "shadow")
 
-    assert words(picture(ledger, history.run)).count("to come") == 3
+    lanes = words(picture(sheets(ledger, history.run)["Steps"]))
+    assert sum(text.endswith(": to come") for text in lanes) == 3
+
+
+def test_decisions_of_people_have_shapes_of_their_own(ledger):
+    history = reaching(ledger, "shadow")
+    found = finding("shadow", "inconclusive", 150)
+    history = advance_run(ledger, history, found, actor=ACTOR, now=300.0)
+    given = Override("tv", "all", "Grace", "a known <slice>", 9000.0)
+    history = override_cell(ledger, history, given, now=400.0)
+    history = roll_back_run(ledger, history, actor="Grace", reason="enough", now=500.0)
+
+    page = timeline.page([[*ledger.entries(history.run)]], now=600.0)
+
+    assert 'class="m-override"' in page and 'class="m-rollback"' in page
+    assert "by Grace: a known &lt;slice&gt;" in page and "by Grace: enough" in page
+    assert "manual rollback" in page
 
 
 def test_status_draws_it(tmp_path, ledger, failed, capsys):
@@ -75,5 +181,5 @@ def test_status_draws_it(tmp_path, ledger, failed, capsys):
 
     page = capsys.readouterr().out
     assert page.startswith("<!doctype html>") and "<script" not in page
-    assert page.count('<svg role="img"') == 1
+    assert page.count('role="img"') == 3
     assert "[0.0700, 0.1100]" in page

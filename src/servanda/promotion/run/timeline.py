@@ -1,45 +1,60 @@
-# The timeline of a promotion: its ledger entries as one page of HTML with an SVG picture.
+# The timeline of a promotion: its ledger entries as one page of HTML with pictures.
 #
-# Above: the share of the traffic over time.  Below: one lane per step, from its start to its end,
-# with a mark for each evaluation and each decision of a person.  Every state has a shape and a
-# word as well as a colour.  The table below the picture has the numbers.
+# Three pictures share one axis of time: the traffic, a lane for each step, and the deciding cell of
+# each evaluation.  Every mark is numbered as its row in the table below, where there is room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import NamedTuple
 
 from servanda.promotion.advance import judged
 from servanda.promotion.effects import route_of
 from servanda.promotion.ledger.entry import Entry
 from servanda.promotion.run import report
 from servanda.promotion.run.history import DELIVERED, History, replayed
-from servanda.report.format import duration
+from servanda.promotion.state import CellResult
+from servanda.report import format
+from servanda.report.format import count, duration, number
+from servanda.report.html import Sheet, Story, board
+from servanda.report.html_shapes import (
+    WIDE,
+    Markup,
+    Scale,
+    Tick,
+    curve,
+    key,
+    line,
+    mark,
+    plot,
+    rect,
+    spaced,
+    text,
+    time_ticks,
+)
 
-_LEFT, _RIGHT, _TOP, _CHART, _LANE = 170, 940, 24, 90, 34  # pixels
-_TONES = {"held": "ok", "completed": "ok", "rolled back": "bad", "superseded": "bad"}
-_PEOPLE = {"approved": "approval", "overrode": "override", "rolled_back": "manual rollback"}
-_MARKS = {
-    "holds": '<circle cx="{x}" cy="{y}" r="5" class="ok mark"/>',
-    "inconclusive": '<circle cx="{x}" cy="{y}" r="4" class="hollow"/>',
-    "violated": '<path d="M{x} {y}m-5 -5l10 10m0 -10l-10 10" class="cross"/>',
-    "error": '<path d="M{x} {y}m-6 5h12l-6 -11z" class="hollow"/>',
-    "approval": '<path d="M{x} {y}m0 -8l8 8l-8 8l-8 -8z" class="person"/>',
-    "override": '<path d="M{x} {y}m-6 -6h12v12h-12z" class="person"/>',
-    "manual rollback": '<path d="M{x} {y}m8 -8v16l-14 -8z" class="person"/>',
+_TRAFFIC = Markup(
+    '<svg class="key" style="width:22px" height="10" aria-hidden="true">'
+    '<line class="serves" x1="0" x2="22" y1="5" y2="5"/></svg>served by the infer kernel '
+    '<svg class="key" style="width:22px" height="10" aria-hidden="true">'
+    '<line class="aside" x1="0" x2="22" y1="5" y2="5"/></svg>mirrored to it'
+)
+_LANE, _CHART, _CELLS = 62, 90, 190  # pixels
+_MANY = 60  # evaluations beyond which single intervals are not drawn
+_TONES = {"held": "holds", "completed": "holds", "rolled back": "violated", "superseded": "error"}
+_PEOPLE = {"approved": "approval", "overrode": "override", "rolled_back": "rollback"}
+_EVENTS = {  # mark -> in words
+    "holds": "holds",
+    "inconclusive": "inconclusive",
+    "violated": "violated",
+    "error": "error",
+    "approval": "approval",
+    "override": "override",
+    "rollback": "manual rollback",
 }
-_STYLE = """
-:root{--bg:#fff;--fg:#1b1f24;--mu:#57606a;--ln:#dfe4ea;--bad:#b3261e;--ok:#1a6b3c;--open:#7a4d00;color-scheme:light dark}
-@media (prefers-color-scheme:dark){:root{--bg:#14171a;--fg:#e8eaed;--mu:#9aa4af;--ln:#2b3138;--bad:#ff8a80;--ok:#7bd49b;--open:#f0b95a}}
-body{margin:0 auto;max-width:1000px;padding:12px 24px 40px;background:var(--bg);color:var(--fg);font:14px/1.45 system-ui,sans-serif}
-h1{font-size:24px;margin:12px 0 2px;overflow-wrap:anywhere}p{margin:0 0 10px;color:var(--mu)}
-.scroll{overflow-x:auto}svg{display:block;min-width:960px}svg text{font-size:12.5px;fill:var(--fg)}svg .mu{fill:var(--mu)}
-.grid{stroke:var(--ln)}.serves{fill:none;stroke:var(--fg);stroke-width:2.5}.mirror{fill:none;stroke:var(--mu);stroke-width:2;stroke-dasharray:5 4}
-.bar{stroke-width:2;fill:none}.bar.ok{stroke:var(--ok)}.bar.bad{stroke:var(--bad)}.bar.open{stroke:var(--open)}
-.mark.ok{fill:var(--ok)}.hollow{fill:var(--bg);stroke:var(--open);stroke-width:2}.cross{stroke:var(--bad);stroke-width:3}.person{fill:var(--fg);stroke:var(--bg)}
-table{border-collapse:collapse;margin-top:14px;font-size:13px}td,th{border-bottom:1px solid var(--ln);padding:4px 10px 4px 0;text-align:left;white-space:nowrap}th{color:var(--mu)}
-"""  # noqa: E501
+_HEADS = ("#", "after", "time", "step", "event", "reason", "deciding cell")
+Events = Sequence[tuple[int, "Moment"]]
 
 
 @dataclass(frozen=True)
@@ -47,8 +62,9 @@ class Moment:
     """One entry, and the promotion after it.
 
     Args:
-        mark: a name of `_MARKS`, or "" for the first entry.
-        text: the mark in words, for its tooltip.
+        mark: one of `_EVENTS`, or "" for the first entry.
+        text: why it happened, and what followed.
+        cell: that decided an evaluation, where something was counted.
     """
 
     at: float
@@ -56,6 +72,7 @@ class Moment:
     mark: str
     text: str
     history: History
+    cell: CellResult | None = None
 
 
 def moments(entries: Iterable[Entry]) -> Iterator[Moment]:
@@ -70,139 +87,169 @@ def moments(entries: Iterable[Entry]) -> Iterator[Moment]:
         history = replayed([entry], history)
         if entry.kind == DELIVERED:
             continue
-        mark = _PEOPLE.get(entry.kind, "")
-        text = f"{mark} by {entry.actor}: {entry.body.get('reason', '')}" if mark else ""
+        mark, text, cell = _PEOPLE.get(entry.kind, ""), history.state.why, None
+        if mark:
+            reason = entry.body.get("reason") or entry.body.get("override", {}).get("reason", "")
+            text = f"by {entry.actor}: {reason}"
         if entry.kind == "looked":
             finding = history.evaluations[-1].finding
             outcome, cell = judged(finding.cells)
             mark = "error" if finding.error or outcome == "not applicable" else outcome
-            numbers = f" ({report.cell_text(cell)})" if cell is not None and cell.n else ""
-            text = f"{mark}: {history.state.why}{numbers}"
-        yield Moment(entry.at, step, mark, text, history)
+            cell = cell if cell is not None and cell.n else None
+        yield Moment(entry.at, step, mark, text, history, cell)
 
 
 def page(promotions: Sequence[Sequence[Entry]], *, now: float) -> str:
-    """A self-contained page with a picture and a table for each promotion."""
-    parts = [_section([*moments(entries)], now) for entries in promotions]
-    body = "\n".join(parts) or "<p>no promotion is under way</p>"
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>Promotions</title><style>{_STYLE}</style>\n<body>{body}</body></html>"
-    )
+    """A self-contained page with pictures and tables for each promotion."""
+    stories = [story([*moments(entries)], now=now) for entries in promotions]
+    return board("Promotions", stories, empty="no promotion is under way")
 
 
-def _section(made: Sequence[Moment], now: float) -> str:
-    history = made[-1].history
-    status = history.state.status.replace("_", " ")
-    line = f"{status} on {history.leg.name}: {history.state.why}"
-    rows = [
-        "".join(f"<td>{escape(cell)}</td>" for cell in report.columns(row))
-        for row in report.rows(history)
-    ]
-    heads = "".join(f"<th>{head}</th>" for head in report.HEAD)
-    return (
-        f"<h1>{escape(history.run)}</h1><p>{escape(line)}</p>"
-        f'<div class="scroll">{svg(made, now=now)}</div>'
-        f'<div class="scroll"><table><tr>{heads}</tr>'
-        f"<tr>{'</tr><tr>'.join(rows)}</tr></table></div>"
-    )
+class _Time(NamedTuple):
+    """The axis that the pictures of one promotion share; unix seconds."""
+
+    begin: float
+    end: float
+
+    def at(self, time: float) -> float:
+        return 100 * (time - self.begin) / (self.end - self.begin)
+
+    def plot(self, label: str, height: int, shapes: Sequence[str], up: Sequence[Tick]) -> Markup:
+        ticks = time_ticks(self.end - self.begin)
+        title = f"time since {report.when(self.begin)}"
+        return plot(label, height, shapes, across=ticks, up=up, titles=(title, ""))
+
+    def numbers(self, events: Events, y: str) -> list[str]:
+        """Numbers of events, the last ones preferred where there is no room for all."""
+        ticks = spaced((Tick(self.at(m.at), f"{n}") for n, m in reversed(events)), WIDE)
+        return [text(tick.label, tick.at, y, anchor=tick.anchor) for tick in ticks]
 
 
-def svg(made: Sequence[Moment], *, now: float) -> str:
-    """The picture of one promotion.
+def story(made: Sequence[Moment], *, now: float) -> Story:
+    """The pictures of one promotion.
 
     Args:
         now: unix seconds; a promotion that has not ended is drawn up to it.
     """
-    history = made[-1].history
-    begin = made[0].at
-    end = max(made[-1].at, begin + 1, 0 if history.state.ended else now)
-
-    def x(at: float) -> float:
-        return round(_LEFT + (_RIGHT - _LEFT) * (at - begin) / (end - begin), 1)
-
-    lanes = _TOP + _CHART + 20
-    bottom = lanes + _LANE * len(history.course)
-    parts = [*_axes(begin, end, bottom), *_traffic(made, end, x)]
-    for i, row in enumerate(report.rows(history)):
-        parts += _lane(i, row, made, end, lanes + _LANE * i + _LANE // 2, x)
-    parts += _legend(bottom + 46)
-    label = escape(f"Timeline of {history.run}: {history.state.status} on {history.leg.name}", True)
-    return (
-        f'<svg role="img" aria-label="{label}" viewBox="0 0 960 {bottom + 60}" '
-        f'width="960" height="{bottom + 60}">{"".join(parts)}</svg>'
+    history, begin = made[-1].history, made[0].at
+    time = _Time(begin, max(made[-1].at, begin + 1, 0 if history.state.ended else now))
+    events = [*enumerate((m for m in made if m.mark), start=1)]
+    drawn = {moment.mark for _, moment in events}
+    legend = Markup(
+        "".join(key(mark, f"{words} ") for mark, words in _EVENTS.items() if mark in drawn)
     )
+    steps = [report.columns(row) for row in report.rows(history)]
+    sheets = [
+        Sheet("Share of traffic", _TRAFFIC, _traffic(made, time)),
+        Sheet("Steps", legend, _lanes(made, events, time), report.HEAD, steps),
+        *_deciding(events, time),
+    ]
+    if events:
+        sheets.append(Sheet("Events", heads=_HEADS, rows=[_row(n, m, begin) for n, m in events]))
+    status = history.state.status.replace("_", " ")
+    return Story(history.run, f"{status} on {history.leg.name}: {history.state.why}", sheets)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", tone: str = "") -> str:
-    kind = f' class="{tone}"' if tone else ""
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
+def _row(n: int, moment: Moment, begin: float) -> tuple[str, ...]:
+    cell = report.cell_text(moment.cell) if moment.cell else ""
+    leg = moment.history.course[moment.step].name
+    event = key(moment.mark, _EVENTS[moment.mark])
+    after = f"+{duration(moment.at - begin)}"
+    return (f"{n}", after, report.when(moment.at), leg, event, moment.text, cell)
 
 
-def _axes(begin: float, end: float, bottom: float) -> Iterator[str]:
-    yield _text(0, _TOP + 4, "share of traffic")
-    for share in (0, 50, 100):
-        y = _TOP + _CHART * (1 - share / 100)
-        yield f'<path d="M{_LEFT} {y}H{_RIGHT}" class="grid"/>'
-        yield _text(_LEFT - 8, y + 4, f"{share} %", "end", "mu")
-    for i in range(5):
-        x = _LEFT + (_RIGHT - _LEFT) * i / 4
-        anchor = ("start", "middle", "middle", "middle", "end")[i]
-        yield f'<path d="M{x} {_TOP}V{bottom}" class="grid"/>'
-        yield _text(x, bottom + 16, f"+{duration((end - begin) * i / 4)}", anchor, "mu")
-    yield _text(0, bottom + 16, report.when(begin), tone="mu")
-
-
-def _traffic(made: Sequence[Moment], end: float, x: Callable[[float], float]) -> Iterator[str]:
-    until = [*(moment.at for moment in made[1:]), end]
-    for name, kind in (("mirror", "mirror"), ("share", "serves")):
-        path, before = "", 0.0
+def _traffic(made: Sequence[Moment], time: _Time) -> Markup:
+    until = [*(moment.at for moment in made[1:]), time.end]
+    shapes, most, share = [], 0.0, 0.0
+    for name, kind in (("mirror", "aside"), ("share", "serves")):
+        points: list[tuple[float, float]] = []
         for moment, to in zip(made, until, strict=True):
-            share = route_of(moment.history.course, moment.history.state)[name]
-            y = f"{_TOP + _CHART * (1 - share):.1f}"
+            share = 100 * route_of(moment.history.course, moment.history.state)[name]
             if share or name == "share":
-                path += f"V{y}" if path and (before or name == "share") else f"M{x(moment.at)} {y}"
-                path += f"H{x(to)}"
-            before = share
-        yield f'<path d="{path}" class="{kind}"/>' if path else ""
+                points += [(time.at(moment.at), 100 - share), (time.at(to), 100 - share)]
+                most = max(most, share if name == "share" else 0)
+            else:  # nothing is mirrored: no line
+                shapes.append(curve(kind, points))
+                points = []
+        shapes.append(curve(kind, points))
+    label = f"Share of the traffic over time: it is {share:.3g} % now, at most {most:.3g} %."
+    return time.plot(label, _CHART, shapes, [Tick(share, f"{share} %") for share in (0, 50, 100)])
 
 
-def _lane(
-    i: int,
-    row: report.LegRow,
-    made: Sequence[Moment],
-    end: float,
-    y: int,
-    x: Callable[[float], float],
-) -> Iterator[str]:
-    yield _text(0, y + 4, row.leg.name)
-    inside = [moment.at for moment in made if moment.history.state.leg == i]
-    if not inside:
-        yield _text(_LEFT, y + 4, "to come", tone="mu")
+def _lanes(made: Sequence[Moment], events: Events, time: _Time) -> Markup:
+    history, shapes, said = made[-1].history, [], []
+    for i, row in enumerate(report.rows(history)):
+        top = _LANE * i
+        tone = _TONES.get(row.state, "not-applicable" if row.state == "to come" else "inconclusive")
+        glyph = {"holds": "✓ ", "not-applicable": "", "inconclusive": "▶ "}.get(tone, "✗ ")
+        shapes.append(text(f"{row.leg.name}: {glyph}{row.state}", 0, f"{top + 14}", kind="ink"))
+        said.append(f"{row.leg.name} {row.state}")
+        inside = [moment.at for moment in made if moment.history.state.leg == i]
+        if inside:
+            ends = [m.at for m in made if m.step == i and m.history.state.leg != i]
+            last = made[-1].at if history.state.ended else time.end
+            left = time.at(min(inside))
+            right = time.at(last if history.state.leg == i else ends[-1])
+            bar = rect("lane", left, f"{top + 34}", max(right - left, 0.4), "18")
+            shapes.append(f'<g class="{tone}">{bar}</g>')
+        # decisions of people are drawn over evaluations, and numbered first
+        here = [(n, moment) for n, moment in events if moment.step == i]
+        here.sort(key=lambda event: event[1].mark in _PEOPLE.values())
+        shapes += [_mark(m.mark, time.at(m.at), f"{top + 43}") for _, m in here]
+        shapes += time.numbers(here, f"{top + 30}")
+    label = f"Steps of promotion {history.run}: {', '.join(said)}; {len(events)} events."
+    return time.plot(label, _LANE * len(history.course), shapes, ())
+
+
+def _mark(tone: str, x: float, y: float | str, size: float = 5) -> str:
+    return f'<g class="t-{tone}">{mark(tone, x, y, size)}</g>'
+
+
+def _times(cell: CellResult, value: float | None) -> float | None:
+    """A number in units of the limit; of a limit from below, the limit in units of the number."""
+    if value is None or not cell.limit:
+        return None
+    if cell.at_least:
+        return cell.limit / value if value > 0 else None
+    return value / cell.limit
+
+
+def _deciding(events: Events, time: _Time) -> Iterator[Sheet]:
+    """The deciding cell of each evaluation; nothing where none has a value and a limit."""
+    known: list[tuple[Moment, CellResult, float, list[float]]] = []
+    for _, moment in events:
+        cell = moment.cell
+        if cell is not None and (value := _times(cell, cell.value)) is not None:
+            ends = [
+                end for end in (_times(cell, cell.low), _times(cell, cell.high)) if end is not None
+            ]
+            known.append((moment, cell, value, ends))
+    if not known:
         return
-    here = made[-1].history.state.leg == i
-    ends = [m.at for m in made if m.step == i and m.history.state.leg != i]
-    last = made[-1].at if made[-1].history.state.ended else end
-    stop = x(last if here else ends[-1])
-    start = x(min(inside))
-    glyph = {"ok": "✓", "bad": "✗"}.get(tone := _TONES.get(row.state, "open"), "▶")
-    yield (
-        f'<rect x="{start}" y="{y - 11}" width="{max(stop - start, 4):.1f}" height="22" rx="4" '
-        f'class="bar {tone}"/>'
+    # a lower end near 0 says little, and would take most of the axis
+    up = Scale.of([1.0, *(max(value, *ends) for *_, value, ends in known), *(e[2] for e in known)])
+    limit = 100 - up.at(1.0)
+    shapes = [line("limit", 0, limit, 100, limit)]
+    shapes.append(text("limit", 100, limit, dy=-5, anchor="end", kind="ink"))
+    if many := len(known) > _MANY:  # the ends of all intervals as two lines
+        for i in (0, 1):
+            ends_of = [(time.at(m.at), 100 - up.at(e[i])) for m, *_, e in known if len(e) == 2]
+            shapes.append(curve("aside", ends_of))
+    for moment, _, value, ends in known:
+        x = time.at(moment.at)
+        if len(ends) == 2 and not many:
+            bar = line("bar", x, 100 - up.at(ends[0]), x, 100 - up.at(ends[1]))
+            shapes.append(f'<g class="t-{moment.mark}">{bar}</g>')
+        shapes.append(_mark(moment.mark, x, 100 - up.at(value), 2.4 if many else 5))
+    drawn = {id(moment) for moment, *_ in known}
+    shapes += time.numbers([event for event in events if id(event[1]) in drawn], "-6")
+    moment, cell, value, _ = known[-1]
+    label = (
+        f"The deciding cell of {count(len(known), 'evaluation')}, in multiples of its limit: "
+        f"{number(value)} at the last one, {format.line(cell.name)}, which is {moment.mark}."
     )
-    yield _text(_LEFT - 8, y + 4, f"{glyph} {row.state}", "end", "mu")
-    # decisions of people are drawn over evaluations
-    for moment in sorted(made, key=lambda moment: moment.mark in _PEOPLE.values()):
-        if moment.step == i and moment.mark:
-            mark = _MARKS[moment.mark].format(x=x(moment.at), y=y)
-            yield f"<g>{mark}<title>{escape(moment.text)}</title></g>"
-
-
-def _legend(y: int) -> Iterator[str]:
-    at = _LEFT
-    yield f'<path d="M0 {y}h22" class="serves"/>' + _text(28, y + 4, "served")
-    yield f'<path d="M80 {y}h22" class="mirror"/>' + _text(108, y + 4, "mirrored")
-    for name, mark in _MARKS.items():
-        yield mark.format(x=at + 8, y=y) + _text(at + 20, y + 4, name)
-        at += 36 + 7 * len(name)
+    yield Sheet(
+        "Deciding cell of each evaluation",
+        "Value and interval divided by the limit, log scale; below 1 is within the limit.",
+        time.plot(label, _CELLS, shapes, up.ticks(_CELLS)),
+    )

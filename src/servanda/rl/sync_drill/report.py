@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from servanda.judgement.verdict import BlindSpot
@@ -13,13 +14,13 @@ from servanda.rl.sync_drill.result import Baseline, Mark, Outcome, PoisonResult,
 from servanda.traces.serialization import to_plain
 
 EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
-_MARKS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
+GLYPHS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
 _WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
 _WIDTH = 96
 _CLOSER = 6  # groups of which more is said
 _ALIKE = 0.5  # nats between two sides at equal weights; a larger gap does not look healthy
 # cause -> the next experiment
-_NEXT = {
+NEXT = {
     "sync_moves": "read back one tensor of each kind from the engine after a sync, and compare its "
     "name, shape and first values with the trainer's",
     "unfaithful": "sync the groups above one at a time, and read their tensors back from the "
@@ -75,8 +76,16 @@ class Preflight:
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
+    def to_html(self) -> str:
+        """A page of HTML with the groups as a grid."""
+        from servanda.rl.sync_drill.grid import page
+
+        return page(self)
+
     def _repr_html_(self) -> str:
-        return html_of(self)
+        """The transcript, and the page in a frame, so that its style stays its own."""
+        frame = 'width="100%" height="600" style="border:0" title="Preflight sync test"'
+        return f'{html_of(self)}<iframe {frame} srcdoc="{escape(self.to_html())}"></iframe>'
 
 
 def _lines(result: Preflight) -> Iterator[str]:
@@ -89,7 +98,7 @@ def _lines(result: Preflight) -> Iterator[str]:
         yield f"         rounding the weights to {baseline.cast} explains the difference"
     yield (
         f"all      all weights randomised, one sync: mean |Δ logp| {_nats(poison.distance)} nats, "
-        f"limit {_nats(poison.limit)} (noise floor {_nats(baseline.floor)})  {_MARKS[poison.mark]}"
+        f"limit {_nats(poison.limit)} (noise floor {_nats(baseline.floor)})  {GLYPHS[poison.mark]}"
     )
     if poison.fresh is not None:
         yield f"         on tokens never scored before: {_nats(poison.fresh)}"
@@ -112,8 +121,8 @@ def _lines(result: Preflight) -> Iterator[str]:
     for spot in result.blind_spots:
         yield f"untested {spot.text}"
     yield f"{result.outcome.upper()}: {result.sentence}"
-    if result.cause in _NEXT:
-        yield f"next     {_NEXT[result.cause]}"
+    if result.cause in NEXT:
+        yield f"next     {NEXT[result.cause]}"
     if result.outcome == "violated" and not baseline.moved_away and baseline.idle < _ALIKE:
         yield (
             "At equal weights no metric shows this fault: after a sync of unchanged weights "
@@ -138,12 +147,12 @@ def _cell(responses: list[Response]) -> str:
     worst: Mark = next(mark for mark in _WORST if mark in marks)
     follows = [r.follow for r in responses if not math.isnan(r.follow)]
     if not follows:
-        return f"{name} {_MARKS['unseen']} no effect"
+        return f"{name} {GLYPHS['unseen']} no effect"
     low, high = min(follows), max(follows)
     span = f"{low:.2f}" if len(responses) == 1 else f"{low:.2f}..{high:.2f}"
     lost = all(r.deaf_as_a_whole and not r.explained for r in responses)
     deaf = "  ← never reaches the engine" if lost else ""
-    return f"{name} {_MARKS[worst]} {span}{deaf}"
+    return f"{name} {GLYPHS[worst]} {span}{deaf}"
 
 
 def _detail(response: Response) -> str:
@@ -151,20 +160,24 @@ def _detail(response: Response) -> str:
         f"{response.name}: response slope {response.follow:.2f}, residual "
         f"{response.residual:.1f} x noise floor"
     )
+    return f"{detail}; {remark(response)}"
+
+
+def remark(response: Response) -> str:
+    """What explains a response, or the parts with the lowest response slopes."""
     if response.mixed:
-        return f"{detail}; some rows or calls use the new weights, others the old ones"
+        return "some rows or calls use the new weights, others the old ones"
     if response.late:
-        return f"{detail}; synced after {response.late} more sync{'s' * (response.late > 1)}"
+        return f"synced after {response.late} more sync{'s' * (response.late > 1)}"
     if response.stopped:
-        return f"{detail}; the engine did not change since the sync before"
+        return "the engine did not change since the sync before"
     if response.lost:
-        return f"{detail}; not synced: {', '.join(response.lost[:4])}"
+        return f"not synced: {', '.join(response.lost[:4])}"
     if response.scale:
-        return f"{detail}; explained by {response.scale}"
+        return f"explained by {response.scale}"
     low = sorted(response.parts, key=lambda part: part.follow)[:3]
     parts = ", ".join(f"{p.name} {p.follow:.2f} ± {2 * p.spread:.2f}" for p in low)
-    detail += f"; unexplained: {response.left:.1f} x noise floor"
-    return f"{detail}; {parts}" if parts else detail
+    return "; ".join(filter(None, (f"unexplained: {response.left:.1f} x noise floor", parts)))
 
 
 def _table(cells: list[str]) -> Iterator[str]:

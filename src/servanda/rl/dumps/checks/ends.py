@@ -17,6 +17,14 @@ MANY = 0.01  # of the sequences
 _OFTEN = 0.02  # of the early ones: an id that ends so many may be an end token, beside one that
 _MOST, _TIMES = 0.1, 5  # ends so many, so many times as often as it is drawn elsewhere
 _HELD = 1 << 17  # sequences that are looked at
+_APART = 64  # counts of chunks that are kept before they are added up
+
+
+def _together(counts: list[Array]) -> Array:
+    """Counts by id of several chunks, [2, ids] each, as one."""
+    id_N, count_N = np.concatenate(counts, axis=-1)
+    id_D, at_N = np.unique(id_N, return_inverse=True)
+    return np.stack([id_D, np.bincount(at_N, count_N).astype(np.int64)])
 
 
 @check("ends")
@@ -30,7 +38,7 @@ class Ends:
     def __init__(self) -> None:
         self.sequences = 0
         self._last: list[Array] = []  # chunk -> [S, 4]: step, trained tokens, all tokens, id
-        self._drawn: Counter[int] = Counter()  # id -> how often it was drawn
+        self._drawn: list[Array] = []  # [2, ids]: ids, and how often each was drawn; of some chunks
         self._places: list[tuple[str, ...]] = []
 
     def add(self, rollouts: Rollouts) -> None:
@@ -43,8 +51,10 @@ class Ends:
         step_S = np.full(len(last_S), rollouts.step)
         ends = step_S, trained_S[drawn_S], rollouts.length_S[drawn_S], rollouts.token_N[last_S]
         self.sequences += int(drawn_S.sum())
-        drawn, count = np.unique(rollouts.token_N[rollouts.mask_N], return_counts=True)
-        self._drawn.update(dict(zip(drawn.tolist(), count.tolist(), strict=True)))
+        drawn = np.unique(rollouts.token_N[rollouts.mask_N], return_counts=True)
+        self._drawn.append(np.stack(drawn))
+        if len(self._drawn) > _APART:
+            self._drawn = [_together(self._drawn)]
         self._last.append(np.stack(ends, axis=-1))
         self._places.append(tuple(p for p, d in zip(rollouts.source_S, drawn_S, strict=True) if d))
 
@@ -64,8 +74,9 @@ class Ends:
             return Finding("ends", "ok", text, {**numbers, "cut": 0})
         ends = [token for token, n in count.most_common() if n > _OFTEN * early]
         if not ends or count[ends[0]] <= early / 2:  # what is rare within answers, then
-            least = {token: _TIMES * self._drawn[token] / self._drawn.total() for token in ends}
-            ends = [token for token in ends if count[token] / early >= least[token]]
+            id_D, drawn_D = _together(self._drawn)
+            often = dict(zip(id_D.tolist(), (drawn_D / drawn_D.sum()).tolist(), strict=True))
+            ends = [token for token in ends if count[token] / early >= _TIMES * often[token]]
         if not ends or count[ends[0]] < _MOST * early:
             numbers["untold"] = early
             text = (
