@@ -104,7 +104,7 @@ class Comparison:
 
     def save(self, path: Path) -> None:
         """Write the contract, and the texts of a pack beside it where no file has them."""
-        with MeasurementError.of_system(f"{path} cannot be written", hint="choose another place"):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.sides.pack is not None:
                 given = (
@@ -116,6 +116,10 @@ class Comparison:
                         Path(name).parent.mkdir(parents=True, exist_ok=True)
                         Path(name).write_bytes(corpus.text.encode())
             path.write_text(self.text(path.parent), encoding="utf-8")
+        except OSError as error:
+            raise MeasurementError(
+                f"{path} cannot be written: {error.strerror or error}", hint="choose another place"
+            ) from None
 
 
 def prepare(options: Options, engines: Engines) -> Comparison:
