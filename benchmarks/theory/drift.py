@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.theory.base import Trial, challenge
-from servanda.theory.bounds.drift import (
+from benchmarks.theory.theorems.drift import (
     greedy_flip_impossible,
     linf_with_repetition_penalty,
-    osc_at_temperature,
     osc_from_linf,
-    osc_from_rounding,
-    rounding_eps,
 )
+from servanda.theory.bounds.drift import osc_at_temperature, osc_from_rounding, rounding_eps
 from servanda.theory.divergence.precision import CAPTURES, rounded
 
 Floats = NDArray[np.float64]

@@ -10,16 +10,14 @@ import numpy as np
 from benchmarks.theory.base import Floats, Trial, challenge
 from benchmarks.theory.importance_weights import psis
 from benchmarks.theory.random_kernels import distributions
+from benchmarks.theory.theorems.gradient import ppo_clip_bias, score_norm2_logits, sum_p2_from_top_k
 from benchmarks.theory.weighting_gap import exact_gap, pairs, ratios
 from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
     Std,
     group_advantage_bound,
     policy_gradient_bias,
-    ppo_clip_bias,
     ratio_budget,
-    score_norm2_logits,
-    sum_p2_from_top_k,
 )
 
 _UNCUT = float(np.finfo(np.float64).max)  # as good as no largest weight

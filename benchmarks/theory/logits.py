@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import distributions
-from servanda.theory.bounds.logits import (
-    abs_log_ratio_from_osc,
+from benchmarks.theory.theorems.logits import (
     chi2_from_osc,
     hellinger2_from_osc,
-    kl_from_osc,
     log_ratio_bounds,
     tv_from_log_ratio,
-    tv_from_osc,
     tv_from_osc_pmax,
 )
+from servanda.theory.bounds.logits import abs_log_ratio_from_osc, kl_from_osc, tv_from_osc
 
 Floats = NDArray[np.float64]
 

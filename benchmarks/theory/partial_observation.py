@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import Floats, distributions, near
-from servanda.theory.bounds.partial_observation import (
+from benchmarks.theory.theorems.partial_observation import (
     chi2_from_second_moment,
     tv_at_least_probs_diff,
     tv_from_mean_abs_log_ratio,

@@ -9,19 +9,17 @@ from numpy.typing import NDArray
 
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import Floats, distributions
+from benchmarks.theory.theorems.sequence import reward_drift_from_chi2, reward_interval, tv_from_kl
+from benchmarks.theory.theorems.surrogate import surrogate_error, surrogate_error_from_tv
 from benchmarks.theory.trees import Trees, binary, grove
 from servanda.theory.bounds.sequence import (
     osc_for_reward_drift,
-    reward_drift_from_chi2,
     reward_drift_from_tv,
-    reward_interval,
     sequence_estimators,
     sequence_tv_from_osc,
     sequence_tv_from_token_tv,
     sequence_tv_gaussian,
-    tv_from_kl,
 )
-from servanda.theory.bounds.surrogate import surrogate_error, surrogate_error_from_tv
 
 STEPS = (1, 2, 8, 128, 1000)
 _DEPTHS = (2, 3, 4)  # of answers whose drift follows what was drawn

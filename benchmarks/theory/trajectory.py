@@ -15,6 +15,14 @@ from benchmarks.theory.base import Floats, Trial, challenge
 from benchmarks.theory.importance_weights import psis
 from benchmarks.theory.random_kernels import distributions
 from benchmarks.theory.sequence import even
+from benchmarks.theory.theorems.trajectory import (
+    grpo_bias,
+    rloo_bias,
+    sequence_mis_bias,
+    sequence_naive_bias,
+    sequence_tis_bias,
+    token_is_trajectory_bias,
+)
 from benchmarks.theory.trees import Trees, grove, trees
 from servanda.theory.bounds.gradient import (
     Loss,
@@ -24,14 +32,6 @@ from servanda.theory.bounds.gradient import (
     policy_gradient_bias,
 )
 from servanda.theory.bounds.importance_weights import weight_gap
-from servanda.theory.bounds.trajectory import (
-    grpo_bias,
-    rloo_bias,
-    sequence_mis_bias,
-    sequence_naive_bias,
-    sequence_tis_bias,
-    token_is_trajectory_bias,
-)
 
 _LOSSES: tuple[Loss, ...] = ("token_mean", "sequence_sum", "sequence_mean")
 _STDS: tuple[Std, ...] = ("sample", "population")

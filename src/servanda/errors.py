@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -56,6 +57,15 @@ class ServandaError(Exception):
         error = cls(problems[0].message)
         error.problems = tuple(problems)
         return error
+
+    @classmethod
+    @contextmanager
+    def of_system(cls, what: str, hint: str = "") -> Iterator[None]:
+        """What the system refuses within the block, as an error of this class: "WHAT: why"."""
+        try:
+            yield
+        except OSError as error:
+            raise cls(f"{what}: {error.strerror or error}", hint=hint) from None
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +12,7 @@ from servanda.cli.options import PRINTS, shared
 from servanda.cli.output import clear
 from servanda.cli.promotion_options import ledger_key, opened
 from servanda.cli.stdout import show, show_json
+from servanda.contract.text_file import whole
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
 from servanda.promotion.ledger.entry import Entry
@@ -99,16 +99,11 @@ def export_command(where: str, output: Path | None) -> None:
             show("\n".join(map(line, store.entries())))
             return
         clear(output)
-        part = output.with_name(f".{output.name}.{os.getpid()}")
-        try:
-            with part.open("w", encoding="ascii") as file:
-                count = export(store, file)
-            part.replace(output)
-        except OSError as error:
-            message = f"{output} cannot be written: {error.strerror or error}"
-            raise MeasurementError(message, hint="name another file") from None
-        finally:
-            part.unlink(missing_ok=True)
+        refused = MeasurementError.of_system(
+            f"{output} cannot be written", hint="name another file"
+        )
+        with refused, whole(output) as part, part.open("w", encoding="ascii") as file:
+            count = export(store, file)
     click.echo(f"exported {count} to {output}", err=True)
 
 

@@ -81,11 +81,8 @@ def write_text(path: Path, text: str, hint: str = "") -> None:
     if str(path) == DASH:
         show(text.rstrip("\n"))
         return
-    try:
+    with MeasurementError.of_system(f"{path} cannot be written", hint=hint):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror or error}"
-        raise MeasurementError(message, hint=hint) from None
 
 
 def clear(path: Path) -> None:

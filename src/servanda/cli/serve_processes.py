@@ -44,15 +44,12 @@ def _write(holders: KeyHolders, settings: Settings) -> None:
         return
     lines = [f'- {{name: {name}, role: {role}, key: "{key}"}}\n' for name, role, key in holders]
     file = Path(settings.state) / "keys.yaml"
-    try:
+    with MeasurementError.of_system(
+        f"{file} cannot be written", hint="--state names another folder, and --keys a file of keys"
+    ):
         file.unlink(missing_ok=True)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             out.writelines(lines)
-    except OSError as error:
-        raise MeasurementError(
-            f"{file} cannot be written: {error.strerror or error}",
-            hint="--state names another folder, and --keys a file of keys",
-        ) from None
 
 
 def lead(settings: Settings, holders: KeyHolders) -> None:

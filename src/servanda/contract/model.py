@@ -15,24 +15,11 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from servanda.contract.clause import (
-    WHOLE,
-    Claim,
-    Clause,
-    Place,
-    Section,
-    SliceRule,
-)
+from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section, SliceRule
 from servanda.contract.fields import Name, Number, Range, Value, Whole
 from servanda.contract.objective import Gradient, Reward
 from servanda.contract.policy import Escalation, Promotion, Routing
-from servanda.contract.workload import (
-    Golden,
-    LabelSource,
-    Path,
-    Workload,
-    Workloads,
-)
+from servanda.contract.workload import Golden, LabelSource, Path, Workload, Workloads
 from servanda.errors import Where
 from servanda.registry import nearest
 from servanda.theory.sampling import Sampling

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # a FIFO opens without a writer then; absent on Windows, which has none
@@ -32,3 +34,14 @@ def content(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise OSError(f"it has more than the {most:,} bytes that are read at most")
     return data
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write, which takes its place unless the block raises."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

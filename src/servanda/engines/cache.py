@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from servanda.errors import MeasurementError
@@ -33,13 +33,7 @@ def alone(place: Path) -> Iterator[None]:
             yield
 
 
-@contextmanager
-def written(what: Path) -> Iterator[None]:
+def written(what: Path) -> AbstractContextManager[None]:
     """Whatever the system says about a file that is written, said with its name and a next step."""
-    try:
-        yield
-    except OSError as error:
-        raise MeasurementError(
-            f"{str(what)!r} cannot be written: {error.strerror or error}",
-            hint="free space, or let SERVANDA_CACHE name a folder that can be written",
-        ) from error
+    hint = "free space, or let SERVANDA_CACHE name a folder that can be written"
+    return MeasurementError.of_system(f"{str(what)!r} cannot be written", hint=hint)

@@ -24,12 +24,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import digest_of
 from servanda.engines.cache import alone, cache_folder, written
-from servanda.engines.folder import (
-    checkpoint_folder,
-    end_tokens,
-    read_json,
-    token_digest,
-)
+from servanda.engines.folder import checkpoint_folder, end_tokens, read_json, token_digest
 from servanda.engines.gguf_layout import (
     TensorLayout,
     layout,

@@ -241,14 +241,9 @@ class LlamaModel:
 
 def _refuse_no_gguf(file: Path) -> None:
     """A file that does not begin as GGUF does: llama.cpp would say less."""
-    try:
-        with file.open("rb") as opened:
-            magic = opened.read(len(_MAGIC))
-    except OSError as error:
-        raise MeasurementError(
-            f"{str(file)!r} cannot be read: {error.strerror or error}",
-            hint="kernels.*.model of engine 'llamacpp' is a checkpoint's folder or a .gguf file",
-        ) from None
+    hint = "kernels.*.model of engine 'llamacpp' is a checkpoint's folder or a .gguf file"
+    with MeasurementError.of_system(f"{str(file)!r} cannot be read", hint), file.open("rb") as held:
+        magic = held.read(len(_MAGIC))
     if magic != _MAGIC:
         raise MeasurementError(
             f"{str(file)!r} is no GGUF file: it begins with {magic!r}",

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from servanda.contract.identity import Description, digest_of_bytes
 from servanda.contract.model import Kernel
+from servanda.contract.text_file import whole
 from servanda.contract.workload import Workload
 from servanda.engines.arrow import from_parquet, from_table, to_parquet, to_table
 from servanda.engines.sealed_file import FileKind, sealed, write_member
@@ -151,19 +152,12 @@ def write_pack(
             "members": {name: digest_of_bytes(data) for name, data in sorted(members.items())},
         }
     )
-    partial = path.with_name(path.name + ".partial")
-    try:
+    text = json.dumps(manifest, indent=1).encode()
+    with MeasurementError.of_system(f"{path} cannot be written", hint="choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
-            text = json.dumps(manifest, indent=1).encode()
+        with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as file:
             for name, data in [(MANIFEST, text), *sorted(members.items())]:
                 write_member(file, name, data, zipfile.ZIP_DEFLATED)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise MeasurementError(
-            f"{path} cannot be written: {error.strerror or error}", hint="choose another place"
-        ) from None
     return Pack(str(path), manifest, members)
 
 

@@ -21,14 +21,7 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
 from servanda.engines.arrow import from_parquet, from_table, to_parquet, to_table
 from servanda.engines.base import ENGINES, Engine, verb_of
-from servanda.engines.recorded_file import (
-    Call,
-    Question,
-    Recording,
-    Row,
-    read_recording,
-    rows_of,
-)
+from servanda.engines.recorded_file import Call, Question, Recording, Row, read_recording, rows_of
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.latency import Timing

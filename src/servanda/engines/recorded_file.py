@@ -15,6 +15,7 @@ import json
 import threading
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,11 +86,9 @@ class Recording:
         self._logits = 0
         self._lock = threading.Lock()
         self._partial = path.with_name(path.name + ".partial")
-        try:
+        with self._written():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._partial, "w")
-        except OSError as error:
-            raise self._unwritable(error) from None
 
     def add(
         self, question: Question, rows: tuple[Row, ...], data: bytes, pieces: Sequence[int] = ()
@@ -144,11 +143,9 @@ class Recording:
         )
         self._write(HEAD, json.dumps(head).encode())
         assert self._zip is not None
-        try:
+        with self._written():
             self._zip.close()
             self._partial.replace(self.path)
-        except OSError as error:
-            raise self._unwritable(error) from None
         self._zip = None
         return str(head["digest"])
 
@@ -163,17 +160,13 @@ class Recording:
         assert self._zip is not None, "the recording is finished"
         # Parquet compresses by itself
         stored = member.endswith(".parquet")
-        try:
-            compress = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+        compress = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+        with self._written():
             write_member(self._zip, member, data, compress)
-        except OSError as error:
-            raise self._unwritable(error) from None
 
-    def _unwritable(self, error: OSError) -> MeasurementError:
-        return MeasurementError(
-            f"{self.path} cannot be written: {error.strerror or error}",
-            hint="choose another place, or make room there",
-        )
+    def _written(self) -> AbstractContextManager[None]:
+        hint = "choose another place, or make room there"
+        return MeasurementError.of_system(f"{self.path} cannot be written", hint=hint)
 
 
 @dataclass(frozen=True)

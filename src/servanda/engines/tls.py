@@ -111,13 +111,10 @@ def _no_password() -> str:
 
 
 def _refuse_unreadable(file: Path) -> None:
-    try:
+    with ContractError.of_system(
+        f"{file} cannot be read", hint="--tls-cert and --tls-key are PEM files"
+    ):
         file.read_bytes()
-    except OSError as error:
-        raise ContractError(
-            f"{file} cannot be read: {error.strerror or error}",
-            hint="--tls-cert and --tls-key are PEM files",
-        ) from None
 
 
 def _reason(error: Exception) -> str:

@@ -101,7 +101,10 @@ class Worker:
     def __init__(self, kernel: Kernel, side: str) -> None:
         self.kernel, self.side = kernel, side
         interpreter = interpreter_of(kernel.python)
-        try:
+        with MeasurementError.of_system(
+            f"the {side} worker cannot be started",
+            hint="free memory, or space in the folder for temporary files",
+        ):
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
             self._process = subprocess.Popen(
                 [interpreter, "-c", _CHILD],
@@ -111,11 +114,6 @@ class Worker:
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
-        except OSError as error:
-            raise MeasurementError(
-                f"the {side} worker cannot be started: {error.strerror or error}",
-                hint="free memory, or space in the folder for temporary files",
-            ) from None
         assert self._process.stdin and self._process.stdout
         self._to, self._from = self._process.stdin, self._process.stdout
         # sent now, answered when first asked: loading goes on while the caller does other things

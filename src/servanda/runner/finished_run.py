@@ -194,11 +194,8 @@ def read(path: Path) -> Verdict:
         EvidenceError: there is none, or it is not a verdict of this version.
     """
     file = _latest(path) if path.is_dir() else path
-    try:
+    with EvidenceError.of_system(f"{file} cannot be read", hint=_GIVE):
         data = content(file, _LARGEST)
-    except OSError as error:
-        message = f"{file} cannot be read: {error.strerror or error}"
-        raise EvidenceError(message, hint=_GIVE) from None
     return verdict_of(data, file)
 
 

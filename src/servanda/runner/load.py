@@ -46,13 +46,10 @@ def bytes_of(path: Path, hint: str = "give the path of a .kernelcontract.yaml fi
     Raises:
         ContractError: it cannot be read.
     """
-    try:
+    if str(path).startswith(("http:", "https:")):
+        hint = "of servers: `servanda compare A B`, `servanda tools selftest URL`"
+    with ContractError.of_system(f"{path} cannot be read", hint=hint):
         return content(path, MAX_BYTES)
-    except OSError as error:
-        if str(path).startswith(("http:", "https:")):
-            hint = "of servers: `servanda compare A B`, `servanda tools selftest URL`"
-        message = f"{path} cannot be read: {error.strerror or error}"
-        raise ContractError(message, hint=hint) from None
 
 
 def read(data: bytes, name: str, folder: Path) -> Contract:

@@ -170,14 +170,11 @@ def opened(
         MeasurementError: the folder cannot be used.
         Occupied: another process measures in it.
     """
-    try:
+    with MeasurementError.of_system(
+        f"{root} cannot be used as a run directory", hint="choose another --run-dir"
+    ):
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / ".lock").open("a+")
-    except OSError as error:
-        raise MeasurementError(
-            f"{root} cannot be used as a run directory: {error.strerror or error}",
-            hint="choose another --run-dir",
-        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

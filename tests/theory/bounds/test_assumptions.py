@@ -3,11 +3,11 @@
 import inspect
 
 import pytest
+from benchmarks.theory.theorems.gradient import ppo_clip_bias
+from benchmarks.theory.theorems.trajectory import token_is_trajectory_bias
 
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
-from servanda.theory.bounds.gradient import ppo_clip_bias
 from servanda.theory.bounds.theorem import THEOREMS
-from servanda.theory.bounds.trajectory import token_is_trajectory_bias
 
 REWARDS = (
     "reward_drift_from_tv",

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory.theorems.weighting_gap import tis_gap_from_chi2
 from benchmarks.theory.weighting_gap import exact_gap
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,6 @@ from servanda.errors import EvidenceError
 from servanda.theory.bounds.importance_weights import PSI
 from servanda.theory.bounds.weighting_gap import (
     missing_mass,
-    tis_gap_from_chi2,
     weight_gap_from_log_ratio,
     weight_gap_from_tv,
 )

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory.theorems.gradient import ppo_clip_bias, score_norm2_logits, sum_p2_from_top_k
 
 from servanda.contract.model import Contract
 from servanda.contract.objective import Gradient, GroupAdvantage
@@ -14,10 +15,7 @@ from servanda.theory.bounds.gradient import (
     group_advantage_bound,
     loss_weights,
     policy_gradient_bias,
-    ppo_clip_bias,
     ratio_budget,
-    score_norm2_logits,
-    sum_p2_from_top_k,
 )
 
 

@@ -6,18 +6,16 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-from servanda.errors import EvidenceError
-from servanda.theory.bounds.logits import (
-    abs_log_ratio_from_osc,
+from benchmarks.theory.theorems.logits import (
     chi2_from_osc,
     hellinger2_from_osc,
-    kl_from_osc,
     log_ratio_bounds,
     tv_from_log_ratio,
-    tv_from_osc,
     tv_from_osc_pmax,
 )
+
+from servanda.errors import EvidenceError
+from servanda.theory.bounds.logits import abs_log_ratio_from_osc, kl_from_osc, tv_from_osc
 
 OF_OSC = (tv_from_osc, kl_from_osc, chi2_from_osc, hellinger2_from_osc, abs_log_ratio_from_osc)
 OSCS = (1e-12, 1e-8, 1e-3, 0.125, 0.49, 0.5, 0.51, 1.0, 3.0, 30.0, 300.0)

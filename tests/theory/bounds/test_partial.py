@@ -5,12 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from servanda.errors import EvidenceError
-from servanda.theory.bounds.assumptions import ASSUMPTIONS
-from servanda.theory.bounds.partial_observation import (
+from benchmarks.theory.theorems.partial_observation import (
     LOGGED,
     chi2_from_second_moment,
     tv_at_least_probs_diff,
@@ -19,6 +14,11 @@ from servanda.theory.bounds.partial_observation import (
     tv_interval_full,
     tv_rao_blackwell,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servanda.errors import EvidenceError
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.bounds.theorem import THEOREMS
 from servanda.theory.divergence.topk import interval
 from servanda.theory.divergence.topk_rows import TopK, TopRows

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from benchmarks.theory.sequence import two_level_tv
+from benchmarks.theory.theorems.sequence import reward_drift_from_chi2, reward_interval, tv_from_kl
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,15 +13,12 @@ from servanda.errors import EvidenceError
 from servanda.theory.bounds.sequence import (
     is_vacuous,
     osc_for_reward_drift,
-    reward_drift_from_chi2,
     reward_drift_from_tv,
-    reward_interval,
     sequence_estimators,
     sequence_tv_from_osc,
     sequence_tv_from_token_tv,
     sequence_tv_gaussian,
     shortfall,
-    tv_from_kl,
 )
 from tests import oracles
 from tests.theory.bounds import enumerated

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory.theorems.surrogate import surrogate_error, surrogate_error_from_tv
 from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.surrogate import surrogate_error, surrogate_error_from_tv
 from tests.theory.bounds import enumerated
 from tests.theory.bounds.enumerated import PROMPT, WIDTH
 

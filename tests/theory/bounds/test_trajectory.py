@@ -5,10 +5,7 @@ import math
 import numpy as np
 import pytest
 from benchmarks.theory import trajectory
-
-from servanda.errors import EvidenceError
-from servanda.theory.bounds.gradient import group_advantage_bound
-from servanda.theory.bounds.trajectory import (
+from benchmarks.theory.theorems.trajectory import (
     grpo_bias,
     rloo_bias,
     sequence_mis_bias,
@@ -16,6 +13,9 @@ from servanda.theory.bounds.trajectory import (
     sequence_tis_bias,
     token_is_trajectory_bias,
 )
+
+from servanda.errors import EvidenceError
+from servanda.theory.bounds.gradient import group_advantage_bound
 
 
 def test_without_a_correction_the_least_of_three_bounds_holds():

@@ -6,13 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.theory.theorems.truncation import truncation_sets, tv_truncated_interval
 from benchmarks.theory.truncation import worst_drifts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
 from servanda.theory.bounds.logits import tv_from_osc
-from servanda.theory.bounds.truncation import truncation_sets, tv_truncated_interval
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 FILTERS = st.fixed_dictionaries(

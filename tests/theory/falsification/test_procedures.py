@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 from benchmarks.theory import SCENARIOS, Row, scenarios, simulate, simulation
+from benchmarks.theory.change_point import ShiryaevRoberts
+from benchmarks.theory.inverse_probability import Unequal
 from benchmarks.theory.simulation import Draw
 
-from servanda.theory.stats.change_point import ShiryaevRoberts
 from servanda.theory.stats.group_ratio import GroupRatio
-from servanda.theory.stats.inverse_probability import Unequal
 from servanda.theory.stats.log_moment import NEG, POS, LogMoment
 
 RUNS = 120

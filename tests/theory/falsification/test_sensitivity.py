@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from benchmarks.theory import CHALLENGES, falsify
+from benchmarks.theory.theorems.truncation import KeptSets
 
 from servanda.theory.bounds.theorem import THEOREMS
-from servanda.theory.bounds.truncation import KeptSets
 
 CASES = 2000
 WRONG = 0.03

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.theory.change_point import ShiryaevRoberts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.change_point import ShiryaevRoberts
 from servanda.theory.stats.log_moment import LogMoment
 from tests.oracles import POS
 

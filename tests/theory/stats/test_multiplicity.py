@@ -6,11 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.theory.slice_multiplicity import e_bh, slice_alpha
 from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.multiplicity import attempt_alpha, e_bh, slice_alpha, step_alpha
+from servanda.theory.stats.multiplicity import attempt_alpha, step_alpha
 
 logs = st.lists(st.floats(-20, 20), min_size=1, max_size=12)
 alphas = st.floats(0.01, 0.5)

@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.theory.inverse_probability import ByChance, Unequal
 from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
 from servanda.theory.stats.interval import interval
-from servanda.theory.stats.inverse_probability import ByChance, Unequal
 from servanda.theory.stats.log_moment import LogMoment
 from tests import oracles
 from tests.oracles import NEG, POS

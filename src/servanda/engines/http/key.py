@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from servanda.contract.model import Kernel
@@ -45,13 +44,13 @@ class Key:
         return text.replace(self.value, "[key]") if self.value else text
 
 
-def key_in(variable: str, environ: Mapping[str, str] | None = None) -> Key:
+def key_in(variable: str) -> Key:
     """The key that a variable holds; an empty one where it is not set.
 
     Raises:
         MeasurementError: no header can carry it.
     """
-    value = (os.environ if environ is None else environ).get(variable, "")
+    value = os.environ.get(variable, "")
     if value and _SENT.fullmatch(value) is None:
         raise MeasurementError(
             f"the key in {variable} has a blank, a line end or a character outside ASCII",

@@ -22,13 +22,7 @@ from servanda.engines.server.chat import chat_reply
 from servanda.engines.server.fault_injection import DRAWN_BY, Fault, FaultInjector, FaultMiddleware
 from servanda.engines.server.handler import Handler
 from servanda.engines.server.request import MAX_LOGPROBS, CompletionRequest, RequestError
-from servanda.engines.server.responses import (
-    Head,
-    completion_reply,
-    failed,
-    json_reply,
-    not_found,
-)
+from servanda.engines.server.responses import Head, completion_reply, failed, json_reply, not_found
 from servanda.engines.server.scheduler import QueueFullError, Scheduler
 from servanda.engines.server.stream import (
     ClientDisconnected,

@@ -184,14 +184,10 @@ class Audit:
         """Whole lines that were not read yet, file after file."""
         for path in files_of(self._logs):
             size, lines = self._read.get(path, (0, 0))
-            try:
-                with path.open("rb") as file:
-                    file.seek(size)
-                    data = file.read()
-            except OSError as error:
-                raise MeasurementError(
-                    f"the log {path} cannot be read: {error.strerror or error}"
-                ) from None
+            unread = MeasurementError.of_system(f"the log {path} cannot be read")
+            with unread, path.open("rb") as file:
+                file.seek(size)
+                data = file.read()
             whole, end, tail = data.rpartition(b"\n")
             if _whole(tail):  # nobody ended the last line
                 whole, end = whole + end + tail, b"\n"

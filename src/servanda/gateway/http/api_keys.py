@@ -157,14 +157,9 @@ def _given(authorization: str | None) -> str:
 
 
 def _text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
-    except OSError as error:
-        raise ContractError(
-            f"{path} cannot be read: {error.strerror or error}",
-            hint=f"give a file of keys: {_FORM}",
-        ) from None
+    unread = ContractError.of_system(f"{path} cannot be read", hint=f"give a file of keys: {_FORM}")
+    with unread, path.open("rb") as file:
+        data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ContractError(f"{path} is larger than {_LARGEST:,} bytes", hint=_FORM)
     return data.decode("utf-8-sig", "surrogateescape")

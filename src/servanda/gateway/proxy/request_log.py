@@ -100,13 +100,10 @@ class RequestLog:
         self._rows: deque[bytes] = deque()
         self._over = False  # whether rows were lost, so that it is no log any more
         self._counted, self._swept = False, -math.inf
-        try:
+        with MeasurementError.of_system(
+            f"no log can be kept in {files.folder}", hint="--log names a folder that can be written"
+        ):
             self._begin(files.folder)
-        except OSError as error:
-            raise MeasurementError(
-                f"no log can be kept in {files.folder}: {error.strerror or error}",
-                hint="--log names a folder that can be written",
-            ) from None
 
     def _begin(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

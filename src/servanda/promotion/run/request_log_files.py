@@ -53,13 +53,11 @@ def _numbered(name: str) -> list[str | int]:
 
 
 def _requests(path: Path) -> tuple[Request, ...]:
-    try:
+    with MeasurementError.of_system(
+        f"the traffic log {path} cannot be read",
+        hint="give this process read access to the log that the proxy writes",
+    ):
         data = path.read_bytes()
-    except OSError as error:
-        raise MeasurementError(
-            f"the traffic log {path} cannot be read: {error.strerror or error}",
-            hint="give this process read access to the log that the proxy writes",
-        ) from None
     whole, end, tail = data.rpartition(b"\n")
     try:
         text = (whole + end).decode("utf-8-sig")

@@ -35,7 +35,7 @@ def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -
         if step is None:
             return
         sequence_M, token_M = np.concatenate(sequence), np.concatenate(token)
-        try:
+        with MeasurementError.of_system(f"{folder} cannot be written", hint="name another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(
                 folder / f"step_{step}.npz",
@@ -43,9 +43,6 @@ def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -
                 sequence=sequence_M,
                 token=token_M,
             )
-        except OSError as error:
-            message = f"{folder} cannot be written: {error.strerror or error}"
-            raise MeasurementError(message, hint="name another folder") from None
 
     for block in blocks(chunks):
         if block.step != step:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class Journal:
             MeasurementError: the file cannot be read.
         """
         state = RunState()
-        try:
+        with self._used():
             data = self.path.read_bytes() if self.path.exists() else b""
             lines, whole = data.splitlines(keepends=True), 0
             for number, line in enumerate(lines, 1):
@@ -81,8 +82,6 @@ class Journal:
                     )
                 _recall(state, entry)
                 whole += len(line)
-        except OSError as error:
-            raise self._unusable(error) from None
         state.resumed = bool(lines)
         return state
 
@@ -92,19 +91,15 @@ class Journal:
         Raises:
             MeasurementError: the file cannot be written.
         """
-        try:
+        with self._used():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, allow_nan=False) + "\n")
                 file.flush()
-        except OSError as error:
-            raise self._unusable(error) from None
 
-    def _unusable(self, error: OSError) -> MeasurementError:
-        return MeasurementError(
-            f"the state file {self.path} cannot be used: {error.strerror or error}",
-            hint="name another state file",
-        )
+    def _used(self) -> AbstractContextManager[None]:
+        hint = "name another state file"
+        return MeasurementError.of_system(f"the state file {self.path} cannot be used", hint=hint)
 
 
 def first_line(state: RunState) -> dict[str, Any]:

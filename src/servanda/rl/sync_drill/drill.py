@@ -18,14 +18,7 @@ from servanda.rl.sync_drill.plan import plan_of
 from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.response_slope import distance
-from servanda.rl.sync_drill.result import (
-    EXPLAINED,
-    PLAIN,
-    Baseline,
-    PoisonResult,
-    Response,
-    Scale,
-)
+from servanda.rl.sync_drill.result import EXPLAINED, PLAIN, Baseline, PoisonResult, Response, Scale
 from servanda.rl.sync_drill.sides import Sides, error_line
 from servanda.rl.sync_drill.signals import (
     TIMEOUT_S,

@@ -58,12 +58,8 @@ class Lines(Sink):
 
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
         self._path = Path(where)
-        try:
+        with ContractError.of_system(f"--series {where} cannot be written"):
             self._path.open("a").close()
-        except OSError as error:
-            raise ContractError(
-                f"--series {where} cannot be written: {error.strerror or error}"
-            ) from None
 
     def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
         data = {"step": step, "at": at, "series": to_plain(values)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 
+from servanda.contract.text_file import whole
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.watch.step import Source
 from servanda.rl.watch.transitions import WatchState
@@ -82,14 +82,8 @@ class StateFile:
             "memory": asdict(state),
             "source": source.to_plain(),
         }
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
+        with _written(self.path), whole(self.path) as part:
             part.write_text(json.dumps(data), encoding="utf-8")
-            part.replace(self.path)
-        except OSError as error:
-            raise _unwritable(self.path, error) from None
-        finally:
-            part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -102,10 +96,8 @@ def locked(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    try:
+    with _written(path):
         lock = path.with_name(f".{path.name}.lock").open("a+")
-    except OSError as error:
-        raise _unwritable(path, error) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,6 +109,6 @@ def locked(path: Path | None) -> Iterator[None]:
         yield
 
 
-def _unwritable(path: Path, error: OSError) -> MeasurementError:
-    message = f"{path} cannot be written: {error.strerror or error}"
-    return MeasurementError(message, hint="name another --state-file")
+def _written(path: Path) -> AbstractContextManager[None]:
+    hint = "name another --state-file"
+    return MeasurementError.of_system(f"{path} cannot be written", hint=hint)

@@ -9,10 +9,6 @@ from servanda.theory.bounds import (  # noqa: F401
     gradient,
     importance_weights,
     logits,
-    partial_observation,
     sequence,
-    surrogate,
-    trajectory,
-    truncation,
     weighting_gap,
 )

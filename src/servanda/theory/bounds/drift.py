@@ -1,19 +1,18 @@
 # Drift of logits: where an osc comes from, and what it becomes on its way to a choice.
 #
-# Casts add to it, temperature and a repetition penalty scale it, and a greedy choice either
-# survives it or does not.  What it does to a distribution is in logits.py.
+# Casts add to it and temperature scales it.  What it does to a distribution is in logits.py.
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
 from servanda.theory.bounds.domain import Floats, given
 from servanda.theory.bounds.theorem import theorem
 
 
-def _above_zero(name: str, value: ArrayLike, hint: str) -> Floats:
+def above_zero(name: str, value: ArrayLike, hint: str) -> Floats:
     array = np.asarray(value, dtype=np.float64)
     outside = ~((array > 0.0) & np.isfinite(array))
     if outside.any():
@@ -23,70 +22,19 @@ def _above_zero(name: str, value: ArrayLike, hint: str) -> Floats:
 
 
 @theorem("certificate", sharp=True)
-def osc_from_linf(linf: ArrayLike) -> Floats:
-    """The osc of a drift is at most twice its largest absolute value.
-
-    Args:
-        linf: largest |drift| of a row, nats, >= 0; any shape.
-
-    >>> osc_from_linf(0.0625).item()
-    0.125
-    """
-    with np.errstate(over="ignore"):
-        return given("linf", linf) * 2.0
-
-
-@theorem("certificate", sharp=True)
 def osc_at_temperature(osc: ArrayLike, tau: ArrayLike) -> Floats:
     """Sampling at temperature tau divides the osc by tau.
 
     Args:
         osc: of the logit drift before the temperature, nats, >= 0.
-        tau: finite and above 0; for greedy choice see `greedy_flip_impossible`.
+        tau: finite and above 0.
 
     >>> osc_at_temperature(0.125, 0.5).item()
     0.25
     """
-    tau = _above_zero("tau", tau, hint="a greedy kernel flips or not: greedy_flip_impossible")
+    tau = above_zero("tau", tau, hint="a greedy kernel flips or it does not")
     with np.errstate(over="ignore"):
         return given("osc", osc) / tau
-
-
-@theorem("certificate", sharp=True)
-def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
-    """A repetition penalty theta stretches the largest |drift| by at most max(theta, 1/theta).
-
-    It divides logits above 0 by theta and multiplies those below, so a common shift is no
-    longer free: the bound is on |drift|, not on its osc.  Both kernels penalise the same
-    tokens.
-
-    Args:
-        linf: largest |drift| of a row before the penalty, nats, >= 0.
-        theta: finite and above 0; 1 leaves everything as it is.
-
-    >>> linf_with_repetition_penalty(0.0625, [1.25, 0.5]).tolist()
-    [0.078125, 0.125]
-    """
-    theta = _above_zero("theta", theta, hint="a repetition penalty of 1 changes nothing")
-    with np.errstate(over="ignore"):
-        return given("linf", linf) * np.maximum(theta, 1.0 / theta)
-
-
-@theorem("certificate", sharp=True)
-def greedy_flip_impossible(margin: ArrayLike, osc: ArrayLike) -> NDArray[np.bool_]:
-    """The greedy token cannot change if its margin over the second exceeds osc.
-
-    Args:
-        margin: best less second-best logit of either kernel, nats, >= 0.
-        osc: of the logit drift, nats, >= 0.
-
-    Returns:
-        Of their common shape; False says that some drift of this osc flips or ties it.
-
-    >>> greedy_flip_impossible([0.1, 0.125, 0.2], 0.125).tolist()
-    [False, False, True]
-    """
-    return given("margin", margin) > given("osc", osc)
 
 
 @theorem("certificate", source="IEEE 754-2019, round to nearest", sharp=True)
