@@ -21,6 +21,7 @@ from servanda.engines.faults import FAULTS
 from servanda.errors import MeasurementError
 from servanda.judgement.field_thresholds import Gate, gates
 from servanda.judgement.verdict import Verdict
+from servanda.report.summary import gate_text
 from servanda.runner import run
 from servanda.runner.fault_drill import Drill, drill
 
@@ -182,5 +183,5 @@ def _in_the_field(result: Drill) -> str:
     tokens = f"on these {result.tokens:,} tokens"
     if not fired:
         return f"none of {len(result.gates)} fires {tokens}."
-    named = "; ".join(f"{gate.name}: {gate.text}" for gate in fired)
+    named = "; ".join(f"{gate.name}: {gate_text(gate)}" for gate in fired)
     return f"{len(fired)} of {len(result.gates)} fire {tokens}: {named}."

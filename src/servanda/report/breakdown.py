@@ -60,9 +60,9 @@ def step_row(row: StepRow) -> list[str]:
         f"{row.sequences:,}",
         f"{row.tokens:,}",
         number(row.tv),
-        digits(row.abs_log_ratio),
-        digits(row.exp_abs),
-        digits(row.k3),
+        number(row.abs_log_ratio),
+        number(row.exp_abs),
+        number(row.k3),
     ]
 
 
@@ -73,7 +73,7 @@ def sequence_row(row: SequenceRow) -> list[str]:
         line(row.group, 24),
         f"{row.tokens:,}",
         f"{row.log_ratio:+.3g}",
-        digits(row.exp_abs),
+        number(row.exp_abs),
         number(row.tv),
         percent(row.share),
         "removed by a filter" if row.removed else "beyond the limit" if row.beyond else "",
@@ -99,7 +99,3 @@ def removed_line(removed: Removed) -> str:
         f"{text}: their mean total variation is {number(removed.tv)}, that of the others "
         f"{number(removed.kept)}; before the filter it was {number(removed.before)}"
     )
-
-
-def digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}" if value >= 1 else f"{value:.3g}"

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from servanda.judgement.bound_chain.steps import Chain, Step
+from servanda.report import format
 from servanda.report.table import table
 from servanda.theory.bounds.theorem import THEOREMS
 
@@ -37,7 +38,7 @@ def chain_text(chain: Chain) -> str:
 
 def number(step: Step) -> str:
     """The number of a step, or that it is vacuous."""
-    return "vacuous" if step.vacuous else f"{step.number:.3g} {step.unit}".rstrip()
+    return "vacuous" if step.vacuous else f"{format.number(step.number)} {step.unit}".rstrip()
 
 
 def _head(chain: Chain) -> str:

@@ -12,15 +12,15 @@ from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.field_thresholds import Gate, gates
+from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
-from servanda.report import cell_text, format, html_numbers, summary
+from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables
+from servanda.report.html_anchors import slug
 from servanda.report.html_cards import cards, described
 from servanda.report.html_chain import implied
 from servanda.report.html_details import curves, fingerprints, matrix, numbers
 from servanda.report.html_ladder import deciding, drawn_track, ladder
-from servanda.report.html_numbers import figure, slug
 from servanda.report.html_pictures import joint, ratios, steps
 from servanda.report.html_shapes import axis
 from servanda.report.html_slices import SlicesOf, slice_words
@@ -144,8 +144,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "numbers": numbers(verdict, slices),
         "glossary": _GLOSSARY,
         "line": format.line,
-        "figure": figure,
-        "rounded": html_numbers.rounded,
+        "figure": format.number,
         "spans": spans,
         "slug": slug,
         "axis": axis,
@@ -166,17 +165,12 @@ def impact(verdict: Verdict, slices: SlicesOf) -> str:
     if cell.section == "numerical":
         where = f"the golden texts, {where}"
     definition = f" ({words.definition})" if words.definition else ""
-    quantity = html_numbers.quantity(cell)
-    value, limit = html_numbers.of(cell, cell.value), cell_text.signed_limit(cell)
-    text = f"{quantity} is {value} on {where}{definition}, limit {limit}"
-    parts = [f"{text[0].upper()}{text[1:]}."]
+    text = f"{cell_text.measured(cell)} on {where}{definition}"
+    parts = [f"{text}, limit {cell_text.signed_limit(cell)}."]
     if verdict.outcome == "violated":
         if cell.share is not None and cell.slice != WHOLE and cell.section != "numerical":
             parts.append(f"This slice has {format.percent(cell.share)} of the tokens.")
         parts += _flips(verdict, cell)
-        if dumped(verdict) and cell.metric == "tv" and cell.threshold is None:
-            share = format.percent(min(2 * cell.value, 1.0))
-            parts.append(f"So {share} of the gradient on these tokens may be wrong (twice the tv).")
     return " ".join(parts)
 
 
@@ -243,16 +237,11 @@ def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
 
 def _gates(verdict: Verdict) -> list[GateRow]:
     says = {True: ("would pass", "plain"), False: ("would fail", "fails"), None: ("–", "plain")}
-    rows = [GateRow(g.name, _of_gate(g), *says[g.passes]) for g in gates(verdict.portraits)]
+    rows = [
+        GateRow(g.name, summary.gate_text(g), *says[g.passes]) for g in gates(verdict.portraits)
+    ]
     answer = f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}"
     return [*rows, GateRow("this contract", _ours(verdict), answer, verdict.outcome)]
-
-
-def _of_gate(gate: Gate) -> str:
-    """Its number in three digits; an agreement that is not whole is never shown as whole."""
-    if gate.value is not None and gate.name.startswith("top-1"):
-        return format.percent(gate.value)
-    return html_numbers.rounded(gate.text)
 
 
 def _ours(verdict: Verdict) -> str:
@@ -267,7 +256,7 @@ def _ours(verdict: Verdict) -> str:
         return "no enforced clause"
     if cell.value is None or cell.limit is None:
         return f"{format.line(cell.clause, 24)} on {cell_text.where(cell, 20)}"
-    value = html_numbers.of(cell, cell.value)
+    value = cell_text.of_cell(cell, cell.value)
     return f"{cell_text.where(cell, 20)}: {value}, limit {cell_text.limit(cell)}"
 
 

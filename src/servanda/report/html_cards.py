@@ -10,8 +10,8 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.drift_location import Contrast, contrast, explains, parted
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
-from servanda.report import cell_text, format, html_numbers
-from servanda.report.html_numbers import figure
+from servanda.report import cell_text, format
+from servanda.report.format import number as figure
 from servanda.report.summary import counted, dumped
 
 _GRADES = {
@@ -196,7 +196,7 @@ def _missed(verdict: Verdict) -> list[Line]:
     lines = [Line("By the widths of this run's intervals, violated from about:")]
     whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
     for cell, least_mean in dict.fromkeys(filter(None, (whole, blind))):
-        least = html_numbers.of(cell, float(f"{least_mean:.2g}"))
+        least = format.rough(least_mean, share=cell.threshold is not None)
         text = f"{format.place(cell.slice, 24)}: {least} (limit {cell_text.limit(cell)})"
         lines.append(Line(text, strong=True))
     least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""

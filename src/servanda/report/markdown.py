@@ -10,7 +10,7 @@ from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
 from servanda.report.breakdown import removed_line, tables
-from servanda.report.summary import headline, impact
+from servanda.report.summary import gate_text, headline, impact
 
 _WORST = 5
 _ALERTS = {"violated": "CAUTION", "error": "WARNING", "inconclusive": "WARNING", "holds": "TIP"}
@@ -70,7 +70,7 @@ def _gates(verdict: Verdict) -> list[str]:
     says = {True: "would pass", False: "would fail", None: "not measured"}
     lines = ["| threshold | value | |", "|---|--:|---|"]
     for gate in gates(verdict.portraits):
-        value = gate.text if gate.passes is not None else "–"
+        value = gate_text(gate) if gate.passes is not None else "–"
         lines.append(f"| {plain(gate.name)} | {plain(value)} | {says[gate.passes]} |")
     return lines
 

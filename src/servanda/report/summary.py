@@ -9,9 +9,10 @@ from typing import NamedTuple
 from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN
+from servanda.judgement.field_thresholds import Gate
 from servanda.judgement.verdict import Verdict
-from servanda.report.cell_text import excess, limit, measured, reason, where, worst_first
-from servanda.report.format import count, line, percent
+from servanda.report.cell_text import excess, measured, reason, signed_limit, where, worst_first
+from servanda.report.format import count, line, percent, rounded
 
 _ANSWERS = {
     "violated": ("✗", "Do not promote."),
@@ -160,7 +161,7 @@ def effect(verdict: Verdict) -> str:
     if verdict.outcome in ("violated", "inconclusive"):
         cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
         if cell is not None:
-            parts.append(f"{measured(cell)} on {where(cell, 40)}, limit {limit(cell)}.")
+            parts.append(f"{measured(cell)} on {where(cell, 40)}, limit {signed_limit(cell)}.")
     if verdict.outcome == "violated":
         parts += _traffic(bad) + _flips(verdict, bad)
     elif verdict.outcome == "holds":
@@ -174,7 +175,7 @@ def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
     if cell is None or not excess(cell):
         return []
     text = f"{measured(cell)} on {where(cell, 40)}"
-    return [f"{text} comes nearest to its limit, {limit(cell)}."]
+    return [f"{text} comes nearest to its limit, {signed_limit(cell)}."]
 
 
 def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
@@ -185,6 +186,13 @@ def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
         return ["All traffic is affected."]
     least = "At least " if len(shares) > 1 else ""
     return [f"{least}{percent(max(shares.values()))} of the tokens are affected."]
+
+
+def gate_text(gate: Gate) -> str:
+    """Its number in three digits; an agreement that is not whole is never shown as whole."""
+    if gate.value is not None and gate.name.startswith("top-1"):
+        return percent(gate.value)
+    return rounded(gate.text)
 
 
 class Flips(NamedTuple):

@@ -23,7 +23,7 @@ from servanda.gateway.controller.web.format import evidence
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
 from servanda.promotion.run.request_log_files import files_of
-from servanda.report.format import count, number, percent
+from servanda.report.format import WRITTEN, count, number, percent
 from servanda.report.table import table
 from servanda.runner.measurement import Open
 from servanda.traces.corpus import Prompt
@@ -277,7 +277,7 @@ def _cells(result: AuditResult, slice_: SliceStatus) -> tuple[str, ...]:
     if last is not None and (cell is None or not cell.n):  # it begins anew when it leaves
         value, limit = last.value, last.limit
     state = _state(slice_, cell, last)
-    return slice_.name, percent(slice_.share), number(value), number(limit), state
+    return slice_.name, percent(slice_.share), number(value), number(limit, WRITTEN), state
 
 
 def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None) -> str:

@@ -10,8 +10,8 @@ from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import quantile_text
 from servanda.judgement.token_profile import Portrait
-from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
-from servanda.report.cell_text import GLYPH, excess, limit
+from servanda.report.breakdown import count_of, sequence_row, step_row, worst_steps
+from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
 from servanda.report.format import line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
@@ -124,10 +124,7 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
 
 def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     glyph = GLYPH[cell.outcome] if cell.enforced else "!"
-    value = format.number(cell, cell.value)
-    if cell.interval:
-        low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)
-        value += f"  [{low}, {high}]"
+    value = "  ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
     step = answer.since.get(f"{cell.clause}[{cell.slice}]")
     tail = f"   since step {step}" if step is not None else ""
     tail += "" if cell.enforced else "   shown, not enforced"
@@ -184,16 +181,16 @@ def _panel(answer: DumpVerdict) -> Iterator[str]:
         return
     largest = portrait.worst[0].abs_log_ratio if portrait.worst else None
     parts = [
-        f"mean |Δ logp| {digits(total.mean('abs_log_ratio'))}",
-        f"TME {digits(total.mean('exp_abs'))}",
-        f"k3 {digits(total.mean('k3'))}",
+        f"mean |Δ logp| {number(total.mean('abs_log_ratio'))}",
+        f"TME {number(total.mean('exp_abs'))}",
+        f"k3 {number(total.mean('k3'))}",
         f"p99 |Δ logp| {quantile_text(ends)[1]}",
-        f"max {digits(largest)}",
+        f"max {number(largest)}",
     ]
     if (weight := answer.mean_weight) is not None:
         # |w - 1| = 2 (1 - w)^+ + (w - 1)
         apart = 2 * (total.mean("tv") or 0.0) + weight - 1
-        parts += [f"mean w {weight:.5f}", f"mean |w - 1| {percent(apart)}"]
+        parts += [f"mean w {number(weight)}", f"mean |w - 1| {number(apart)}"]
     yield f"panel    {' · '.join(parts)}"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from servanda.judgement.clauses.base import CellVerdict, Outcome
-from servanda.report.cell_text import limit
+from servanda.report.cell_text import interval, limit, of_cell
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import GROWS
 from servanda.rl.watch.step import COVERAGE, WatchedStep
@@ -245,8 +245,5 @@ def _alert(
 
 def number(cell: CellVerdict) -> str:
     """The value of a cell with its interval and its limit."""
-    value = format.number(cell, cell.value)
-    if cell.interval:
-        low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)
-        value += f" [{low}, {high}]"
+    value = " ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
     return f"{value}, limit {limit(cell)}"

@@ -25,7 +25,7 @@ from servanda.gateway.controller.web.charts import (
 from servanda.gateway.controller.web.lanes import lane
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.state import Transition
-from servanda.report.format import count, duration, line, percent
+from servanda.report.format import count, duration, line, part_of, percent
 from servanda.report.html import environment
 
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
@@ -217,10 +217,10 @@ def _scoring(status: ControllerStatus) -> dict[str, Any]:
     spent = f"{duration(s.seconds)} of scoring"
     if ran is not None:
         load = s.seconds / ran
-        spent = f"load {percent(load)} of its time"
+        spent = f"load {part_of(load, 'its time')}"
         if s.budget:
-            spent = f"load {100 * load / s.budget:.0f} % of its budget"
-            spent += f" ({percent(load)} of its time, {percent(s.budget)} allowed)"
+            spent = f"load {part_of(load / s.budget, 'its budget')}"
+            spent += f" ({part_of(load, 'its time')}, {percent(s.budget)} allowed)"
     return {
         "alive": s.alive,
         "facts": " · ".join(facts),

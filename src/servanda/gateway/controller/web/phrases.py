@@ -12,7 +12,7 @@ from servanda.contract.model import WHOLE
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.web import format
 from servanda.gateway.proxy.counters import numbers
-from servanda.report.format import count, duration, line, percent
+from servanda.report.format import count, duration, line, part_of, percent
 
 GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
 TONE = {"active": "good", "suspect": "open", "recovering": "open"}
@@ -266,17 +266,18 @@ def excess(cell: CellStatus) -> float:
     return abs(cell.value / cell.limit)
 
 
-def of_threshold(fraction: float) -> str:
-    """A log e-value as per cent of its log threshold.
+def of_threshold(fraction: float, threshold: str) -> str:
+    """A log e-value as per cent of its log threshold; a ratio where it is beyond.
 
-    >>> of_threshold(0.496), of_threshold(0.002), of_threshold(-1.0), of_threshold(1.5)
-    ('50 %', '< 1 %', '0 %', '150 %')
+    >>> [of_threshold(x, "return threshold") for x in (0.496, 0.002, -1.0)]
+    ['50 % of return threshold', '< 1 % of return threshold', '0 % of return threshold']
+    >>> of_threshold(1.5, "alarm threshold")
+    '1.5 times the alarm threshold'
     """
-    if not fraction > 0:
-        return "0 %"
-    if fraction < 0.01:
-        return "< 1 %"
-    return f"{100 * min(fraction, 99.99):.0f} %"
+    if fraction > 1:
+        return part_of(min(fraction, 99.9), f"the {threshold}")
+    share = f"{100 * fraction:.0f} %" if fraction >= 0.01 else "< 1 %" if fraction > 0 else "0 %"
+    return f"{share} of {threshold}"
 
 
 def return_fraction(cell: CellStatus) -> float:
