@@ -322,7 +322,7 @@ def test_a_sentence_is_one_line(name):
         ),
         (
             "everywhere",
-            "✗ Do not promote. The infer kernel breaks 3 slices: a, b and others. No slice holds.",
+            "✗ Do not promote. The infer kernel breaks 3 slices (a, b and others). No slice holds.",
         ),
         (
             "whole",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
@@ -20,6 +21,7 @@ KINDS = {
     "guard": "validity check",
 }
 SCOPES = {"population": "all such tokens", "realised": "these tokens"}
+STEP = re.compile(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?")  # a slice of single training steps
 GIVEN_UP = "stopped early: broken as a whole"
 
 
@@ -52,6 +54,13 @@ def of_cell(cell: CellVerdict, value: float | None) -> str:
 
 def interval(cell: CellVerdict) -> str:
     return shown_interval(*(cell.interval or (None, None)), cell.threshold is not None)
+
+
+def log_e_value(cell: CellVerdict) -> str:
+    """The evidence against a validity check that is a test; "" of any other cell."""
+    if cell.kind != "guard" or cell.e_violated is None:
+        return ""
+    return f"log e-value {number(cell.e_violated)}"
 
 
 def signed_limit(cell: CellVerdict) -> str:

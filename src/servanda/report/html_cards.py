@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.drift_location import Contrast, contrast, explains, parted
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
 from servanda.report import cell_text, format
+from servanda.report.consequence import drift
 from servanda.report.format import number as figure
 from servanda.report.summary import counted, dumped
 
@@ -95,52 +95,33 @@ def _sits(verdict: Verdict) -> list[Line]:
     what, portrait = described(verdict)
     if not portrait.total.n:
         return [Line("No token was compared.")]
-    sharpest = contrast(portrait)
+    own = verdict.portraits.get("self_infer") if what == "workload" else None
+    found = drift(portrait, own)
     # slices on which a statistical clause is violated, the whole left out
     red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
     broken = [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
-    if sharpest is None and broken:
+    if found is None and broken:
         return [
             Line(f"On {broken[0]}.", strong=True),
             *([Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []),
             Line("No edge of prompt length, position or entropy tells more."),
         ]
-    if sharpest is None:
+    if found is None:
         mean = figure(portrait.total.mean("tv"))
         return [
             Line("Nowhere in particular.", strong=True),
             Line("No edge of prompt length, position or entropy doubles mean TV"),
             Line(f"({mean} over n {portrait.total.n:,} tokens)."),
         ]
-    return _contrast_lines(sharpest, verdict, what)
-
-
-def _contrast_lines(sharpest: Contrast, verdict: Verdict, what: str) -> list[Line]:
-    inside, outside = sharpest.inside, sharpest.outside
-    times = "and none elsewhere"
-    if math.isfinite(sharpest.ratio):
-        times = f"{figure(sharpest.ratio)} times that of the others"
-    lines = [
-        Line(f"{sharpest.words[0].upper()}{sharpest.words[1:]}:", strong=True),
-        Line(f"mean TV {times}."),
-        Line(
-            f"{figure(inside.mean('tv'))} (n {inside.n:,}) against "
-            f"{figure(outside.mean('tv'))} (n {outside.n:,} tokens)."
-        ),
+    means = [
+        f"{figure(side.mean('tv'))} (n {side.n:,} tokens)" for side in (found.inside, found.outside)
     ]
-    own = verdict.portraits.get("self_infer")
-    noise = parted(own, sharpest) if own is not None and what == "workload" else None
-    if noise is not None and explains(noise, sharpest):
-        text = (
-            f"The infer kernel's own noise rises alike ({figure(noise)}×), so it looks like noise."
-        )
-        lines.append(Line(text))
-    elif noise is not None:
-        text = "The infer kernel's own noise shows no such jump "
-        lines.append(Line(f"{text}({figure(noise)}×), so noise does not explain it."))
-    if what != "workload":
-        lines.append(Line(f"On the {what}."))
-    return lines
+    lines = [
+        Line(f"{found.place[0].upper()}{found.place[1:]}:", strong=True),
+        Line(f"{found.text}."),
+        Line(f"Mean TV {' against '.join(means)}."),
+    ]
+    return lines if what == "workload" else [*lines, Line(f"On the {what}.")]
 
 
 def _worst(verdict: Verdict) -> list[Line]:

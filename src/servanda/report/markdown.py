@@ -54,11 +54,13 @@ def _table(cells: Sequence[CellVerdict]) -> list[str]:
 
 def _row(cell: CellVerdict) -> list[str]:
     answer = cell_text.reason(cell) or cell.outcome
+    measured = [cell_text.of_cell(cell, cell.value), cell_text.interval(cell)]
+    measured = measured if any(measured) else [cell_text.log_e_value(cell)]
     texts = [
         f"{cell_text.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
         f"{format.line(cell.clause, 40)}: {cell_text.quantity(cell)}",
         cell_text.where(cell, 40),
-        f"{cell_text.of_cell(cell, cell.value) or 'no number'} {cell_text.interval(cell)}".rstrip(),
+        " ".join(filter(None, measured)) or "no number",
         cell_text.signed_limit(cell),
         cell_text.of_cell(cell, cell.floor),
         f"{cell.n:,} {cell_text.UNITS.get(cell.units, cell.units)}" if cell.units else "",

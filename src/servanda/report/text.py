@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from servanda.judgement.clauses.base import ORDER, CellVerdict
@@ -15,12 +16,13 @@ from servanda.report.cell_text import (
     assumed,
     certified,
     interval,
+    log_e_value,
     of_cell,
     quantity,
     signed_limit,
 )
 from servanda.report.consequence import consequence
-from servanda.report.format import count, line, percent, wrapped
+from servanda.report.format import count, line, number, percent, wrapped
 from servanda.report.table import table, width
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.divergence.base import DIVERGENCES
@@ -65,7 +67,7 @@ def lines(verdict: Verdict, columns: int = 0) -> list[str]:
     ]
     for cell, row in zip(cells, rows, strict=True):
         top += [f"{GLYPH[cell.outcome]} {row}"]
-        top += [f"    {note}" for note in _notes(cell)]
+        top += [f"    {note}" for note in _notes(cell, verdict)]
     if dropped:
         top += [f"  (left out at {columns} columns: {', '.join(dropped)})"]
     text = [*top, "", sentence(verdict), *consequence(verdict), *not_examined(verdict)]
@@ -170,10 +172,13 @@ def _clause(cell: CellVerdict) -> str:
     return what if what == cell.clause else f"{cell.clause}: {what}"
 
 
-def _notes(cell: CellVerdict) -> list[str]:
+def _notes(cell: CellVerdict, verdict: Verdict) -> list[str]:
     notes = [cell.note] if cell.note else []
-    if cell.note == "not rejected" and cell.metric in _TESTED:
-        notes = [f"{_TESTED[cell.metric]}: {cell.note}"]
+    if found := log_e_value(cell):
+        # the price of a violation, as for any other cell
+        at = math.log(max(verdict.price_cells, 1) / (verdict.alpha * verdict.part))
+        tested = f"{_TESTED[cell.metric]}: " if cell.metric in _TESTED else ""
+        notes = [f"{tested}{cell.note or 'not decided'} ({found}, rejected at {number(at)})"]
     if cell.threshold is not None:
         notes.append(
             f"a share of tokens: {cell.aggregate} stays within "
