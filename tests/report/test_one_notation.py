@@ -11,7 +11,8 @@ from servanda.promotion.effects import effects_of
 from servanda.promotion.notify.slack import lines
 from servanda.promotion.run.report import cell_text
 from servanda.promotion.state import CellResult, State
-from servanda.report.format import number, part_of, percent
+from servanda.report.format import count, number, part_of, percent
+from servanda.report.summary import headline
 from tests.report import made
 
 MEAN = made.cell("violated", slice="long", value=0.18704, interval=(0.13909, 0.23991), limit=0.015)
@@ -65,3 +66,28 @@ def test_beyond_the_whole_a_share_is_a_ratio():
 
 def test_near_1_a_number_shows_how_far_it_is_from_1():
     assert number(0.99874) == "0.9987" and number(0.99999) == "0.99999"
+
+
+@pytest.mark.parametrize(
+    "n, printed",
+    [(0, "0 prompt groups"), (1, "1 prompt group"), (2, "2 prompt groups")],
+)
+def test_one_thing_is_no_plural(n, printed):
+    assert count(n, "prompt group") == printed
+
+
+def test_no_report_counts_one_thing_as_many():
+    cells = [made.cell("violated", n=1, more=None), made.cell("inconclusive", slice="long", more=1)]
+    verdict = made.verdict("violated", cells=cells, tokens=1, groups=1, sequences=1, lost=1)
+    for format_ in ("text", "markdown", "html", "github"):
+        text = words(FORMATS[format_](verdict))
+        assert not re.search(r"(?<![\w.,] )\b1 (more )?(groups|prompt groups|sequences)\b", text), (
+            text
+        )
+
+
+def test_steps_are_counted_as_steps_and_slices_as_slices():
+    names = ("start-2-on", "step-10", "step-12", "step-13-to-14", "all")
+    cells = [made.cell("holds" if n == "all" else "violated", slice=n) for n in names]
+    told = str(headline(made.verdict("violated", cells=cells)))
+    assert "breaks slice start-2-on and 3 steps (10, 12 and others). The whole traffic hold" in told

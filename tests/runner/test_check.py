@@ -344,7 +344,9 @@ def test_an_interrupted_fresh_attempt_is_finished_first(tmp_path):
 
     with pytest.raises(sv.ServandaError, match="stopped"):
         check(path, tmp_path, fresh=True, watch=stop)
-    assert check(path, tmp_path, fresh=True).key.attempt == 2
+    heard = []
+    assert check(path, tmp_path, fresh=True, watch=heard.append).key.attempt == 2
+    assert heard and all(progress.what.startswith("attempt 2, ") for progress in heard)
     assert check(path, tmp_path, fresh=True).key.attempt == 3
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import ORDER, WITHIN_NOISE, CellVerdict
 from servanda.judgement.clauses.statistical import ALWAYS
-from servanda.report.format import WRITTEN, exact_percent, line, number, percent, place
+from servanda.report.format import WRITTEN, count, exact_percent, line, number, percent, place
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
@@ -180,7 +180,7 @@ def sentence(cell: CellVerdict) -> str:
     if cell.note:
         text += f"; {line(cell.note)}"
     if cell.outcome == "inconclusive" and cell.more:
-        text += f"; about {cell.more:,} more prompt groups would decide"
+        text += f"; about {count(cell.more, 'more prompt group')} would decide"
     return f"{text}."
 
 

@@ -16,6 +16,7 @@ from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables
+from servanda.report.format import count
 from servanda.report.html_anchors import slug
 from servanda.report.html_cards import cards, described
 from servanda.report.html_chain import implied
@@ -211,9 +212,9 @@ def _names(verdict: Verdict) -> tuple[str, list[tuple[str, str]]]:
 def _size(verdict: Verdict) -> str:
     parts = []
     if verdict.sequences:
-        parts += [f"{verdict.tokens:,} tokens", f"{verdict.groups:,} groups"]
+        parts += [count(verdict.tokens, "token"), count(verdict.groups, "group")]
     elif verdict.golden_tokens:
-        parts.append(f"{verdict.golden_tokens:,} golden positions")
+        parts.append(count(verdict.golden_tokens, "golden position"))
     seconds = verdict.circumstances.seconds
     if seconds is not None:
         parts.append(format.duration(seconds))
@@ -247,7 +248,7 @@ def _gates(verdict: Verdict) -> list[GateRow]:
 def _ours(verdict: Verdict) -> str:
     cells = counted(verdict.cells)
     if verdict.outcome == "holds":
-        return f"{len(cells)} of {len(cells)} cells"
+        return f"{len(cells)} of {count(len(cells), 'cell')}"
     bad = cell_text.worst_first(c for c in cells if c.outcome == verdict.outcome)
     cell = deciding(verdict)
     if cell is None or cell not in bad:

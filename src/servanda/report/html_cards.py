@@ -11,6 +11,7 @@ from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
 from servanda.report import cell_text, format
 from servanda.report.consequence import drift
+from servanda.report.format import count
 from servanda.report.format import number as figure
 from servanda.report.summary import counted, dumped
 
@@ -68,19 +69,21 @@ def _fair(verdict: Verdict) -> list[Line]:
     if known:
         noise = ", ".join(f"{side} kernel {figure(v)}" for side, v in known.items())
         n = max(p.total.n for p in selves.values())
-        text = f"noise floor (each kernel in other batches), mean TV: {noise} (n {n:,} tokens)"
+        text = (
+            f"noise floor (each kernel in other batches), mean TV: {noise} (n {count(n, 'token')})"
+        )
         lines.append(Line(text, "✓", "holds"))
     else:
         lines.append(Line("the noise floor was not measured", "?", "inconclusive"))
     if verdict.lost:
-        lines.append(Line(f"{verdict.lost:,} sequences lost", "!", "error"))
+        lines.append(Line(f"{count(verdict.lost, 'sequence')} lost", "!", "error"))
     return lines
 
 
 def _coverage(cell: CellVerdict) -> str:
     if cell.value is None:
         return "logprobs: nothing measured"
-    return f"logprobs on {format.percent(cell.value)} of {cell.n:,} tokens"
+    return f"logprobs on {format.percent(cell.value)} of {count(cell.n, 'token')}"
 
 
 def _sampler(cell: CellVerdict) -> str:
@@ -88,7 +91,7 @@ def _sampler(cell: CellVerdict) -> str:
         "holds": "sampled as reported",
         "violated": "not sampled as reported",
     }.get(cell.outcome, "sampler not judged")
-    return f"{answer}, n {cell.n:,} tokens" if cell.n else answer
+    return f"{answer}, n {count(cell.n, 'token')}" if cell.n else answer
 
 
 def _sits(verdict: Verdict) -> list[Line]:
@@ -111,10 +114,11 @@ def _sits(verdict: Verdict) -> list[Line]:
         return [
             Line("Nowhere in particular.", strong=True),
             Line("No edge of prompt length, position or entropy doubles mean TV"),
-            Line(f"({mean} over n {portrait.total.n:,} tokens)."),
+            Line(f"({mean} over n {count(portrait.total.n, 'token')})."),
         ]
     means = [
-        f"{figure(side.mean('tv'))} (n {side.n:,} tokens)" for side in (found.inside, found.outside)
+        f"{figure(side.mean('tv'))} (n {count(side.n, 'token')})"
+        for side in (found.inside, found.outside)
     ]
     lines = [
         Line(f"{found.place[0].upper()}{found.place[1:]}:", strong=True),
@@ -156,7 +160,7 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
         Line(f"|log ratio| {figure(worst.abs_log_ratio)} nats{entropy}"),
         Line(
             f"token id {worst.token} at position {worst.position}, after a prompt of "
-            f"{worst.prompt_tokens:,} tokens{of}"
+            f"{count(worst.prompt_tokens, 'token')}{of}"
         ),
     ]
 
@@ -184,7 +188,9 @@ def _missed(verdict: Verdict) -> list[Line]:
     lines.append(Line(f"{cell_text.quantity(blind[0])}{least}"))
     unseen = [c.slice for c in cells if not c.n]
     if unseen:
-        lines.append(Line(f"No token at all: {len(unseen)} cells (a cell is a clause on a slice)."))
+        lines.append(
+            Line(f"No token at all: {count(len(unseen), 'cell')} (a cell is a clause on a slice).")
+        )
     return lines
 
 

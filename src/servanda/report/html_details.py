@@ -11,6 +11,7 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import EDGES, Portrait, Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
+from servanda.report.format import count
 from servanda.report.format import number as figure
 from servanda.report.html_anchors import anchors
 from servanda.report.html_cards import described
@@ -285,5 +286,5 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
     if not cell.enforced:
         notes.append("monitored, not enforced")
     if cell.more:
-        notes.append(f"about {cell.more:,} more prompt groups would decide")
+        notes.append(f"about {count(cell.more, 'more prompt group')} would decide")
     return Number(cell.outcome, cell_text.GLYPH[cell.outcome], anchor, columns, "; ".join(notes))

@@ -10,6 +10,7 @@ from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
 from servanda.report.breakdown import removed_line, tables
+from servanda.report.format import count
 from servanda.report.summary import gate_text, headline, impact
 
 _WORST = 5
@@ -31,7 +32,10 @@ def render(verdict: Verdict) -> str:
     if cells[_WORST:]:
         lines += [
             "",
-            *_folded(f"{len(cells) - _WORST} more cells (clause × slice)", _table(cells[_WORST:])),
+            *_folded(
+                f"{count(len(cells) - _WORST, 'more cell')} (clause × slice)",
+                _table(cells[_WORST:]),
+            ),
         ]
     if verdict.blind_spots:
         spots = [f"- {plain(spot.text)}" for spot in verdict.blind_spots]
@@ -90,9 +94,9 @@ def _folded(title: str, lines: Sequence[str]) -> list[str]:
 def _small(verdict: Verdict) -> str:
     parts = [f"{plain(format.line(verdict.infer))} against {plain(format.line(verdict.train))}"]
     if verdict.sequences:
-        parts.append(f"{verdict.tokens:,} tokens of {verdict.groups:,} prompt groups")
+        parts.append(f"{count(verdict.tokens, 'token')} of {count(verdict.groups, 'prompt group')}")
     if verdict.golden_tokens:
-        parts.append(f"{verdict.golden_tokens:,} golden positions")
+        parts.append(count(verdict.golden_tokens, "golden position"))
     parts.append(f"evidence {verdict.evidence[:8]}, exit {verdict.exit_code}")
     return f"<sub>{' · '.join(parts)}</sub>"
 

@@ -160,7 +160,7 @@ def _open(bad: Sequence[CellVerdict], more: int | None) -> str:
     text = f"{_names(bad[:1])}: {why}"
     if len(bad) > 1:
         text += f"; {count(len(bad) - 1, 'more cell')} open"
-    return text + (f". About {more:,} more prompt groups would decide." if more else ".")
+    return text + (f". About {count(more, 'more prompt group')} would decide." if more else ".")
 
 
 def _names(cells: Sequence[CellVerdict]) -> str:

@@ -115,7 +115,7 @@ def sentence(verdict: Verdict) -> str:
     rest = sum(c.outcome == "holds" for c in cells)
     text = f"{word}: {_named(bad)}. {rest} of {len(cells)} enforced {_CELL} hold."
     if verdict.outcome == "inconclusive" and verdict.more:
-        text += f" About {verdict.more:,} more prompt groups would decide"
+        text += f" About {count(verdict.more, 'more prompt group')} would decide"
         text += " (raise the limit of promotion.offline.prompt_groups)."
     return text + watched
 
@@ -135,11 +135,13 @@ def _measured(verdict: Verdict) -> str:
     parts = [f"weights {verdict.key.grade} {verdict.key.weights[:8]}"]
     if verdict.sequences:
         parts.append(_sequences(verdict))
-        parts.append(f"{verdict.tokens:,} tokens")
+        parts.append(count(verdict.tokens, "token"))
     if verdict.golden_tokens:
-        parts.append(f"{verdict.golden_tokens:,} positions of golden texts (fixed, not sampled)")
+        parts.append(
+            f"{count(verdict.golden_tokens, 'position')} of golden texts (fixed, not sampled)"
+        )
     if verdict.lost:
-        parts.append(f"{verdict.lost:,} sequences lost")
+        parts.append(f"{count(verdict.lost, 'sequence')} lost")
     if verdict.circumstances.stopped == "broken":
         parts.append(GIVEN_UP)
     return " · ".join(parts)
@@ -149,7 +151,7 @@ def _sequences(verdict: Verdict) -> str:
     """How many prompts, and how many responses each of them had: its group."""
     each, rest = divmod(verdict.sequences, max(verdict.groups, 1))
     if rest or not each:
-        return f"{verdict.sequences:,} sequences in {verdict.groups:,} prompt groups"
+        return f"{count(verdict.sequences, 'sequence')} in {count(verdict.groups, 'prompt group')}"
     return f"{count(verdict.groups, 'prompt group')} of {count(each, 'sequence')} each"
 
 
@@ -185,7 +187,7 @@ def _notes(cell: CellVerdict, verdict: Verdict) -> list[str]:
             f"{cell.threshold:g}{_nats(cell.metric)} if at most {percent(cell.limit)} exceed it"
         )
     if cell.outcome == "inconclusive" and cell.more:
-        notes.append(f"about {cell.more:,} more prompt groups would decide")
+        notes.append(f"about {count(cell.more, 'more prompt group')} would decide")
     if cell.unit.startswith("per "):
         notes.append(f"counted {cell.unit}")
     if cell.value is not None and cell.value < 0 and _never_negative(cell):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servanda.contract.identity import Description, EvidenceKey, same_policy
@@ -68,6 +68,11 @@ Watch = Callable[[Progress], None]
 
 def unwatched(_: Progress) -> None:
     """No one watches."""
+
+
+def named(watch: Watch, run: str) -> Watch:
+    """A watch that hears which run each progress is of, such as "attempt 2"."""
+    return lambda p: watch(replace(p, what=f"{run}, {p.what}"))
 
 
 class ExpiredError(MeasurementError):

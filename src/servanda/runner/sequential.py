@@ -139,7 +139,9 @@ def _until_decided(
 ) -> Evidence:
     """A workload's rounds, as many as it takes, and as the time allows."""
     name = schedule.name
-    what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
+    what, n = "prompt groups", len(plan.schedules)
+    if n > 1:
+        what = f"workload {plan.schedules.index(schedule) + 1} of {n}, prompt groups of {name}"
     evidence = Evidence(before.key, before.plan)
     arrived = schedule.rounds * schedule.workload.round
     watch(Progress(what, 0, arrived if plan.live else schedule.first))

@@ -247,7 +247,7 @@ def render(result: AuditResult) -> str:
     """The table, and what is to be said around it."""
     status, scoring = result.standing, result.standing.scoring
     scored = "nothing new in" if result.old else f"scored {scoring.scored:,} of"
-    head = f"{status.name} · {scored} {result.rows:,} requests"
+    head = f"{status.name} · {scored} {count(result.rows, 'request')}"
     parts = [f"{scoring.missing:,} missing"] if scoring.missing else []
     parts += [f"{n:,} outside: {why}" for why, n in scoring.outside.items()]
     lines = [" · ".join([head, *parts])]
@@ -290,7 +290,9 @@ def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None
     if _paid(cell):
         why = slice_.held.partition(": ")[2] or "not evaluated yet"
         e = evidence(max(cell.log_evidence, cell.log_alarm))
-        return f"✗ exceeds its limit (e-value {e} from {cell.n:,} requests); no divert: {why}"
+        return (
+            f"✗ exceeds its limit (e-value {e} from {count(cell.n, 'request')}); no divert: {why}"
+        )
     if slice_.share is None:
         return "? no request of the log is in it"
     if not number(cell.value):

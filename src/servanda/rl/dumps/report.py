@@ -12,7 +12,7 @@ from servanda.judgement.field_thresholds import quantile_text
 from servanda.judgement.token_profile import Portrait
 from servanda.report.breakdown import count_of, sequence_row, step_row, worst_steps
 from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
-from servanda.report.format import line, number, percent
+from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
 from servanda.rl.dumps.filters import ONLY_FILTERED
@@ -71,10 +71,10 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
     files, low, high = len(dump.files), min(steps), max(steps)
     framework = line(dump.about.get("framework", dump.format))
     parts = [
-        f"{files:,} file{'s' if files > 1 else ''} of {framework}",
+        f"{count(files, 'file')} of {framework}",
         f"steps {low} to {high}" if high > low else f"step {low}",
-        f"{statistics.sequences:,} sequences",
-        f"{statistics.trained:,} trained tokens",
+        count(statistics.sequences, "sequence"),
+        count(statistics.trained, "trained token"),
     ]
     parts += [f"up to {statistics.turns} turns"] if statistics.turns > 1 else []
     yield f"found    {' · '.join(parts)}"
@@ -113,13 +113,13 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
         for part in red[:_WORST]:
             yield _row(part, f"  … {format.place(part.slice)}", answer)
         if len(red) > _WORST:
-            yield f"      and {len(red) - _WORST} more slices"
+            yield f"      and {count(len(red) - _WORST, 'more slice')}"
         sliced = [c for c in own if not is_step(c)]
         undecided = sum(c.outcome == "inconclusive" for c in sliced)
         holds = sum(c.outcome == "holds" for c in sliced)
         if sliced:
             rest = f", {undecided} not decided" if undecided else ""
-            yield f"      {holds} of {len(sliced)} slices hold{rest}"
+            yield f"      {holds} of {count(len(sliced), 'slice')} hold{rest}"
 
 
 def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
@@ -237,7 +237,11 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
             "violated." if broken else "not decided."
         )
     else:
-        more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
+        more = (
+            f" About {count(verdict.more, 'more prompt group')} would decide."
+            if verdict.more
+            else ""
+        )
         yield f"{word}: too few tokens for a decision.{more}"
 
 
@@ -269,7 +273,7 @@ def _only(answer: DumpVerdict) -> str:
 def _next(answer: DumpVerdict) -> Iterator[str]:
     verdict, path, statistics = answer.verdict, answer.options.path, answer.statistics
     if answer.masked is not None:
-        yield f"masks    {answer.masked:,} tokens in {answer.options.mask}/step_*.npz"
+        yield f"masks    {count(answer.masked, 'token')} in {answer.options.mask}/step_*.npz"
     elif verdict.outcome == "violated" and _at_steps(answer):
         worst = worst_steps(_rows(answer))[0].step
         yield f"next     servanda tools check-dump {path} --steps {worst}    (this step alone)"

@@ -210,8 +210,12 @@ def _scoring(status: ControllerStatus) -> dict[str, Any]:
     ran = max(status.now - status.began, 1.0) if status.began else None
     facts = [f"{s.scored:,} scored", f"{s.missing:,} missing", f"{s.dropped:,} dropped"]
     facts += [f"{n:,} {line(why, 40)}" for why, n in s.outside.items() if n]
-    facts += [f"{s.restarts:,} restarts"] if s.restarts else []
-    queue = f"{s.queued:,} of {s.room:,} rows queued" if s.room else f"{s.queued:,} rows queued"
+    facts += [count(s.restarts, "restart")] if s.restarts else []
+    queue = (
+        f"{s.queued:,} of {count(s.room, 'row')} queued"
+        if s.room
+        else f"{count(s.queued, 'row')} queued"
+    )
     if s.lag_s is not None:
         queue += f", {duration(s.lag_s)} behind"
     spent = f"{duration(s.seconds)} of scoring"
@@ -237,7 +241,7 @@ def _unsampled(status: ControllerStatus) -> str:
         reasons[line(why, 40)] += int(n)
     parts = [f"{n:,} {why}" for why, n in reasons.most_common(_REASONS)]
     more = len(reasons) - len(parts)
-    return " · ".join([*parts, *([f"{more} more reasons"] if more > 0 else [])])
+    return " · ".join([*parts, *([count(more, "more reason")] if more > 0 else [])])
 
 
 def _gateway(gateway: GatewayStatus, status: ControllerStatus) -> dict[str, Any]:

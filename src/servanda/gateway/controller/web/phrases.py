@@ -73,12 +73,12 @@ def headline(status: ControllerStatus) -> Headline:
     if unknown:
         has = "has" if len(unknown) == 1 else "have"
         verbs = _ONE if len(known) == 1 else _MANY
-        text = _sound(known, f"{len(known)} of {len(watched)} slices", verbs)
+        text = _sound(known, f"{len(known)} of {count(len(watched), 'slice')}", verbs)
         return Headline("?", "open", f"{text}; {_named(unknown)} {has} no evidence yet.", more)
     if len(watched) == 1:
         text = _sound(watched, _named(watched), _ONE)
     else:
-        text = _sound(watched, f"all {len(watched)} slices")
+        text = _sound(watched, f"all {count(len(watched), 'slice')}")
     return Headline("✓", "good", f"{_begun(text)}.", more)
 
 
@@ -147,11 +147,11 @@ def _rest(status: ControllerStatus, away: list[SliceStatus]) -> str:
     if len(calm) == len(rest) == 1:
         return f"{_sound(calm, _THE_OTHER, _ONE)}."
     if len(calm) == len(rest):
-        return f"{_sound(calm, f'the other {len(calm)} slices')}."
+        return _sound(calm, f"the other {count(len(calm), 'slice')}") + "."
     if not calm:
         return f"{count(len(rest), 'other slice')} {_be(rest)} not decided yet."
     verbs = _ONE if len(calm) == 1 else _MANY
-    return f"{_sound(calm, f'{len(calm)} of {len(rest)} other slices', verbs)}."
+    return _sound(calm, f"{len(calm)} of {count(len(rest), 'other slice')}", verbs) + "."
 
 
 def _named(slices: list[SliceStatus]) -> str:
@@ -251,7 +251,7 @@ def why(slice_: SliceStatus, now: float) -> list[str]:
     if slice_.held:
         sentences.append(line(slice_.held, 200))
     if slice_.relapses:
-        sentences.append(f"{slice_.relapses} relapse{'s' * (slice_.relapses > 1)}")
+        sentences.append(count(slice_.relapses, "relapse"))
     return sentences
 
 
