@@ -41,12 +41,12 @@ def _plain() -> Watch:
         last[progress.what] = now
         began = started.setdefault(progress.what, now)
         if first and progress.done == 0:
-            print(f"{progress.what} ...", file=sys.stderr, flush=True)
+            print(f"{progress} ...", file=sys.stderr, flush=True)
             return
         rate = progress.done / max(now - began, 1e-9)
         left = max(progress.total - progress.done, 0) / rate if rate else 0.0
         print(
-            f"{progress.what}: {progress.done:,} of about {progress.total:,}, "
+            f"{progress}: {progress.done:,} of about {progress.total:,}, "
             f"{now - began:.0f} s, about {left:.0f} s more",
             file=sys.stderr,
             flush=True,
@@ -83,7 +83,7 @@ def _bar(above: Callable[[], str]) -> Iterator[Watch]:
                 bar.update(tasks[progress.what], visible=False)
                 return
             if progress.what not in tasks:
-                tasks[progress.what] = bar.add_task(progress.what, total=progress.total)
+                tasks[progress.what] = bar.add_task(str(progress), total=progress.total)
             bar.update(tasks[progress.what], completed=progress.done, total=progress.total)
 
         yield watch

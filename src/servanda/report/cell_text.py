@@ -13,7 +13,6 @@ from servanda.report.format import WRITTEN, count, exact_percent, line, number, 
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
-UNITS = {"prompt groups": "groups", "golden positions": "positions"}
 KINDS = {
     "certificate": "anytime-valid bound",
     "fact": "exact",
@@ -42,6 +41,16 @@ def shown_limit(value: float | None, share: bool) -> str:
     if value is None:
         return ""
     return exact_percent(value) if share else number(value, WRITTEN)
+
+
+def size(n: int, units: str) -> str:
+    """How many units, which are named in the plural, such as "1 prompt group"."""
+    return count(n, units.removesuffix("s")) if units else f"{n:,}"
+
+
+def short_size(cell: CellVerdict) -> str:
+    """The same in a column of a table, where prompt groups are groups; "" without a unit."""
+    return size(cell.n, cell.units.removeprefix("prompt ")) if cell.units else ""
 
 
 def limit(cell: CellVerdict) -> str:
@@ -153,7 +162,7 @@ def meaning(cell: CellVerdict, place: str = "") -> str:
     if cell.floor is not None:
         parts.append(f"noise floor {of_cell(cell, cell.floor)}")
     if cell.n:
-        parts.append(f"n {cell.n:,} {cell.units}")
+        parts.append(f"n {size(cell.n, cell.units)}")
     if cell.missing:
         parts.append(f"{cell.missing:,} missing")
     if cell.kind:
@@ -176,7 +185,7 @@ def sentence(cell: CellVerdict) -> str:
     if cell.interval:
         text += f", interval {interval(cell)}"
     if cell.n:
-        text += f", n {cell.n:,} {cell.units}"
+        text += f", n {size(cell.n, cell.units)}"
     if cell.note:
         text += f"; {line(cell.note)}"
     if cell.outcome == "inconclusive" and cell.more:

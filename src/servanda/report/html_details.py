@@ -266,7 +266,6 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
         "–" if nats is None or not math.isfinite(nats) else figure(nats)
         for nats in (cell.e_holds, cell.e_violated)
     ]
-    units = " ".join(filter(None, (cell.units, f"({cell.unit})" if cell.unit else "")))
     columns = (
         f"{format.line(cell.clause)}: {cell_text.quantity(cell)}",
         slices.of(cell.slice).name if cell.section != "numerical" else cell_text.where(cell),
@@ -275,7 +274,7 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
         cell_text.signed_limit(cell),
         show(cell.floor),
         show(cell.stable),
-        f"{cell.n:,} {units}" if cell.units else "",
+        " ".join(filter(None, (cell_text.short_size(cell), f"({cell.unit})" if cell.unit else ""))),
         f"{cell.missing:,}" if cell.missing else "",
         cell_text.KINDS.get(cell.kind, cell.kind),
         cell_text.scope(cell),

@@ -67,7 +67,7 @@ def _row(cell: CellVerdict) -> list[str]:
         " ".join(filter(None, measured)) or "no number",
         cell_text.signed_limit(cell),
         cell_text.of_cell(cell, cell.floor),
-        f"{cell.n:,} {cell_text.UNITS.get(cell.units, cell.units)}" if cell.units else "",
+        cell_text.short_size(cell),
     ]
     return [plain(text) for text in texts]
 

@@ -19,6 +19,7 @@ from servanda.report.cell_text import (
     log_e_value,
     of_cell,
     quantity,
+    short_size,
     signed_limit,
 )
 from servanda.report.consequence import consequence
@@ -165,7 +166,7 @@ def _row(cell: CellVerdict) -> list[str]:
         interval(cell),
         signed_limit(cell),
         show(cell.floor),
-        f"{cell.n:,} {cell.units.replace('prompt groups', 'groups')}" if cell.units else "",
+        short_size(cell),
     ]
 
 

@@ -56,11 +56,19 @@ Open = Callable[[Kernel, str], Engine]
 
 @dataclass(frozen=True)
 class Progress:
-    """What is being done, for anyone who watches: `done` of about `total` in `what`."""
+    """What is being done, for anyone who watches: `done` of about `total` in `what`.
+
+    Args:
+        run: which of several runs it is of, such as "run 1 of 2"; "" where there is one.
+    """
 
     what: str
     done: int
     total: int
+    run: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.run}, {self.what}" if self.run else self.what
 
 
 Watch = Callable[[Progress], None]
@@ -71,8 +79,8 @@ def unwatched(_: Progress) -> None:
 
 
 def named(watch: Watch, run: str) -> Watch:
-    """A watch that hears which run each progress is of, such as "attempt 2"."""
-    return lambda p: watch(replace(p, what=f"{run}, {p.what}"))
+    """The same, of one of several runs."""
+    return lambda p: watch(replace(p, run=f"{run}, {p.run}" if p.run else run))
 
 
 class ExpiredError(MeasurementError):

@@ -14,7 +14,7 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.power import power
 from servanda.judgement.schedule import Schedule
 from servanda.judgement.verdict import Circumstances, Verdict, judge
-from servanda.runner.measurement import Measurement, Open, Progress, Watch, unwatched
+from servanda.runner.measurement import Measurement, Open, Progress, Watch, named, unwatched
 from servanda.runner.run_directory import RunDirectory
 
 Deadline = Callable[[], bool]
@@ -139,9 +139,10 @@ def _until_decided(
 ) -> Evidence:
     """A workload's rounds, as many as it takes, and as the time allows."""
     name = schedule.name
-    what, n = "prompt groups", len(plan.schedules)
-    if n > 1:
-        what = f"workload {plan.schedules.index(schedule) + 1} of {n}, prompt groups of {name}"
+    what = "prompt groups"
+    if (n := len(plan.schedules)) > 1:
+        what = f"prompt groups of {name}"
+        watch = named(watch, f"workload {plan.schedules.index(schedule) + 1} of {n}")
     evidence = Evidence(before.key, before.plan)
     arrived = schedule.rounds * schedule.workload.round
     watch(Progress(what, 0, arrived if plan.live else schedule.first))

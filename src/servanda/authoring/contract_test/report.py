@@ -77,7 +77,7 @@ def cell_line(cell: CellVerdict) -> str:
     if cell.limit is not None:
         text += f", limit {cell_text.signed_limit(cell)}"
     if cell.n:
-        text += f", n {cell.n:,} {cell.units}"
+        text += f", n {cell_text.size(cell.n, cell.units)}"
     if cell.note and (cell.value is None or cell.outcome == "inconclusive"):
         text += f"; {format.line(cell.note)}"
     return text

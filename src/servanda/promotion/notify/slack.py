@@ -8,7 +8,7 @@ from typing import Any, Literal
 from servanda.promotion.notify.base import Kind
 from servanda.promotion.notify.http_post import Hook
 from servanda.promotion.state import Effect
-from servanda.report.cell_text import shown, shown_interval, shown_limit
+from servanda.report.cell_text import shown, shown_interval, shown_limit, size
 from servanda.report.format import exact_percent
 
 Level = Literal["error", "warning", "info"]
@@ -87,9 +87,9 @@ def _cell(cell: Mapping[str, Any]) -> str:
     )
     share = bool(cell.get("share"))
     head = [cell.get("cell"), shown(value, share), shown_interval(low, high, share)]
-    counted = f"n {cell['n']:,} {cell.get('units', '')}" if cell.get("n") is not None else ""
+    counted = f"n {size(cell['n'], cell.get('units') or '')}" if cell.get("n") is not None else ""
     most = f"limit {shown_limit(limit, share)}" if limit is not None else ""
-    parts = [" ".join(filter(None, head)), most, counted.rstrip(), cell.get("note")]
+    parts = [" ".join(filter(None, head)), most, counted, cell.get("note")]
     return ", ".join(filter(None, parts))
 
 

@@ -11,7 +11,7 @@ from servanda.promotion.advance import judged
 from servanda.promotion.effects import route_of
 from servanda.promotion.run.history import Evaluation, History
 from servanda.promotion.state import CellResult
-from servanda.report.cell_text import shown, shown_interval, shown_limit
+from servanda.report.cell_text import shown, shown_interval, shown_limit, size
 from servanda.report.format import duration, line
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain
@@ -133,7 +133,7 @@ def cell_text(cell: CellResult) -> str:
     """
     measured = " ".join(part for part in (shown(cell.value, cell.share), _interval(cell)) if part)
     limit = f"limit {_limit(cell)}" if cell.limit is not None else ""
-    n = f"n {cell.n:,} {cell.units}".rstrip()
+    n = f"n {size(cell.n, cell.units)}"
     head = f"{cell.name} {measured}".rstrip()
     return ", ".join(part for part in (head, limit, n, cell.note) if part)
 
@@ -149,7 +149,7 @@ def columns(row: LegRow) -> tuple[str, ...]:
     groups = sizes if row.groups is None else f"{row.groups:,} of {sizes}"
     numbers = ("", "", "", "", "")
     if cell is not None:
-        n = f"{cell.n:,} {cell.units}".rstrip()
+        n = size(cell.n, cell.units)
         numbers = (line(cell.name), shown(cell.value, cell.share), _interval(cell), _limit(cell), n)
     return (leg.name, leg.traffic, row.state, groups, *numbers)
 
