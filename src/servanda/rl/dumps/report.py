@@ -23,7 +23,7 @@ _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # red slices that are shown
 _WORST_STEPS, _WORST_SEQUENCES = 3, 3  # that are shown
 _MOST = 0.9  # of the tokens: where more are red, no slice explains it
-_NAME, _VALUE = 46, 28  # widths
+_NAME, _VALUE = 46, 30  # widths
 
 
 def render(answer: DumpVerdict) -> str:
