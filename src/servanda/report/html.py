@@ -239,7 +239,8 @@ def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
 def _gates(verdict: Verdict) -> list[GateRow]:
     says = {True: ("would pass", "plain"), False: ("would fail", "fails"), None: ("–", "plain")}
     rows = [
-        GateRow(g.name, summary.gate_text(g), *says[g.passes]) for g in gates(verdict.portraits)
+        GateRow(g.name.replace(" %", "\xa0%"), summary.gate_text(g), *says[g.passes])
+        for g in gates(verdict.portraits)
     ]
     answer = f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}"
     return [*rows, GateRow("this contract", _ours(verdict), answer, verdict.outcome)]

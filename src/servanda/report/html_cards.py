@@ -102,7 +102,8 @@ def _sits(verdict: Verdict) -> list[Line]:
     found = drift(portrait, own)
     # slices on which a statistical clause is violated, the whole left out
     red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
-    broken = [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
+    names = [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
+    broken = [n.replace("-", " ", 1) if cell_text.STEP.fullmatch(n) else n for n in names]
     if found is None and broken:
         return [
             Line(f"On {broken[0]}.", strong=True),
