@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from servanda.runner.measurement import Progress, Watch, named, unwatched
+from servanda.runner.measurement import Progress, Watch, unwatched
+from servanda.runner.sequential import named
 
 _PLAIN_EVERY_S = 5.0
 

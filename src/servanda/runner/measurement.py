@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from servanda.contract.identity import Description, EvidenceKey, same_policy
@@ -76,11 +76,6 @@ Watch = Callable[[Progress], None]
 
 def unwatched(_: Progress) -> None:
     """No one watches."""
-
-
-def named(watch: Watch, run: str) -> Watch:
-    """The same, of one of several runs."""
-    return lambda p: watch(replace(p, run=f"{run}, {p.run}" if p.run else run))
 
 
 class ExpiredError(MeasurementError):

@@ -20,10 +20,10 @@ from servanda.judgement.evidence import weigh as weigh_rounds
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict
 from servanda.runner.load import compile, load
-from servanda.runner.measurement import Open, Watch, named
+from servanda.runner.measurement import Open, Watch
 from servanda.runner.round_files import read_rounds
 from servanda.runner.run_directory import opened
-from servanda.runner.sequential import concluded, gather
+from servanda.runner.sequential import concluded, gather, named
 
 RUNS = Path("runs")
 

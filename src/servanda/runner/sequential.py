@@ -14,7 +14,7 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.power import power
 from servanda.judgement.schedule import Schedule
 from servanda.judgement.verdict import Circumstances, Verdict, judge
-from servanda.runner.measurement import Measurement, Open, Progress, Watch, named, unwatched
+from servanda.runner.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.runner.run_directory import RunDirectory
 
 Deadline = Callable[[], bool]
@@ -38,6 +38,11 @@ class Gathered:
     fingerprints: Mapping[str, Mapping[str, str]]
     differences: tuple[str, ...] = ()
     seconds: float | None = None
+
+
+def named(watch: Watch, run: str) -> Watch:
+    """The same, of one of several runs."""
+    return lambda p: watch(replace(p, run=f"{run}, {p.run}" if p.run else run))
 
 
 def gather(
