@@ -123,7 +123,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
     return {
         "v": verdict,
         "head": headline(verdict),
-        "impact": impact(verdict, slices),
+        "impact": summary.effect(verdict, lambda cell: _place(cell, slices)),
         "names": _names(verdict),
         "size": _size(verdict),
         "ladder": ladder(verdict, slices),
@@ -154,36 +154,12 @@ def view(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def impact(verdict: Verdict, slices: SlicesOf) -> str:
-    """Under the sentence: the worst number, where, how much traffic, what changes there."""
-    cell = deciding(verdict)
-    if cell is None or cell.value is None or cell.outcome not in ("violated", "holds"):
-        return summary.effect(verdict)
-    if verdict.outcome != cell.outcome or not cell.enforced:
-        return summary.effect(verdict)
+def _place(cell: CellVerdict, slices: SlicesOf) -> str:
+    """A cell's slice, as code, with its definition."""
+    if cell.slice == WHOLE or cell.section == "numerical":
+        return cell_text.where(cell)
     words = slices.of(cell.slice)
-    where = "the whole traffic" if cell.slice == WHOLE else f"slice `{words.name}`"
-    if cell.section == "numerical":
-        where = f"the golden texts, {where}"
-    definition = f" ({words.definition})" if words.definition else ""
-    text = f"{cell_text.measured(cell)} on {where}{definition}"
-    parts = [f"{text}, limit {cell_text.signed_limit(cell)}."]
-    if verdict.outcome == "violated":
-        if cell.share is not None and cell.slice != WHOLE and cell.section != "numerical":
-            parts.append(f"This slice has {format.percent(cell.share)} of the tokens.")
-        parts += _flips(verdict, cell)
-    return " ".join(parts)
-
-
-def _flips(verdict: Verdict, cell: CellVerdict) -> list[str]:
-    found = summary.flips(verdict, cell.slice)
-    if found is None:
-        return []
-    beside = [] if cell.slice == WHOLE else [f"{format.percent(found.whole)} overall"]
-    if found.stable is not None:
-        beside.append(f"{format.percent(found.stable)} with the stable kernel")
-    more = f" ({', '.join(beside)})" if beside else ""
-    return [f"The top-1 token differs at {format.percent(found.there)} of its positions{more}."]
+    return f"slice `{words.name}`" + (f" ({words.definition})" if words.definition else "")
 
 
 def spans(words: str) -> list[tuple[bool, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -168,13 +168,21 @@ def _names(cells: Sequence[CellVerdict]) -> str:
     return names + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
 
 
+def _where(cell: CellVerdict) -> str:
+    return where(cell, 40)
+
+
 def impact(verdict: Verdict) -> str:
     """Under the sentence: its effect, and what a shell reads."""
     return f"{effect(verdict)} Exit code {verdict.exit_code}.".lstrip()
 
 
-def effect(verdict: Verdict) -> str:
-    """The worst number, the traffic that it hits, and what people would see there."""
+def effect(verdict: Verdict, where: Callable[[CellVerdict], str] = _where) -> str:
+    """The worst number, the traffic that it hits, and what people would see there.
+
+    Args:
+        where: the place of a cell, as the reader knows it.
+    """
     cells = counted(verdict.cells)
     bad = worst_first(c for c in cells if c.outcome == verdict.outcome)
     parts = []
@@ -183,20 +191,20 @@ def effect(verdict: Verdict) -> str:
     if verdict.outcome in ("violated", "inconclusive"):
         cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
         if cell is not None:
-            parts.append(f"{measured(cell)} on {where(cell, 40)}, limit {signed_limit(cell)}.")
+            parts.append(f"{measured(cell)} on {where(cell)}, limit {signed_limit(cell)}.")
     if verdict.outcome == "violated":
         parts += _traffic(bad) + _flips(verdict, bad)
     elif verdict.outcome == "holds":
-        parts += _nearest(cells)
+        parts += _nearest(cells, where)
     return " ".join(parts)
 
 
-def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
+def _nearest(cells: Sequence[CellVerdict], where: Callable[[CellVerdict], str]) -> list[str]:
     judged = [c for c in cells if c.section != "observability"]
     cell = max((c for c in judged if c.value is not None), key=excess, default=None)
     if cell is None or not excess(cell):
         return []
-    text = f"{measured(cell)} on {where(cell, 40)}"
+    text = f"{measured(cell)} on {where(cell)}"
     return [f"{text} comes nearest to its limit, {signed_limit(cell)}."]
 
 

@@ -76,7 +76,7 @@ def test_a_survivor_says_where_it_stands_what_is_missing_and_what_came_nearest(f
 
     assert survivor.where.line == 16
     assert "a case lies between 0.1 and 0.2, and is answered alike" in survivor.why
-    assert str(survivor.near) == "letter on first=a, 0.198 in 'a bad one does not'"
+    assert str(survivor.near) == "letter on first=a, 0.197 in 'a bad one does not'"
     text = " ".join(render(found).split())
     assert (
         "toy.kernelcontract.yaml:17 tail: at_most 0.3 becomes 0.6 no case has p90 of "
