@@ -56,6 +56,7 @@ def test_every_verb_refuses_what_is_no_small_file(verb, odd):
     assert done.exit_code == 2, done.output
     assert f"{path} cannot be read: {said}" in done.output
     assert "hint: give the path of a .kernelcontract.yaml file" in done.output
+    assert ("or of a folder with a trainer's dump" in done.output) == (verb == "check")
 
 
 def test_a_contract_test_is_read_by_the_same_limit(odd):

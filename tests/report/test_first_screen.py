@@ -161,9 +161,9 @@ def test_the_fairness_of_a_comparison():
 
 def test_the_drift_sits_where_the_contrast_is():
     text = lines(made.VERDICTS["violated"], 1)
-    assert "Prompts of 256 tokens and more: mean TV 50 times that of the others." in text
-    assert "0.1 (n 1,000) against 0.002 (n 9,000 tokens)" in text
-    assert "so it looks like noise" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
+    assert "Prompts of 256 tokens and more: their mean TV is 50 times that of other tokens" in text
+    assert "0.1 (n 1,000 tokens) against 0.002 (n 9,000 tokens)" in text
+    assert "own noise explains it" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
     flat = replace(made.portrait(), by={})
     assert "Nowhere in particular." in lines(made.verdict(portraits={"infer": flat}), 1)
     # where no edge parts it, it sits on the slice that is red

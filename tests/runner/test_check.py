@@ -8,6 +8,7 @@ import pytest
 import servanda as sv
 from servanda.errors import EvidenceError
 from servanda.judgement.verdict import FORMATS
+from servanda.report.format import count
 from servanda.runner import run
 from tests import kit
 
@@ -117,7 +118,7 @@ def test_undecided_says_how_much_more_would_decide(tmp_path):
     verdict = check(path, tmp_path)
     assert (verdict.outcome, verdict.exit_code) == ("inconclusive", 3)
     assert verdict.more and verdict.more > 0
-    assert f"About {verdict.more:,} more prompt groups would decide" in str(verdict)
+    assert f"About {count(verdict.more, 'more prompt group')} would decide" in str(verdict)
 
 
 def test_the_projection_is_near_what_it_takes(tmp_path):
@@ -344,7 +345,9 @@ def test_an_interrupted_fresh_attempt_is_finished_first(tmp_path):
 
     with pytest.raises(sv.ServandaError, match="stopped"):
         check(path, tmp_path, fresh=True, watch=stop)
-    assert check(path, tmp_path, fresh=True).key.attempt == 2
+    heard = []
+    assert check(path, tmp_path, fresh=True, watch=heard.append).key.attempt == 2
+    assert heard and all(progress.run == "attempt 2" for progress in heard)
     assert check(path, tmp_path, fresh=True).key.attempt == 3
 
 

@@ -23,7 +23,7 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import Plan
 from servanda.judgement.power import power as power_of
 from servanda.judgement.verdict import Caught, Verdict, judge
-from servanda.report.format import number, percent
+from servanda.report.format import count, number, percent
 from servanda.report.table import table
 from servanda.runner.finished_run import Finished, moved, read, reread
 from servanda.runner.run_directory import ATTEMPT
@@ -153,7 +153,7 @@ def _lines(
     for name, (groups, size) in calibration.groups.items():
         of = "" if name == "workload" else f" of {name}"
         head.append(
-            f"resampled {calibration.resamples:,} times from {groups:,} prompt groups{of}: "
+            f"resampled {calibration.resamples:,} times from {count(groups, 'prompt group')}{of}: "
             f"runs of {size:,}, confidence {confidence:g}"
         )
     rows = [

@@ -17,6 +17,7 @@ from servanda.engines.foreign_code import code_of, keys_of
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import load, run
 
+_NEITHER = f"{load.NO_CONTRACT}, or of a folder with a trainer's dump"
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
 
 
@@ -69,7 +70,7 @@ def check(
         judged(DumpOptions(contract), format_=format_, output=output, reports=reports, quiet=quiet)
     printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
-    data, name, folder = contract_bytes(contract)
+    data, name, folder = contract_bytes(contract, _NEITHER)
     named = load.read(data, name, folder)
     if not quiet:
         for code in code_of(named):

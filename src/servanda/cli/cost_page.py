@@ -8,8 +8,8 @@ from servanda.cli.cost_table import HEADS, cost_line, row
 from servanda.judgement.cost import Cost, Decides, power_curve
 from servanda.judgement.plan import Plan
 from servanda.report import format
+from servanda.report.format import number as figure
 from servanda.report.html import Sheet, Story, board
-from servanda.report.html_numbers import figure
 from servanda.report.html_shapes import (
     WIDE,
     Markup,

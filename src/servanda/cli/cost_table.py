@@ -7,7 +7,7 @@ from typing import Any
 
 from servanda.judgement.cost import Cost, Decides
 from servanda.judgement.plan import Plan
-from servanda.report.format import duration, rough
+from servanda.report.format import count, duration, rough
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain
 
@@ -21,11 +21,11 @@ def cost_line(cost: Cost) -> str:
     if cost.new_tokens is not None:
         new = f"about {cost.new_tokens:,}"
     parts = [
-        f"at most {cost.sequences:,} sequences",
+        f"at most {count(cost.sequences, 'sequence')}",
         f"{about}{cost.prompt_tokens:,} prompt + {new} new tokens",
     ]
     if cost.seconds is not None:
-        parts.append(f"about {duration(cost.seconds)} (timed on {cost.probed} sequences)")
+        parts.append(f"about {duration(cost.seconds)} (timed on {count(cost.probed, 'sequence')})")
     if cost.memory_bytes:
         parts.append(f"{_bytes(sum(cost.memory_bytes.values()))} of memory so far")
     if cost.disk_bytes is not None:
@@ -90,7 +90,7 @@ def plan_lines(plan: Plan, cost: Cost) -> list[str]:
     """A plan and its cost, for `servanda contract plan` and `compare --plan`."""
     lines = [
         f"{s.name}  {s.first:,} to {s.last:,} prompt groups in rounds of {s.workload.round}, "
-        f"{len(s.corpus):,} prompts from {s.corpus.file}"
+        f"{count(len(s.corpus), 'prompt')} from {s.corpus.file}"
         for s in plan.schedules
     ]
     lines += [
@@ -99,7 +99,7 @@ def plan_lines(plan: Plan, cost: Cost) -> list[str]:
         if plan.scored(s.name)
     ]
     if plan.golden is not None:
-        lines.append(f"golden  {len(plan.golden):,} texts from {plan.golden.file}")
+        lines.append(f"golden  {count(len(plan.golden), 'text')} from {plan.golden.file}")
     lines.append(
         f"cells  {len(plan.cells)}, of which {plan.price_cells} may be called violated; alpha "
         f"{plan.alpha:.3g}: `holds` costs e = {1 / plan.alpha:,.0f}, `violated` e = "

@@ -21,6 +21,8 @@ from servanda.engines.faults import FAULTS
 from servanda.errors import MeasurementError
 from servanda.judgement.field_thresholds import Gate, gates
 from servanda.judgement.verdict import Verdict
+from servanda.report.format import count
+from servanda.report.summary import gate_text
 from servanda.runner import run
 from servanda.runner.fault_drill import Drill, drill
 
@@ -117,7 +119,7 @@ def averages(broken: tuple[Gate, ...], conforming: tuple[Gate, ...] = ()) -> str
     parts = [f"{len(missing)} pass it ({'; '.join(missing)})"] if missing else []
     parts += [f"{len(firing)} fail, and do not say where ({'; '.join(firing)})"] if firing else []
     text = (
-        f"Of {len(broken)} thresholds of other projects, which look at the whole traffic, "
+        f"Of {count(len(broken), 'threshold')} of other projects, which look at the whole traffic, "
         f"{' and '.join(parts)}."
     )
     return f"{text} The first run fails, too: {'; '.join(always)}." if always else text
@@ -179,8 +181,8 @@ def _in_the_field(result: Drill) -> str:
     if not result.gates:
         return "no token came back, and a mean over none is logged as 0.0."
     fired = [gate for gate in result.gates if gate.passes is False]
-    tokens = f"on these {result.tokens:,} tokens"
+    tokens = f"on these {count(result.tokens, 'token')}"
     if not fired:
         return f"none of {len(result.gates)} fires {tokens}."
-    named = "; ".join(f"{gate.name}: {gate.text}" for gate in fired)
+    named = "; ".join(f"{gate.name}: {gate_text(gate)}" for gate in fired)
     return f"{len(fired)} of {len(result.gates)} fire {tokens}: {named}."

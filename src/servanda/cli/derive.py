@@ -105,9 +105,8 @@ def _weighting(text: str) -> Weighting | None:
     "--reward-range",
     type=(float, float),
     default=(0.0, 1.0),
-    show_default="0 1",
     metavar="LO HI",
-    help="Smallest and largest reward, such as 0 1.",
+    help="Smallest and largest reward, such as -1 1.  [default: 0 1]",
 )
 @click.option(
     "--reward-gap",

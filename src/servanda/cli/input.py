@@ -17,10 +17,13 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def contract_bytes(file: str | Path) -> tuple[bytes, str, Path]:
+def contract_bytes(file: str | Path, hint: str = load.NO_CONTRACT) -> tuple[bytes, str, Path]:
     """What a contract's file holds, how messages name it, and the folder that its paths start from.
 
     - is standard input: its paths start from the current folder.
+
+    Args:
+        hint: where the file cannot be read.
 
     Raises:
         ContractError: it cannot be read.
@@ -28,7 +31,7 @@ def contract_bytes(file: str | Path) -> tuple[bytes, str, Path]:
     if str(file) == DASH:
         return sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", Path()
     path = Path(file)
-    return load.bytes_of(path), str(path), path.parent
+    return load.bytes_of(path, hint), str(path), path.parent
 
 
 def contract_at(file: str | Path) -> Contract:

@@ -20,6 +20,7 @@ from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import line
 from servanda.promotion.ledger.open import verify_at
 from servanda.promotion.run.history import DELIVERED, disagreements
+from servanda.report.format import count
 from servanda.report.table import table
 
 _LONGEST = 60  # letters of what an entry says, in a table
@@ -76,7 +77,7 @@ def verify_command(where: str, format_: str) -> None:
         for problem in problems:
             show(f"✗ {problem}")
         entries = "1 entry" if result.entries == 1 else f"{result.entries} entries"
-        counted = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        counted = count(len(problems), "problem")
         show(
             f"{counted}; {entries} could be read"
             if problems

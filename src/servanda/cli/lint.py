@@ -16,6 +16,7 @@ from servanda.contract.stages import course_of
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
+from servanda.report.format import count
 from servanda.runner import load
 
 
@@ -36,8 +37,8 @@ class Linted:
     def __str__(self) -> str:
         if self.problems:
             return "\n".join(map(str, self.problems))
-        counted = f"{self.clauses} clause{'s' if self.clauses != 1 else ''}"
-        counted += f", {self.cells} cells" if self.cells is not None else ""
+        counted = count(self.clauses, "clause")
+        counted += f", {count(self.cells, 'cell')}" if self.cells is not None else ""
         note = f" ({self.note})" if self.note else ""
         ok = f"{self.file}: ok, {self.name} {self.digest[:8]}, {counted}{note}"
         code = (f"  runs code: {code}" for code in self.code)

@@ -14,7 +14,7 @@ from servanda.cli.options import FILE, shared
 from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
-from servanda.report.format import line
+from servanda.report.format import count, line
 from servanda.report.table import table
 from servanda.runner import load
 
@@ -91,7 +91,7 @@ def _row(listed: ContractFile) -> list[str]:
     return [
         line(listed.version, 24),
         listed.contract.digest[:8],
-        f"{clauses} clause{'s' if clauses != 1 else ''}",
+        count(clauses, "clause"),
         line(listed.file),
     ]
 

@@ -95,8 +95,9 @@ def run_mutations(
     by_contract: dict[Path, list[PreparedTest]] = {}
     for test in tests:
         by_contract.setdefault(test.path.resolve(), []).append(test)
-    for own in by_contract.values():
-        with watching(quiet) as watch:
+    for k, own in enumerate(by_contract.values(), start=1):
+        of = f"contract {k} of {len(by_contract)}" if len(by_contract) > 1 else ""
+        with watching(quiet, run=of) as watch:
             result = mutate(
                 own[0].contract,
                 own,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from servanda.runner.measurement import Progress, Watch, unwatched
+from servanda.runner.sequential import named
 
 _PLAIN_EVERY_S = 5.0
 
@@ -24,13 +25,12 @@ def watching(
     """
     if quiet or sys.stderr is None:
         yield unwatched
-    elif sys.stderr.isatty():
-        yield from _bar(above or str, run)
-    else:
-        yield _plain(run)
+        return
+    with _bar(above or str) if sys.stderr.isatty() else nullcontext(_plain()) as watch:
+        yield named(watch, run) if run else watch
 
 
-def _plain(run: str) -> Watch:
+def _plain() -> Watch:
     started: dict[str, float] = {}
     last: dict[str, float] = {}
 
@@ -42,12 +42,12 @@ def _plain(run: str) -> Watch:
         last[progress.what] = now
         began = started.setdefault(progress.what, now)
         if first and progress.done == 0:
-            print(f"{_name(run, progress)} ...", file=sys.stderr, flush=True)
+            print(f"{progress} ...", file=sys.stderr, flush=True)
             return
         rate = progress.done / max(now - began, 1e-9)
         left = max(progress.total - progress.done, 0) / rate if rate else 0.0
         print(
-            f"{_name(run, progress)}: {progress.done:,} of about {progress.total:,}, "
+            f"{progress}: {progress.done:,} of about {progress.total:,}, "
             f"{now - began:.0f} s, about {left:.0f} s more",
             file=sys.stderr,
             flush=True,
@@ -56,11 +56,8 @@ def _plain(run: str) -> Watch:
     return watch
 
 
-def _name(run: str, progress: Progress) -> str:
-    return f"{run}, {progress.what}" if run else progress.what
-
-
-def _bar(above: Callable[[], str], run: str) -> Iterator[Watch]:
+@contextmanager
+def _bar(above: Callable[[], str]) -> Iterator[Watch]:
     from rich.console import Console, RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -87,7 +84,7 @@ def _bar(above: Callable[[], str], run: str) -> Iterator[Watch]:
                 bar.update(tasks[progress.what], visible=False)
                 return
             if progress.what not in tasks:
-                tasks[progress.what] = bar.add_task(_name(run, progress), total=progress.total)
+                tasks[progress.what] = bar.add_task(str(progress), total=progress.total)
             bar.update(tasks[progress.what], completed=progress.done, total=progress.total)
 
         yield watch

@@ -13,6 +13,7 @@ import click
 from servanda.cli.options import shared
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show_json
+from servanda.report.format import count
 from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
 
 
@@ -46,7 +47,7 @@ def selftest_command(
             rows.append(row)
             by = f" by {', '.join(row.by)}" if row.by else ""
             outcome, tokens = f"{row.verdict.outcome}{by}", row.verdict.tokens
-            say(f"{'✓' if row.passed else '✗'} {row.case:<30} {outcome}, {tokens:,} tokens")
+            say(f"{'✓' if row.passed else '✗'} {row.case:<30} {outcome}, {count(tokens, 'token')}")
     if aside:
         show_json(
             [

@@ -60,7 +60,8 @@ def _perplexity(name: str, portrait: Portrait) -> Gate:
     if train is None or infer is None or not math.isfinite(train - infer):
         return Gate(name, None, "not measured", None)
     change = math.expm1(infer - train)
-    text = f"{math.exp(train):.4g} → {math.exp(infer):.4g} ({100 * change:+.2f} %)"
+    change_text = f"{100 * change:+.2f} %" if change <= 1 else f"{1 + change:.3g} times"
+    text = f"{math.exp(train):.4g} → {math.exp(infer):.4g} ({change_text})"
     return Gate(name, change, text, abs(change) <= _PERPLEXITY)
 
 

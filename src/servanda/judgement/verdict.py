@@ -31,8 +31,9 @@ EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 
 _PRECONDITION = "a precondition failed"
 # the assumption `order`, which a run of Servanda keeps and a trainer's batch may not
 OF_A_TRAINER = (
-    "the trainer chose which answers are here: those still running, aborted, or filtered by their "
-    "reward are not judged, and where that depends on the divergence, neither is the divergence"
+    "the trainer selected the responses of this batch: those still running, aborted or filtered by "
+    "reward are missing, and if the selection depends on the divergence, the divergence of all "
+    "responses differs from the measured one"
 )
 
 

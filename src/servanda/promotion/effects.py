@@ -73,6 +73,7 @@ def _body(
     if decided is not None:
         names = ("value", "low", "high", "limit", "n", "units", "outcome", "note")
         numbers = to_plain({"cell": decided.name, **{n: getattr(decided, n) for n in names}})
+        numbers |= {"share": True} if decided.share else {}
     return {
         "run": after.run,
         "leg": leg.name,

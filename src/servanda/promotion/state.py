@@ -33,7 +33,7 @@ class CellResult:
         n, units: what was counted, and of what.
         note: why, where the numbers do not say it.
         guard: whether it is a precondition, which makes a finding worse and never carries it.
-        at_least: whether the limit is one from below.
+        at_least: whether the limit is one from below; share: whether all are shares of tokens.
     """
 
     clause: str
@@ -48,6 +48,7 @@ class CellResult:
     note: str = ""
     guard: bool = False
     at_least: bool = False
+    share: bool = False
 
     @property
     def name(self) -> str:
@@ -69,6 +70,7 @@ class CellResult:
             cell.note,
             cell.section == "observability",
             at_least,
+            cell.threshold is not None,
         )
 
 

@@ -8,7 +8,7 @@ from servanda.judgement.breakdown import Removed, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import GLYPH
-from servanda.report.format import line, number, percent
+from servanda.report.format import count, line, number, percent
 
 STEPS = 20  # rows of a report; JSON has all
 Table = tuple[str, list[str], list[list[str]]]
@@ -42,8 +42,8 @@ def tables(verdict: Verdict) -> list[Table]:
             title += f"; the worst {len(worst)} (JSON has all)"
         tables.append((title, _STEP_HEADS, [step_row(row) for row in worst]))
     if sequences:
-        title = f"The worst {len(sequences)} sequences; {breakdown.beyond:,} of all are beyond the "
-        title += "limit on their own tokens"
+        title = f"The worst {count(len(sequences), 'sequence')}; {breakdown.beyond:,} of all are "
+        title += "beyond the limit on their own tokens"
         tables.append((title, _SEQUENCE_HEADS, [sequence_row(row) for row in sequences]))
     return tables
 
@@ -60,9 +60,9 @@ def step_row(row: StepRow) -> list[str]:
         f"{row.sequences:,}",
         f"{row.tokens:,}",
         number(row.tv),
-        digits(row.abs_log_ratio),
-        digits(row.exp_abs),
-        digits(row.k3),
+        number(row.abs_log_ratio),
+        number(row.exp_abs),
+        number(row.k3),
     ]
 
 
@@ -73,7 +73,7 @@ def sequence_row(row: SequenceRow) -> list[str]:
         line(row.group, 24),
         f"{row.tokens:,}",
         f"{row.log_ratio:+.3g}",
-        digits(row.exp_abs),
+        number(row.exp_abs),
         number(row.tv),
         percent(row.share),
         "removed by a filter" if row.removed else "beyond the limit" if row.beyond else "",
@@ -90,7 +90,7 @@ def count_of(steps: Sequence[StepRow]) -> str:
 def removed_line(removed: Removed) -> str:
     """What the trainer's filter took out, and what it hides."""
     text = (
-        f"a filter removed {removed.sequences:,} of {removed.of_sequences:,} sequences "
+        f"a filter removed {removed.sequences:,} of {count(removed.of_sequences, 'sequence')} "
         f"({percent(removed.tokens / max(removed.of_tokens, 1))} of the tokens) before training"
     )
     if removed.tv is None or removed.kept is None or removed.before is None:
@@ -99,7 +99,3 @@ def removed_line(removed: Removed) -> str:
         f"{text}: their mean total variation is {number(removed.tv)}, that of the others "
         f"{number(removed.kept)}; before the filter it was {number(removed.before)}"
     )
-
-
-def digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}" if value >= 1 else f"{value:.3g}"

@@ -3,33 +3,73 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import ORDER, WITHIN_NOISE, CellVerdict
 from servanda.judgement.clauses.statistical import ALWAYS
-from servanda.report.format import exact_percent, line, number, percent, place
+from servanda.report.format import WRITTEN, count, exact_percent, line, number, percent, place
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
 GLYPH = {"violated": "✗", "error": "!", "inconclusive": "?", "holds": "✓", "not applicable": "–"}
-UNITS = {"prompt groups": "groups", "golden positions": "positions"}
+KINDS = {
+    "certificate": "anytime-valid bound",
+    "fact": "exact",
+    "bound": "exact, two ends",
+    "guard": "validity check",
+}
+SCOPES = {"population": "all such tokens", "realised": "these tokens"}
+STEP = re.compile(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?")  # a slice of single training steps
 GIVEN_UP = "stopped early: broken as a whole"
 
 
-def limit(cell: CellVerdict) -> str:
-    if cell.limit is None:
+def shown(value: float | None, share: bool) -> str:
+    """A number in the clause's own terms: a percentile concerns a share of the tokens."""
+    return percent(value) if share else number(value)
+
+
+def shown_interval(low: float | None, high: float | None, share: bool) -> str:
+    """Both ends, or "" where it has none."""
+    if low is None or high is None:
         return ""
-    return exact_percent(cell.limit) if cell.threshold is not None else f"{cell.limit:.4g}"
+    return f"[{shown(low, share)}, {shown(high, share)}]"
+
+
+def shown_limit(value: float | None, share: bool) -> str:
+    """In the digits that somebody wrote."""
+    if value is None:
+        return ""
+    return exact_percent(value) if share else number(value, WRITTEN)
+
+
+def size(n: int, units: str) -> str:
+    """How many units, which are named in the plural, such as "1 prompt group"."""
+    return count(n, units.removesuffix("s")) if units else f"{n:,}"
+
+
+def short_size(cell: CellVerdict) -> str:
+    """The same in a column of a table, where prompt groups are groups; "" without a unit."""
+    return size(cell.n, cell.units.removeprefix("prompt ")) if cell.units else ""
+
+
+def limit(cell: CellVerdict) -> str:
+    return shown_limit(cell.limit, cell.threshold is not None)
 
 
 def of_cell(cell: CellVerdict, value: float | None) -> str:
-    """A number of a cell in the clause's own terms: a percentile concerns a share."""
-    return percent(value) if cell.threshold is not None else number(value)
+    return shown(value, cell.threshold is not None)
 
 
 def interval(cell: CellVerdict) -> str:
-    """Both ends, or "" where it has none."""
-    return f"[{', '.join(of_cell(cell, end) for end in cell.interval)}]" if cell.interval else ""
+    return shown_interval(*(cell.interval or (None, None)), cell.threshold is not None)
+
+
+def log_e_value(cell: CellVerdict) -> str:
+    """The evidence against a validity check that is a test; "" of any other cell."""
+    if cell.kind != "guard" or cell.e_violated is None:
+        return ""
+    return f"log e-value {number(cell.e_violated)}"
 
 
 def signed_limit(cell: CellVerdict) -> str:
@@ -101,25 +141,36 @@ def reason(cell: CellVerdict) -> str:
     return "not decided"
 
 
-def meaning(cell: CellVerdict) -> str:
-    """What a number says and of what: kind, claim, interval, limit, n, alpha (law 3)."""
-    parts = [f"{quantity(cell)} on {where(cell)}", cell.outcome]
-    if cell.kind:
-        exact = cell.kind in ("fact", "bound")  # of these positions, so nothing is claimed
-        parts.append(cell.kind if exact else f"{cell.kind}, {cell.claim} claim")
+def scope(cell: CellVerdict) -> str:
+    """The tokens that a number is about; "" where it claims no more than it counts."""
+    return SCOPES[cell.claim] if certified(cell) or cell.kind == "estimate" else ""
+
+
+def meaning(cell: CellVerdict, place: str = "") -> str:
+    """What a number says and of what: kind, scope, interval, limit, n, alpha (law 3).
+
+    Args:
+        place: the slice as the reader knows it; "": its name.
+    """
+    parts = [f"{quantity(cell)} on {place or where(cell)}: {cell.outcome}"]
+    if cell.value is not None:
+        parts.append(f"measured {of_cell(cell, cell.value)}")
     if cell.interval:
         parts.append(f"interval {interval(cell)}")
     if cell.limit is not None:
         parts.append(f"limit {signed_limit(cell)}")
     if cell.floor is not None:
-        parts.append(f"noise floor on infer's tokens {of_cell(cell, cell.floor)}")
+        parts.append(f"noise floor {of_cell(cell, cell.floor)}")
     if cell.n:
-        parts.append(f"n {cell.n:,} {cell.units}")
+        parts.append(f"n {size(cell.n, cell.units)}")
     if cell.missing:
         parts.append(f"{cell.missing:,} missing")
+    if cell.kind:
+        about = scope(cell)
+        parts.append(f"{KINDS.get(cell.kind, cell.kind)}{f' for {about}' if about else ''}")
     if cell.alpha is not None:
-        parts.append(f"alpha {cell.alpha:.3g}")
-    return "; ".join(parts)
+        parts.append(f"alpha {number(cell.alpha)}")
+    return f"{', '.join(parts)}."
 
 
 def sentence(cell: CellVerdict) -> str:
@@ -134,11 +185,11 @@ def sentence(cell: CellVerdict) -> str:
     if cell.interval:
         text += f", interval {interval(cell)}"
     if cell.n:
-        text += f", n {cell.n:,} {cell.units}"
+        text += f", n {size(cell.n, cell.units)}"
     if cell.note:
         text += f"; {line(cell.note)}"
     if cell.outcome == "inconclusive" and cell.more:
-        text += f"; about {cell.more:,} more prompt groups would decide"
+        text += f"; about {count(cell.more, 'more prompt group')} would decide"
     return f"{text}."
 
 

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from servanda.judgement.bound_chain.steps import Chain, Step
+from servanda.report import format
+from servanda.report.format import count
 from servanda.report.table import table
 from servanda.theory.bounds.theorem import THEOREMS
 
@@ -37,7 +39,7 @@ def chain_text(chain: Chain) -> str:
 
 def number(step: Step) -> str:
     """The number of a step, or that it is vacuous."""
-    return "vacuous" if step.vacuous else f"{step.number:.3g} {step.unit}".rstrip()
+    return "vacuous" if step.vacuous else f"{format.number(step.number)} {step.unit}".rstrip()
 
 
 def _head(chain: Chain) -> str:
@@ -46,7 +48,7 @@ def _head(chain: Chain) -> str:
     )
     if chain.tokens is None:
         return f"{chain.contract}: {what}; the length of a response is not declared"
-    return f"{chain.contract}: {what}, for responses of up to {chain.tokens:,} tokens"
+    return f"{chain.contract}: {what}, for responses of up to {count(chain.tokens, 'token')}"
 
 
 def _vacuous(chain: Chain) -> str:

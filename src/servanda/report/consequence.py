@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.drift_location import contrast, explains, parted
-from servanda.judgement.token_profile import Portrait
+from servanda.judgement.token_profile import Portrait, Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import worst_first
-from servanda.report.format import percent
+from servanda.report.format import number, percent
 from servanda.report.summary import flips
 
 
@@ -18,8 +18,10 @@ def consequence(verdict: Verdict) -> list[str]:
     """One line on the tokens that are hit, and one on where they are; [] where nothing is known."""
     if verdict.outcome != "violated":
         return []
-    affected = _affected(verdict)
-    return [text for text in (affected, affected and _where(verdict.portraits)) if text]
+    if not (affected := _affected(verdict)):
+        return []
+    found = drift(verdict.portraits.get("infer"), verdict.portraits.get("self_infer"))
+    return [affected, *([f"where: {found.place}; {found.text}."] if found else [])]
 
 
 def _affected(verdict: Verdict) -> str:
@@ -41,18 +43,33 @@ def _affected(verdict: Verdict) -> str:
     return f"{text}." if name == WHOLE else f"{text} there ({percent(found.whole)} overall)."
 
 
-def _where(portraits: Mapping[str, Portrait]) -> str:
-    """The edge of prompt length, position or entropy that separates the tokens that drift."""
-    infer, own = portraits.get("infer"), portraits.get("self_infer")
-    sharpest = contrast(infer) if infer is not None else None
+class Drift(NamedTuple):
+    """The edge of prompt length, position or entropy that separates the tokens that drift.
+
+    Args:
+        text: how much they drift, and whether the infer kernel's own noise explains it.
+    """
+
+    place: str
+    text: str
+    inside: Sums
+    outside: Sums
+
+
+def drift(portrait: Portrait | None, own: Portrait | None) -> Drift | None:
+    """None where no edge separates them.
+
+    Args:
+        own: of the infer kernel compared with itself.
+    """
+    sharpest = contrast(portrait) if portrait is not None else None
     if sharpest is None:
-        return ""
-    ratio = f"{sharpest.ratio:.3g} times that of other tokens"
+        return None
+    ratio = f"{number(sharpest.ratio)} times that of other tokens"
     ratio = ratio if math.isfinite(sharpest.ratio) else "above 0 there alone"
-    text = f"where: {sharpest.words}; their mean TV is {ratio}"
+    text = f"their mean TV is {ratio}"
     noise = parted(own, sharpest) if own is not None else None
-    if noise is None:
-        return f"{text}."
-    if explains(noise, sharpest):
-        return f"{text}, and so is the infer kernel's own noise ({noise:.2g} times)."
-    return f"{text}, and the infer kernel's own noise does not explain it ({noise:.2g} times)."
+    if noise is not None:
+        says = "explains it" if explains(noise, sharpest) else "does not explain it"
+        text += f", and the infer kernel's own noise {says} ({number(noise)} times)"
+    return Drift(sharpest.words, text, sharpest.inside, sharpest.outside)

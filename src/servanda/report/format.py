@@ -10,8 +10,11 @@ from xml.etree.ElementTree import Element, indent, tostring
 
 from servanda.contract.model import WHOLE
 
+WRITTEN = 6  # digits of a number that somebody wrote, such as a limit
 # what XML 1.0 cannot hold, not even escaped
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DECIMAL = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)(?![\w.])")
 _DURATIONS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))  # seconds
 
 
@@ -24,25 +27,68 @@ def line(text: str, longest: int = 0) -> str:
     return text if not longest or len(text) <= longest else text[: longest - 1] + "…"
 
 
-def number(value: float | None) -> str:
-    """Four decimals, or two digits where they would not show it."""
+def number(value: float | None, digits: int = 3) -> str:
+    """At most three digits that mean something; very small and very large as a power of ten.
+
+    Near 1, where ratios and weights lie, two digits of the distance from it.
+
+    Args:
+        digits: `WRITTEN` for a number that somebody wrote.
+
+    >>> number(0.17004), number(20.7553), number(170200.0), number(4.9e-09), number(1e-5)
+    ('0.17', '20.8', '170,000', '4.9×10⁻⁹', '10⁻⁵')
+    >>> number(0.99874), number(1.000388), number(1.0)
+    ('0.9987', '1.00039', '1')
+    """
     if value is None or math.isnan(value):
         return ""
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2g}"
+    if 0 < abs(value - 1) < 0.1:
+        value = 1 + round(float(f"{value - 1:.{max(digits - 1, 1)}g}"), 6)
+    elif not value or 1e-4 <= abs(value) < 1e6:
+        value = float(f"{value:.{digits}g}")
+    else:
+        mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+        times = "" if float(mantissa) == 1 else f"{float(mantissa):g}×"
+        return f"{times}10{str(int(power)).translate(_RAISED)}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.9f}".rstrip("0").rstrip(".")
+
+
+def rounded(words: str) -> str:
+    """A text of numbers with three digits each; a name is left alone.
+
+    >>> rounded("2.5013 → 2.501 (+0.03 %)"), rounded("1.702e+05"), rounded("step_1.2345.jsonl")
+    ('2.5 → 2.5 (+0.03 %)', '170,000', 'step_1.2345.jsonl')
+    """
+    return _DECIMAL.sub(lambda match: number(float(match[0])), words)
 
 
 def percent(value: float | None) -> str:
-    """A share as percent; more digits where it is small."""
+    """A share as percent; more digits where it is small; above 1 it is none, but a ratio.
+
+    >>> percent(0.104), percent(0.0004), percent(1.0), percent(0.9999), percent(1.649)
+    ('10.4 %', '0.04 %', '100 %', '> 99.9 %', '1.65 times')
+    """
     if value is None or math.isnan(value):
         return ""
+    if value > 1:
+        return f"{number(value)} times"
     digits = f"{100 * value:.1f}"
     if digits == "0.0" and value:
         digits = f"{100 * value:.2g}"
     if digits == "100.0" and value != 1:
-        return "> 99.9 %" if value < 1 else "> 100 %"
+        return "> 99.9 %"
     return f"{100 * value:.0f} %" if value in (0, 1) else f"{digits} %"
+
+
+def part_of(value: float, whole: str) -> str:
+    """A part of something; beyond the whole, a ratio.
+
+    >>> part_of(0.096, "the limit"), part_of(1.649, "the limit")
+    ('9.6 % of the limit', '1.65 times the limit')
+    """
+    return f"{percent(value)} {'of ' * (value <= 1)}{whole}"
 
 
 def place(name: str, longest: int = 0) -> str:
@@ -56,7 +102,7 @@ def rough(value: float, *, share: bool = False) -> str:
     >>> rough(0.04581), rough(0.0123, share=True)
     ('0.046', '1.2 %')
     """
-    return f"{100 * value:.2g} %" if share else f"{value:.2g}"
+    return f"{number(100 * value, 2)} %" if share else number(value, 2)
 
 
 def exact_percent(value: float) -> str:
@@ -65,7 +111,7 @@ def exact_percent(value: float) -> str:
     >>> exact_percent(0.05), exact_percent(0.125)
     ('5 %', '12.5 %')
     """
-    return f"{100 * value:.4g} %"
+    return f"{number(100 * value, 4)} %"
 
 
 def count(n: int, noun: str) -> str:

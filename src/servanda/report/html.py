@@ -13,15 +13,16 @@ from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.field_thresholds import Gate, gates
+from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
-from servanda.report import cell_text, format, html_numbers, summary
+from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables
+from servanda.report.format import count
+from servanda.report.html_anchors import slug
 from servanda.report.html_cards import cards, described
 from servanda.report.html_chain import implied
 from servanda.report.html_details import curves, fingerprints, matrix, numbers
 from servanda.report.html_ladder import deciding, drawn_track, ladder
-from servanda.report.html_numbers import figure, slug
 from servanda.report.html_pictures import e_values, joint, ratios, steps
 from servanda.report.html_shapes import axis
 from servanda.report.html_slices import SlicesOf, slice_words
@@ -151,7 +152,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
     return {
         "v": verdict,
         "head": headline(verdict),
-        "impact": impact(verdict, slices),
+        "impact": summary.effect(verdict, lambda cell: _place(cell, slices)),
         "names": _names(verdict),
         "size": _size(verdict),
         "ladder": ladder(verdict, slices),
@@ -174,8 +175,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "numbers": numbers(verdict, slices),
         "glossary": _GLOSSARY,
         "line": format.line,
-        "figure": figure,
-        "rounded": html_numbers.rounded,
+        "figure": format.number,
         "spans": spans,
         "slug": slug,
         "axis": axis,
@@ -184,41 +184,12 @@ def view(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def impact(verdict: Verdict, slices: SlicesOf) -> str:
-    """Under the sentence: the worst number, where, how much traffic, what changes there."""
-    cell = deciding(verdict)
-    if cell is None or cell.value is None or cell.outcome not in ("violated", "holds"):
-        return summary.effect(verdict)
-    if verdict.outcome != cell.outcome or not cell.enforced:
-        return summary.effect(verdict)
+def _place(cell: CellVerdict, slices: SlicesOf) -> str:
+    """A cell's slice, as code, with its definition."""
+    if cell.slice == WHOLE or cell.section == "numerical":
+        return cell_text.where(cell)
     words = slices.of(cell.slice)
-    where = "the whole traffic" if cell.slice == WHOLE else f"slice `{words.name}`"
-    if cell.section == "numerical":
-        where = f"the golden texts, {where}"
-    definition = f" ({words.definition})" if words.definition else ""
-    quantity = html_numbers.quantity(cell)
-    value, limit = html_numbers.of(cell, cell.value), cell_text.signed_limit(cell)
-    text = f"{quantity} is {value} on {where}{definition}, limit {limit}"
-    parts = [f"{text[0].upper()}{text[1:]}."]
-    if verdict.outcome == "violated":
-        if cell.share is not None and cell.slice != WHOLE and cell.section != "numerical":
-            parts.append(f"This slice has {format.percent(cell.share)} of the tokens.")
-        parts += _flips(verdict, cell)
-        if dumped(verdict) and cell.metric == "tv" and cell.threshold is None:
-            share = format.percent(min(2 * cell.value, 1.0))
-            parts.append(f"So {share} of the gradient on these tokens may be wrong (twice the tv).")
-    return " ".join(parts)
-
-
-def _flips(verdict: Verdict, cell: CellVerdict) -> list[str]:
-    found = summary.flips(verdict, cell.slice)
-    if found is None:
-        return []
-    beside = [] if cell.slice == WHOLE else [f"{format.percent(found.whole)} overall"]
-    if found.stable is not None:
-        beside.append(f"{format.percent(found.stable)} with the stable kernel")
-    more = f" ({', '.join(beside)})" if beside else ""
-    return [f"The top-1 token differs at {format.percent(found.there)} of its positions{more}."]
+    return f"slice `{words.name}`" + (f" ({words.definition})" if words.definition else "")
 
 
 def spans(words: str) -> list[tuple[bool, str]]:
@@ -247,9 +218,9 @@ def _names(verdict: Verdict) -> tuple[str, list[tuple[str, str]]]:
 def _size(verdict: Verdict) -> str:
     parts = []
     if verdict.sequences:
-        parts += [f"{verdict.tokens:,} tokens", f"{verdict.groups:,} groups"]
+        parts += [count(verdict.tokens, "token"), count(verdict.groups, "group")]
     elif verdict.golden_tokens:
-        parts.append(f"{verdict.golden_tokens:,} golden positions")
+        parts.append(count(verdict.golden_tokens, "golden position"))
     seconds = verdict.circumstances.seconds
     if seconds is not None:
         parts.append(format.duration(seconds))
@@ -273,22 +244,18 @@ def _gates_title(verdict: Verdict, passes: list[bool | None]) -> str:
 
 def _gates(verdict: Verdict) -> list[GateRow]:
     says = {True: ("would pass", "plain"), False: ("would fail", "fails"), None: ("–", "plain")}
-    rows = [GateRow(g.name, _of_gate(g), *says[g.passes]) for g in gates(verdict.portraits)]
+    rows = [
+        GateRow(g.name.replace(" %", "\xa0%"), summary.gate_text(g), *says[g.passes])
+        for g in gates(verdict.portraits)
+    ]
     answer = f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}"
     return [*rows, GateRow("this contract", _ours(verdict), answer, verdict.outcome)]
-
-
-def _of_gate(gate: Gate) -> str:
-    """Its number in three digits; an agreement that is not whole is never shown as whole."""
-    if gate.value is not None and gate.name.startswith("top-1"):
-        return format.percent(gate.value)
-    return html_numbers.rounded(gate.text)
 
 
 def _ours(verdict: Verdict) -> str:
     cells = counted(verdict.cells)
     if verdict.outcome == "holds":
-        return f"{len(cells)} of {len(cells)} cells"
+        return f"{len(cells)} of {count(len(cells), 'cell')}"
     bad = cell_text.worst_first(c for c in cells if c.outcome == verdict.outcome)
     cell = deciding(verdict)
     if cell is None or cell not in bad:
@@ -297,7 +264,7 @@ def _ours(verdict: Verdict) -> str:
         return "no enforced clause"
     if cell.value is None or cell.limit is None:
         return f"{format.line(cell.clause, 24)} on {cell_text.where(cell, 20)}"
-    value = html_numbers.of(cell, cell.value)
+    value = cell_text.of_cell(cell, cell.value)
     return f"{cell_text.where(cell, 20)}: {value}, limit {cell_text.limit(cell)}"
 
 

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.drift_location import Contrast, contrast, explains, parted
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
-from servanda.report import cell_text, format, html_numbers
-from servanda.report.html_numbers import figure
+from servanda.report import cell_text, format
+from servanda.report.consequence import drift
+from servanda.report.format import count
+from servanda.report.format import number as figure
 from servanda.report.summary import counted, dumped
 
 _GRADES = {
@@ -68,19 +69,21 @@ def _fair(verdict: Verdict) -> list[Line]:
     if known:
         noise = ", ".join(f"{side} kernel {figure(v)}" for side, v in known.items())
         n = max(p.total.n for p in selves.values())
-        text = f"noise floor (each kernel in other batches), mean TV: {noise} (n {n:,} tokens)"
+        text = (
+            f"noise floor (each kernel in other batches), mean TV: {noise} (n {count(n, 'token')})"
+        )
         lines.append(Line(text, "✓", "holds"))
     else:
         lines.append(Line("the noise floor was not measured", "?", "inconclusive"))
     if verdict.lost:
-        lines.append(Line(f"{verdict.lost:,} sequences lost", "!", "error"))
+        lines.append(Line(f"{count(verdict.lost, 'sequence')} lost", "!", "error"))
     return lines
 
 
 def _coverage(cell: CellVerdict) -> str:
     if cell.value is None:
         return "logprobs: nothing measured"
-    return f"logprobs on {format.percent(cell.value)} of {cell.n:,} tokens"
+    return f"logprobs on {format.percent(cell.value)} of {count(cell.n, 'token')}"
 
 
 def _sampler(cell: CellVerdict) -> str:
@@ -88,59 +91,42 @@ def _sampler(cell: CellVerdict) -> str:
         "holds": "sampled as reported",
         "violated": "not sampled as reported",
     }.get(cell.outcome, "sampler not judged")
-    return f"{answer}, n {cell.n:,} tokens" if cell.n else answer
+    return f"{answer}, n {count(cell.n, 'token')}" if cell.n else answer
 
 
 def _sits(verdict: Verdict) -> list[Line]:
     what, portrait = described(verdict)
     if not portrait.total.n:
         return [Line("No token was compared.")]
-    sharpest = contrast(portrait)
+    own = verdict.portraits.get("self_infer") if what == "workload" else None
+    found = drift(portrait, own)
     # slices on which a statistical clause is violated, the whole left out
     red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
-    broken = [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
-    if sharpest is None and broken:
+    names = [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
+    broken = [n.replace("-", " ", 1) if cell_text.STEP.fullmatch(n) else n for n in names]
+    if found is None and broken:
         return [
             Line(f"On {broken[0]}.", strong=True),
             *([Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []),
             Line("No edge of prompt length, position or entropy tells more."),
         ]
-    if sharpest is None:
+    if found is None:
         mean = figure(portrait.total.mean("tv"))
         return [
             Line("Nowhere in particular.", strong=True),
             Line("No edge of prompt length, position or entropy doubles mean TV"),
-            Line(f"({mean} over n {portrait.total.n:,} tokens)."),
+            Line(f"({mean} over n {count(portrait.total.n, 'token')})."),
         ]
-    return _contrast_lines(sharpest, verdict, what)
-
-
-def _contrast_lines(sharpest: Contrast, verdict: Verdict, what: str) -> list[Line]:
-    inside, outside = sharpest.inside, sharpest.outside
-    times = "and none elsewhere"
-    if math.isfinite(sharpest.ratio):
-        times = f"{figure(sharpest.ratio)} times that of the others"
-    lines = [
-        Line(f"{sharpest.words[0].upper()}{sharpest.words[1:]}:", strong=True),
-        Line(f"mean TV {times}."),
-        Line(
-            f"{figure(inside.mean('tv'))} (n {inside.n:,}) against "
-            f"{figure(outside.mean('tv'))} (n {outside.n:,} tokens)."
-        ),
+    means = [
+        f"{figure(side.mean('tv'))} (n {count(side.n, 'token')})"
+        for side in (found.inside, found.outside)
     ]
-    own = verdict.portraits.get("self_infer")
-    noise = parted(own, sharpest) if own is not None and what == "workload" else None
-    if noise is not None and explains(noise, sharpest):
-        text = (
-            f"The infer kernel's own noise rises alike ({figure(noise)}×), so it looks like noise."
-        )
-        lines.append(Line(text))
-    elif noise is not None:
-        text = "The infer kernel's own noise shows no such jump "
-        lines.append(Line(f"{text}({figure(noise)}×), so noise does not explain it."))
-    if what != "workload":
-        lines.append(Line(f"On the {what}."))
-    return lines
+    lines = [
+        Line(f"{found.place[0].upper()}{found.place[1:]}:", strong=True),
+        Line(f"{found.text}."),
+        Line(f"Mean TV {' against '.join(means)}."),
+    ]
+    return lines if what == "workload" else [*lines, Line(f"On the {what}.")]
 
 
 def _worst(verdict: Verdict) -> list[Line]:
@@ -175,7 +161,7 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
         Line(f"|log ratio| {figure(worst.abs_log_ratio)} nats{entropy}"),
         Line(
             f"token id {worst.token} at position {worst.position}, after a prompt of "
-            f"{worst.prompt_tokens:,} tokens{of}"
+            f"{count(worst.prompt_tokens, 'token')}{of}"
         ),
     ]
 
@@ -196,14 +182,16 @@ def _missed(verdict: Verdict) -> list[Line]:
     lines = [Line("By the widths of this run's intervals, violated from about:")]
     whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
     for cell, least_mean in dict.fromkeys(filter(None, (whole, blind))):
-        least = html_numbers.of(cell, float(f"{least_mean:.2g}"))
+        least = format.rough(least_mean, share=cell.threshold is not None)
         text = f"{format.place(cell.slice, 24)}: {least} (limit {cell_text.limit(cell)})"
         lines.append(Line(text, strong=True))
     least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""
     lines.append(Line(f"{cell_text.quantity(blind[0])}{least}"))
     unseen = [c.slice for c in cells if not c.n]
     if unseen:
-        lines.append(Line(f"No token at all: {len(unseen)} cells (a cell is a clause on a slice)."))
+        lines.append(
+            Line(f"No token at all: {count(len(unseen), 'cell')} (a cell is a clause on a slice).")
+        )
     return lines
 
 

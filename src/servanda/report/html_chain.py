@@ -10,8 +10,9 @@ from servanda.judgement.bound_chain.chain import chain
 from servanda.judgement.bound_chain.steps import Step
 from servanda.judgement.verdict import Verdict
 from servanda.report import format
+from servanda.report.cell_text import KINDS
 from servanda.report.chain_text import chain_text
-from servanda.report.html_numbers import KINDS, figure
+from servanda.report.format import number as figure
 
 
 class ImpliedStep(NamedTuple):

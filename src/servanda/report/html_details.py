@@ -10,10 +10,12 @@ from typing import NamedTuple
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import EDGES, Portrait, Sums
 from servanda.judgement.verdict import Verdict
-from servanda.report import cell_text, format, html_numbers
+from servanda.report import cell_text, format
+from servanda.report.format import count
+from servanda.report.format import number as figure
+from servanda.report.html_anchors import anchors
 from servanda.report.html_cards import described
 from servanda.report.html_ladder import Track
-from servanda.report.html_numbers import figure
 from servanda.report.html_shapes import Scale
 from servanda.report.html_slices import SlicesOf, SliceWords, slice_words
 
@@ -55,14 +57,14 @@ _HEAT = (0.25, 0.5, 0.8, 1.0)  # of the limit
 def matrix(verdict: Verdict, slices: SlicesOf | None = None) -> Matrix:
     """Every cell, once; clauses that promise the same of one metric share a column."""
     slices = slices or slice_words(None)
-    anchors = html_numbers.anchors(verdict.cells)
+    names = anchors(verdict.cells)
     metrics: dict[tuple[object, ...], dict[str, list[Entry]]] = {}
     heads: dict[tuple[object, ...], tuple[str, dict[str, None]]] = {}
     for i, cell in enumerate(verdict.cells):
         sampled = cell.threshold if cell.threshold is not None else cell.aggregate
         key = (cell.section, cell.metric, sampled, cell.workload)
-        metrics.setdefault(key, {}).setdefault(cell.slice, []).append(_entry(cell, anchors[i]))
-        head = heads.setdefault(key, (html_numbers.quantity(cell), {}))
+        metrics.setdefault(key, {}).setdefault(cell.slice, []).append(_entry(cell, names[i]))
+        head = heads.setdefault(key, (cell_text.quantity(cell), {}))
         head[1][format.line(cell.clause, 40)] = None
     wide = [key for key, by_slice in metrics.items() if len(by_slice) > 1]
     names = dict.fromkeys(
@@ -83,13 +85,13 @@ def _entry(cell: CellVerdict, anchor: str) -> Entry:
     times, heat = "", None
     if cell.section != "observability" and cell.limit and cell.value is not None:
         ratio = cell_text.excess(cell)
-        times = f"{html_numbers.figure(float(f'{ratio:.2g}'))}×"
+        times = f"{format.rough(ratio)}×"
         heat = sum(ratio > edge for edge in _HEAT)
     return Entry(
         cell_text.GLYPH[cell.outcome],
         cell.outcome,
         not cell.enforced,
-        html_numbers.of(cell, cell.value),
+        cell_text.of_cell(cell, cell.value),
         cell_text.signed_limit(cell),
         times,
         heat,
@@ -246,8 +248,8 @@ _RIGHT = {2, 3, 4, 5, 6, 7, 8, 11, 12}
 def numbers(verdict: Verdict, slices: SlicesOf | None = None) -> Numbers:
     """Every cell with what it claims, worst first; columns that no cell fills are left out."""
     slices = slices or slice_words(None)
-    anchors = html_numbers.anchors(verdict.cells)
-    places = {id(cell): anchors[i] for i, cell in enumerate(verdict.cells)}
+    names = anchors(verdict.cells)
+    places = {id(cell): names[i] for i, cell in enumerate(verdict.cells)}
     worst = cell_text.worst_first(verdict.cells)
     rows = [_number(cell, slices, places[id(cell)]) for cell in worst]
     filled = [i for i in range(len(_HEADS)) if any(row.columns[i] for row in rows)]
@@ -259,25 +261,23 @@ def numbers(verdict: Verdict, slices: SlicesOf | None = None) -> Numbers:
 
 
 def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
-    show = partial(html_numbers.of, cell)
+    show = partial(cell_text.of_cell, cell)
     evidence = [
         "–" if nats is None or not math.isfinite(nats) else figure(nats)
         for nats in (cell.e_holds, cell.e_violated)
     ]
-    claims = cell_text.certified(cell) or cell.kind == "estimate"
-    units = " ".join(filter(None, (cell.units, f"({cell.unit})" if cell.unit else "")))
     columns = (
-        f"{format.line(cell.clause)}: {html_numbers.quantity(cell)}",
+        f"{format.line(cell.clause)}: {cell_text.quantity(cell)}",
         slices.of(cell.slice).name if cell.section != "numerical" else cell_text.where(cell),
         show(cell.value),
-        html_numbers.interval(cell),
+        cell_text.interval(cell),
         cell_text.signed_limit(cell),
         show(cell.floor),
         show(cell.stable),
-        f"{cell.n:,} {units}" if cell.units else "",
+        " ".join(filter(None, (cell_text.short_size(cell), f"({cell.unit})" if cell.unit else ""))),
         f"{cell.missing:,}" if cell.missing else "",
-        html_numbers.KINDS.get(cell.kind, cell.kind),
-        html_numbers.SCOPES[cell.claim] if claims else "",
+        cell_text.KINDS.get(cell.kind, cell.kind),
+        cell_text.scope(cell),
         figure(cell.alpha),
         ", ".join(evidence) if {*evidence} != {"–"} else "",
     )
@@ -285,5 +285,5 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
     if not cell.enforced:
         notes.append("monitored, not enforced")
     if cell.more:
-        notes.append(f"about {cell.more:,} more prompt groups would decide")
+        notes.append(f"about {count(cell.more, 'more prompt group')} would decide")
     return Number(cell.outcome, cell_text.GLYPH[cell.outcome], anchor, columns, "; ".join(notes))

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.report import cell_text, format, html_numbers
+from servanda.report import cell_text, format
+from servanda.report.html_anchors import anchors
 from servanda.report.html_shapes import Markup, Scale, drawing, line, mark, rect
 from servanda.report.html_slices import SlicesOf, SliceWords, slice_words
 
@@ -97,7 +98,7 @@ def track(cell: CellVerdict, scale: Scale, place: str) -> Track:
         low, high = scale.at(0.0 if around_zero else near), scale.at(far)
     return Track(
         cell.outcome.replace(" ", "-"),
-        html_numbers.meaning(cell, place),
+        cell_text.meaning(cell, place),
         at(cell.value),
         low,
         high,
@@ -142,8 +143,8 @@ def ladder(verdict: Verdict, slices: SlicesOf | None = None) -> Ladder | None:
     whole = [c for c in family if c.slice == WHOLE]
     others = [c for c in family if c.slice != WHOLE]
     drawn, hidden = others[: _ROWS - len(whole)], others[_ROWS - len(whole) :]
-    anchors = html_numbers.anchors(verdict.cells)
-    places = {id(cell): anchors[i] for i, cell in enumerate(verdict.cells)}
+    names = anchors(verdict.cells)
+    places = {id(cell): names[i] for i, cell in enumerate(verdict.cells)}
     splits: dict[str, list[LadderRow]] = {}
     for cell in [*drawn, *whole]:
         words = slices.of(cell.slice)
@@ -151,7 +152,7 @@ def ladder(verdict: Verdict, slices: SlicesOf | None = None) -> Ladder | None:
         row = _row(cell, scale, words, places[id(cell)])
         splits.setdefault(words.split or split, []).append(row)
     return Ladder(
-        what=html_numbers.quantity(family[0]),
+        what=f"{'share of ' * (family[0].threshold is not None)}{cell_text.quantity(family[0])}",
         meaning=_MEANINGS.get(family[0].metric, ""),
         splits=tuple(Split("" if name == WHOLE else name, tuple(r)) for name, r in splits.items()),
         scale=scale,
@@ -173,8 +174,8 @@ def _row(cell: CellVerdict, scale: Scale, words: SliceWords, anchor: str) -> Lad
         share,
         cell_text.GLYPH[cell.outcome],
         cell.outcome if cell.enforced else f"{cell.outcome} (monitored)",
-        html_numbers.of(cell, cell.value) or "no number",
-        html_numbers.interval(cell),
+        cell_text.of_cell(cell, cell.value) or "no number",
+        cell_text.interval(cell),
         cell_text.signed_limit(cell),
         anchor,
         track(cell, scale, place),

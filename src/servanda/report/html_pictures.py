@@ -12,8 +12,8 @@ from servanda.judgement.breakdown import EValuePath, StepSeries
 from servanda.judgement.token_profile import JOINT, RATIO_EDGES, Portrait
 from servanda.judgement.verdict import Verdict
 from servanda.report import format
+from servanda.report.format import number as figure
 from servanda.report.html_cards import described
-from servanda.report.html_numbers import figure
 from servanda.report.html_shapes import (
     WIDE,
     Markup,

@@ -9,7 +9,7 @@ from html import escape
 from typing import NamedTuple
 
 from servanda.report.format import duration
-from servanda.report.html_numbers import figure
+from servanda.report.format import number as figure
 
 NARROW = 120  # pixels: the smallest width at which an axis beside text is drawn
 WIDE = 250  # and one that has the width of a phone

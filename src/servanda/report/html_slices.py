@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from servanda.contract.clause import WHOLE, SliceRule
 from servanda.contract.model import Contract
 from servanda.report import format
+from servanda.report.cell_text import STEP
 
 _STEPS = "single training steps"
-_STEP = re.compile(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?")
 _SIGNS = {"gte": "≥", "gt": ">", "lte": "≤", "lt": "<"}
 # field -> (what it is of a token or request, the unit of its number)
 _FIELDS = {
@@ -61,7 +61,7 @@ class SlicesOf(NamedTuple):
         """A slice by its name, which may be a value or a bucket of a split."""
         if name == WHOLE:
             return SliceWords("whole traffic", "", "")
-        if step := _STEP.fullmatch(name):
+        if step := STEP.fullmatch(name):
             first, last, rest = step.groups()
             text = f"training steps {first} to {last}" if last else f"training step {first}"
             inner = self.of(rest) if rest else None

@@ -10,7 +10,8 @@ from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
 from servanda.report.breakdown import removed_line, tables
-from servanda.report.summary import headline, impact
+from servanda.report.format import count
+from servanda.report.summary import gate_text, headline, impact
 
 _WORST = 5
 _ALERTS = {"violated": "CAUTION", "error": "WARNING", "inconclusive": "WARNING", "holds": "TIP"}
@@ -31,7 +32,10 @@ def render(verdict: Verdict) -> str:
     if cells[_WORST:]:
         lines += [
             "",
-            *_folded(f"{len(cells) - _WORST} more cells (clause × slice)", _table(cells[_WORST:])),
+            *_folded(
+                f"{count(len(cells) - _WORST, 'more cell')} (clause × slice)",
+                _table(cells[_WORST:]),
+            ),
         ]
     if verdict.blind_spots:
         spots = [f"- {plain(spot.text)}" for spot in verdict.blind_spots]
@@ -54,14 +58,16 @@ def _table(cells: Sequence[CellVerdict]) -> list[str]:
 
 def _row(cell: CellVerdict) -> list[str]:
     answer = cell_text.reason(cell) or cell.outcome
+    measured = [cell_text.of_cell(cell, cell.value), cell_text.interval(cell)]
+    measured = measured if any(measured) else [cell_text.log_e_value(cell)]
     texts = [
         f"{cell_text.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
         f"{format.line(cell.clause, 40)}: {cell_text.quantity(cell)}",
         cell_text.where(cell, 40),
-        f"{cell_text.of_cell(cell, cell.value) or 'no number'} {cell_text.interval(cell)}".rstrip(),
+        " ".join(filter(None, measured)) or "no number",
         cell_text.signed_limit(cell),
         cell_text.of_cell(cell, cell.floor),
-        f"{cell.n:,} {cell_text.UNITS.get(cell.units, cell.units)}" if cell.units else "",
+        cell_text.short_size(cell),
     ]
     return [plain(text) for text in texts]
 
@@ -70,7 +76,7 @@ def _gates(verdict: Verdict) -> list[str]:
     says = {True: "would pass", False: "would fail", None: "not measured"}
     lines = ["| threshold | value | |", "|---|--:|---|"]
     for gate in gates(verdict.portraits):
-        value = gate.text if gate.passes is not None else "–"
+        value = gate_text(gate) if gate.passes is not None else "–"
         lines.append(f"| {plain(gate.name)} | {plain(value)} | {says[gate.passes]} |")
     return lines
 
@@ -88,9 +94,9 @@ def _folded(title: str, lines: Sequence[str]) -> list[str]:
 def _small(verdict: Verdict) -> str:
     parts = [f"{plain(format.line(verdict.infer))} against {plain(format.line(verdict.train))}"]
     if verdict.sequences:
-        parts.append(f"{verdict.tokens:,} tokens of {verdict.groups:,} prompt groups")
+        parts.append(f"{count(verdict.tokens, 'token')} of {count(verdict.groups, 'prompt group')}")
     if verdict.golden_tokens:
-        parts.append(f"{verdict.golden_tokens:,} golden positions")
+        parts.append(count(verdict.golden_tokens, "golden position"))
     parts.append(f"evidence {verdict.evidence[:8]}, exit {verdict.exit_code}")
     return f"<sub>{' · '.join(parts)}</sub>"
 

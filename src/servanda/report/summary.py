@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN
+from servanda.judgement.field_thresholds import Gate
 from servanda.judgement.verdict import Verdict
-from servanda.report.cell_text import excess, limit, measured, reason, where, worst_first
-from servanda.report.format import count, line, percent
+from servanda.report.cell_text import (
+    STEP,
+    excess,
+    measured,
+    reason,
+    signed_limit,
+    where,
+    worst_first,
+)
+from servanda.report.format import count, line, percent, rounded
 
 _ANSWERS = {
     "violated": ("✗", "Do not promote."),
@@ -77,11 +86,20 @@ def _failed(bad: Sequence[CellVerdict], cells: Sequence[CellVerdict]) -> str:
 
 
 def _extent(cells: Sequence[CellVerdict]) -> str:
-    slices = {c.slice for c in cells}
-    parts = ["the whole traffic"] if WHOLE in slices else []
-    if len(slices - {WHOLE}):
-        parts.append(count(len(slices - {WHOLE}), "slice"))
-    return f"on {' and '.join(parts)}"
+    return f"on {_places({c.slice for c in cells})}"
+
+
+def _places(names: Collection[str], other: str = "") -> str:
+    """How many slices and how many training steps, and whether the whole; "" of none.
+
+    Args:
+        other: before the nouns, such as "other ".
+    """
+    steps = sum(STEP.fullmatch(name) is not None for name in names)
+    counts = {"slice": len({*names} - {WHOLE}) - steps, "step": steps}
+    parts = ["the whole traffic"] if WHOLE in names else []
+    parts += [count(n, f"{other}{noun}") for noun, n in counts.items() if n]
+    return " and ".join(", ".join(parts).rsplit(", ", 1))
 
 
 def _untrusted(bad: Sequence[CellVerdict]) -> bool:
@@ -97,16 +115,26 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
         return f"The infer kernel breaks {_names(bad)}."
     slices = list(dict.fromkeys(c.slice for c in bad))
     if WHOLE in slices:
-        others = len(slices) - 1
-        more = f" and {count(others, 'slice')}" if others else ""
         clauses = {c.clause for c in bad}
         what = "" if len(clauses) > 1 else f"{line(bad[0].clause, 40)} on "
-        return f"The infer kernel breaks {what}the whole traffic{more}."
-    names = [line(s, 40) for s in slices[:2]]
-    if len(slices) > 2:
-        return f"The infer kernel breaks {len(slices)} slices: {', '.join(names)} and others."
-    noun = "slices" if len(names) > 1 else "slice"
-    return f"The infer kernel breaks {noun} {' and '.join(names)}."
+        return f"The infer kernel breaks {what}{_places(slices)}."
+    steps = [name for name in slices if STEP.fullmatch(name)]
+    listed = [
+        _listed("slice", [name for name in slices if name not in steps]),
+        _listed("step", [name.removeprefix("step-") for name in steps]),
+    ]
+    return f"The infer kernel breaks {' and '.join(filter(None, listed))}."
+
+
+def _listed(noun: str, names: Sequence[str]) -> str:
+    """
+    >>> _listed("slice", ["a"]), _listed("step", ["1", "2"]), _listed("step", ["1", "2", "3"])
+    ('slice a', 'steps 1 and 2', '3 steps (1, 2 and others)')
+    """
+    shown = [line(name, 40) for name in names[:2]]
+    if len(names) > 2:
+        return f"{count(len(names), noun)} ({', '.join(shown)} and others)"
+    return f"{noun}{'s' * (len(names) > 1)} {' and '.join(shown)}" if names else ""
 
 
 def _rest(cells: Sequence[CellVerdict]) -> str:
@@ -116,16 +144,11 @@ def _rest(cells: Sequence[CellVerdict]) -> str:
         return ""
     broken = {c.slice for c in sampled if c.outcome != "holds"}
     fine = {c.slice for c in sampled} - broken
-    undecided = len({c.slice for c in sampled if c.outcome == "inconclusive"})
-    parts = ["the whole traffic"] if WHOLE in fine else []
-    if others := len(fine - {WHOLE}):
-        more = "other " if broken else ""
-        parts.append(count(others, f"{more}slice"))
-    if not parts:
-        return f"{count(undecided, 'slice')} not decided." if undecided else "No slice holds."
-    verb = "hold" if len(parts) > 1 or others > 1 else "holds"
-    text = f"{' and '.join(parts)} {verb}."
-    return text[0].upper() + text[1:]
+    undecided = {c.slice for c in sampled if c.outcome == "inconclusive"} - {WHOLE}
+    text = _places(fine, "other " if broken else "")
+    if not text:
+        return f"{_places(undecided)} not decided." if undecided else "No slice holds."
+    return f"{text[0].upper()}{text[1:]} {'hold' if len(fine) > 1 else 'holds'}."
 
 
 def _open(bad: Sequence[CellVerdict], more: int | None) -> str:
@@ -137,7 +160,7 @@ def _open(bad: Sequence[CellVerdict], more: int | None) -> str:
     text = f"{_names(bad[:1])}: {why}"
     if len(bad) > 1:
         text += f"; {count(len(bad) - 1, 'more cell')} open"
-    return text + (f". About {more:,} more prompt groups would decide." if more else ".")
+    return text + (f". About {count(more, 'more prompt group')} would decide." if more else ".")
 
 
 def _names(cells: Sequence[CellVerdict]) -> str:
@@ -145,13 +168,21 @@ def _names(cells: Sequence[CellVerdict]) -> str:
     return names + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
 
 
+def _where(cell: CellVerdict) -> str:
+    return where(cell, 40)
+
+
 def impact(verdict: Verdict) -> str:
     """Under the sentence: its effect, and what a shell reads."""
     return f"{effect(verdict)} Exit code {verdict.exit_code}.".lstrip()
 
 
-def effect(verdict: Verdict) -> str:
-    """The worst number, the traffic that it hits, and what people would see there."""
+def effect(verdict: Verdict, where: Callable[[CellVerdict], str] = _where) -> str:
+    """The worst number, the traffic that it hits, and what people would see there.
+
+    Args:
+        where: the place of a cell, as the reader knows it.
+    """
     cells = counted(verdict.cells)
     bad = worst_first(c for c in cells if c.outcome == verdict.outcome)
     parts = []
@@ -160,21 +191,21 @@ def effect(verdict: Verdict) -> str:
     if verdict.outcome in ("violated", "inconclusive"):
         cell = next((c for c in bad if c.value is not None and c.limit is not None), None)
         if cell is not None:
-            parts.append(f"{measured(cell)} on {where(cell, 40)}, limit {limit(cell)}.")
+            parts.append(f"{measured(cell)} on {where(cell)}, limit {signed_limit(cell)}.")
     if verdict.outcome == "violated":
         parts += _traffic(bad) + _flips(verdict, bad)
     elif verdict.outcome == "holds":
-        parts += _nearest(cells)
+        parts += _nearest(cells, where)
     return " ".join(parts)
 
 
-def _nearest(cells: Sequence[CellVerdict]) -> list[str]:
+def _nearest(cells: Sequence[CellVerdict], where: Callable[[CellVerdict], str]) -> list[str]:
     judged = [c for c in cells if c.section != "observability"]
     cell = max((c for c in judged if c.value is not None), key=excess, default=None)
     if cell is None or not excess(cell):
         return []
-    text = f"{measured(cell)} on {where(cell, 40)}"
-    return [f"{text} comes nearest to its limit, {limit(cell)}."]
+    text = f"{measured(cell)} on {where(cell)}"
+    return [f"{text} comes nearest to its limit, {signed_limit(cell)}."]
 
 
 def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
@@ -185,6 +216,13 @@ def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
         return ["All traffic is affected."]
     least = "At least " if len(shares) > 1 else ""
     return [f"{least}{percent(max(shares.values()))} of the tokens are affected."]
+
+
+def gate_text(gate: Gate) -> str:
+    """Its number in three digits; an agreement that is not whole is never shown as whole."""
+    if gate.value is not None and gate.name.startswith("top-1"):
+        return percent(gate.value)
+    return rounded(gate.text)
 
 
 class Flips(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from servanda.judgement.clauses.base import ORDER, CellVerdict
@@ -15,12 +16,14 @@ from servanda.report.cell_text import (
     assumed,
     certified,
     interval,
+    log_e_value,
     of_cell,
     quantity,
+    short_size,
     signed_limit,
 )
 from servanda.report.consequence import consequence
-from servanda.report.format import count, line, percent, wrapped
+from servanda.report.format import count, line, number, percent, wrapped
 from servanda.report.table import table, width
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.divergence.base import DIVERGENCES
@@ -65,7 +68,7 @@ def lines(verdict: Verdict, columns: int = 0) -> list[str]:
     ]
     for cell, row in zip(cells, rows, strict=True):
         top += [f"{GLYPH[cell.outcome]} {row}"]
-        top += [f"    {note}" for note in _notes(cell)]
+        top += [f"    {note}" for note in _notes(cell, verdict)]
     if dropped:
         top += [f"  (left out at {columns} columns: {', '.join(dropped)})"]
     text = [*top, "", sentence(verdict), *consequence(verdict), *not_examined(verdict)]
@@ -113,7 +116,7 @@ def sentence(verdict: Verdict) -> str:
     rest = sum(c.outcome == "holds" for c in cells)
     text = f"{word}: {_named(bad)}. {rest} of {len(cells)} enforced {_CELL} hold."
     if verdict.outcome == "inconclusive" and verdict.more:
-        text += f" About {verdict.more:,} more prompt groups would decide"
+        text += f" About {count(verdict.more, 'more prompt group')} would decide"
         text += " (raise the limit of promotion.offline.prompt_groups)."
     return text + watched
 
@@ -133,11 +136,13 @@ def _measured(verdict: Verdict) -> str:
     parts = [f"weights {verdict.key.grade} {verdict.key.weights[:8]}"]
     if verdict.sequences:
         parts.append(_sequences(verdict))
-        parts.append(f"{verdict.tokens:,} tokens")
+        parts.append(count(verdict.tokens, "token"))
     if verdict.golden_tokens:
-        parts.append(f"{verdict.golden_tokens:,} positions of golden texts (fixed, not sampled)")
+        parts.append(
+            f"{count(verdict.golden_tokens, 'position')} of golden texts (fixed, not sampled)"
+        )
     if verdict.lost:
-        parts.append(f"{verdict.lost:,} sequences lost")
+        parts.append(f"{count(verdict.lost, 'sequence')} lost")
     if verdict.circumstances.stopped == "broken":
         parts.append(GIVEN_UP)
     return " · ".join(parts)
@@ -147,7 +152,7 @@ def _sequences(verdict: Verdict) -> str:
     """How many prompts, and how many responses each of them had: its group."""
     each, rest = divmod(verdict.sequences, max(verdict.groups, 1))
     if rest or not each:
-        return f"{verdict.sequences:,} sequences in {verdict.groups:,} prompt groups"
+        return f"{count(verdict.sequences, 'sequence')} in {count(verdict.groups, 'prompt group')}"
     return f"{count(verdict.groups, 'prompt group')} of {count(each, 'sequence')} each"
 
 
@@ -161,7 +166,7 @@ def _row(cell: CellVerdict) -> list[str]:
         interval(cell),
         signed_limit(cell),
         show(cell.floor),
-        f"{cell.n:,} {cell.units.replace('prompt groups', 'groups')}" if cell.units else "",
+        short_size(cell),
     ]
 
 
@@ -170,17 +175,20 @@ def _clause(cell: CellVerdict) -> str:
     return what if what == cell.clause else f"{cell.clause}: {what}"
 
 
-def _notes(cell: CellVerdict) -> list[str]:
+def _notes(cell: CellVerdict, verdict: Verdict) -> list[str]:
     notes = [cell.note] if cell.note else []
-    if cell.note == "not rejected" and cell.metric in _TESTED:
-        notes = [f"{_TESTED[cell.metric]}: {cell.note}"]
+    if found := log_e_value(cell):
+        # the price of a violation, as for any other cell
+        at = math.log(max(verdict.price_cells, 1) / (verdict.alpha * verdict.part))
+        tested = f"{_TESTED[cell.metric]}: " if cell.metric in _TESTED else ""
+        notes = [f"{tested}{cell.note or 'not decided'} ({found}, rejected at {number(at)})"]
     if cell.threshold is not None:
         notes.append(
             f"a share of tokens: {cell.aggregate} stays within "
             f"{cell.threshold:g}{_nats(cell.metric)} if at most {percent(cell.limit)} exceed it"
         )
     if cell.outcome == "inconclusive" and cell.more:
-        notes.append(f"about {cell.more:,} more prompt groups would decide")
+        notes.append(f"about {count(cell.more, 'more prompt group')} would decide")
     if cell.unit.startswith("per "):
         notes.append(f"counted {cell.unit}")
     if cell.value is not None and cell.value < 0 and _never_negative(cell):

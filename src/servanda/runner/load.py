@@ -28,6 +28,7 @@ from servanda.traces.corpus import Corpus
 
 _SHORT = 1 << 16  # characters of a text that is kept
 T = TypeVar("T", Workload, NamedWorkload, Golden)
+NO_CONTRACT = "give the path of a .kernelcontract.yaml file"
 
 
 def load(path: str | Path) -> Contract:
@@ -40,7 +41,7 @@ def load(path: str | Path) -> Contract:
     return read(bytes_of(path), str(path), path.parent)
 
 
-def bytes_of(path: Path, hint: str = "give the path of a .kernelcontract.yaml file") -> bytes:
+def bytes_of(path: Path, hint: str = NO_CONTRACT) -> bytes:
     """What the file of a contract, or of its tests, holds.
 
     Raises:

@@ -56,11 +56,19 @@ Open = Callable[[Kernel, str], Engine]
 
 @dataclass(frozen=True)
 class Progress:
-    """What is being done, for anyone who watches: `done` of about `total` in `what`."""
+    """What is being done, for anyone who watches: `done` of about `total` in `what`.
+
+    Args:
+        run: which of several runs it is of, such as "run 1 of 2"; "" where there is one.
+    """
 
     what: str
     done: int
     total: int
+    run: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.run}, {self.what}" if self.run else self.what
 
 
 Watch = Callable[[Progress], None]

@@ -23,7 +23,7 @@ from servanda.runner.load import compile, load
 from servanda.runner.measurement import Open, Watch
 from servanda.runner.round_files import read_rounds
 from servanda.runner.run_directory import opened
-from servanda.runner.sequential import concluded, gather
+from servanda.runner.sequential import concluded, gather, named
 
 RUNS = Path("runs")
 
@@ -116,6 +116,8 @@ def check(
                     hint="record in another --run-dir, or in a new attempt: --fresh",
                 )
             opening = stack.enter_context(_recording(Path(record), record_side, open))
+        if watch is not None and run.attempt > 1:
+            watch = named(watch, f"attempt {run.attempt}")
         measured = gather(plan, run, opening, watch, deadline)
         verdict = concluded(plan, measured, text, deadline)
         run.finish(verdict.to_dict())

@@ -46,6 +46,11 @@ class Gathered:
     looks: Looks = ()
 
 
+def named(watch: Watch, run: str) -> Watch:
+    """The same, of one of several runs."""
+    return lambda p: watch(replace(p, run=f"{run}, {p.run}" if p.run else run))
+
+
 def gather(
     plan: Plan,
     run: RunDirectory,
@@ -176,7 +181,10 @@ def _until_decided(
 ) -> Evidence:
     """A workload's rounds, as many as it takes, and as the time allows."""
     name = schedule.name
-    what = "prompt groups" if len(plan.schedules) == 1 else f"prompt groups of {name}"
+    what = "prompt groups"
+    if (n := len(plan.schedules)) > 1:
+        what = f"prompt groups of {name}"
+        watch = named(watch, f"workload {plan.schedules.index(schedule) + 1} of {n}")
     evidence = Evidence(before.key, before.plan)
     arrived = schedule.rounds * schedule.workload.round
     watch(Progress(what, 0, arrived if plan.live else schedule.first))

@@ -50,7 +50,7 @@ def test_each_case_is_told_with_the_cell_that_decided_and_the_place_of_what_fail
         "    ✓ after 50 prompt groups: holds, tv on all 0.0198 [0.0195, 0.0378], limit ≤ 0.1, "
         "n 300 tokens",
     ]
-    assert lines[5].startswith("    ✗ after 100 prompt groups: violated, tv on all 0.3260 [")
+    assert lines[5].startswith("    ✗ after 100 prompt groups: violated, tv on all 0.326 [")
     assert lines[6] == "        verdict: expected holds, found violated"
     assert lines[8] == "          toy.kerneltest.yaml:16:19"
     assert lines[9] == "        tv: expected holds, found violated"

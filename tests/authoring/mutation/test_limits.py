@@ -76,7 +76,7 @@ def test_a_survivor_says_where_it_stands_what_is_missing_and_what_came_nearest(f
 
     assert survivor.where.line == 16
     assert "a case lies between 0.1 and 0.2, and is answered alike" in survivor.why
-    assert str(survivor.near) == "letter on first=a, 0.1975 in 'a bad one does not'"
+    assert str(survivor.near) == "letter on first=a, 0.197 in 'a bad one does not'"
     text = " ".join(render(found).split())
     assert (
         "toy.kernelcontract.yaml:17 tail: at_most 0.3 becomes 0.6 no case has p90 of "
@@ -84,7 +84,7 @@ def test_a_survivor_says_where_it_stands_what_is_missing_and_what_came_nearest(f
     ) in text
     assert (
         "toy.kernelcontract.yaml:21 finite: at_least 0.99 becomes 0.98 no case has usable_ratio "
-        "on all between 0.98 and 0.99 (nearest: finite on all, 1.0000 in 'a good kernel passes')"
+        "on all between 0.98 and 0.99 (nearest: finite on all, 1 in 'a good kernel passes')"
     ) in text
 
 

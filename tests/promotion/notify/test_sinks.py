@@ -61,7 +61,7 @@ def test_slack_gets_what_a_person_can_act_on():
                         "type": "mrkdwn",
                         "text": ":large_green_circle: *llama-int8: canary-1 → canary-2*\n"
                         "every &lt;cell&gt; holds\n"
-                        "decided by gradient on all 0.0214 [0.0180, 0.0251], limit 0.0500, "
+                        "decided by gradient on all 0.0214 [0.018, 0.0251], limit 0.05, "
                         "n 1,412 prompt groups\n"
                         "traffic: the infer kernel serves 25 %\n"
                         "next: servanda promotion status llama-int8-3f9a\n"
@@ -141,12 +141,12 @@ def test_how_it_stands_chooses_the_icon_and_the_next_commands(status, icon, move
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({"value": None, "low": None, "high": None}, "gradient on all, limit 0.0500, n 1,412"),
-        ({"value": 0.0, "low": 0.0}, "gradient on all 0 [0, 0.0251], limit 0.0500, n 1,412"),
-        ({"high": None}, "gradient on all 0.0214, limit 0.0500, n 1,412"),
-        ({"value": "inf", "limit": 1e-6}, "gradient on all ∞ [0.0180, 0.0251], limit 1e-06, n 1"),
-        ({"n": 0}, "limit 0.0500, n 0 prompt groups"),
-        ({"n": None, "limit": None, "note": "why"}, "gradient on all 0.0214 [0.0180, 0.0251], why"),
+        ({"value": None, "low": None, "high": None}, "gradient on all, limit 0.05, n 1,412"),
+        ({"value": 0.0, "low": 0.0}, "gradient on all 0 [0, 0.0251], limit 0.05, n 1,412"),
+        ({"high": None}, "gradient on all 0.0214, limit 0.05, n 1,412"),
+        ({"value": "inf", "limit": 1e-6}, "gradient on all ∞ [0.018, 0.0251], limit 10⁻⁶, n 1"),
+        ({"n": 0}, "limit 0.05, n 0 prompt groups"),
+        ({"n": None, "limit": None, "note": "why"}, "gradient on all 0.0214 [0.018, 0.0251], why"),
         (dict.fromkeys(["value", "low", "high", "limit", "n"]), "decided by gradient on all"),
     ],
 )

@@ -51,8 +51,8 @@ def test_yes_says_what_decided_and_how_long_it_is_valid(ledger):
     said = str(answer(ledger, "canary"))
 
     assert said == (
-        f"YES: promotion {story.run} has reached canary-1 (tv on all 0.0100 [0, 0.0200], limit "
-        "0.0500, "
+        f"YES: promotion {story.run} has reached canary-1 (tv on all 0.01 [0, 0.02], limit "
+        "0.05, "
         "n 900 tokens), valid until 1970-01-08 00:03:20Z"
     )
 
@@ -65,9 +65,9 @@ def test_no_says_why_with_the_interval_and_the_n(ledger):
 
     assert found.exit_code == 1
     assert str(found) == (
-        f"NO: promotion {story.run} is rolled back: tv on all is violated (tv on all 0.0900 "
-        "[0.0700, "
-        "0.1100], limit 0.0500, n 900 tokens)"
+        f"NO: promotion {story.run} is rolled back: tv on all is violated (tv on all 0.09 "
+        "[0.07, "
+        "0.11], limit 0.05, n 900 tokens)"
     )
 
 

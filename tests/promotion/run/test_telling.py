@@ -32,13 +32,13 @@ def test_a_run_is_a_row_a_leg_with_the_cell_that_decided_its_interval_and_its_n(
     assert lines(story) == [
         f"{story.run}  the new build",
         "  stage     traffic       state              groups             decided by  measured"
-        "  interval     limit   n",
-        "✓ offline   none          held               128 of 100 to 400  tv on all   0.0100  "
-        "  [0, 0.0200]  0.0500  900 tokens",
-        "✓ shadow    5 % mirrored  held               128 of 100 to 400  tv on all   0.0100  "
-        "  [0, 0.0200]  0.0500  900 tokens",
-        "▶ canary-1  10 %          awaiting evidence  64 of 100 to 400   tv on all   0.0100  "
-        "  [0, 0.0200]  0.0500  900 tokens",
+        "  interval   limit  n",
+        "✓ offline   none          held               128 of 100 to 400  tv on all   0.01    "
+        "  [0, 0.02]  0.05   900 tokens",
+        "✓ shadow    5 % mirrored  held               128 of 100 to 400  tv on all   0.01    "
+        "  [0, 0.02]  0.05   900 tokens",
+        "▶ canary-1  10 %          awaiting evidence  64 of 100 to 400   tv on all   0.01    "
+        "  [0, 0.02]  0.05   900 tokens",
         "· canary-2  50 %          to come            100 to 400",
         "· full-1    100 %         to come            100 to 400",
         "",
@@ -124,7 +124,7 @@ def test_a_limit_from_below_is_shown_as_one(ledger):
     few = replace(few, clause="coverage")
     story = looked(ledger, "shadow", replace(finding("shadow"), cells=(cell(), few)))
 
-    assert "coverage on all 0.0200 at least 0.1000 900 tokens" in " ".join(lines(story)[3].split())
+    assert "coverage on all 0.02 at least 0.1 900 tokens" in " ".join(lines(story)[3].split())
 
 
 def test_overrides_are_shown_while_they_last(ledger):

@@ -182,4 +182,4 @@ def test_status_draws_it(tmp_path, ledger, failed, capsys):
     page = capsys.readouterr().out
     assert page.startswith("<!doctype html>") and "<script" not in page
     assert page.count('role="img"') == 3
-    assert "[0.0700, 0.1100]" in page
+    assert "[0.07, 0.11]" in page

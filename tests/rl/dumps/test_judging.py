@@ -67,7 +67,7 @@ def test_one_bad_slice_is_red_alone_and_named_since_its_step(tmp_path):
     # 2 x 3 of 4 x 32 tokens; all others have .005
     assert answer.share == pytest.approx(6 / 128)
     assert answer.left == pytest.approx(0.005, abs=0.0005)
-    assert "Without them the mean total variation is 0.0050" in text
+    assert "Without them the mean total variation is 0.005" in text
 
 
 def test_slices_that_are_red_for_sharing_tokens_are_not_left_out(tmp_path):

@@ -27,6 +27,6 @@ def test_a_step_of_selected_answers_reads_too_low_and_its_verdict_names_the_sele
     assert whole.outcome == "holds" and whole.limit == TV
     assert whole.value < 0.6 * TV  # the selection is what it reads, and nothing in the data says so
     spots = [s.text for s in told.verdict.blind_spots if s.subject == "sample"]
-    assert spots and spots[0].startswith("the trainer chose which answers are here")
+    assert spots and spots[0].startswith("the trainer selected the responses of this batch")
     assert "Not examined by this run" in str(told)
     assert "were decided before any outcome" in str(told)

@@ -99,7 +99,7 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
     assert alert.lines() == [
         "step 7: violated on first 3 tokens of turn 2",
         "mean total variation (tv), first 3 tokens of turn 2: "
-        "0.0500 [0.0400, 0.0600], limit 0.025, n 123",
+        "0.05 [0.04, 0.06], limit 0.025, n 123",
         "cause: tool boundaries",
         "next: servanda tools check-dump runs --steps 7 --mask masks",
         "would have stopped at step 7",
@@ -195,7 +195,7 @@ def test_a_step_is_one_line_with_its_worst_number_against_its_limit():
     trend = Trend(1.234, (1.0, 1.5), 5)
     line = step_line(seen(14, "violated", cell(), cell("violated", "env-math", 0.05), trend=trend))
     assert line == (
-        "step 14     ✗ violated       gradient, env math: 0.0500 [0.0400, 0.0600], limit 0.025  "
+        "step 14     ✗ violated       gradient, env math: 0.05 [0.04, 0.06], limit 0.025  "
         "trend x1.23"
     )
     assert step_line(seen(3, "error", why="half is NaN")).endswith("! error          half is NaN")

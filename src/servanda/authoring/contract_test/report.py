@@ -9,7 +9,7 @@ from servanda.authoring.contract_test.results import CaseResult, Check, Evaluati
 from servanda.contract.fields import duration_text
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.report import cell_text, format
-from servanda.report.format import xml_document, xml_text
+from servanda.report.format import count, xml_document, xml_text
 
 _GLYPH = {True: "✓", False: "✗"}
 
@@ -27,7 +27,7 @@ def render(results: Sequence[SuiteResult]) -> str:
         lines.append("")
     cases = [case for result in results for case in result.cases]
     failed = sum(not case.passed for case in cases)
-    counted = f"{len(cases)} case{'s' if len(cases) != 1 else ''}"
+    counted = count(len(cases), "case")
     return "\n".join([*lines, f"{counted}: {_ends(len(cases), failed)}"])
 
 
@@ -51,7 +51,7 @@ def _expectation_line(look: Evaluation) -> str:
     """When, what was answered, and the cell that decided it."""
     if look.at is not None:
         return f"at {duration_text(look.at)}, {format.line(look.stands)}"
-    after = f"after {look.groups:,} prompt group{'s' if look.groups != 1 else ''}"
+    after = f"after {count(look.groups, 'prompt group')}"
     cell = next((check.cell for check in look.checks if check.cell is not None), None)
     return f"{after}: {look.verdict.outcome}{f', {cell_line(cell)}' if cell else ''}"
 
@@ -77,7 +77,7 @@ def cell_line(cell: CellVerdict) -> str:
     if cell.limit is not None:
         text += f", limit {cell_text.signed_limit(cell)}"
     if cell.n:
-        text += f", n {cell.n:,} {cell.units}"
+        text += f", n {cell_text.size(cell.n, cell.units)}"
     if cell.note and (cell.value is None or cell.outcome == "inconclusive"):
         text += f"; {format.line(cell.note)}"
     return text

@@ -17,6 +17,7 @@ from servanda.errors import ContractError
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import draft
 from servanda.report.cell_text import of_cell
+from servanda.report.format import count
 
 
 def try_limits(
@@ -38,7 +39,7 @@ def try_limits(
     base = [test.run(contract) for test in tests]
     failing = [f"{r.test}: {case.name}" for r in base for case in r.cases if not case.passed]
     if failing:
-        some = f"{len(failing)} cases fail" if len(failing) > 1 else "1 case fails"
+        some = f"{count(len(failing), 'case')} fail{'s' * (len(failing) == 1)}"
         raise ContractError(
             f"{some} before anything is moved: {', '.join(failing[:3])}",
             hint="repair the contract or its tests first: servanda contract test",

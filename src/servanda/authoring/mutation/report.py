@@ -47,7 +47,7 @@ def score_line(result: Mutation) -> str:
 def _head(result: Mutation) -> Iterator[str]:
     what = []
     if "limits" in result.asked:
-        what.append(f"{len(result.limits)} mutants against {count(result.cases, 'case')}")
+        what.append(f"{count(len(result.limits), 'mutant')} against {count(result.cases, 'case')}")
     if result.faults:
         what.append(f"{count(len(result.faults), 'fault')} in {line(result.faulty)}")
     name = line(result.contract)
@@ -80,7 +80,11 @@ def _change(mutant: MutantResult) -> str:
 
 def _check(check: Conformance) -> Iterator[str]:
     glyph = "✓" if check.holds else "✗"
-    size = f", all {check.cells} cells, {check.groups:,} prompt groups" if check.holds else ""
+    size = (
+        f", all {count(check.cells, 'cell')}, {count(check.groups, 'prompt group')}"
+        if check.holds
+        else ""
+    )
     yield from _wrapped(
         f"{glyph} without a fault: {line(check.kernels)}: {check.outcome}{size}", ""
     )

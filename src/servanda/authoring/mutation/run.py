@@ -18,7 +18,7 @@ from servanda.engines.faults import FAULTS
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, Interrupted
 from servanda.judgement.plan import Plan, draft
-from servanda.report.format import duration
+from servanda.report.format import count, duration
 from servanda.runner import load
 from servanda.runner.fault_drill import drill
 from servanda.runner.measurement import Open, Progress, Watch, unwatched
@@ -163,7 +163,7 @@ def _cost(good: Conformance, names: Sequence[str], plan: Plan) -> str:
     each = good.seconds or 0.0
     last = sum(s.last for s in plan.schedules)
     longest = each * max(last / good.groups, 1.0) if good.groups else each
-    what = f"{len(names)} faults" if len(names) > 1 else "1 fault"
+    what = count(len(names), "fault")
     return (
         f"{what}, a check each: about {duration(each * len(names))} if each takes as long as "
         f"without one ({duration(each)}), at most about {duration(longest * len(names))}"

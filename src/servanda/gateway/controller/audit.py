@@ -23,7 +23,7 @@ from servanda.gateway.controller.web.format import evidence
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
 from servanda.promotion.run.request_log_files import files_of
-from servanda.report.format import count, number, percent
+from servanda.report.format import WRITTEN, count, number, percent
 from servanda.report.table import table
 from servanda.runner.measurement import Open
 from servanda.traces.corpus import Prompt
@@ -243,7 +243,7 @@ def render(result: AuditResult) -> str:
     """The table, and what is to be said around it."""
     status, scoring = result.standing, result.standing.scoring
     scored = "nothing new in" if result.old else f"scored {scoring.scored:,} of"
-    head = f"{status.name} · {scored} {result.rows:,} requests"
+    head = f"{status.name} · {scored} {count(result.rows, 'request')}"
     parts = [f"{scoring.missing:,} missing"] if scoring.missing else []
     parts += [f"{n:,} outside: {why}" for why, n in scoring.outside.items()]
     lines = [" · ".join([head, *parts])]
@@ -273,7 +273,7 @@ def _cells(result: AuditResult, slice_: SliceStatus) -> tuple[str, ...]:
     if last is not None and (cell is None or not cell.n):  # it begins anew when it leaves
         value, limit = last.value, last.limit
     state = _state(slice_, cell, last)
-    return slice_.name, percent(slice_.share), number(value), number(limit), state
+    return slice_.name, percent(slice_.share), number(value), number(limit, WRITTEN), state
 
 
 def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None) -> str:
@@ -286,7 +286,9 @@ def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None
     if _paid(cell):
         why = slice_.held.partition(": ")[2] or "not evaluated yet"
         e = evidence(max(cell.log_evidence, cell.log_alarm))
-        return f"✗ exceeds its limit (e-value {e} from {cell.n:,} requests); no divert: {why}"
+        return (
+            f"✗ exceeds its limit (e-value {e} from {count(cell.n, 'request')}); no divert: {why}"
+        )
     if slice_.share is None:
         return "? no request of the log is in it"
     if not number(cell.value):

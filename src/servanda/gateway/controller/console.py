@@ -10,6 +10,7 @@ from servanda.contract.model import Clause, Contract
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.state import Transition
+from servanda.report.format import count
 from servanda.theory.divergence.base import DIVERGENCES
 
 _MODES = {
@@ -23,7 +24,8 @@ def describe(status: ControllerStatus, contract: Contract) -> Iterator[str]:
     clauses = {clause.id: clause for clause in contract.statistical}
     cells = [(slice_, cell) for slice_ in status.slices for cell in slice_.cells]
     yield f"{status.name} ({status.contract[:8]}), mode {_MODES[status.mode]}"
-    yield f"watches K = {len(cells)} cells (a clause on a slice); thresholds are multiplied by K"
+    watched = count(len(cells), "cell")
+    yield f"watches K = {watched} (a clause on a slice); thresholds are multiplied by K"
     for slice_, cell in cells:
         yield f"  {_cell(slice_, cell, clauses.get(cell.clause))}"
     if status.left_out:

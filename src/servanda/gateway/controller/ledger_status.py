@@ -11,7 +11,7 @@ from servanda.gateway.routing.state import Transition
 from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError
 from servanda.promotion.run.history import GATEWAY
 from servanda.promotion.run.report import when
-from servanda.report.format import line, place
+from servanda.report.format import count, line, place
 from servanda.traces.serialization import from_plain
 
 _PIN = ", pinned to "
@@ -103,7 +103,7 @@ def render(status: LedgerStatus) -> str:
         for name, ledger_slice in away.items()
     ]
     rest = len(status.slices) - len(away)
-    slices = f"{rest} {'other ' if away else ''}slice{'s' if rest != 1 else ''}"
+    slices = count(rest, "other slice" if away else "slice")
     parts.append(f"infer serves {slices}" if rest else "")
     text = "; ".join(filter(None, parts)) or "no slice is known"
     return f"{line(status.run, _LONGEST)} ({status.mode}): {text}; last entry {when(status.at)}"

@@ -21,6 +21,7 @@ from servanda.gateway.http.api_keys import Role
 from servanda.gateway.http.listener import Listener, bind
 from servanda.gateway.http.reload import ListenerFiles, stamps_of
 from servanda.promotion.notify.sinks import sinks_of
+from servanda.report.format import count
 from servanda.traces.serialization import from_plain
 
 _LOOK_S = 0.5  # between two looks at what became of it
@@ -161,7 +162,7 @@ class ControllerProcess:
         new = [t for t in status.transitions if t.number > self._moves]
         unseen = status.moves - self._moves - len(new)
         if unseen > 0:
-            self._say(f"{unseen} changes came too fast to be printed; the ledger has them")
+            self._say(f"{count(unseen, 'change')} came too fast to be printed; the ledger has them")
         for transition in new:
             self._say(transition_line(transition))
         self._moves = max(self._moves, status.moves)

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from servanda.promotion.notify.base import Kind
 from servanda.promotion.notify.http_post import Hook
 from servanda.promotion.state import Effect
-from servanda.report.format import exact_percent, number
+from servanda.report.cell_text import shown, shown_interval, shown_limit, size
+from servanda.report.format import exact_percent
 
 Level = Literal["error", "warning", "info"]
 
@@ -81,16 +82,15 @@ def _head(effect: Effect) -> str:
 def _cell(cell: Mapping[str, Any]) -> str:
     """A cell with its interval, its limit and its n; what is absent is left out."""
     value, low, high, limit = (
-        _number(cell.get(name)) for name in ("value", "low", "high", "limit")
+        None if cell.get(name) is None else float(cell[name])  # infinite ones are texts in JSON
+        for name in ("value", "low", "high", "limit")
     )
-    head = [cell.get("cell"), value, f"[{low}, {high}]" if low and high else ""]
-    counted = f"n {cell['n']:,} {cell.get('units', '')}" if cell.get("n") is not None else ""
-    parts = [" ".join(filter(None, head)), limit and f"limit {limit}", counted.rstrip()]
-    return ", ".join(filter(None, [*parts, cell.get("note")]))
-
-
-def _number(value: float | str | None) -> str:
-    return "" if value is None else number(float(value))  # infinite ones are texts in JSON
+    share = bool(cell.get("share"))
+    head = [cell.get("cell"), shown(value, share), shown_interval(low, high, share)]
+    counted = f"n {size(cell['n'], cell.get('units') or '')}" if cell.get("n") is not None else ""
+    most = f"limit {shown_limit(limit, share)}" if limit is not None else ""
+    parts = [" ".join(filter(None, head)), most, counted, cell.get("note")]
+    return ", ".join(filter(None, parts))
 
 
 def _next(body: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,8 @@ from servanda.promotion.advance import judged
 from servanda.promotion.effects import route_of
 from servanda.promotion.run.history import Evaluation, History
 from servanda.promotion.state import CellResult
-from servanda.report.format import duration, line, number
+from servanda.report.cell_text import shown, shown_interval, shown_limit, size
+from servanda.report.format import duration, line
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain
 
@@ -128,11 +129,11 @@ def cell_text(cell: CellResult) -> str:
     """A cell with its interval and its n, in one line.
 
     >>> cell_text(CellResult("tv", "all", "holds", 0.004, 0.003, 0.005, 0.02, 1200, "tokens"))
-    'tv on all 0.0040 [0.0030, 0.0050], limit 0.0200, n 1,200 tokens'
+    'tv on all 0.004 [0.003, 0.005], limit 0.02, n 1,200 tokens'
     """
-    measured = " ".join(part for part in (number(cell.value), _interval(cell)) if part)
+    measured = " ".join(part for part in (shown(cell.value, cell.share), _interval(cell)) if part)
     limit = f"limit {_limit(cell)}" if cell.limit is not None else ""
-    n = f"n {cell.n:,} {cell.units}".rstrip()
+    n = f"n {size(cell.n, cell.units)}"
     head = f"{cell.name} {measured}".rstrip()
     return ", ".join(part for part in (head, limit, n, cell.note) if part)
 
@@ -148,19 +149,17 @@ def columns(row: LegRow) -> tuple[str, ...]:
     groups = sizes if row.groups is None else f"{row.groups:,} of {sizes}"
     numbers = ("", "", "", "", "")
     if cell is not None:
-        n = f"{cell.n:,} {cell.units}".rstrip()
-        numbers = (line(cell.name), number(cell.value), _interval(cell), _limit(cell), n)
+        n = size(cell.n, cell.units)
+        numbers = (line(cell.name), shown(cell.value, cell.share), _interval(cell), _limit(cell), n)
     return (leg.name, leg.traffic, row.state, groups, *numbers)
 
 
 def _interval(cell: CellResult) -> str:
-    if cell.low is None or cell.high is None:
-        return ""
-    return f"[{number(cell.low)}, {number(cell.high)}]"
+    return shown_interval(cell.low, cell.high, cell.share)
 
 
 def _limit(cell: CellResult) -> str:
-    limit = number(cell.limit)
+    limit = shown_limit(cell.limit, cell.share)
     return f"at least {limit}" if limit and cell.at_least else limit
 
 

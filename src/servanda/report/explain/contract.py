@@ -22,7 +22,7 @@ from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
-from servanda.report.format import exact_percent, wrapped
+from servanda.report.format import count, exact_percent, wrapped
 from servanda.report.table import table
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.interval import units_at_best, units_expected
@@ -245,7 +245,7 @@ def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
     for row in table(rows[: _ROWS + 1], right=(1, 2, 3)):
         yield f"    {row}"
     if len(rows) > _ROWS + 1:
-        yield f"    and {len(rows) - _ROWS - 1} more slices"
+        yield f"    and {count(len(rows) - _ROWS - 1, 'more slice')}"
     if not short:
         yield from _indent("sooner: a higher at_most; twice the limit needs half as many", hang=8)
     for line in short[:3]:

@@ -11,6 +11,7 @@ from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.slices.rules import LABEL, Cut
 from servanda.judgement.workload_coverage import listed
+from servanda.report.format import count
 from servanda.rl.dumps.format import is_gradient
 from servanda.rl.dumps.steps import GROWS, WORST, TokenSum, Trend
 
@@ -204,7 +205,7 @@ def _lower(cut: Cut) -> float:
 
 def _unexplained(trend: Trend, concentration: float | None) -> str:
     """Drift that grows: few sequences tell a cache from weights, and nothing here tells more."""
-    grown = f"drift that grows, x{trend.ratio:.2g} in the last {trend.steps} steps"
+    grown = f"drift that grows, x{trend.ratio:.2g} in the last {count(trend.steps, 'step')}"
     if concentration is None:
         return f"{grown}: unexplained; test the weight sync next (servanda preflight)"
     share = f"{100 * concentration:.0f} % of it in {100 * WORST:.0f} % of the tokens"

@@ -6,11 +6,10 @@ import re
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.report.cell_text import of_cell, quantity
+from servanda.report.cell_text import quantity
 
 # a token clause whose threshold is that of the clip range
 _CLIP_NATS = 0.182
-_SMALL = 1e-4
 
 
 def is_gradient(cell: CellVerdict) -> bool:
@@ -24,14 +23,6 @@ def clause(cell: CellVerdict) -> str:
     if cell.metric == "abs_log_ratio_nats" and cell.threshold == _CLIP_NATS:
         return "tokens clipped before any update"
     return quantity(cell)
-
-
-def number(cell: CellVerdict, value: float | None) -> str:
-    """A number of a cell, in the scale of its limit in the contract."""
-    if value is None:
-        return ""
-    shown = of_cell(cell, value)
-    return "< 0.01 %" if shown.endswith(" %") and 0 < value < _SMALL else shown
 
 
 def place(name: str) -> str:

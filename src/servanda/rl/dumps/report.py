@@ -10,9 +10,9 @@ from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import quantile_text
 from servanda.judgement.token_profile import Portrait
-from servanda.report.breakdown import count_of, digits, sequence_row, step_row, worst_steps
-from servanda.report.cell_text import GLYPH, excess, limit
-from servanda.report.format import line, number, percent
+from servanda.report.breakdown import count_of, sequence_row, step_row, worst_steps
+from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
+from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
 from servanda.rl.dumps.filters import ONLY_FILTERED
@@ -23,7 +23,7 @@ _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # red slices that are shown
 _WORST_STEPS, _WORST_SEQUENCES = 3, 3  # that are shown
 _MOST = 0.9  # of the tokens: where more are red, no slice explains it
-_NAME, _VALUE = 46, 28  # widths
+_NAME, _VALUE = 46, 30  # widths
 
 
 def render(answer: DumpVerdict) -> str:
@@ -71,10 +71,10 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
     files, low, high = len(dump.files), min(steps), max(steps)
     framework = line(dump.about.get("framework", dump.format))
     parts = [
-        f"{files:,} file{'s' if files > 1 else ''} of {framework}",
+        f"{count(files, 'file')} of {framework}",
         f"steps {low} to {high}" if high > low else f"step {low}",
-        f"{statistics.sequences:,} sequences",
-        f"{statistics.trained:,} trained tokens",
+        count(statistics.sequences, "sequence"),
+        count(statistics.trained, "trained token"),
     ]
     parts += [f"up to {statistics.turns} turns"] if statistics.turns > 1 else []
     yield f"found    {' · '.join(parts)}"
@@ -113,21 +113,18 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
         for part in red[:_WORST]:
             yield _row(part, f"  … {format.place(part.slice)}", answer)
         if len(red) > _WORST:
-            yield f"      and {len(red) - _WORST} more slices"
+            yield f"      and {count(len(red) - _WORST, 'more slice')}"
         sliced = [c for c in own if not is_step(c)]
         undecided = sum(c.outcome == "inconclusive" for c in sliced)
         holds = sum(c.outcome == "holds" for c in sliced)
         if sliced:
             rest = f", {undecided} not decided" if undecided else ""
-            yield f"      {holds} of {len(sliced)} slices hold{rest}"
+            yield f"      {holds} of {count(len(sliced), 'slice')} hold{rest}"
 
 
 def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     glyph = GLYPH[cell.outcome] if cell.enforced else "!"
-    value = format.number(cell, cell.value)
-    if cell.interval:
-        low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)
-        value += f"  [{low}, {high}]"
+    value = "  ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
     step = answer.since.get(f"{cell.clause}[{cell.slice}]")
     tail = f"   since step {step}" if step is not None else ""
     tail += "" if cell.enforced else "   shown, not enforced"
@@ -184,16 +181,16 @@ def _panel(answer: DumpVerdict) -> Iterator[str]:
         return
     largest = portrait.worst[0].abs_log_ratio if portrait.worst else None
     parts = [
-        f"mean |Δ logp| {digits(total.mean('abs_log_ratio'))}",
-        f"TME {digits(total.mean('exp_abs'))}",
-        f"k3 {digits(total.mean('k3'))}",
+        f"mean |Δ logp| {number(total.mean('abs_log_ratio'))}",
+        f"TME {number(total.mean('exp_abs'))}",
+        f"k3 {number(total.mean('k3'))}",
         f"p99 |Δ logp| {quantile_text(ends)[1]}",
-        f"max {digits(largest)}",
+        f"max {number(largest)}",
     ]
     if (weight := answer.mean_weight) is not None:
         # |w - 1| = 2 (1 - w)^+ + (w - 1)
         apart = 2 * (total.mean("tv") or 0.0) + weight - 1
-        parts += [f"mean w {weight:.5f}", f"mean |w - 1| {percent(apart)}"]
+        parts += [f"mean w {number(weight)}", f"mean |w - 1| {number(apart)}"]
     yield f"panel    {' · '.join(parts)}"
 
 
@@ -240,7 +237,11 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
             "violated." if broken else "not decided."
         )
     else:
-        more = f" About {verdict.more:,} more prompt groups would decide." if verdict.more else ""
+        more = (
+            f" About {count(verdict.more, 'more prompt group')} would decide."
+            if verdict.more
+            else ""
+        )
         yield f"{word}: too few tokens for a decision.{more}"
 
 
@@ -272,7 +273,7 @@ def _only(answer: DumpVerdict) -> str:
 def _next(answer: DumpVerdict) -> Iterator[str]:
     verdict, path, statistics = answer.verdict, answer.options.path, answer.statistics
     if answer.masked is not None:
-        yield f"masks    {answer.masked:,} tokens in {answer.options.mask}/step_*.npz"
+        yield f"masks    {count(answer.masked, 'token')} in {answer.options.mask}/step_*.npz"
     elif verdict.outcome == "violated" and _at_steps(answer):
         worst = worst_steps(_rows(answer))[0].step
         yield f"next     servanda tools check-dump {path} --steps {worst}    (this step alone)"

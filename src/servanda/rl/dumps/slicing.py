@@ -15,6 +15,7 @@ from servanda.contract.clause import SliceRule
 from servanda.judgement.slice_choice import apart, named
 from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.workload_coverage import listed
+from servanda.report.format import count
 from servanda.traces.corpus import Corpus, Prompt
 from servanda.traces.trace import TracePair
 
@@ -108,7 +109,7 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
             rules.append(_rule(f"start-{_span(turns, _TURNS)}", start))
         if not spans:
             n = counts.turns.total() - counts.turns[1]
-            notes.append(f"no slice by turn: those after the first have {n:,} tokens")
+            notes.append(f"no slice by turn: those after the first have {count(n, 'token')}")
         if not starts:
             notes.append(
                 f"the first tokens of later turns are {later.total():,}, fewer than {needed:,}: no "
@@ -138,7 +139,7 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
             rules.append(_rule(f"{name}-other", {f"{LABEL}{name}": {"in": sorted(rest)}}))
         few = f"{len(rest):,} of {len(values):,} values of {name} ({listed(map(repr, rest))})"
         how = f"together, as {name}-other" if pooled else "with the whole alone"
-        why = f"fewer than {needed:,} tokens each"
+        why = f"fewer than {count(needed, 'token')} each"
         if len(own) == _MOST:
             why = f"{why}, or are not among the {_MOST} largest"
         notes.append(f"{few} have {why}: they are judged {how}")

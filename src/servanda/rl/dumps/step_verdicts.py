@@ -14,6 +14,7 @@ from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import excess
+from servanda.report.format import count
 from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.soundness import DataLine, sides
@@ -131,7 +132,9 @@ class JudgedSteps:
         lines = [DataLine("error", f"step {n}: {why}") for n, why in self.unsound.items()]
         more = len(lines) - _REASONS
         if more > 0:
-            lines[_REASONS:] = [DataLine("error", f"{more:,} more steps whose data is not sound")]
+            lines[_REASONS:] = [
+                DataLine("error", f"{count(more, 'more step')} whose data is not sound")
+            ]
         return tuple(lines)
 
     def joined(self, verdict: Verdict) -> Verdict:

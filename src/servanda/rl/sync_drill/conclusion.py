@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from servanda.judgement.verdict import BlindSpot
+from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.result import Baseline, Outcome, PoisonResult, Response
@@ -65,7 +66,7 @@ def _not_violated(
     if outcome == "holds":
         return f"every trained weight reaches the engine: all {len(groups)} groups are synced"
     if unseen:
-        which = f"{len(unseen)} of {len(groups)} groups"
+        which = f"{len(unseen)} of {count(len(groups), 'group')}"
         return f"{which} cannot be judged, they hardly change any logprob: {_few(unseen)}"
     if shaky:
         return f"response slope neither right nor clearly wrong: {_few(shaky)}"
@@ -83,7 +84,7 @@ def _violated(
     sentence = CAUSES[cause]
     if cause in ("late", "dropped"):
         late = max([poison.late, back_late, *(group.late for group in wrong)])
-        sentence += f" ({late} sync{'s' * (late > 1)} later)"
+        sentence += f" ({count(late, 'sync')} later)"
     if cause == "scaled" and baseline.scale:
         sentence += f": {baseline.scale}"
     elif cause == "scaled":
@@ -97,7 +98,7 @@ def _violated(
         )
     if wrong:
         which = [group.name for group in wrong]
-        sentence += f" ({len(wrong)} of {len(groups)} groups: {_few(which)})"
+        sentence += f" ({len(wrong)} of {count(len(groups), 'group')}: {_few(which)})"
     return sentence
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import NamedTuple
 
+from servanda.report.format import number as figure
 from servanda.report.html import Sheet, Story, board
-from servanda.report.html_numbers import figure
 from servanda.report.html_shapes import Markup, key
 from servanda.rl.sync_drill.report import GLYPHS, NEXT, Preflight, remark
 from servanda.rl.sync_drill.result import Part, Response

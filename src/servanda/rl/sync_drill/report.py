@@ -10,6 +10,7 @@ from typing import Any
 
 from servanda.judgement.verdict import BlindSpot
 from servanda.judgement.verdict_table import html_of
+from servanda.report.format import count
 from servanda.rl.sync_drill.result import Baseline, Mark, Outcome, PoisonResult, Response
 from servanda.traces.serialization import to_plain
 
@@ -137,7 +138,7 @@ def _lines(result: Preflight) -> Iterator[str]:
         engine = "engine not as before"
     yield (
         f"weights restored bit for bit, {engine} · "
-        f"{result.syncs} syncs · exit {result.exit_code} · {result.seconds:.0f} s"
+        f"{count(result.syncs, 'sync')} · exit {result.exit_code} · {result.seconds:.0f} s"
     )
 
 
@@ -168,7 +169,7 @@ def remark(response: Response) -> str:
     if response.mixed:
         return "some rows or calls use the new weights, others the old ones"
     if response.late:
-        return f"synced after {response.late} more sync{'s' * (response.late > 1)}"
+        return f"synced after {count(response.late, 'more sync')}"
     if response.stopped:
         return "the engine did not change since the sync before"
     if response.lost:

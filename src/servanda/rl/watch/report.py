@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servanda.report.cell_text import GLYPH
-from servanda.report.format import line
+from servanda.report.format import count, line
 from servanda.rl.watch.step import WatchedStep
 from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, WatchState, number
 
@@ -23,7 +23,7 @@ def step_line(step: WatchedStep) -> str:
     if step.trend is not None:
         parts.append(f"trend x{step.trend.ratio:.2f}")
     if step.outcome == "inconclusive" and step.needs_tokens is not None:
-        parts.append(f"needs about {step.needs_tokens:,} tokens, has {step.tokens:,}")
+        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {step.tokens:,}")
     if step.again:
         parts.append("written again")
     return "  ".join(part for part in parts if part).rstrip()
@@ -38,7 +38,7 @@ def last_line(state: WatchState) -> str:
     if state.step is None:
         return "no complete step was found"
     counts = ", ".join(f"{n} {outcome}" for outcome, n in state.counts.items())
-    steps = f"{state.steps} step{'s' if state.steps > 1 else ''}"
+    steps = count(state.steps, "step")
     parts = [f"watched {steps}, {state.first} to {state.step}: {counts}"]
     for name, what in ((VIOLATED, "red"), (LOST, "logprob coverage lost")):
         if name in state.flags:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from servanda.judgement.clauses.base import CellVerdict, Outcome
-from servanda.report.cell_text import limit
+from servanda.report.cell_text import interval, limit, of_cell
+from servanda.report.format import count
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import GROWS
 from servanda.rl.watch.step import COVERAGE, WatchedStep
@@ -191,7 +192,7 @@ def _alerts(
     if TREND in raised and step.trend is not None:
         low, high = step.trend.interval
         text = f"the drift is x{step.trend.ratio:.2f} [{low:.2f}, {high:.2f}] of that in the first "
-        yield alert("trend beyond x2", f"{text}{step.trend.steps} steps (an estimate)")
+        yield alert("trend beyond x2", f"{text}{count(step.trend.steps, 'step')} (an estimate)")
     for name, since in lowered:
         if name == VIOLATED:
             yield alert("holds", _calm("holds again", since))
@@ -209,7 +210,7 @@ def _alerts(
 
 def _violated(red: list[str]) -> str:
     more = f" on {', '.join(map(format.place, red[:3]))}" if red else ""
-    more += f" and {len(red) - 3} more slices" if len(red) > 3 else ""
+    more += f" and {count(len(red) - 3, 'more slice')}" if len(red) > 3 else ""
     return f"violated{more}"
 
 
@@ -245,8 +246,5 @@ def _alert(
 
 def number(cell: CellVerdict) -> str:
     """The value of a cell with its interval and its limit."""
-    value = format.number(cell, cell.value)
-    if cell.interval:
-        low, high = (format.number(cell, end).removesuffix(" %") for end in cell.interval)
-        value += f" [{low}, {high}]"
+    value = " ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
     return f"{value}, limit {limit(cell)}"

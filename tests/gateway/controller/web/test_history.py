@@ -35,10 +35,10 @@ def states(slice_, axis=None, **known):
 def test_a_diverted_row_shows_the_value_that_diverted_it_and_the_fresh_one_beside_it():
     status = fake.status(slices=(FRESH,), transitions=MOVES)
     row = shown(page.page(status, OPERATOR))
-    assert "0.2575 , limit 0.05 tv-mean on long, at the diversion 07:47:20 (188 requests" in row
+    assert "0.258 , limit 0.05 tv-mean on long, at the diversion 07:47:20 (188 requests" in row
     assert "since diversion, n = 3: 0.0333 , limit 0.05" in row
     terminal = text.text(status, "URL")
-    assert "0.2575" in terminal
+    assert "0.258" in terminal
     assert "quarantined (since diversion, n = 3: 0.0333)  9 % of alarm threshold" in terminal
 
 

@@ -196,7 +196,7 @@ def test_the_worst_slice_comes_first_and_the_whole_last():
 def test_the_page_shows_what_a_person_needs():
     html = page.page(fake.status(), OPERATOR)
     for text in (
-        "0.1727",
+        "0.173",
         "limit 0.05",
         "8,955",
         "6,000",

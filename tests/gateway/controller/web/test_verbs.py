@@ -215,10 +215,10 @@ def test_status_shows_a_row_a_slice(server):
         "scored 1,912 of 41,300 requests · 6.0 % would be diverted · 14 queued · 3 dropped"
         " · 41 users",
         "",
-        "  slice          share   value  limit  stable  served by                        state",
-        "✗ prompt > 32k   6.0 %  0.1727   0.05  0.0063  infer (would be stable)          "
-        "would be quarantined  105 % of alarm threshold, 188 requests, 27 users",
-        "✓ whole traffic  100 %  0.0120   0.05          infer (would be 6.0 % diverted)  "
+        "  slice          share  value  limit  stable  served by                        state",
+        "✗ prompt > 32k   6.0 %  0.173   0.05  0.0063  infer (would be stable)          "
+        "would be quarantined  1.046 times the alarm threshold, 188 requests, 27 users",
+        "✓ whole traffic  100 %  0.012   0.05          infer (would be 6.0 % diverted)  "
         "active  9 % of alarm threshold, 412 requests, 41 users",
         "",
         "mode: observe. To act on decisions about 'prompt > 32k': "

@@ -16,7 +16,5 @@ def test_how_tokens_are_drawn_comes_first_only_where_it_is_suspicious():
 
     bad = replace(drawn, log_evidence=5.0)
     assert phrases.worst(replace(one, cells=(bad, tv))) is bad
-    assert (
-        phrases.value(bad) + phrases.versus(bad) == "0.3000 nats a token less likely than reported"
-    )
-    assert phrases.value(tv) + phrases.versus(tv) == "0.0200, limit 0.1"
+    assert phrases.value(bad) + phrases.versus(bad) == "0.3 nats a token less likely than reported"
+    assert phrases.value(tv) + phrases.versus(tv) == "0.02, limit 0.1"

@@ -95,11 +95,11 @@ def spark(slice_: SliceStatus, cell: CellStatus | None, axis: Span) -> Spark | N
     points = [(round(2 + axis.at(t) * (WIDTH - 6), 1), _y(y)) for t, y in history]
     first, until = clock(axis.begin, axis.end), clock(axis.end, axis.end)
     says = f"alarm evidence from {first} to {until} UTC, now "
-    says += f"{of_threshold(_finite(cell.nearness))} of the log threshold"
+    says += f"{of_threshold(_finite(cell.nearness), 'log threshold')}"
     back = None
     if returns(slice_) and 0 < cell.log_leave_price < math.inf:
         back = _y(return_fraction(cell))
-        says += f"; return test: {of_threshold(return_fraction(cell))}"
+        says += f"; return test: {of_threshold(return_fraction(cell), 'log threshold')}"
     drawn = " ".join(f"{x:g},{y:g}" for x, y in points)
     return Spark(drawn, points[-1], _y(1.0), back, first[-8:], until, says)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 
-from servanda.report.format import number
+from servanda.report.format import WRITTEN, number
 
 _LEAST = math.log(0.001)  # nats; less evidence is told as less than that
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -47,23 +47,13 @@ def _power(digits: str, tens: int) -> str:
     return power if digits in ("1", "1.0") else f"{digits}×{power}"
 
 
-def _read(text: str) -> str:
-    """A number as people write it.
-
-    >>> _read("2.4e-05"), _read("0.05"), _read("1e+12")
-    ('2.4×10⁻⁵', '0.05', '10¹²')
-    """
-    digits, e, tens = text.partition("e")
-    return _power(digits, int(tens)) if e and tens else text
-
-
 def figure(value: float) -> str:
     """A number that somebody wrote, such as a limit."""
-    return _read(f"{value:.4g}")
+    return number(value, WRITTEN)
 
 
 def measured(value: float | None) -> str:
-    return _read(number(value)) or "–"
+    return number(value) or "–"
 
 
 def clock(at: float, now: float) -> str:

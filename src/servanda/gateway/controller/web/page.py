@@ -25,7 +25,7 @@ from servanda.gateway.controller.web.charts import (
 from servanda.gateway.controller.web.lanes import lane
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.state import Transition
-from servanda.report.format import count, duration, line, percent
+from servanda.report.format import count, duration, line, part_of, percent
 from servanda.report.html import environment
 
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
@@ -210,17 +210,21 @@ def _scoring(status: ControllerStatus) -> dict[str, Any]:
     ran = max(status.now - status.began, 1.0) if status.began else None
     facts = [f"{s.scored:,} scored", f"{s.missing:,} missing", f"{s.dropped:,} dropped"]
     facts += [f"{n:,} {line(why, 40)}" for why, n in s.outside.items() if n]
-    facts += [f"{s.restarts:,} restarts"] if s.restarts else []
-    queue = f"{s.queued:,} of {s.room:,} rows queued" if s.room else f"{s.queued:,} rows queued"
+    facts += [count(s.restarts, "restart")] if s.restarts else []
+    queue = (
+        f"{s.queued:,} of {count(s.room, 'row')} queued"
+        if s.room
+        else f"{count(s.queued, 'row')} queued"
+    )
     if s.lag_s is not None:
         queue += f", {duration(s.lag_s)} behind"
     spent = f"{duration(s.seconds)} of scoring"
     if ran is not None:
         load = s.seconds / ran
-        spent = f"load {percent(load)} of its time"
+        spent = f"load {part_of(load, 'its time')}"
         if s.budget:
-            spent = f"load {100 * load / s.budget:.0f} % of its budget"
-            spent += f" ({percent(load)} of its time, {percent(s.budget)} allowed)"
+            spent = f"load {part_of(load / s.budget, 'its budget')}"
+            spent += f" ({part_of(load, 'its time')}, {percent(s.budget)} allowed)"
     return {
         "alive": s.alive,
         "facts": " · ".join(facts),
@@ -237,7 +241,7 @@ def _unsampled(status: ControllerStatus) -> str:
         reasons[line(why, 40)] += int(n)
     parts = [f"{n:,} {why}" for why, n in reasons.most_common(_REASONS)]
     more = len(reasons) - len(parts)
-    return " · ".join([*parts, *([f"{more} more reasons"] if more > 0 else [])])
+    return " · ".join([*parts, *([count(more, "more reason")] if more > 0 else [])])
 
 
 def _gateway(gateway: GatewayStatus, status: ControllerStatus) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from servanda.contract.model import WHOLE
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.web import format
 from servanda.gateway.proxy.counters import numbers
-from servanda.report.format import count, duration, line, percent
+from servanda.report.format import count, duration, line, part_of, percent
 
 GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
 TONE = {"active": "good", "suspect": "open", "recovering": "open"}
@@ -73,12 +73,12 @@ def headline(status: ControllerStatus) -> Headline:
     if unknown:
         has = "has" if len(unknown) == 1 else "have"
         verbs = _ONE if len(known) == 1 else _MANY
-        text = _sound(known, f"{len(known)} of {len(watched)} slices", verbs)
+        text = _sound(known, f"{len(known)} of {count(len(watched), 'slice')}", verbs)
         return Headline("?", "open", f"{text}; {_named(unknown)} {has} no evidence yet.", more)
     if len(watched) == 1:
         text = _sound(watched, _named(watched), _ONE)
     else:
-        text = _sound(watched, f"all {len(watched)} slices")
+        text = _sound(watched, f"all {count(len(watched), 'slice')}")
     return Headline("✓", "good", f"{_begun(text)}.", more)
 
 
@@ -147,11 +147,11 @@ def _rest(status: ControllerStatus, away: list[SliceStatus]) -> str:
     if len(calm) == len(rest) == 1:
         return f"{_sound(calm, _THE_OTHER, _ONE)}."
     if len(calm) == len(rest):
-        return f"{_sound(calm, f'the other {len(calm)} slices')}."
+        return _sound(calm, f"the other {count(len(calm), 'slice')}") + "."
     if not calm:
         return f"{count(len(rest), 'other slice')} {_be(rest)} not decided yet."
     verbs = _ONE if len(calm) == 1 else _MANY
-    return f"{_sound(calm, f'{len(calm)} of {len(rest)} other slices', verbs)}."
+    return _sound(calm, f"{len(calm)} of {count(len(rest), 'other slice')}", verbs) + "."
 
 
 def _named(slices: list[SliceStatus]) -> str:
@@ -251,7 +251,7 @@ def why(slice_: SliceStatus, now: float) -> list[str]:
     if slice_.held:
         sentences.append(line(slice_.held, 200))
     if slice_.relapses:
-        sentences.append(f"{slice_.relapses} relapse{'s' * (slice_.relapses > 1)}")
+        sentences.append(count(slice_.relapses, "relapse"))
     return sentences
 
 
@@ -266,17 +266,18 @@ def excess(cell: CellStatus) -> float:
     return abs(cell.value / cell.limit)
 
 
-def of_threshold(fraction: float) -> str:
-    """A log e-value as per cent of its log threshold.
+def of_threshold(fraction: float, threshold: str) -> str:
+    """A log e-value as per cent of its log threshold; a ratio where it is beyond.
 
-    >>> of_threshold(0.496), of_threshold(0.002), of_threshold(-1.0), of_threshold(1.5)
-    ('50 %', '< 1 %', '0 %', '150 %')
+    >>> [of_threshold(x, "return threshold") for x in (0.496, 0.002, -1.0)]
+    ['50 % of return threshold', '< 1 % of return threshold', '0 % of return threshold']
+    >>> of_threshold(1.5, "alarm threshold")
+    '1.5 times the alarm threshold'
     """
-    if not fraction > 0:
-        return "0 %"
-    if fraction < 0.01:
-        return "< 1 %"
-    return f"{100 * min(fraction, 99.99):.0f} %"
+    if fraction > 1:
+        return part_of(min(fraction, 99.9), f"the {threshold}")
+    share = f"{100 * fraction:.0f} %" if fraction >= 0.01 else "< 1 %" if fraction > 0 else "0 %"
+    return f"{share} of {threshold}"
 
 
 def return_fraction(cell: CellStatus) -> float:

@@ -78,7 +78,7 @@ def _cells(slice_: SliceStatus, status: ControllerStatus) -> list[str]:
             numbers[:2] = [trigger.value(cause), limit]
             state += f" ({trigger.fresh(slice_, cell)}: {format.measured(cell.value)})"
         if slice_.scored:
-            state += f"  {phrases.of_threshold(near.nearness)} of alarm threshold"
+            state += f"  {phrases.of_threshold(near.nearness, 'alarm threshold')}"
             state += f", {count(slice_.scored, 'request')}, {count(slice_.keys, 'user')}"
     serves = phrases.served_by(slice_, status)
     meant = phrases.served_by(slice_, status, if_acted=True)

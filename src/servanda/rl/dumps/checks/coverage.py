@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from servanda.report.format import count
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
 from servanda.traces.rollouts import Rollouts
 
@@ -31,10 +32,11 @@ class Coverage:
         if not self.tokens:
             return Finding("coverage", "unsound", "the dump has no trained token")
         covered = share(self.both, self.tokens)
-        text = f"both logprobs present on {100 * covered:.2f} % of {self.tokens:,} trained tokens"
+        tokens = count(self.tokens, "trained token")
+        text = f"both logprobs present on {100 * covered:.2f} % of {tokens}"
         if self.both < self.tokens:
             text = (
-                f"both logprobs present on {self.both:,} of {self.tokens:,} trained tokens "
+                f"both logprobs present on {self.both:,} of {tokens} "
                 f"(the trainer's on {self.train:,}, the sampler's on {self.infer:,})"
             )
         state = "unsound" if covered < UNSOUND else "warning" if covered < WARN else "ok"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from servanda.report.format import count
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, heads, share
 from servanda.traces.rollouts import Rollouts
 
@@ -56,12 +57,13 @@ class Retokenised:
         usual = (self.rest_far + 1) / (self.rest + 1)
         if not self.suspects or share(self.head_far, self.head) <= TIMES * usual:
             text = (
-                f"no re-tokenisation: the first tokens of {self.turns:,} later turns match the "
-                "rest of the turn"
+                f"no re-tokenisation: the first tokens of {count(self.turns, 'later turn')} match "
+                "the rest of the turn"
             )
             return Finding("retokenised", "ok", text, numbers)
         text = (
-            f"{self.suspects:,} of {self.turns:,} later turns, in {self.sequences:,} sequences, "
+            f"{self.suspects:,} of {count(self.turns, 'later turn')}, in "
+            f"{count(self.sequences, 'sequence')}, "
             f"begin with tokens whose logprobs differ by more than {FAR_NATS:g} nats: "
             "re-tokenised at a tool boundary?"
         )
