@@ -38,8 +38,8 @@ _ITEM = re.compile(r"(?:[-*+]|\d+[.)]) ")
 _LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 _IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.(?:svg|png))\)$", re.M)
 _CELL = re.compile(r"<td( style=[^>]*)?>(.*?)</td>", re.S)
-_CODE = re.compile(r"<code>([^<]{17,})</code>")
-_LONG_CELL = 40  # characters
+_CODE = re.compile(r"<code>([^<]{21,})</code>")
+_SHORT_CELL, _LONG_CELL = 12, 40  # characters
 _ATTRIBUTE = re.compile(r'(?<=\s)(src|srcset|href)="([^"#:]+)(#[^"]*)?"')
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)")
 _SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
@@ -195,6 +195,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"<p>{''.join(links)}</p>"
 
     text = _LINK.sub(folder, spaced(markdown))
+    # what is folded is Markdown too, as it is on a Git host
+    text = text.replace("<details>", '<details markdown="1">')
     return _ATTRIBUTE.sub(attribute, _IMAGE.sub(picture, text))
 
 
@@ -203,17 +205,21 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def cells(text: str) -> str:
-    """The HTML whose tables keep words whole: code breaks at its marks, and long texts get room.
+    """The HTML whose tables keep words whole: code breaks at its marks, numbers do not break, and
+    long texts get room.
 
+    >>> cells("<td>1e-06</td><td style=x>A text of more than forty characters, now.</td>")
+    '<td class=short>1e-06</td><td style=x class=long>A text of more than forty characters, now.</td>'
     >>> cells("<td><code>a/test_that_is_long.py</code></td>")
     '<td><code>a/<wbr>test_<wbr>that_<wbr>is_<wbr>long.<wbr>py</code></td>'
     """
 
     def cell(found: re.Match[str]) -> str:
         style, inside = found[1] or "", found[2]
-        long = len(html.unescape(re.sub(r"<[^>]+>", "", inside))) > _LONG_CELL
+        size = len(html.unescape(re.sub(r"<[^>]+>", "", inside)))
+        kind = " class=short" if size <= _SHORT_CELL else " class=long" * (size > _LONG_CELL)
         inside = _CODE.sub(lambda code: f"<code>{_broken(code[1])}</code>", inside)
-        return f"<td{style}{' class=long' if long else ''}>{inside}</td>"
+        return f"<td{style}{kind}>{inside}</td>"
 
     return _CELL.sub(cell, text)
 

@@ -44,8 +44,9 @@ SETTLED = """(async () => {
   await document.fonts.ready;
 })()"""  # noqa: E501
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-# boxes that end beyond the page, and that no box of their own can scroll into view
-BEYOND = """(() => {
+# a page too wide, boxes beyond it that none of their own scrolls into view, pictures that are not
+# there, Markdown that was taken for text
+FOUND = """(() => {
   const width = WIDTH, found = [];
   const seen = (one) => {
     for (; one && one !== document.body; one = one.parentElement) {
@@ -66,7 +67,13 @@ BEYOND = """(() => {
     }
   }
   for (const one of document.querySelectorAll("img"))
-    if (!one.complete || !one.naturalWidth) found.push(`no picture: ${one.outerHTML}`);
+    if (one.checkVisibility() && !(one.complete && one.naturalWidth))
+      found.push(`no picture: ${one.outerHTML}`);
+  for (const one of document.querySelectorAll("article :is(p, li, td, details)")) {
+    const own = [...one.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
+    const raw = own.find((node) => /\\|-{3}|\\*\\*\\w|\\]\\(|^>>> /.test(node.textContent));
+    if (raw) found.push(`not read as Markdown: ${raw.textContent.slice(0, 60)}`);
+  }
   return found;
 })()"""
 FOUND_BY_AXE = """(async () => {
@@ -128,7 +135,7 @@ async def problems(tab, url, axe, key=None):
         for width in WIDTHS:
             await tab.look(width, 900, dark)
             await tab.js(DRAWN)
-            told = await tab.js(BEYOND.replace("WIDTH", str(width)))
+            told = await tab.js(FOUND.replace("WIDTH", str(width)))
             if (width, dark) in AXE_AT:
                 told += await tab.js(FOUND_BY_AXE)
             found += [f"{width} {'dark' if dark else 'light'}: {one}" for one in told]
