@@ -208,8 +208,8 @@ def cells(text: str) -> str:
     """The HTML whose tables keep words whole: code breaks at its marks, numbers do not break, and
     long texts get room.
 
-    >>> cells("<td>1e-06</td><td style=x>A text of more than forty characters, now.</td>")
-    '<td class=short>1e-06</td><td style=x class=long>A text of more than forty characters, now.</td>'
+    >>> cells("<td>1e-6</td><td style=x>A text that has forty-one characters here</td>")
+    '<td class=short>1e-6</td><td style=x class=long>A text that has forty-one characters here</td>'
     >>> cells("<td><code>a/test_that_is_long.py</code></td>")
     '<td><code>a/<wbr>test_<wbr>that_<wbr>is_<wbr>long.<wbr>py</code></td>'
     """

@@ -100,15 +100,13 @@ def _section(made: Sequence[Moment], now: float) -> str:
         "".join(f"<td>{escape(cell)}</td>" for cell in report.columns(row))
         for row in report.rows(history)
     ]
-    heads = "".join(f'<th scope="col">{head}</th>' for head in report.HEAD)
-    table = f"<table><tr>{heads}</tr><tr>{'</tr><tr>'.join(rows)}</tr></table>"
-    boxes = (
-        # a keyboard scrolls what takes the focus
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{name} of '
-        f'{escape(history.run, True)}">{inside}</div>'
-        for name, inside in (("Timeline", svg(made, now=now)), ("Steps", table))
+    heads = "".join(f"<th>{head}</th>" for head in report.HEAD)
+    return (
+        f"<h1>{escape(history.run)}</h1><p>{escape(line)}</p>"
+        f'<div class="scroll">{svg(made, now=now)}</div>'
+        f'<div class="scroll"><table><tr>{heads}</tr>'
+        f"<tr>{'</tr><tr>'.join(rows)}</tr></table></div>"
     )
-    return f"<h1>{escape(history.run)}</h1><p>{escape(line)}</p>{''.join(boxes)}"
 
 
 def svg(made: Sequence[Moment], *, now: float) -> str:
