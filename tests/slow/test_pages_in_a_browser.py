@@ -34,6 +34,8 @@ LIGHTS = (False, True)
 AXE_AT = {(1280, False), (390, True)}
 WAIT_S = 600  # axe takes seconds for a long page, and other tests have the processors too
 PAGES_A_BROWSER = 12
+# reports with every part that a report can have, in which nothing is known, or much
+SHOWN = ("holds", "error", "with pictures", "stable", "hostile", "golden only", "nothing measured")
 
 # what a page does in motion is no finding, and all that is folded is unfolded
 SETTLED = """(async () => {
@@ -175,8 +177,9 @@ def test_every_page_of_the_site_can_be_read(site, axe):
 
 
 def test_every_report_can_be_read(tmp_path, axe):
-    for name, verdict in VERDICTS.items():
-        (tmp_path / f"{name}.html").write_text(FORMATS["html"](verdict), encoding="utf-8")
+    for name in SHOWN:
+        page = FORMATS["html"](VERDICTS[name])
+        (tmp_path / f"{name}.html").write_text(page, encoding="utf-8")
     dump = ["check", str(ROOT / "examples/tiny-dump"), "--report", str(tmp_path / "dump.html")]
     done = CliRunner().invoke(main, dump)
     assert done.exit_code == 1, done.output
