@@ -38,8 +38,8 @@ _ITEM = re.compile(r"(?:[-*+]|\d+[.)]) ")
 _LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 _IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.(?:svg|png))\)$", re.M)
 _CELL = re.compile(r"<td( style=[^>]*)?>(.*?)</td>", re.S)
-_CODE = re.compile(r"<code>([^<]{21,})</code>")
-_SHORT_CELL, _LONG_CELL = 12, 40  # characters
+_CODE = re.compile(r"<code>([^<]+)</code>")
+_SHORT_CELL, _LONG_CELL, _LONG_CODE = 12, 40, 20  # characters
 _ATTRIBUTE = re.compile(r'(?<=\s)(src|srcset|href)="([^"#:]+)(#[^"]*)?"')
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)")
 _SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
@@ -223,6 +223,9 @@ def cells(text: str) -> str:
 
 
 def _broken(code: str) -> str:
+    code = code.replace(r"\|", "|")  # a Git host reads it so, too
+    if len(code) <= _LONG_CODE:
+        return code
     return re.sub(r"(?<=[/_.:,=])(?=[a-z_])", "<wbr>", code, flags=re.I)
 
 

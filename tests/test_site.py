@@ -83,6 +83,7 @@ def test_words_and_numbers_of_a_table_stay_whole():
         "<td class=short><code>a_short_one</code></td>"
     )
 
+    assert "<code>|x|</code>" in docs_site.cells(r"<td><code>\|x\|</code></td>")
     assert docs_site.cells("<td>1.8e-06</td>") == "<td class=short>1.8e-06</td>"
     long = "a text that would be a word wide in a table of many columns"
     assert docs_site.cells(f"<td style=x>{long}</td>") == f"<td style=x class=long>{long}</td>"
