@@ -46,10 +46,12 @@ SETTLED = """(async () => {
   await document.fonts.ready;
 })()"""  # noqa: E501
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-# a page too wide, boxes beyond it that none of their own scrolls into view, pictures that are not
-# there, Markdown that was taken for text
+# a page in the other light, a page too wide, boxes beyond it that none of their own scrolls into
+# view, pictures that are not there, Markdown that was taken for text
 FOUND = """(() => {
-  const width = WIDTH, found = [];
+  const width = WIDTH, dark = Boolean(DARK), found = [];
+  const paper = getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).map(Number);
+  if ((paper[0] + paper[1] + paper[2] < 382) !== dark) found.push(`the page is of colour ${paper}`);
   const seen = (one) => {
     for (; one && one !== document.body; one = one.parentElement) {
       const style = getComputedStyle(one);
@@ -125,29 +127,28 @@ def served(folder):
             thread.join()
 
 
-async def problems(tab, url, axe, key=None):
-    """What is wrong with a page: a line for each finding, with its width and light."""
+async def problems(tab, url, dark, axe, key=None):
+    """What is wrong with a page in one light: a line for each finding, with its width."""
     found = []
     tab.events.clear()
     await tab.ask("Network.enable")
-    await tab.open(url, key, width=1000)
+    await tab.open(url, key, width=1000, dark=dark)
     await tab.js(SETTLED)
     await tab.ask("Runtime.evaluate", expression=axe)
-    for dark in LIGHTS:
-        for width in WIDTHS:
-            await tab.look(width, 900, dark)
-            await tab.js(DRAWN)
-            told = await tab.js(FOUND.replace("WIDTH", str(width)))
-            if (width, dark) in AXE_AT:
-                told += await tab.js(FOUND_BY_AXE)
-            found += [f"{width} {'dark' if dark else 'light'}: {one}" for one in told]
+    for width in WIDTHS:
+        await tab.look(width, 900, dark)
+        await tab.js(DRAWN)
+        told = await tab.js(FOUND.replace("WIDTH", str(width)).replace("DARK", str(int(dark))))
+        if (width, dark) in AXE_AT:
+            told += await tab.js(FOUND_BY_AXE)
+        found += [f"{width}: {one}" for one in told]
     found += [f"console: {json.dumps(one)}" for one in tab.complaints()]
-    own = url.partition("?")[0].rpartition("/")[0] if url.startswith("file:") else _host(url)
+    own = url.rpartition("/")[0] if url.startswith("file:") else _host(url)
     for event in tab.events:
         asked = event["params"].get("request", {}).get("url", "")
         if asked and not asked.startswith((own, "data:", "blob:")):
             found.append(f"asks {asked}")
-    return found
+    return [f"{url} in the {'dark' if dark else 'light'}, {one}" for one in found]
 
 
 def _host(url):
@@ -159,14 +160,14 @@ def _host(url):
 def look_at(urls, axe, key=None):
     """All that is wrong with the pages: a line for each finding."""
 
-    async def looked(some):
+    async def looked(some, dark):
+        # the site remembers the light of the first visit, so each light has a browser of its own
         async with chromium.tab(wait_s=WAIT_S) as tab:
-            return [f"{url}: {one}" for url in some for one in await problems(tab, url, axe, key)]
+            return [one for url in some for one in await problems(tab, url, dark, axe, key)]
 
-    parts = range(0, len(urls), PAGES_A_BROWSER)
-    return "\n".join(
-        one for i in parts for one in asyncio.run(looked(urls[i : i + PAGES_A_BROWSER]))
-    )
+    parts = [urls[i : i + PAGES_A_BROWSER] for i in range(0, len(urls), PAGES_A_BROWSER)]
+    found = [asyncio.run(looked(some, dark)) for some in parts for dark in LIGHTS]
+    return "\n".join(one for part in found for one in part)
 
 
 def test_every_page_of_the_site_can_be_read(site, axe):
@@ -174,6 +175,28 @@ def test_every_page_of_the_site_can_be_read(site, axe):
     assert len(names) > 80
     with served(site) as root:
         assert look_at([root + name for name in names], axe) == ""
+
+
+def test_the_menu_and_the_search_of_a_phone_can_be_used(site, axe):
+    async def looked(url):
+        async with chromium.tab(wait_s=WAIT_S) as tab:
+            await tab.open(url, width=390, dark=True)
+            await tab.js(SETTLED)
+            await tab.ask("Runtime.evaluate", expression=axe)
+            await tab.click(".md-header label[for=__drawer]")
+            await tab.until("document.querySelector('#__drawer').checked")
+            found = await tab.js(FOUND_BY_AXE)
+
+            await tab.js("document.querySelector('#__drawer').click()")
+            await tab.click(".md-header label[for=__search]")
+            await tab.until("document.activeElement.matches('.md-search__input')")
+            await tab.type("noise floor")
+            await tab.press("End", 35)  # it looks at keys
+            await tab.until("document.querySelectorAll('.md-search-result__item').length")
+            return found + await tab.js(FOUND_BY_AXE) + tab.complaints()
+
+    with served(site) as root:
+        assert asyncio.run(looked(f"{root}index.html")) == []
 
 
 def test_every_report_can_be_read(tmp_path, axe):
