@@ -62,7 +62,7 @@ $(VENVS)/axe/.made: $(VENV)/.dev
 	$(PIP) --no-deps --upgrade --target $(VENVS)/axe axe-playwright-python==0.1.8
 	@touch $@
 
-test-pages: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## every page of the site, the reports and the gateway in a real browser, with axe-core: four minutes
+test-pages: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## every page of the site, the reports and the gateway in a real browser, with axe-core: five minutes
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/slow/test_pages_in_a_browser.py
 
 test-slow: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
