@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: demo demo-gateway docs test check test-all test-gateway test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
+.PHONY: demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -58,7 +58,15 @@ test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promo
 	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py \
 	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
 
-test-slow: $(VENV)/.dev  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
+# axe-core, the checks of accessibility, travels with bindings for Playwright, which are not used
+$(VENVS)/axe/.made: $(VENV)/.dev
+	$(PIP) --no-deps --upgrade --target $(VENVS)/axe axe-playwright-python==0.1.8
+	@touch $@
+
+test-pages: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## every page of the site, the reports and the gateway in a real browser, with axe-core: five minutes
+	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/slow/test_pages_in_a_browser.py
+
+test-slow: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
 	$(SLOW) tests/slow
 
 # A seed of one's own repeats a night: make test-nightly SEED=20261122

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 import shutil
@@ -35,7 +36,10 @@ _PICTURES = (".png", ".svg", ".jpg")
 _FENCE = re.compile(r"^(`{3,}|~{3,})")
 _ITEM = re.compile(r"(?:[-*+]|\d+[.)]) ")
 _LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
-_IMAGE = re.compile(r"^!\[[^\]]*\]\(([^)\s]+\.svg)\)$", re.M)
+_IMAGE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.(?:svg|png))\)$", re.M)
+_CELL = re.compile(r"<td( style=[^>]*)?>(.*?)</td>", re.S)
+_CODE = re.compile(r"<code>([^<]+)</code>")
+_SHORT_CELL, _LONG_CELL, _LONG_CODE = 12, 40, 20  # characters
 _ATTRIBUTE = re.compile(r'(?<=\s)(src|srcset|href)="([^"#:]+)(#[^"]*)?"')
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)")
 _SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
@@ -174,14 +178,60 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return found[0].replace(found[1], posixpath.join(found[1], "README.md"))
 
     def picture(found: re.Match[str]) -> str:
-        path = ROOT / posixpath.normpath(posixpath.join(posixpath.dirname(src), found[1]))
-        if path.parent.name != "concepts":
-            return found[0]
-        # in the page itself it follows the toggle of light and dark
-        return f'<div class="diagram">{path.read_text(encoding="utf-8").strip()}</div>'
+        alt, target = html.escape(found[1]), found[2]
+        path = ROOT / posixpath.normpath(posixpath.join(posixpath.dirname(src), target))
+        if path.parent.name == "concepts":
+            # in the page itself it follows the toggle of light and dark
+            return f'<div class="diagram">{path.read_text(encoding="utf-8").strip()}</div>'
+        shown = {"in-any-light": target}
+        if path.with_stem(f"{path.stem}_dark").exists():
+            stem, _, suffix = target.rpartition(".")
+            shown = {"only-light": target, "only-dark": f"{stem}_dark.{suffix}"}
+        # larger than the page is wide: a click shows it as it is
+        links = (
+            f'<a class="{when}" href="{at}"><img src="{at}" alt="{alt}"></a>'
+            for when, at in shown.items()
+        )
+        return f"<p>{''.join(links)}</p>"
 
     text = _LINK.sub(folder, spaced(markdown))
-    return _IMAGE.sub(picture, _ATTRIBUTE.sub(attribute, text))
+    # what is folded is Markdown too, as it is on a Git host
+    text = text.replace("<details>", '<details markdown="1">')
+    return _ATTRIBUTE.sub(attribute, _IMAGE.sub(picture, text))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return cells(html)
+
+
+def cells(text: str) -> str:
+    """The HTML whose tables keep words whole: code breaks at its marks, numbers do not break, and
+    long texts get room.
+
+    >>> cells("<td><code>a/test_it_is_so_long.py</code></td>")
+    '<td><code>a/<wbr>test_<wbr>it_<wbr>is_<wbr>so_<wbr>long.<wbr>py</code></td>'
+    """
+
+    def cell(found: re.Match[str]) -> str:
+        style, inside = found[1] or "", found[2]
+        size = len(html.unescape(re.sub(r"<[^>]+>", "", inside)))
+        kind = " class=short" if size <= _SHORT_CELL else " class=long" * (size > _LONG_CELL)
+        inside = _CODE.sub(lambda code: f"<code>{_broken(code[1])}</code>", inside)
+        return f"<td{style}{kind}>{inside}</td>"
+
+    return _CELL.sub(cell, text)
+
+
+def _broken(code: str) -> str:
+    code = code.replace(r"\|", "|")  # a Git host reads it so, too
+    if len(code) <= _LONG_CODE:
+        return code
+    return re.sub(r"(?<=[/_.:,=])(?=[a-z_])", "<wbr>", code, flags=re.I)
+
+
+def on_post_template(output: str, **_: Any) -> str:
+    """Of 404.html, which is no page."""
+    return on_post_page(output)
 
 
 def on_post_page(output: str, **_: Any) -> str:

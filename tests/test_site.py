@@ -76,6 +76,36 @@ def test_lists_begin_behind_an_empty_line_and_code_stays():
     assert docs_site.spaced(text) == "One\n\n- a\n  b\n- c\n\n```\nx\n- y\n```\n\n1. d"
 
 
+def test_words_and_numbers_of_a_table_stay_whole():
+    code = "<td><code>tests/test_that_is_long.py</code></td><td><code>a_short_one</code></td>"
+    assert docs_site.cells(code) == (
+        "<td><code>tests/<wbr>test_<wbr>that_<wbr>is_<wbr>long.<wbr>py</code></td>"
+        "<td class=short><code>a_short_one</code></td>"
+    )
+
+    assert "<code>|x|</code>" in docs_site.cells(r"<td><code>\|x\|</code></td>")
+    assert docs_site.cells("<td>1.8e-06</td>") == "<td class=short>1.8e-06</td>"
+    long = "a text that would be a word wide in a table of many columns"
+    assert docs_site.cells(f"<td style=x>{long}</td>") == f"<td style=x class=long>{long}</td>"
+
+
+def shown(markdown, src="docs/how-to/gateway.md"):
+    file = SimpleNamespace(src_uri=src, dest_uri=docs_site.place(src))
+    return docs_site.on_page_markdown(markdown, SimpleNamespace(file=file, meta={}))
+
+
+def test_a_picture_is_shown_in_the_light_of_the_page_and_links_to_itself():
+    text = shown("![The page](../gateway_page.png)")
+
+    for when, name in (("only-light", "gateway_page.png"), ("only-dark", "gateway_page_dark.png")):
+        img = f'<img src="../{name}" alt="The page">'
+        assert f'<a class="{when}" href="../{name}">{img}</a>' in text
+
+
+def test_a_table_that_is_folded_is_a_table():
+    assert shown("<details><summary>All</summary>").startswith('<details markdown="1"><summary>')
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

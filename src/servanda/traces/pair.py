@@ -49,8 +49,9 @@ def pair(
     Raises:
         EvidenceError: shapes differ, or the lengths do not add up.
 
-    >>> pair([[0.0, -1.0, -0.5]], [[0.0, -1.1, -0.5]], [[0, 1, 1]]).infer.length_S.tolist()
-    [2]
+    Examples:
+        >>> pair([[0.0, -1.0, -0.5]], [[0.0, -1.1, -0.5]], [[0, 1, 1]]).infer.length_S.tolist()
+        [2]
     """
     mask_A = np.asarray(mask)
     length_B = _lengths(mask_A, lengths)

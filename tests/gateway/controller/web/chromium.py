@@ -35,15 +35,15 @@ _LEFT = ("navigated", "context was destroyed", "Promise was collected")
 class Tab:
     """One page of a browser."""
 
-    def __init__(self, socket):
-        self._socket, self._n = socket, 0
+    def __init__(self, socket, wait_s=WAIT_S):
+        self._socket, self._n, self._wait_s = socket, 0, wait_s
         self.events = []
 
     async def ask(self, method, **params):
         self._n += 1
         await self._socket.send_json({"id": self._n, "method": method, "params": params})
         while True:
-            told = json.loads((await self._socket.receive(WAIT_S)).data)
+            told = json.loads((await self._socket.receive(self._wait_s)).data)
             if told.get("id") == self._n:
                 why = told.get("error", {}).get("message", "")
                 if any(sign in why for sign in _LEFT):
@@ -77,6 +77,16 @@ class Tab:
         await self.ask("Page.enable")
         await self.ask("Runtime.enable")
         await self.ask("Log.enable")
+        await self.look(width, height, dark)
+        if key is not None:
+            given = "Basic " + base64.b64encode(f"me:{key}".encode()).decode()
+            await self.ask("Network.enable")
+            await self.ask("Network.setExtraHTTPHeaders", headers={"Authorization": given})
+        await self.ask("Page.navigate", url=url)
+        await self.until("document.readyState === 'complete' && document.querySelector('h1')")
+
+    async def look(self, width, height, dark):
+        """Have a window of a size, in light or in dark."""
         await self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -86,12 +96,6 @@ class Tab:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        if key is not None:
-            given = "Basic " + base64.b64encode(f"me:{key}".encode()).decode()
-            await self.ask("Network.enable")
-            await self.ask("Network.setExtraHTTPHeaders", headers={"Authorization": given})
-        await self.ask("Page.navigate", url=url)
-        await self.until("document.readyState === 'complete' && document.querySelector('h1')")
 
     async def click(self, selector):
         """A real click in the middle of an element."""
@@ -121,11 +125,13 @@ class Tab:
     def complaints(self):
         """What the page or the browser complained of."""
         kinds = ("Runtime.exceptionThrown", "Log.entryAdded")
-        return [e["params"] for e in self.events if e["method"] in kinds]
+        found = [e["params"] for e in self.events if e["method"] in kinds]
+        logged = (e["params"] for e in self.events if e["method"] == "Runtime.consoleAPICalled")
+        return found + [one for one in logged if one["type"] in ("error", "assert")]
 
 
 @contextlib.asynccontextmanager
-async def tab(*options):
+async def tab(*options, wait_s=WAIT_S):
     """A tab of a browser of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [binary(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"]
@@ -141,7 +147,7 @@ async def tab(*options):
                     pages = [one for one in await answer.json() if one["type"] == "page"]
                 socket = pages[0]["webSocketDebuggerUrl"]
                 async with session.ws_connect(socket, max_msg_size=0) as connected:
-                    yield Tab(connected)
+                    yield Tab(connected, wait_s)
         finally:
             process.terminate()
             process.communicate()
