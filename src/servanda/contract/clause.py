@@ -31,6 +31,7 @@ Severity = Literal["warning", "error", "critical"]
 # A metric's name in contracts -> the name that evidence, digests and verdicts have.  Either may be
 # written; a contract parses to the same values, and keeps its digest.
 METRIC_ALIASES: Mapping[str, str] = {
+    "scoring_rate": "rescored_ratio",
     "valid_ratio": "usable_ratio",
     "weight_mean_check": "coherence",
 }

@@ -30,7 +30,7 @@ class Parts:
         prompts, golden: paths as the contract is to name them; golden_path: how infer scores
             the golden texts, None: as it is by default.
         slices: besides the whole.
-        sizes: promotion.offline.sequences.
+        sizes: promotion.offline.prompt_groups.
         round, samples: of the workload; None: as it is by default.
         against_stable: whether the candidate is also held against the stable kernel.
         no_golden: why there are no numerical clauses, where there are none.
@@ -68,7 +68,7 @@ def completed(preset: str, parts: Parts) -> str:
         "slices": ["slices:", *map(_matched, parts.slices)] if parts.slices else [],
         "promotion": [
             "promotion:",
-            f"  offline: {{sequences: [{parts.sizes[0]}, {parts.sizes[1]}]}}",
+            f"  offline: {{prompt_groups: [{parts.sizes[0]}, {parts.sizes[1]}]}}",
         ],
     }
     if parts.stable is not None:
@@ -105,8 +105,8 @@ def of_trainer(
     """The text of a preset for tokens that come from a trainer.
 
     Args:
-        titles: what reports call the train and the infer kernel.
-        sizes: promotion.offline.sequences.
+        titles: of the train and the infer kernel in reports.
+        sizes: promotion.offline.prompt_groups.
         head: lines of comment before everything.
         filtered: whether the source says what a filter removed, as a dump does.
         bitwise: whether both kernels compute the same bits.
@@ -125,7 +125,7 @@ def of_trainer(
         # no answer is longer: what its tokens can be sliced by is fixed before they are read
         "workload": ["workload: {source: trainer, sampling: {max_new_tokens: 131072}}"],
         "slices": ["slices:", *map(_matched, slices)] if slices else [],
-        "promotion": ["promotion:", f"  offline: {{sequences: [{sizes[0]}, {sizes[1]}]}}"],
+        "promotion": ["promotion:", f"  offline: {{prompt_groups: [{sizes[0]}, {sizes[1]}]}}"],
     }
     lines = _filled(preset, name, blocks)
     late = [rule.name for rule in slices if known(rule) == "outcome"]
