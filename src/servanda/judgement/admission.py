@@ -31,9 +31,7 @@ _ABOUT = ("path", "batch_size", "sampling")
 
 
 def path_of(kernel: Kernel, side: str) -> Path:
-    """The path by which a side scores given tokens: as declared; default: infer decode, train
-    prefill.
-    """
+    """The path by which a side scores tokens; default: infer by decode, train by prefill."""
     return kernel.path or ("prefill" if side == "train" else "decode")
 
 

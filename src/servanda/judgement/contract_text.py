@@ -191,7 +191,7 @@ def _against_stable(lines: list[str]) -> list[str]:
         "mode: monitor, slices: [all]}"
     )
     comment = (
-        "  # is the candidate as near to the reference scorer as today's kernel?  Shown, not enforced"
+        "  # is the candidate as near to the reference scorer as today's kernel?  Not enforced"
     )
     return _inserted(lines, comment, clause)
 

@@ -137,9 +137,7 @@ class Evidence:
 
     @property
     def digested(self) -> str:
-        """The data of the digest: every number with its class and field names, fixed by stored
-        digests.
-        """
+        """Every number with its class and field names, which stored digests fix."""
         return repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
 
     @property

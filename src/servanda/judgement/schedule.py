@@ -110,9 +110,7 @@ class Schedule:
 
     @cached_property
     def _kinds(self) -> tuple[NDArray[np.int64], list[int]]:
-        """Lines with equal labels form one kind: the kind of each line, and one line of each
-        kind.
-        """
+        """The kind of each line, and one line per kind; lines with equal labels form a kind."""
         kinds: dict[tuple[tuple[str, str], ...], int] = {}
         examples: list[int] = []
         kind_R = []

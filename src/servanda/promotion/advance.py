@@ -277,9 +277,7 @@ def _after_holding(
         through = over and state.span > 1  # an earlier window satisfied the hold time
         return replace(state, status="completed" if through else "running", why=why)
     if over:
-        if (
-            leg.stage == "full" and finding.groups >= leg.last
-        ):  # the next window begins without evidence
+        if leg.stage == "full" and finding.groups >= leg.last:  # a new, empty window begins
             state = replace(state, span=state.span + 1, since=now)
         return replace(state, status="completed", why=f"{every} holds on {leg.name}")
     following = course[state.leg + 1]

@@ -63,9 +63,7 @@ def run_name(contract: Contract, key: EvidenceKey) -> str:
 
 
 def beginning_of(name: str) -> str:
-    """The prefix of the names of a contract's runs; also of contracts with a longer name after
-    -.
-    """
+    """The prefix of the names of a contract's runs, and of contracts named NAME-..."""
     return f"{name}-"
 
 

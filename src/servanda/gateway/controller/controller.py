@@ -205,9 +205,7 @@ class Controller:
     # background work
 
     def step(self) -> bool:
-        """Score one batch, commit it, evaluate, write to the ledger; returns whether more is
-        queued.
-        """
+        """Score one batch, commit, evaluate and write to the ledger; whether more is queued."""
         more = self._worker.score()
         self._worker.settle()
         if self._ledger:

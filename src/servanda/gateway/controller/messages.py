@@ -49,9 +49,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class PromotionRoute(msgspec.Struct, frozen=True):
-    """A promotion's route effect, see docs/how-to/effects.md; turn: its revision; None: of no
-    promotion.
-    """
+    """A promotion's route effect, see docs/how-to/effects.md; turn: its revision, if any."""
 
     run: Name
     leg: Name

@@ -42,7 +42,7 @@ EARLIER = "dispatched under an earlier contract"
 ONE_KERNEL = "train and infer have one fingerprint: the reference scorer must not serve"
 _SEEDS = 65_536  # of requests, kept
 _AGAIN_S = 60.0  # before the infer kernel is asked for its description again
-_LARGEST = 10**4000  # digits of a seed: Python parses no longer integers
+_LARGEST = 10**4000  # seed: Python parses no integers with more digits
 _SMOOTH = 0.2  # weight of the latest batch in the mean cost of a request
 
 
@@ -280,9 +280,7 @@ class Scorer:
         return train, failed
 
     def _score_with_train(self, given: Batch, again: Sequence[Request]) -> dict[int, Any]:
-        """row -> the train kernel's logprobs, and those of `again` as -1, -2, ...; may be
-        incomplete.
-        """
+        """row -> train's logprobs, and those of `again` as -1, -2, ...; may be incomplete."""
         batch = Batch(
             (*given.sequence_S, *range(-1, -1 - len(again), -1)),
             (*given.prompts, *(r.prompt for r in again)),

@@ -95,9 +95,7 @@ def _cell(
 
 
 def _interval(cell: WatchedCell, track: Track) -> tuple[float, float] | None:
-    """Approximate: treats tokens as independent Bernoulli samples, which have the largest
-    variance.
-    """
+    """Approximate: as for independent Bernoulli samples, which have the largest variance."""
     if cell.refutes or track.weights <= 0 or not track.tokens:
         return None
     center = min(1.0, max(0.0, mean(track)))

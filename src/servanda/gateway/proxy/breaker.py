@@ -63,9 +63,7 @@ class Breaker:
         return 1 if self._until is None else max(1, round(self._until - self._clock()))
 
     def enter(self, client: str) -> bool:
-        """Whether a request may pass; the caller reports its outcome later, or that it was
-        abandoned.
-        """
+        """Whether a request may pass; the caller later reports its outcome or its end."""
         now = self._clock()
         if client != self._last[0]:
             self._other = self._last

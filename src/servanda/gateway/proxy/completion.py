@@ -32,7 +32,7 @@ from servanda.gateway.proxy.upstreams import (
 )
 from servanda.gateway.routing.model import Pool
 
-_WAITS = ("reply", "part", "total")  # status codes of a failing pool
+_WAITS = ("reply", "part", "total")  # phases whose timeout is a failure of the pool
 _TURN = 8 << 10  # bytes of a stream that are parsed before other tasks run
 # client headers that a sampled request replaces
 _OF_ITS_OWN = frozenset(("accept-encoding", *named.OF_A_BODY))

@@ -16,7 +16,7 @@ from servanda.gateway.proxy.config import Upstream
 from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.server_kinds import KINDS, ServerKind
 
-_MOST = 2**63 - 1  # largest exact integer of JSON readers
+_MOST = 2**63 - 1  # largest integer that other readers can parse
 _WHOLE = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
 _NUMBER = _WHOLE | Annotated[float, Meta(ge=-_MOST, le=_MOST)]
 _SAMPLING: Mapping[str, Any] = {

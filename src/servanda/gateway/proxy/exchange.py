@@ -65,9 +65,7 @@ class Exchange:
 
     @property
     def client(self) -> str:
-        """The identity of the client, which it cannot forge: the name of its key, or its
-        address.
-        """
+        """The client's unforgeable identity: the name of its key, or its address."""
         return self.holder or self.address
 
     def with_query(self, path: str) -> str:
@@ -147,9 +145,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b""})
 
     async def give_up(self, error: ErrorReply) -> None:
-        """End a reply that cannot continue: a stream by an error event, any other by a
-        disconnect.
-        """
+        """End an incomplete reply: a stream by an error event, any other by a disconnect."""
         if not self.streams:
             self.cut()
             return
@@ -194,10 +190,7 @@ async def forward(
     """
     length = response.content_length
     content = response.content
-    if response.status in (
-        204,
-        304,
-    ):  # the content-length of a HEAD reply is that of an absent body
+    if response.status in (204, 304):  # a content-length is that of an absent body
         headers = [(name, value) for name, value in headers if name != b"content-length"]
         length = 0
     try:

@@ -206,9 +206,7 @@ class Certificate(Sampled):
         )
 
     def floor(self, cell: Cell, parts: list[tuple[Noise, ...]]) -> float | None:
-        """The floor of the slice, or of the whole if the re-scored sample has too few tokens
-        there.
-        """
+        """The floor of the slice, or of the whole if too few tokens of the slice were re-scored."""
         means = []
         for side in zip(*(p for p in parts if p), strict=True):
             inside, whole = zip(*side, strict=True)

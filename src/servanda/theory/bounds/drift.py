@@ -1,7 +1,7 @@
-# Drift of logits: where an osc comes from, and what it becomes on its way to a choice.
+# Drift of logits: sources of an osc, and its propagation to a choice of token.
 #
-# Casts add to it, temperature and a repetition penalty scale it, and a greedy choice either
-# survives it or does not.  What it does to a distribution is in logits.py.
+# Casts add to it, temperature and a repetition penalty scale it, and a greedy choice is robust to
+# it or not.  Its effect on a distribution is in logits.py.
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
 
     Args:
         linf: largest |drift| of a row before the penalty, nats, >= 0.
-        theta: finite and above 0; 1 leaves everything as it is.
+        theta: finite and above 0; 1 is neutral.
 
     >>> linf_with_repetition_penalty(0.0625, [1.25, 0.5]).tolist()
     [0.078125, 0.125]
@@ -74,14 +74,14 @@ def linf_with_repetition_penalty(linf: ArrayLike, theta: ArrayLike) -> Floats:
 
 @theorem("certificate", sharp=True)
 def greedy_flip_impossible(margin: ArrayLike, osc: ArrayLike) -> NDArray[np.bool_]:
-    """The greedy token cannot change where its margin over the second is more than osc.
+    """The greedy token cannot change if its margin over the second is more than osc.
 
     Args:
         margin: best less second-best logit of either kernel, nats, >= 0.
         osc: of the logit drift, nats, >= 0.
 
     Returns:
-        Of their common shape; False says that some drift of this osc flips or ties it.
+        Of their common shape; False: some drift of this osc flips or ties it.
 
     >>> greedy_flip_impossible([0.1, 0.125, 0.2], 0.125).tolist()
     [False, False, True]
@@ -122,7 +122,7 @@ def rounding_eps(abs_logit: ArrayLike, bits: int) -> Floats:
 def osc_from_rounding(abs_logit: ArrayLike, bits: int) -> Floats:
     """Casting one kernel's logits is a drift of osc at most one ulp: twice `rounding_eps`.
 
-    Where both kernels cast theirs, the two osc add up.
+    If both kernels cast theirs, the two osc add up.
 
     Args:
         abs_logit: the largest |logit| of a row; see `rounding_eps`.
@@ -132,7 +132,7 @@ def osc_from_rounding(abs_logit: ArrayLike, bits: int) -> Floats:
         Of the shape of abs_logit, nats.
 
     Raises:
-        EvidenceError: as `rounding_eps`.
+        EvidenceError: see `rounding_eps`.
 
     >>> osc_from_rounding(20.0, 8).item()
     0.125

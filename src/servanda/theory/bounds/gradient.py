@@ -1,4 +1,4 @@
-# Policy gradients, token by token: what a gap of weights can bend, and what a clip uses up.
+# Policy gradients per token: the bias from a gap of weights, and the effect of a clip.
 #
 # At a context c the trainer wants E_p[A g], g = grad log p of the token, and computes
 # E_q[psi(w) A g].  The difference is at most advantage x score norm x D_psi, whatever the
@@ -51,27 +51,26 @@ def policy_gradient_bias(gap: ArrayLike, advantage: ArrayLike, score_norm: Array
     "conditional bound", assumes=("advantage", "score_norm", "token_level", "constant_divisor")
 )
 def loss_weights(loss: Loss, length_S: ArrayLike) -> Floats:
-    """What each token's gap counts for in the bias, by what its loss is divided by.
+    """The weight of each token's gap in the bias, by the divisor of the loss.
 
-    token_mean: 1 for each, then the mean over the tokens of all answers.  sequence_sum: 1,
-    then the sum of an answer and the mean over answers.  sequence_mean (GRPO): 1/t at the
+    token_mean: 1 for each, then the mean over the tokens of all responses.  sequence_sum: 1,
+    then the sum over a response and the mean over responses.  sequence_mean (GRPO): 1/t at the
     t-th token, then as sequence_sum.  Times advantage x score norm, each bounds the bias.
 
-    The divisor |y| of sequence_mean depends on the tokens drawn, so the mean gap of an
-    answer is no bound.  Given the prefix, a token a at step t moves the gradient by
-    (q psi - p)(a) A g E[1/|y| | prefix, a]; an answer that has a t-th token is at least t
-    long, so the last factor is at most 1/t whatever follows.  Only sequence_mean does without
-    a constant divisor.
+    The divisor |y| of sequence_mean depends on the sampled tokens, so the mean gap of a response is
+    no bound.  Given the prefix, a token a at step t moves the gradient by (q psi - p)(a) A g
+    E[1/|y| | prefix, a]; a response with a t-th token has length at least t, so the last factor is
+    at most 1/t.  Only sequence_mean needs no constant divisor.
 
     Args:
-        loss: the contract's word.
-        length_S: tokens of each answer, the end-of-text step included.
+        loss: the contract's name.
+        length_S: tokens of each response, including the end-of-text step.
 
     Returns:
-        [N], the tokens of one answer after those of another.
+        [N], the tokens of all responses, concatenated.
 
     Raises:
-        EvidenceError: there is no such loss, or an answer has no whole number of tokens.
+        EvidenceError: an unknown loss, or a length that is not a whole number.
 
     >>> loss_weights("sequence_mean", [2, 3]).round(3).tolist()
     [1.0, 0.5, 1.0, 0.5, 0.333]
@@ -101,7 +100,7 @@ def ppo_clip_bias(
 
     With r = train / infer, min(r A, clip(r) A) has no gradient where A > 0 and r > 1 + high,
     or A < 0 and r < 1 - low.  The bias is at most advantage x score norm x the train mass of
-    those tokens and of what infer cannot draw: the mean of 1 - w 1(not clipped).
+    those tokens and of tokens that infer cannot sample: the mean of 1 - w 1(not clipped).
 
     Args:
         log_ratio_N: log p - log q of the sampled tokens, nats; -inf where train has no mass.
@@ -138,12 +137,12 @@ def _clip_logs(low: float, high: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class RatioBudget:
-    """What the gap between the kernels leaves of a clip range for the policy's own update.
+    """The part of a clip range that the gap between the kernels leaves for the policy's update.
 
     Args:
         used_up: fraction of log(1 + high) that the gap may take; used_down: of -log(1 - low).
-        low, high: an update whose ratio is in [1 - low, 1 + high] is never clipped, whatever
-            the kernels do within rho; negative where nothing is left.
+        low, high: an update whose ratio is in [1 - low, 1 + high] is never clipped, for any kernels
+            within rho; negative if nothing is left.
     """
 
     used_up: Floats
@@ -154,7 +153,7 @@ class RatioBudget:
 
 @theorem("conditional bound", assumes=("every_context", "one_ratio"), sharp=True)
 def ratio_budget(rho: ArrayLike, low: float, high: float) -> RatioBudget:
-    """A clip range is shared: what the kernel gap uses, no update of the policy can use.
+    """A clip range is shared: the part used by the kernel gap is not available to the update.
 
     Args:
         rho: the largest |log p - log q|, nats.
@@ -204,15 +203,15 @@ def score_norm2_logits(logp_token: ArrayLike, sum_p2: ArrayLike) -> Floats:
 
 @theorem("fact", assumes=("true_top_k",), sharp=True)
 def sum_p2_from_top_k(logp_NK: ArrayLike) -> tuple[Floats, Floats]:
-    """|p|^2 lies between that of the k likeliest tokens and that plus smallest x rest.
+    """|p|^2 is between that of the top-k tokens and that plus smallest x rest.
 
     Args:
-        logp_NK: log p of the k likeliest tokens of each position, in any order, [..., K]; -inf
-            fills a row that has fewer.
+        logp_NK: log p of the top-k tokens of each position, in any order, [..., K]; -inf fills a
+            row with fewer.
 
     Returns:
-        Lower and upper end, [...].  No token of the rest is likelier than the smallest of
-        the k, nor than the rest itself.
+        Lower and upper bound, [...].  No token of the rest is likelier than the smallest of the k,
+        nor than the rest itself.
 
     Raises:
         EvidenceError: K is 0, or a logprob is above 0 or NaN.
@@ -238,11 +237,11 @@ def group_advantage_bound(group_size: int, std: Std = "sample") -> float:
     """The largest |advantage| normalised in a group of n: (n-1)/sqrt(n), or sqrt(n-1).
 
     Args:
-        group_size: n >= 2 answers of one prompt.
+        group_size: n >= 2 responses to one prompt.
         std: the divisor, n - 1 (sample) or n (population).
 
     Raises:
-        EvidenceError: the group has fewer than two answers, or no whole number of them.
+        EvidenceError: the group has fewer than two responses, or not a whole number.
 
     >>> [round(group_advantage_bound(8, std), 3) for std in ("sample", "population")]
     [2.475, 2.646]

@@ -1,14 +1,14 @@
-# Weightings: how a trainer corrects for tokens that another kernel drew, and what is left.
+# Weightings: a trainer's corrections for tokens sampled by another kernel, and the remaining bias.
 #
-# A trainer weighs each token by psi(w), w = p / q.  Whatever psi is, the bias of its gradient
+# A trainer weights each token by psi(w), w = p / q.  Whatever psi is, the bias of its gradient
 # at a context is at most advantage x score norm x D_psi, with
 #
 #     D_psi = sum over tokens of |p - q psi(w)|  =  E_infer g(w),
 #     g(w)  = (psi - w)^+ - min(w, psi) + 1.
 #
-# The identity needs no support assumption: p-mass that infer cannot draw makes E_infer w fall
-# below 1, and g counts it.  g is bounded where psi is, so its mean can be certified from the
-# logprobs of sampled tokens.
+# The identity needs no support assumption: p-mass that infer cannot sample reduces E_infer w below
+# 1, and g counts it.  g is bounded if psi is, so its mean can be certified from the logprobs of
+# sampled tokens.
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Psi:
     """A weighting psi(w) >= 0 and the span of its gap.
 
     Args:
-        name: as a contract writes it.
+        name: its name in contracts.
         weight: psi of importance weights [N], which may be inf, to [N].
-        largest: sup psi; inf where it has none, and no sample can then bound the gap.
+        largest: sup psi; inf if unbounded: then no sample can bound the gap.
         span: smallest and largest g(w).
-        bends: where psi bends or jumps; between them it is a straight line.
+        bends: points at which psi has a kink or jumps; it is linear between them.
     """
 
     name: str
@@ -55,13 +55,13 @@ def naive() -> Psi:
 
 @PSI.register("is")
 def importance() -> Psi:
-    """psi = w: D is the mass that infer cannot draw; unbounded, so no sample certifies it."""
+    """psi = w: D is the mass that infer cannot sample; unbounded, so no sample certifies it."""
     return Psi("is", lambda w_N: w_N, math.inf, (-math.inf, 1.0))
 
 
 @PSI.register("tis")
 def truncated(cap: float) -> Psi:
-    """psi = min(w, cap): D = E_p (1 - cap/w)^+ and the mass that infer cannot draw."""
+    """psi = min(w, cap): D = E_p (1 - cap/w)^+ plus the mass that infer cannot sample."""
     return Psi("tis", lambda w_N: np.minimum(w_N, cap), cap, (1.0 - cap, 1.0), (cap,))
 
 
@@ -100,17 +100,17 @@ def clipped(c: float) -> Psi:
 
 @theorem("certificate", assumes=("sampler", "same_tokens"), sharp=True)
 def weight_gap(log_ratio_N: Floats, psi: Psi) -> Floats:
-    """The mean of g(w) under infer is D_psi = sum |p - q psi(w)|, what the weighting leaves.
+    """The mean of g(w) under infer is D_psi = sum |p - q psi(w)|, the remaining gap.
 
     Args:
-        log_ratio_N: log p - log q of the sampled tokens, nats; -inf where train gives no mass,
-            NaN where a token is unusable.
+        log_ratio_N: log p - log q of the sampled tokens, nats; -inf without mass under train, NaN
+            for an unusable token.
 
     Returns:
         [N], within psi.span; unbiased, though a single value may be negative.  NaN stays NaN.
 
     Raises:
-        EvidenceError: a log ratio is +inf: what was drawn had mass.
+        EvidenceError: a log ratio is +inf, although a sampled token has mass.
 
     >>> weight_gap(np.log([0.5, 1.0, 4.0]), truncated(2.0)).tolist()
     [0.5, 0.0, -1.0]
@@ -125,6 +125,6 @@ def weight_gap(log_ratio_N: Floats, psi: Psi) -> Floats:
         w_N = np.exp(log_ratio_N)
     psi_N: Floats = np.asarray(psi.weight(w_N), dtype=np.float64)
     small_N = np.minimum(psi_N, w_N)
-    # a weight beyond float64 that psi leaves alone has no excess, and inf - inf is no number
+    # a weight beyond float64 that psi does not change has no excess, and inf - inf is NaN
     excess_N = np.subtract(psi_N, small_N, out=np.zeros_like(psi_N), where=psi_N > small_N)
     return excess_N - small_N + 1.0

@@ -1,10 +1,10 @@
-# Logits: what a drift of one row of logits can do to the distribution of the next token.
+# Logits: the effect of a drift of one row of logits on the distribution of the next token.
 #
-# log q/p of token a is drift_a - log E_p e^drift, so everything hangs on osc = max - min of
-# the drift: a common shift costs nothing.  Each divergence is largest at a drift of two
-# levels, and none is attained by a bound in |drift| alone.  Every `osc` here is that of the drift
-# of logits, in nats and >= 0.  An osc of inf is allowed: some token then has mass on one side
-# only, and the bounds say what is left to say.
+# log q/p of token a is drift_a - log E_p e^drift, so only osc = max - min of the drift matters: a
+# common shift has no effect.  Each divergence is largest at a drift of two levels, and none is
+# attained by a bound in |drift| alone.  Every `osc` here is that of the drift of logits, in nats
+# and >= 0.  An osc of inf is allowed: some token then has mass on one side only, and the bounds
+# remain valid.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KL_SERIES = (
     15 / 14 / 74_724_249_600,
 )
 _SERIES_UP_TO = 0.5
-_EXP_UP_TO = 700.0  # e^700 is a float64 yet
+_EXP_UP_TO = 700.0  # e^700 is still a float64
 
 
 def _osc(osc: ArrayLike) -> Floats:
@@ -55,9 +55,9 @@ def tv_from_osc(osc: ArrayLike) -> Floats:
     sharp=True,
 )
 def kl_from_osc(osc: ArrayLike) -> Floats:
-    """KL, either way, is at most log((e^osc - 1) / osc) - 1 + osc / (e^osc - 1), under osc^2 / 8.
+    """KL, both ways, is at most log((e^osc - 1) / osc) - 1 + osc / (e^osc - 1), under osc^2 / 8.
 
-    Worked as a series near 0, where the closed form has no digit left.
+    Computed by a series near 0, where the closed form loses all digits.
 
     Returns:
         Of the same shape, nats; inf at inf.
@@ -68,7 +68,7 @@ def kl_from_osc(osc: ArrayLike) -> Floats:
     osc = _osc(osc)
     small = np.minimum(osc, _SERIES_UP_TO) ** 2
     series = small * np.polynomial.polynomial.polyval(small, _KL_SERIES)
-    # above 1e3 the last term is 0 in float64, and inf times 0 would be nothing
+    # above 1e3 the last term is 0 in float64, and inf times 0 would be NaN
     large = np.maximum(osc, _SERIES_UP_TO)
     tail = np.minimum(large, 1e3)
     tail = tail * np.exp(-tail) / -np.expm1(-tail)
@@ -81,10 +81,10 @@ def kl_from_osc(osc: ArrayLike) -> Floats:
     "certificate", source=f"the Kantorovich inequality; {DERIVED}", assumes=_ONE_ROW, sharp=True
 )
 def chi2_from_osc(osc: ArrayLike) -> Floats:
-    """Chi^2, either way, is at most sinh^2(osc / 2).
+    """Chi^2, both ways, is at most sinh^2(osc / 2).
 
     Returns:
-        Of the same shape; inf where float64 ends.
+        Of the same shape; inf on overflow.
 
     >>> chi2_from_osc(0.1).round(6).item()
     0.002502
@@ -104,7 +104,7 @@ def hellinger2_from_osc(osc: ArrayLike) -> Floats:
     0.030456
     """
     quarter = _osc(osc) / 4
-    # (1 - e^-x)^2 / (1 + e^-2x) is 1 - sech x, and cancels nowhere
+    # (1 - e^-x)^2 / (1 + e^-2x) is 1 - sech x, without cancellation
     return np.expm1(-quarter) ** 2 / (1.0 + np.exp(-2 * quarter))
 
 
@@ -112,7 +112,7 @@ def hellinger2_from_osc(osc: ArrayLike) -> Floats:
 def abs_log_ratio_from_osc(osc: ArrayLike) -> Floats:
     """|log p - log q| is at most osc, for every token.
 
-    `log_ratio_bounds` says more of a token whose probability is known.
+    `log_ratio_bounds` is tighter for a token whose probability is known.
 
     >>> abs_log_ratio_from_osc([0.0, 0.125]).tolist()
     [0.0, 0.125]
@@ -124,13 +124,13 @@ def abs_log_ratio_from_osc(osc: ArrayLike) -> Floats:
 def log_ratio_bounds(logp: ArrayLike, osc: ArrayLike, log1mp: ArrayLike) -> tuple[Floats, Floats]:
     """Log q - log p of a token lies between -log(p + (1-p) e^osc) and -log(p + (1-p) e^-osc).
 
-    The other way round it is the range of log p - log q for a token of infer probability p.
+    In the other direction it is the range of log p - log q for a token of infer probability p.
 
     Args:
-        logp: of the token under train, nats, <= 0.
-        osc: of the logit drift, nats, >= 0.
+        logp: logprob of the token under train, nats, <= 0.
+        osc: osc of the logit drift, nats, >= 0.
         log1mp: log(1 - p), nats, from the OTHER tokens (the logsumexp of their logprobs):
-            1 - e^logp loses every digit where p is near 1.
+            1 - e^logp loses all digits if p is near 1.
 
     Returns:
         (low, high), each of their common shape, nats: low <= 0 <= high.
@@ -146,12 +146,12 @@ def log_ratio_bounds(logp: ArrayLike, osc: ArrayLike, log1mp: ArrayLike) -> tupl
     rest = np.exp(log1mp)
 
     def log_mean(drift: Floats) -> Floats:
-        """log(p + (1-p) e^drift): through log1p while it is near 0, else in logs."""
+        """log(p + (1-p) e^drift): by log1p near 0, otherwise in logs."""
         part = rest * np.expm1(np.minimum(drift, _EXP_UP_TO))
         near = (np.abs(part) < 0.5) & (drift <= _EXP_UP_TO)
         with np.errstate(invalid="ignore"):
             far = np.logaddexp(logp, log1mp + drift)
-        # a rest of nothing still counts under a drift without end
+        # an empty rest still counts under an infinite drift
         far = np.where(np.isposinf(drift), np.inf, far)
         return np.where(near, np.log1p(np.where(near, part, 0.0)), far)[()]
 
@@ -160,16 +160,16 @@ def log_ratio_bounds(logp: ArrayLike, osc: ArrayLike, log1mp: ArrayLike) -> tupl
 
 @theorem("certificate", assumes=_ONE_ROW, sharp=True)
 def tv_from_osc_pmax(osc: ArrayLike, rest: ArrayLike) -> Floats:
-    """The total variation, where one token has mass 1 - rest, is at most f(min(s, rest)).
+    """The total variation, if one token has mass 1 - rest, is at most f(min(s, rest)).
 
     f(x) = x (1-x) (e^osc - 1) / (1 + x (e^osc - 1)) is the most that a set of mass x can
     gain, and largest, at tanh(osc / 4), for s = 1 / (1 + e^(osc/2)).  Near 0 it is about
     osc p_max (1 - p_max).
 
     Args:
-        osc: of the logit drift, nats, >= 0.
+        osc: osc of the logit drift, nats, >= 0.
         rest: 1 - p_max of either kernel, summed over the OTHER tokens: 1 - p_max itself
-            loses every digit where p_max is near 1.
+            loses all digits if p_max is near 1.
 
     Returns:
         Of their common shape, at most tv_from_osc(osc).
@@ -181,7 +181,7 @@ def tv_from_osc_pmax(osc: ArrayLike, rest: ArrayLike) -> Floats:
     rest = given("rest", rest, 0.0, 1.0, hint="rest is 1 - p_max")
     back = np.exp(-osc / 2)
     binds = (rest > 0.0) & (rest < back / (1.0 + back))
-    x = np.where(binds, rest, 1.0)  # where it does not bind any x will do
+    x = np.where(binds, rest, 1.0)  # if it does not bind, any x is valid
     gain = x * (1.0 - x) * -np.expm1(-osc) / (np.exp(-osc) - x * np.expm1(-osc))
     nothing = (rest == 0.0) & np.isfinite(osc)
     return np.where(binds, gain, np.where(nothing, 0.0, np.tanh(osc / 4)))[()]
@@ -189,9 +189,9 @@ def tv_from_osc_pmax(osc: ArrayLike, rest: ArrayLike) -> Floats:
 
 @theorem("conditional bound", assumes=("same_filters", "every_token"), sharp=True)
 def tv_from_log_ratio(rho: ArrayLike) -> Floats:
-    """The total variation is at most tanh(rho / 2) where every |log p - log q| is within rho.
+    """The total variation is at most tanh(rho / 2) if every |log p - log q| is within rho.
 
-    Of every token, drawn or not: a largest value over sampled tokens does not give it.
+    For every token, sampled or not: the maximum over sampled tokens is not sufficient.
 
     Args:
         rho: nats, >= 0; any shape.
@@ -209,12 +209,12 @@ def tv_from_log_ratio(rho: ArrayLike) -> Floats:
 def tv_from_exceedance(rho: ArrayLike, share: ArrayLike) -> Floats:
     """If all but a share s of tokens have |log p - log q| <= rho, TV <= s + (1-s)(1 - e^-rho).
 
-    Of infer's tokens those beyond rho may lose all their mass under train, the others a
-    factor of e^-rho.  On average over contexts too: it is linear in the share.
+    Tokens of infer beyond rho may lose all their mass under train, the others a factor of e^-rho.
+    It also holds on average over contexts: it is linear in the share.
 
     Args:
         rho: nats, >= 0.
-        share: of the tokens as infer draws them, in [0, 1].
+        share: share of the tokens sampled by infer, in [0, 1].
 
     >>> tv_from_exceedance(0.2, 0.01).round(4).item()
     0.1895

@@ -1,7 +1,7 @@
-# Partial observations: what a few tokens of a row, or a number that a trainer logs, still say.
+# Partial observations: bounds from a few tokens of a row, or from a metric that a trainer logs.
 #
-# The means that trainers log are of tokens that infer drew.  A mean over answers, each with
-# its own mean, is no mean over tokens where lengths differ, and bounds nothing here.
+# The means that trainers log are over tokens sampled by infer.  A mean over per-response means is
+# no mean over tokens if lengths differ, and gives no bound here.
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def tv_rao_blackwell(
     log_ratio_N: ArrayLike,
     among_N: ArrayLike,
 ) -> Floats:
-    """E_infer of this is TV, as of (1 - w)^+, and its variance is never more.
+    """E_infer of this is TV, like that of (1 - w)^+, and its variance is never larger.
 
-    A token among those that infer returned stands for all of them: their (q - p)^+ over
-    their mass.  Any other stands for itself.
+    A token among those that infer returned represents all of them: their (q - p)^+ over their mass.
+        Any other represents itself.
 
     Args:
         logp_train_NK, logp_infer_NK: of infer's returned tokens at each position, gathered on
-            both sides, [N, K], nats; -inf on infer fills a row that has fewer.  Which tokens
-            they are must not depend on what was drawn: leave out a sampled token that an
-            engine appends to its top k.
-        log_ratio_N: log p - log q of the sampled token, [N]; not read where it is among them.
+            both sides, [N, K], nats; -inf on infer fills a row with fewer.  The choice of tokens
+            must not depend on the sample: leave out a sampled token that an engine appends to its
+            top k.
+        log_ratio_N: log p - log q of the sampled token, [N]; not read if it is among them.
         among_N: whether the sampled token is one of them, [N].
 
     Returns:
         [N], each in [0, 1].
 
     Raises:
-        EvidenceError: shapes differ, the tokens of a row have more mass than 1, or a token
-            that was drawn from them met an empty row; an unusable log ratio.
+        EvidenceError: shapes differ, the tokens of a row have more mass than 1, the row of a token
+            marked as among them is empty, or a log ratio is unusable.
 
     >>> train, infer = np.log([[0.4, 0.4]]), np.log([[0.6, 0.3]])
     >>> tv_rao_blackwell(train, infer, [0.0], [True]).round(3).tolist()
@@ -87,18 +87,18 @@ def tv_rao_blackwell(
 
 @theorem("fact", assumes=("true_top_k",), sharp=True)
 def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
-    """The TV of whole rows of train and infer's likeliest tokens lies in this interval.
+    """The interval of the TV from whole rows of train and infer's top-k tokens.
 
-    What infer did not return has the mass of its tail, and no token of it more than the least
-    that was returned.  The lower end lays it where train has most, the upper where it has
-    least; both are attained.
+    The tokens that infer did not return have the mass of its tail, and none has more than the
+    smallest returned one.  The lower end places it where train has most mass, the upper end where
+    it has least; both are attained.
 
     Args:
         logp_train_RV: of the whole vocabulary, [R, V], nats.
-        infer: its likeliest tokens at the same positions.
+        infer: its top-k tokens at the same positions.
 
     Returns:
-        [lower, upper], [R, 2]; NaN where a row is unusable.
+        [lower, upper], [R, 2]; NaN for unusable rows.
 
     Raises:
         EvidenceError: the sides have unequal numbers of rows, or another vocabulary.
@@ -125,14 +125,14 @@ def tv_interval_full(logp_train_RV: ArrayLike, infer: TopK) -> Floats:
     q_RV[row_M, infer.ids_RK[row_M, at_M]] = infer.p_RK[row_M, at_M]
     returned_RV[row_M, infer.ids_RK[row_M, at_M]] = True
     overlap_R = np.minimum(p_RV, q_RV).sum(axis=-1)
-    # of what was not returned: train's probabilities, the smallest first, and infer's cap
+    # for tokens that were not returned: train's probabilities, ascending, and infer's cap
     free_RV = np.sort(np.where(returned_RV, np.inf, p_RV), axis=-1)
     capped_RV = np.minimum(np.where(np.isinf(free_RV), 0.0, free_RV), infer.least_R1)
     tail_R = infer.tail_R
     most_R = np.minimum(tail_R, capped_RV.sum(axis=-1))
-    # whole tokens at the cap, then one with what remains; a tail that may be smaller is
+    # whole tokens at the cap, then one with the rest; a tail that may be smaller is
     least_tail_R1 = np.maximum(tail_R - 2 * infer.slack, 0.0)[:, None]
-    with np.errstate(invalid="ignore"):  # a row that returned nothing has no cap
+    with np.errstate(invalid="ignore"):  # an empty row has no cap
         before_RV = np.arange(size) * infer.least_R1
         filled_RV = np.clip(least_tail_R1 - before_RV, 0.0, infer.least_R1)
     least_R = np.minimum(capped_RV, filled_RV).sum(axis=-1)
@@ -147,8 +147,8 @@ def tv_from_mean_abs_log_ratio(
     """TV is at most E_infer |log w|, and at most (E_infer |log w| + KL(infer || train)) / 2.
 
     Args:
-        mean_abs_log_ratio: mean over tokens, nats; inf where train gives one no mass.
-        kl: KL(infer || train) of the same tokens, nats, where it is known: the sharper half.
+        mean_abs_log_ratio: mean over tokens, nats; inf if one has no mass under train.
+        kl: KL(infer || train) of the same tokens, nats, if known, for the sharper bound.
 
     >>> float(tv_from_mean_abs_log_ratio(0.011)), float(tv_from_mean_abs_log_ratio(0.011, 0.0006))
     (0.011, 0.0058)
@@ -163,8 +163,7 @@ def tv_from_mean_abs_log_ratio(
 def tv_from_mult_prob_error(mult_prob_error: ArrayLike) -> Floats:
     """TV is at most (E_infer exp |log w| - 1) / 2.
 
-    The excess over 1 is that of w where it is above 1, and of 1 / w where it is below: each
-    at least a TV.
+    The excess over 1 is that of w for w > 1, and of 1 / w for w < 1: each at least a TV.
 
     Args:
         mult_prob_error: mean over tokens of exp |log w|, >= 1.
@@ -179,7 +178,7 @@ def tv_from_mult_prob_error(mult_prob_error: ArrayLike) -> Floats:
 
 @theorem("certificate", source="the event of one token", assumes=_SAMPLED, sharp=True)
 def tv_at_least_probs_diff(mean_probs_diff: ArrayLike) -> Floats:
-    """TV is at least E_infer |p - q| of the drawn token: no upper bound, however small it is.
+    """TV is at least E_infer |p - q| of the sampled token; this gives no upper bound.
 
     Args:
         mean_probs_diff: mean over tokens of the absolute difference of probabilities.
@@ -204,27 +203,27 @@ def chi2_from_second_moment(second_moment: ArrayLike, largest: ArrayLike) -> Flo
 
     Args:
         second_moment: mean over tokens of (log w)^2, square nats.
-        largest: R, of the weights of all tokens that infer can draw; >= 1.
+        largest: R, the largest weight of all tokens that infer can sample; >= 1.
 
     >>> round(float(chi2_from_second_moment(0.01, 2.0)), 6)
     0.020814
     """
     most = np.log(given("largest", largest, 1.0, sys.float_info.max))
     slope = np.divide(np.expm1(most), most, out=np.ones_like(most), where=most > 0)
-    with np.errstate(over="ignore"):  # the square of a slope alone might overflow beside 0
+    with np.errstate(over="ignore"):  # the square of the slope alone might overflow next to a 0
         return (slope * np.sqrt(given("second_moment", second_moment))) ** 2
 
 
 @dataclass(frozen=True)
 class Logged:
-    """A metric that a framework prints, and what it says of the mean TV of a token.
+    """A metric that a framework prints, and its bound on the mean TV of a token.
 
     Args:
-        framework: whose name it is.
+        framework: the framework with this metric.
         theorem: name in THEOREMS; it takes the metric as its first argument.
-        direction: the TV is "at most" or "at least" what the theorem gives.
-        assumes: names of ASSUMPTIONS beside the theorem's own.
-        note: what else must be known of how the framework averages.
+        direction: whether the TV is "at most" or "at least" the result.
+        assumes: names in ASSUMPTIONS beyond the theorem's own.
+        note: remarks on the framework's averaging.
     """
 
     framework: str

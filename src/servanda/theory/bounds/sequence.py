@@ -1,11 +1,11 @@
-# Sequences: what the drift of single tokens does to whole answers and to their rewards.
+# Sequences: the effect of the drift of single tokens on whole responses and their rewards.
 #
-# P and Q are the laws of whole answers under train and infer, W = P / Q = product of w, the
-# end-of-text step included.  Everything sampled comes from infer, so prefixes are infer's
-# own, and mass that infer cannot draw is counted: no support assumption.
+# P and Q are the distributions of whole responses under train and infer, W = P / Q = product of w,
+# including the end-of-text step.  Samples and prefixes come from infer, and mass that infer cannot
+# sample is counted: no support assumption.
 #
-# KL and chi^2 have no upper end that a sample could certify, so what is made of them is an
-# estimate, however exact the inequality.
+# KL and chi^2 have no upper bound that a sample could certify, so results from them are estimates,
+# even if the inequality is exact.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servanda.theory.bounds.domain import Floats, given, lengths, log_ratios, ov
 from servanda.theory.bounds.theorem import theorem
 
 _FINITE = sys.float_info.max
-_ROUNDING = 1e-9  # a bound this near to the end of its range, as a share of it, is at it
+_ROUNDING = 1e-9  # relative distance within which a bound equals the end of its range
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -40,8 +40,8 @@ class SequenceEstimators:
 
     Args:
         exact: (1 - W)^+, in [0, 1]; its mean is TV(P, Q).
-        coupling: 1 - product of min(1, w), in [0, 1]: how often two chains that are coupled
-            token by token part.
+        coupling: 1 - product of min(1, w), in [0, 1]: the probability that two chains coupled token
+            by token separate.
         total: sum of (1 - w)^+; its mean is E_infer of the sum of each step's TV.
     """
 
@@ -55,8 +55,8 @@ def sequence_estimators(log_ratio_N: ArrayLike, length_S: ArrayLike) -> Sequence
     """E_infer (1 - W)^+ is TV(P, Q), at most 1 - E prod min(1, w), at most E sum (1 - w)^+.
 
     Args:
-        log_ratio_N: log p - log q of the sampled tokens of all sequences, one sequence after
-            another, [N], nats; -inf where train gives no mass.
+        log_ratio_N: log p - log q of the sampled tokens of all sequences, concatenated, [N], nats;
+            -inf without mass under train.
         length_S: tokens of each sequence, [S].
 
     Raises:
@@ -85,10 +85,10 @@ def _range(low: float, high: float) -> float:
 
 @theorem("certificate", assumes=("reward_range", "same_reward"), sharp=True)
 def reward_drift_from_tv(tv: ArrayLike, low: float, high: float) -> Floats:
-    """|E_P R - E_Q R| is at most (high - low) TV(P, Q), whatever the reward is.
+    """|E_P R - E_Q R| is at most (high - low) TV(P, Q), for any reward.
 
     Args:
-        tv: of whole answers, or an upper bound of it; more than 1 says no more than 1.
+        tv: TV of whole responses, or an upper bound; values above 1 count as 1.
         low, high: smallest and largest reward.
 
     >>> float(reward_drift_from_tv(0.25, -1.0, 1.0))
@@ -102,15 +102,15 @@ def reward_drift_from_chi2(chi2: ArrayLike, std: ArrayLike) -> Floats:
     """|E_P R - E_Q R| is at most sqrt(chi^2(P || Q)) times the std of R under infer.
 
     Args:
-        chi2: of whole answers; inf where infer lacks support, and then nothing is said.
-        std: standard deviation of the reward of infer's answers, in its units.
+        chi2: of whole responses; inf if infer lacks support: no bound.
+        std: standard deviation of the reward of infer's responses, in its units.
 
     >>> float(reward_drift_from_chi2(0.04, 0.5))
     0.1
     """
     chi2 = given("chi2", chi2)
     std = given("std", std, high=_FINITE)
-    endless = np.isposinf(chi2)  # a reward that is constant on infer's answers may vary off them
+    endless = np.isposinf(chi2)  # a reward that is constant on infer's responses may vary elsewhere
     return np.where(endless, np.inf, np.sqrt(np.where(endless, 0.0, chi2)) * std)[()]
 
 
@@ -122,16 +122,16 @@ def reward_interval(
 ) -> tuple[Floats, Floats]:
     """E_P R - E_Q R lies between the means of -(1 - W^C) R and (1 - W^C)(1 - R), W^C = min(W, C).
 
-    The interval is as wide as 1 - E_infer min(W, C): the mass that infer cannot draw, and
-    what the cap cuts off.
+    The width of the interval is 1 - E_infer min(W, C): the mass that infer cannot sample, and the
+    mass that the cap removes.
 
     Args:
-        log_weight_S: log W of each sampled sequence, [S], nats; -inf where P gives no mass.
+        log_weight_S: log W of each sampled sequence, [S], nats; -inf without mass under P.
         reward_S: in [0, 1], [S].
         cap: C >= 1, chosen before the outcomes.
 
     Returns:
-        (low_S in [-1, C - 1], high_S in [1 - C, 1]); what a mean certifies is its end.
+        (low_S in [-1, C - 1], high_S in [1 - C, 1]); each mean certifies its end of the interval.
 
     Raises:
         EvidenceError: a weight is NaN or +inf, a reward outside [0, 1] or missing, cap below 1.
@@ -160,11 +160,11 @@ def reward_interval(
     sharp=True,
 )
 def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
-    """TV(P, Q) is at most the tokens of an answer times the mean TV of infer's own prefixes.
+    """TV(P, Q) is at most the tokens of a response times the mean TV over infer's prefixes.
 
     Args:
-        mean_tv: mean over tokens of the TV of each step, prefixes drawn by infer.
-        tokens: expected number of tokens of infer's answers, or the largest; >= 1.
+        mean_tv: mean over tokens of the TV of each step, with prefixes sampled by infer.
+        tokens: expected number of tokens of infer's responses, or the largest; >= 1.
 
     >>> float(sequence_tv_from_token_tv(0.001, 128))
     0.128
@@ -179,12 +179,12 @@ def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
     sharp=True,
 )
 def tv_from_kl(kl: ArrayLike) -> Floats:
-    """TV is at most sqrt(KL / 2) and sqrt(1 - exp(-KL)), for tokens and for whole answers.
+    """TV is at most sqrt(KL / 2) and sqrt(1 - exp(-KL)), for tokens and for whole responses.
 
     Both are concave: a mean of KL over contexts bounds the mean of their TV.
 
     Args:
-        kl: either direction, nats.  Of whole answers, KL(Q || P) is the expected sum of the
+        kl: either direction, nats.  For whole responses, KL(Q || P) is the expected sum of the
             KL of infer's tokens.
 
     >>> float(tv_from_kl(0.02))
@@ -196,22 +196,22 @@ def tv_from_kl(kl: ArrayLike) -> Floats:
 
 @theorem("conditional bound", assumes=("every_context", "same_filters"))
 def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
-    """TV(P, Q) is at most sqrt(1 - sech(osc / 4)^(2 tokens)) where every context drifts by osc.
+    """TV(P, Q) is at most sqrt(1 - sech(osc / 4)^(2 tokens)) if every context drifts by osc.
 
-    The affinities of the steps multiply.  Better than the sum and the product of the steps'
-    TV, than Pinsker and Bretagnolle-Huber, and within sqrt(pi / 2) of the worst case, which it
-    is for one token.
+    The affinities of the steps multiply.  Tighter than the sum and the product of the steps' TV,
+    than Pinsker and Bretagnolle-Huber, and within sqrt(pi / 2) of the worst case, which it attains
+    for one token.
 
     Args:
         osc: largest max - min of the drift of logits at any context, nats.
-        tokens: largest number of tokens of an answer; >= 1.
+        tokens: largest number of tokens of a response; >= 1.
 
     >>> round(float(sequence_tv_from_osc(0.125, 1000)), 2)
     0.79
     """
     drift = np.tanh(given("osc", osc) / 4.0)
     tokens = given("tokens", tokens, 1.0, _FINITE)
-    with np.errstate(divide="ignore"):  # endless drift: sech is 0
+    with np.errstate(divide="ignore"):  # infinite drift: sech is 0
         return np.sqrt(-np.expm1(tokens * np.log1p(-(drift**2))))
 
 
@@ -221,14 +221,14 @@ def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
 def osc_for_reward_drift(
     drift: ArrayLike, tokens: ArrayLike, low: float = 0.0, high: float = 1.0
 ) -> Floats:
-    """Where every context drifts by at most this, the reward drifts by at most what was asked.
+    """If every context drifts by at most this, the reward drifts by at most the given value.
 
-    The inverse of `sequence_tv_from_osc` and `reward_drift_from_tv`; inf where the drift that
-    was asked for is the whole range.
+    The inverse of `sequence_tv_from_osc` and `reward_drift_from_tv`; inf if the given drift is the
+    whole range.
 
     Args:
-        drift: of the expected reward, in its units, >= 0.
-        tokens: largest number of tokens of an answer; >= 1.
+        drift: bound on the drift of the expected reward, in its units, >= 0.
+        tokens: largest number of tokens of a response; >= 1.
 
     >>> osc_for_reward_drift(0.05, [1, 128, 1024, 8192]).round(4).tolist()
     [0.2002, 0.0177, 0.0063, 0.0022]
@@ -242,10 +242,10 @@ def osc_for_reward_drift(
 
 @theorem("diagnostic", source="TV of normal log W of mean -KL, variance 2 KL", assumes=("normal",))
 def sequence_tv_gaussian(kl: ArrayLike) -> Floats:
-    """TV(P, Q) is about erf(sqrt(KL) / 2): no bound, but what many small steps come to.
+    """TV(P, Q) is about erf(sqrt(KL) / 2): no bound, but the limit of many small steps.
 
     Args:
-        kl: of whole answers, nats.
+        kl: of whole responses, nats.
 
     >>> round(float(sequence_tv_gaussian(8192 * 0.02**2 / 2)), 3)
     0.635
@@ -254,5 +254,5 @@ def sequence_tv_gaussian(kl: ArrayLike) -> Floats:
 
 
 def is_vacuous(bound: float, most: float) -> bool:
-    """Whether a bound says nothing that the largest possible value did not, but for rounding."""
+    """Whether a bound is no smaller than the largest possible value, up to rounding."""
     return not bound < most * (1 - _ROUNDING)

@@ -1,9 +1,9 @@
-# Truncation: what top-k, top-p and min-p may keep once the logits drift.
+# Truncation: the tokens that top-k, top-p and min-p may keep under a drift of logits.
 #
-# A filter is not continuous: with p = (.5, .3, .2) and top_p just under .8, an osc of 1e-6
-# changes the kept set and makes a total variation of .2.  So the kept set is bounded from
-# both sides.  The filters are composed in the order of servanda.theory.sampling (top-k, top-p on
-# what top-k leaves, min-p): what each would keep alone says nothing of what all keep.
+# A filter is not continuous: with p = (0.5, 0.3, 0.2) and top_p just under 0.8, an osc of 1e-6
+# changes the kept set and gives a total variation of 0.2.  So the kept set is bounded from both
+# sides.  The filters are composed in the order of servanda.theory.sampling (top-k, top-p on the
+# result of top-k, min-p): the sets that each keeps alone do not determine the set that all keep.
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from servanda.theory.sampling import Sampling, processed_logprobs
 
 Bools = NDArray[np.bool_]
 
-# what rounding might decide, of sums over a vocabulary and of logits, is not called sure
+# tolerance of sums over a vocabulary and of logits: decisions within rounding are not sure
 _MASS_SLACK = 1e-10
 _LOGIT_SLACK = 1e-12
 
 
 @dataclass(frozen=True)
 class KeptSets:
-    """What a chain of filters keeps of one row, and of every row within an osc of it, [V].
+    """The tokens that a chain of filters keeps of one row, and of every row within an osc, [V].
 
     Args:
-        kept: by this row.
-        sure: by every such row.
-        possible: by some such row, as far as is known: sure <= kept <= possible.
+        kept: kept for this row.
+        sure: kept for every such row.
+        possible: an upper bound of those kept for some such row: sure <= kept <= possible.
     """
 
     kept: Bools
@@ -75,18 +75,18 @@ def truncation_sets(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> KeptSets:
-    """Each token that filters keep of every row within osc of this one, and of some such row.
+    """The tokens that filters keep of every row within osc of this one, and of some such row.
 
-    Exact up to rounding for top-k and top-p together and for each filter alone; with min-p
-    beside another one `possible` may be too large.
+    Exact up to rounding for top-k and top-p together and for each filter alone; with min-p and
+    another filter `possible` may be too large.
 
     Args:
         logits_V: of either kernel, after the temperature, [V], nats; -inf without mass.
-        osc: of the logit drift after the temperature, nats, >= 0.  0 is the same row; at inf
+        osc: osc of the logit drift after the temperature, nats, >= 0.  0 is the same row; at inf
             nothing is sure and everything possible.
-        top_k: how many of the likeliest tokens are kept; None for all.
+        top_k: number of top tokens that are kept; None for all.
         top_p: a token is kept while the mass before it is below this; None or 1 for all.
-        min_p: the least probability, as a share of the largest; None or 0 for none.
+        min_p: the smallest kept probability, as a share of the largest; None or 0 for none.
 
     Raises:
         EvidenceError: no usable row, or a number outside its range.
@@ -112,12 +112,12 @@ def truncation_sets(
 
 
 def _sorted_sets(z_M: Floats, osc: float, sampling: Sampling) -> tuple[Bools, Bools]:
-    """(sure, possible) of tokens that have mass, the likeliest first."""
+    """(sure, possible) of tokens with mass, most likely first."""
     size = len(z_M)
-    # each token by its own size: a mask of -1e30 must not blur the others
+    # per token by its own size: a mask of -1e30 must not affect the others
     osc_M = osc + _LOGIT_SLACK * (osc + 1.0 + np.abs(z_M) + np.abs(z_M[0]))
     index_M = np.arange(size)
-    # how many stand before a token, itself counted, at worst; how many at best
+    # largest and smallest rank of a token
     worst_M = np.searchsorted(-z_M, osc_M - z_M, side="right")
     best_M = np.searchsorted(-z_M, -osc_M - z_M, side="left")
     k = min(sampling.top_k or size, size)
@@ -126,12 +126,12 @@ def _sorted_sets(z_M: Floats, osc: float, sampling: Sampling) -> tuple[Bools, Bo
         mass_M = np.exp(z_M - z_M[0])
         before = np.concatenate([[0.0], mass_M.cumsum()])
         after = np.concatenate([mass_M[::-1].cumsum()[::-1], [0.0]])
-        # at worst all that may stand before it rise, and the rest of the k best stay behind
+        # worst case: all tokens that may rank before it rise, the rest of the top k falls
         ahead_M = before[index_M] + (after[index_M + 1] - after[worst_M])
         behind_M = mass_M + after[worst_M] - after[np.maximum(worst_M, k)]
         share_M = _share(ahead_M, behind_M, -osc_M)
         sure_M &= share_M < sampling.top_p - _MASS_SLACK
-        # at best it rises with all that then need not stand before it, each up to its level
+        # best case: it rises with all tokens that then need not rank before it
         level_M = np.clip(k, best_M, index_M + 1) - best_M
         behind_M = level_M * mass_M + after[index_M + 1] - after[np.maximum(index_M + 1, k)]
         share_M = _share(before[best_M], behind_M, osc_M)
@@ -144,8 +144,8 @@ def _sorted_sets(z_M: Floats, osc: float, sampling: Sampling) -> tuple[Bools, Bo
 
 
 def _share(ahead_M: Floats, behind_M: Floats, drift_M: Floats) -> Floats:
-    """Share of the mass ahead, once what is behind has drifted by so much."""
-    # the side that falls is scaled, so that nothing overflows
+    """Share of the mass of higher ranks, after a drift of the lower ranks."""
+    # the falling side is scaled, to avoid overflow
     ahead_M = ahead_M * np.exp(np.minimum(0.0, -drift_M))
     behind_M = behind_M * np.exp(np.minimum(0.0, drift_M))
     total_M = ahead_M + behind_M
@@ -165,8 +165,8 @@ def tv_truncated_interval(
             bound of it, such as tv_from_osc of the drift on them.
 
     Returns:
-        (low, high), each of their common shape.  alpha > 0 makes both KL and chi^2 of train
-        from infer inf, and leaves importance weights a bias that no weighting takes away.
+        (low, high), each of their common shape.  alpha > 0 makes both KL and chi^2 of train from
+        infer inf, and a bias that no weighting removes.
 
     >>> low, high = tv_truncated_interval(0.2, 0.0, 0.5)
     >>> low.item(), high.round(3).item()

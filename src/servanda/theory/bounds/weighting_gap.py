@@ -1,4 +1,4 @@
-# The gap of a weighting, D_psi = sum |p - q psi(w)|, from what else is known of two kernels.
+# The gap of a weighting, D_psi = sum |p - q psi(w)|, from other bounds on two kernels.
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from servanda.theory.bounds.domain import Floats, given
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.bounds.theorem import theorem
 
-_LARGEST_RHO = 700.0  # the gaps have reached their limits long before exp overflows
+_LARGEST_RHO = 700.0  # the gaps reach their limits long before exp overflows
 
 
 @theorem("conditional bound", assumes=("every_context", "every_token"), sharp=True)
 def weight_gap_from_log_ratio(rho: ArrayLike, psi: Psi) -> Floats:
-    """D_psi where no log-ratio of any token, sampled or not, is beyond rho in size.
+    """D_psi if no |log-ratio| of any token, sampled or not, exceeds rho.
 
-    2 tanh(rho / 2) for naive, (e^rho - C)^+ / (1 + e^rho) for tis, and 0 where psi leaves
-    every weight in [e^-rho, e^rho] alone.
+    2 tanh(rho / 2) for naive, (e^rho - C)^+ / (1 + e^rho) for tis, and 0 if psi does not change
+    weights in [e^-rho, e^rho].
 
     Args:
         rho: nats, >= 0.
-        psi: a weighting that leaves a weight of 1 alone.
+        psi: a weighting that does not change a weight of 1.
 
     Raises:
         EvidenceError: rho is negative, or psi changes a weight of 1.
@@ -41,13 +41,13 @@ def weight_gap_from_log_ratio(rho: ArrayLike, psi: Psi) -> Floats:
             f"{psi.name!r} does not leave a weight of 1 as it is, so equal kernels have a gap",
             hint="give a cap of at least 1, or a band around 1 such as [0.5, 2.0]",
         )
-    # D = E_q h(w), h(w) = |w - psi(w)|, over laws of w on [e^-rho, e^rho] with mean 1.  Between
-    # its bends h is convex, so the largest mean puts mass on two points: an end, or the two
+    # D = E_q h(w), h(w) = |w - psi(w)|, over distributions of w on [e^-rho, e^rho] with mean 1.
+    # Between its bends h is convex, so the largest mean puts mass on two points: an end, or the two
     # sides of a bend.
     least_N, most_N = np.exp(-rho_N), np.exp(rho_N)
     for bend in psi.bends:
         log_bend = math.log(bend) if bend > 0 else -math.inf
-        # in logs, so that rho = log(cap) ends at the cap to the last bit
+        # in logs, so that rho = log(cap) gives the cap exactly
         least_N = np.where(log_bend <= -rho_N, np.maximum(least_N, bend), least_N)
         most_N = np.where(log_bend >= rho_N, np.minimum(most_N, bend), most_N)
     sides = [s for b in psi.bends for s in (np.nextafter(b, 0.0), b, np.nextafter(b, math.inf))]
@@ -88,7 +88,7 @@ def tis_gap_from_chi2(chi2: ArrayLike, cap: ArrayLike) -> Floats:
     so a mean of chi2 over contexts bounds the mean of the gap.
 
     Args:
-        chi2: chi2(train || infer) = E_infer (w - 1)^2; inf where infer cannot draw some token.
+        chi2: chi2(train || infer) = E_infer (w - 1)^2; inf if infer cannot sample some token.
         cap: C >= 1.
 
     >>> tis_gap_from_chi2([0.0, 0.04, 1.0, float("inf")], 2.0).round(4).tolist()
@@ -108,14 +108,14 @@ def tis_gap_from_chi2(chi2: ArrayLike, cap: ArrayLike) -> Floats:
 
 @theorem("certificate", assumes=("sampler", "same_tokens"), sharp=True)
 def missing_mass(mean_capped_weight: ArrayLike, cap: float) -> Floats:
-    """The train mass that infer cannot draw is at most 1 - E min(w, C).
+    """The train mass that infer cannot sample is at most 1 - E min(w, C).
 
     Args:
         mean_capped_weight: E_infer min(w, C), or a lower bound of it.
-        cap: C > 0; the larger, the less of the drift counts beside what is missing.
+        cap: C > 0; the larger, the less of the drift counts in addition to the missing mass.
 
     Returns:
-        >= 0; a mean above 1, which no pair of kernels has, bounds nothing beyond 0.
+        >= 0; a mean above 1, which is impossible for two kernels, gives 0.
 
     Raises:
         EvidenceError: the mean is negative or larger than the cap.

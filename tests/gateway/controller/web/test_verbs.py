@@ -176,7 +176,7 @@ def test_pin_needs_to_know_where():
         (302, b"", "status 302, not a servanda leader"),
         (200, b"{}", "name is missing"),
         (500, b'{"error": {"message": "the store is gone", "hint": ""}}', "the store is gone"),
-        (404, b'{"error": {"message": "ask under /v1"}}', "status 404, and it is no leader"),
+        (404, b'{"error": {"message": "ask under /v1"}}', "status 404, not a servanda leader"),
         (500, b'{"error": 3}', "status 500, not a servanda leader"),
     ],
 )
