@@ -1,8 +1,8 @@
-# Multiplicity: many questions, one promise about all their answers.
+# Multiplicity: error control over many hypotheses.
 #
-# A promotion that needs every slice to hold splits nothing: if one slice does not keep its
-# limit, its own test must err.  What is decided slice by slice, try by try or step by step
-# does, and it is said here once how.
+# A promotion that needs every slice to hold needs no split of alpha: if one slice exceeds its
+# limit, its own test must err.  Decisions per slice, per attempt or per step need one, defined
+# here.
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from servanda.theory.stats.log_moment import Floats
 
 
 def e_bh(log_e_K: Floats | Sequence[float], alpha: float) -> NDArray[np.bool_]:
-    """Which of K hypotheses are rejected; of those, at most alpha are true, on average.
+    """The rejected ones of K hypotheses, with a false discovery rate of at most alpha.
 
-    The k largest e-values are rejected for the largest k whose smallest one is K / (alpha k)
-    or more.  Whatever the dependence between them, the false discovery rate is at most
-    alpha * (true hypotheses) / K, if all are read at one stopping time.
+    The k largest e-values are rejected for the largest k whose smallest one is K / (alpha k) or
+    more.  For any dependence, the false discovery rate is at most alpha * (true hypotheses) / K, if
+    all are read at one stopping time.
 
     Args:
-        log_e_K: log e-value against each hypothesis, nats, [K]; -inf where there is no evidence.
+        log_e_K: log e-value against each hypothesis, nats, [K]; -inf without evidence.
         alpha: the false discovery rate, in (0, 1).
 
     Returns:
-        [K], True where rejected.
+        [K], True if rejected.
 
     Raises:
         EvidenceError: an e-value is NaN.
@@ -51,9 +51,9 @@ def e_bh(log_e_K: Floats | Sequence[float], alpha: float) -> NDArray[np.bool_]:
 
 
 def attempt_alpha(alpha: float, attempt: int) -> float:
-    """What a fresh attempt may spend, so that all attempts together spend alpha once.
+    """The share of alpha of an attempt; all attempts together use alpha once.
 
-    1 / (r (r + 1)) adds up to 1 over r = 1, 2, ...: to try until it is green does not pay.
+    1 / (r (r + 1)) adds up to 1 over r = 1, 2, ...: repeated attempts do not increase the error.
 
     Raises:
         ValueError: the first attempt is 1.
@@ -62,9 +62,9 @@ def attempt_alpha(alpha: float, attempt: int) -> float:
 
 
 def step_alpha(alpha: float, step: int) -> float:
-    """What one training step may spend, so that a run of any length spends alpha once.
+    """The share of alpha of one training step; a run of any length uses alpha once.
 
-    Where alpha is to be the long-run share of wrong steps instead, each step spends all of it.
+    If alpha is the long-run share of wrong steps instead, each step uses all of it.
 
     Raises:
         ValueError: the first step is 1.
@@ -73,13 +73,13 @@ def step_alpha(alpha: float, step: int) -> float:
 
 
 def slice_alpha(alpha: float, slices: int) -> float:
-    """What each of so many slices may spend where every slice is promoted on its own.
+    """The share of alpha of each slice, if slices are promoted individually.
 
-    With it no slice at all is promoted wrongly, but for a chance of alpha; `e_bh` asks for
-    less, and bounds the share of the wrong ones.
+    It bounds the probability of any wrong promotion by alpha; `e_bh` is weaker, and bounds the
+    expected share of wrong ones.
 
     Raises:
-        ValueError: there is no slice.
+        ValueError: no slice.
     """
     if slices < 1:
         raise ValueError(f"alpha is shared by at least one slice, not by {slices}")
