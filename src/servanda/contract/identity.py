@@ -32,7 +32,7 @@ def digest_of_bytes(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Description:
-    """What an engine says of itself once its model is loaded.
+    """An engine's description of itself once its model is loaded.
 
     Args:
         fingerprint: everything that may change a number: versions, precision, threads.
@@ -44,7 +44,7 @@ class Description:
         eos: ids that end a sequence; none where the engine does not know them.
         context: largest number of tokens of a sequence; None where there is no limit.
         full_logits: whether `Engine.logits` works; timed: whether `Engine.time` does.
-        top: how many of the likeliest tokens `Engine.top` gives; 0 where it does not work.
+        top: how many of the most likely tokens `Engine.top` gives; 0 where it does not work.
         capture: the format that logprobs are recorded in (law 9), see precision.py.
         weights_from: `weights` of the checkpoint that the engine's own were converted from;
             the fingerprint says by what.
@@ -113,7 +113,7 @@ class EvidenceKey:
 def differences(train: Description, infer: Description) -> tuple[str, ...]:
     """What config.json and the sampling defaults say otherwise on each side, a sentence each.
 
-    Defaults are held against each other where one kind of engine tells both.
+    Defaults are compared if one kind of engine reports both.
 
     >>> one, other = ({"rms_norm_eps": "1e-06", "rope_theta": theta} for theta in ("1", "2"))
     >>> made = (Description({}, {}, "", 0, (), config=config) for config in (one, other))

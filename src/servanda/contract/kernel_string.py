@@ -41,7 +41,7 @@ SERVER_KEYS = (
 SERVER = "openai_http"
 _NEED_A_MODEL = (
     *("transformers", "onnxruntime", "vllm", "llamacpp", "table", "recorded", "pack", SERVER),
-    "external",  # and a trainer's is run by nobody here
+    "external",  # and a trainer's is run by no one here
 )
 _EXAMPLE = "such as transformers:models/tiny-lm@bfloat16, http://HOST:PORT, or reference.pack"
 _URL = re.compile(r"https?://[^/,\s]+(/[^,\s?#]*)?")
@@ -55,7 +55,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def parse_kernel(text: str, *, engines: Collection[str], name: str = "kernel") -> Kernel:
-    """The kernel that a string names; files are not looked at.
+    """The kernel that a string names; files are not examined.
 
     Args:
         engines: names that a kernel may use.

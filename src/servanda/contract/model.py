@@ -65,7 +65,7 @@ QUANTIZATIONS = (
 )
 RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
 PACK = "pack"  # the engine of a kernel that drew elsewhere, and was recorded
-EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody here opens
+EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and no one here opens
 
 # engines whose precision is not ours to choose
 _OTHERS_ROUND = ("table", PACK, "openai_http", "recorded")
@@ -317,7 +317,7 @@ _NOT_MEANING: dict[str, Any] = {
     "golden": {"prompts"},
     # a function counts by its source, which the evidence is keyed by as well
     "reward": {"of"},
-    # evidence is valid at every look: how much to gather and what to do with it may change
+    # evidence is valid at every evaluation: how much to gather and what to do with it may change
     "promotion": True,
     "routing": True,
     "escalation": True,

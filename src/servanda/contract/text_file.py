@@ -1,6 +1,6 @@
 # Small text files: read whole, and never more of them than such a file can need.
 #
-# A path may name a dump of gigabytes, a device that has no end, or a FIFO that nobody writes to.
+# A path may name a dump of gigabytes, a device that has no end, or a FIFO that no one writes to.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def content(path: Path, most: int) -> bytes:
     Raises:
         OSError: it cannot be read, is larger, or is no regular file; its text says which.
     """
-    # opened before it is looked at, so that what is looked at is what is read
+    # opened before it is examined, so that what is examined is what is read
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

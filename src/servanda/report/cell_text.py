@@ -44,7 +44,7 @@ def quantity(cell: CellVerdict) -> str:
 
 
 def certified(cell: CellVerdict) -> bool:
-    """Whether its interval is valid at every look: on its own, or times what is declared."""
+    """Whether its interval is valid at every evaluation: on its own, or times what is declared."""
     return cell.kind in ("certificate", "conditional bound")
 
 

@@ -60,7 +60,7 @@ def rough(value: float, *, share: bool = False) -> str:
 
 
 def exact_percent(value: float) -> str:
-    """A share that somebody wrote as percent, in the digits that were written.
+    """A share that someone wrote as percent, in the digits that were written.
 
     >>> exact_percent(0.05), exact_percent(0.125)
     ('5 %', '12.5 %')

@@ -24,8 +24,8 @@ class Drill:
     Args:
         verdict: None where the two sides were refused before anything was measured.
         refused: why they were.
-        gates: what the field's thresholds say of the tokens the verdict was judged on; empty
-            where there was no token that both sides have a logprob for.
+        gates: thresholds of other projects on the tokens of the verdict; empty if no token has both
+            logprobs.
         tokens: how many those are.
     """
 

@@ -2,7 +2,7 @@
 #
 # Logits of both sides arrive piece by piece, are reduced to the exact metrics of each
 # position (the joint columns) while both are in memory, and are never stored.  Where infer gives
-# only its likeliest tokens, each position has a lower and an upper end of every metric that top k
+# only its top-k tokens, each position has a lower and an upper end of every metric that top k
 # bounds, as joint columns NAME.low and NAME.high, and what mass infer left out, as `tail`.
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def both(
 def _bounded(
     batches: Mapping[str, Batch], engines: Mapping[str, Engine], paths: Mapping[str, Path]
 ) -> Trace:
-    """Full logits of train against the likeliest tokens of infer."""
+    """Full logits of train against the top-k tokens of infer."""
     infer = engines["infer"]
     train = engines["train"].logits(batches["train"], paths["train"])
     likeliest = infer.top(batches["infer"], paths["infer"])

@@ -204,8 +204,8 @@ def compile(  # noqa: A001 - the field's word
         traffic: what infer was sent on a live leg; None: nothing yet.
 
     Raises:
-        ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
-            that only a trainer has.
+        ContractError: an empty slice, a limit out of reach, an invalid corpus, or tokens that only
+            a trainer has.
     """
     source = reward_source(contract)
     texts = corpora(contract)
@@ -235,7 +235,7 @@ def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:
     """The texts of each workload, and the golden ones.
 
     Raises:
-        ContractError: a corpus that is none, or tokens that only a trainer has.
+        ContractError: an invalid corpus, or tokens that only a trainer has.
     """
     if problem := not_measured_here(contract):
         raise ContractError.all([problem])

@@ -44,7 +44,7 @@ def measure_timing(
     prompts: Mapping[str, Sequence[Ids]],
     watch: Callable[[int, int], None],
 ) -> dict[LoadOf, LoadRun]:
-    """Timed blocks of every load, until its cells are decided or the last look is reached.
+    """Timed blocks of every load, until its cells are decided or the last evaluation is reached.
 
     Args:
         engines: by side; no one else may be computing.

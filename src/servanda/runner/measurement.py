@@ -1,7 +1,7 @@
 # Measuring: two engines on the same tokens, round by closed round.
 #
 # The infer kernel draws; the train kernel re-scores what was drawn; a tenth of the
-# sequences is scored once more by each side in another batch, which is its self-noise.
+# sequences is scored once more by each side in another batch, which is its noise floor.
 # Where rewards are compared, the train kernel draws as well, from the same prompts.
 # While train scores one round, infer draws the next: two processes, two cores.  Whatever a
 # round yields is on disk before it counts, and a resumed run re-reads it and draws nothing

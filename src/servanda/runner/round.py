@@ -1,4 +1,4 @@
-# Drawing: what the kernels do with the launched units of one round.
+# Drawing: what the kernels do with the dispatched units of one round.
 #
 # Each kernel has a thread of its own that waits for it, so that one draws while another
 # scores.  What a kernel yields is on disk before it is handed on.
@@ -188,7 +188,7 @@ class RoundRunner:
                 what = f"self_{side}"
                 if path_of(self.kernels[side], side) in self.descriptions[side].scores:
                     scores[what] = score(side, what, again)
-                else:  # it draws and cannot score what it drew: nobody knows its self-noise
+                else:  # it draws and cannot score what it drew: no one knows its noise floor
                     nothing = partial(some, infer, ())
                     name = round_name(schedule, index, what)
                     scores[what] = self.pools[side].submit(self.run.cached, name, nothing)

@@ -26,7 +26,7 @@ def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
     """The closed rounds of a run directory; no engine is needed.
 
     Raises:
-        EvidenceError: a file holds other sequences than the plan launched.
+        EvidenceError: a file holds other sequences than the plan dispatched.
     """
     for schedule in plan.schedules:
         for index in range(schedule.rounds):
@@ -91,13 +91,13 @@ def batch_of(
     width: int,
     continuations: tuple[tuple[int, ...], ...] = (),
 ) -> Batch:
-    """The prompts of launched units, by the token ids of each line, and tokens that are given."""
+    """The prompts of dispatched units, by the token ids of each line, and tokens that are given."""
     sequences = tuple(unit.sequence for unit in units)
     return Batch(sequences, tuple(ids[unit.row] for unit in units), width, continuations)
 
 
 def in_order(batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:
-    """Run a batch with prompts of like length side by side, and return it in launch order.
+    """Run a batch with prompts of like length side by side, and return it in dispatch order.
 
     Lengths of prompts are known at launch, so the composition does not depend on an outcome.
     """

@@ -50,7 +50,7 @@ def gather(
     """Measure round by round, and stop when no more rounds could change what counts.
 
     Of a live leg every round that has closed is weighed: what users were answered happened,
-    and a validity check fails at every look.
+    and a validity check fails at every evaluation.
 
     Args:
         deadline: whether the time is over; no round starts after that.

@@ -50,7 +50,7 @@ class Timing:
 
     @classmethod
     def join(cls, parts: Sequence[Timing]) -> Timing:
-        """Batches that were launched at once and ran one after another."""
+        """Batches that were dispatched at once and ran one after another."""
         return cls(
             tuple(s for part in parts for s in part.first_S),
             tuple(s for part in parts for s in part.gap_N),

@@ -1,7 +1,7 @@
-# The log of served requests: what the infer kernel was asked and what it answered, line by line.
+# The traffic log: requests to the infer kernel and its responses, line by line.
 #
-# Anyone who stands before the kernel writes it: one JSON object a request, in launch order, for
-# a request counts from the moment it is launched and not from the moment it is answered
+# Anyone who stands before the kernel writes it: one JSON object a request, in dispatch order, for
+# a request counts from the moment it is dispatched and not from the moment it is answered
 # (law 5).  docs/how-to/traffic.md says every field.
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _A_ROW = (
     '{"token_ids", "logprobs", "finish"} or {"lost"}; see docs/how-to/traffic.md'
 )
 
-Best = tuple[tuple[int, float], ...]  # ids and logprobs of a step's likeliest tokens, best first
+Best = tuple[tuple[int, float], ...]  # ids and logprobs of a step's top-k tokens, best first
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request that was launched.
+    """One request that was dispatched.
 
     Args:
-        index: 0, 1, ... within its run and leg, in launch order.
-        at: when it was launched, unix seconds.
+        index: 0, 1, ... within its run and leg, in dispatch order.
+        at: when it was dispatched, unix seconds.
         served: requests that infer was sent on this leg so far, this one included; more than
             index + 1 where only a sample of them is logged.
-        sampling: as it was asked for, max_new_tokens among it.
+        sampling: the requested parameters, including max_new_tokens.
         tokens, logp: the answer, with the token that ended it; NaN where a logprob is unknown.
-        best: of each token, the likeliest ones; () where they were not recorded.
+        best: of each token, the most likely ones; () where they were not recorded.
         group: requests in a row that have one are one prompt group; None: a group of its own.
         key: a keyed hash of who asked.
         finish: "stop" where the model ended it, "length", or "stop_string" where something did that
@@ -84,7 +84,7 @@ def read_served(text: str, file: str) -> tuple[Request, ...]:
     """The requests of one file, in its order.
 
     A last line that has no end yet and is no JSON is still being written: it is left
-    for the next look.
+    for the next evaluation.
 
     Raises:
         EvidenceError: lines that are no requests, each with its place.
@@ -100,7 +100,7 @@ def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
     """The request of one line, as JSON has it.
 
     Raises:
-        LineError: it is none.
+        LineError: not a valid request.
     """
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):

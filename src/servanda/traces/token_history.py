@@ -1,10 +1,10 @@
-# History: which of a position's likeliest tokens the text has had already.
+# History: which of a position's top-k tokens the text has had already.
 #
 # A set of ids that the text so far fixes has a known mass before the next token is drawn, and
-# so has what of it lies among the likeliest tokens, whose logprobs are recorded.  Samplers that
+# so has what of it lies among the top-k tokens, whose logprobs are recorded.  Samplers that
 # depend on history (repetition, presence and frequency penalties, no-repeat n-grams) draw these
 # sets less often than their mass says.
-# Axes: S sequences, N tokens of all sequences one after another, K likeliest tokens.
+# Axes: S sequences, N tokens of all sequences one after another, K top-k tokens.
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BITS = 52  # whole numbers that a float64 column holds exactly
 
 
 def with_history(trace: Trace, prompts: Sequence[Sequence[int]]) -> Trace:
-    """The trace with a column for each set: bit k says that likeliest token k is in it.
+    """The trace with a column for each set: bit k says that most likely token k is in it.
 
-    A trace without likeliest tokens is returned as it is.
+    A trace without top-k tokens is returned as it is.
 
     Args:
         prompts: token ids of each sequence of the trace.
@@ -45,7 +45,7 @@ def with_history(trace: Trace, prompts: Sequence[Sequence[int]]) -> Trace:
 
 
 def sets_of(trace: Trace, name: str) -> Array | None:
-    """Which likeliest tokens are in a set, [N, K] of truth values; None where no one recorded it.
+    """Which top-k tokens are in a set, [N, K] of truth values; None where no one recorded it.
 
     Unknown (NaN, of a lost token) reads as in none.
     """
@@ -58,7 +58,7 @@ def sets_of(trace: Trace, name: str) -> Array | None:
 
 
 def _sets(trace: Trace, ids_NK: Array, prompts: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """Set -> whether each likeliest token is in it, [N, K]."""
+    """Set -> whether each most likely token is in it, [N, K]."""
     texts = [[*p, *a] for p, a in zip(prompts, trace.continuations, strict=True)]
     length_S = np.array([len(text) for text in texts])
     token_M = np.array([token for text in texts for token in text], dtype=np.int64)

@@ -1,7 +1,7 @@
 # What one kernel did (Trace), what two did on the same tokens (TracePair), and align().
 #
 # One sign everywhere: log_ratio = logp_train - logp_infer; the tokens came from infer.
-# Axes: S sequences in launch order, N tokens of all sequences one after another.
+# Axes: S sequences in dispatch order, N tokens of all sequences one after another.
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Trace:
     Args:
         sequence_S: launch indexes, strictly increasing.
         length_S: tokens of each sequence; 0 where it was lost.
-        lost_S: launched, but no value came back.
+        lost_S: dispatched, but no value came back.
         prompt_tokens_S: length of each prompt.
         token_N: token ids.
         columns: "logp" and whatever else the kernel records (see sampling.observe).
@@ -93,7 +93,7 @@ class Trace:
 
     @property
     def best(self) -> tuple[Array, Array] | None:
-        """Ids and logprobs of the likeliest tokens, [N, K] each; None where none are recorded.
+        """Ids and logprobs of the top-k tokens, [N, K] each; None where none are recorded.
 
         Columns "id.0", "logp.0", "id.1", ..., as `Engine.top` names them.  Which ids they are
         has to be fixed before the token is drawn: an id that was added because it was drawn
@@ -170,7 +170,7 @@ def with_ends(trace: Trace, width: int, ends: Sequence[int]) -> Trace:
 
     Args:
         width: tokens that an answer had room for.
-        ends: ids that end an answer; of none, nothing can be told.
+        ends: ids that end a response; without any, the end cannot be determined.
     """
     if not ends:
         return trace

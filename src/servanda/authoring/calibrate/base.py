@@ -64,7 +64,7 @@ class Calibration:
     """The limits that a pair like this one keeps, at the contract's sizes and confidence.
 
     Args:
-        asked: the power that was asked for; power: the share of later runs in which all
+        asked: the requested power; power: the share of later runs in which all
             enforced clauses that were calibrated on samples hold at once; None: none was.
         groups: workload -> prompt groups of the run, and of a later one.
         resamples: how many later runs were drawn.

@@ -47,7 +47,7 @@ class Rounds:
 
     @property
     def groups(self) -> int:
-        """Prompt groups that were launched."""
+        """Prompt groups that were dispatched."""
         return sum(view.launched for view in self.own)
 
 

@@ -25,7 +25,7 @@ from servanda.judgement.schedule import Schedule
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.agreement import Agreement
 
-_MADE = "rehearsed"  # instead of a kernel's digest: nobody ran
+_MADE = "rehearsed"  # instead of a kernel's digest: no one ran
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Data:
 
     Args:
         plan: in which what is not given is judged by that.
-        once: evidence that is there from the first look on.
+        once: evidence that is there from the first evaluation on.
         round: (workload, index) -> a round; its first prompt groups where it is cut.
-        groups: prompt groups of the last look, where an expectation says none.
+        groups: prompt groups of the last evaluation, where an expectation says none.
         not_given: clauses whose data is missing, each with what it lacks.
-        done: called after the last look.
+        done: called after the last evaluation.
     """
 
     plan: Plan
@@ -72,7 +72,7 @@ class GrowingEvidence:
     def after(self, groups: int) -> Evidence:
         """The evidence of so many prompt groups of every workload, no fewer than before.
 
-        As in a run, rounds are closed whole; the last one is cut where a look falls inside it.
+        As in a run, rounds are complete; only the last one is cut at an evaluation inside it.
         """
         cut = Evidence(self._closed.key, self._closed.plan)
         for schedule in self.data.plan.schedules:
@@ -89,7 +89,7 @@ class GrowingEvidence:
 
 
 def _as_written(evidence: Evidence) -> Evidence:
-    """Of series that somebody wrote: sides that are equal in every bit are meant to be."""
+    """Of series that someone wrote: sides that are equal in every bit are meant to be."""
     rounds, once = (
         {name: replace(part, agreement=Agreement()) for name, part in parts.items()}
         for parts in (evidence.rounds, evidence.once)
@@ -105,7 +105,7 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
             that passed before it.
 
     Raises:
-        ContractError: when it is looked at: tokens follow no series, or no token follows one.
+        ContractError: on evaluation: tokens follow no series, or a series has no token.
     """
     case = test.cases[i]
     given = Given.of(test, case)
@@ -172,7 +172,7 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
 
     Raises:
         EvidenceError: the run measured other prompts, or drew others.
-        ContractError: when it is looked at: the run has fewer prompt groups.
+        ContractError: on evaluation: the run has fewer prompt groups.
     """
     case = test.cases[i]
     plan = make_plan(plan.contract, plan.corpora, plan.golden, attempt=run.key.attempt)

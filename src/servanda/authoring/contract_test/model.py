@@ -39,7 +39,7 @@ class Level(Value):
 
 
 class Clock(Value):
-    """Virtual time: a promotion is looked at again and again, as prompt groups come in."""
+    """Virtual time: a promotion is evaluated repeatedly, as prompt groups arrive."""
 
     every: Duration = Field(gt=0, description="Between two looks; the first is at 0s.")
     groups: Whole = Field(ge=1, description="Prompt groups that come in between two looks.")
@@ -50,7 +50,7 @@ class Clock(Value):
 
 
 class Act(Value):
-    """What somebody does to the promotion, before the look of that time."""
+    """An action of a person on the promotion, before the evaluation at that time."""
 
     at: Duration
     approve: str | None = Field(None, min_length=1, description="Who says yes.")
@@ -64,7 +64,7 @@ class Act(Value):
 
 
 class Expectation(Value):
-    """What the contract answers at one look."""
+    """The expected verdict at one evaluation."""
 
     after: Whole | None = Field(
         None, ge=0, description="Prompt groups of the look; default the end of the series."

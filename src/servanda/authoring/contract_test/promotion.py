@@ -1,4 +1,4 @@
-# A promotion in virtual time: looks at fixed intervals, the series of a case as what comes in.
+# A promotion in virtual time: evaluations at fixed intervals, with the series of a case as data.
 #
 # The steps are those of a real one (`begin`, `advance`, and what people do); only the clock and
 # the tokens are made.  The series go on with time: what passes on one leg is not seen on the next.
@@ -39,11 +39,11 @@ class LegPlan(Plan):
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a promotion stands after one look.
+    """The state of a promotion after one evaluation.
 
     Args:
-        at: virtual seconds; leg: that was looked at; share: of the traffic that infer serves.
-        verdict: of the look, and its prompt groups; paged: who was, until then.
+        at: virtual seconds; leg: evaluated step; share: share of the traffic that infer serves.
+        verdict: of the evaluation, and its prompt groups; paged: people paged until then.
     """
 
     at: float
@@ -55,7 +55,7 @@ class Moment:
 
 
 def simulate(test: ContractTest, i: int, plan: Plan) -> tuple[list[Moment], tuple[str, ...]]:
-    """Every look of a case with a clock, in order, and what the data of any leg lacks.
+    """Every evaluation of a case with a clock, in order, and what the data of any leg lacks.
 
     Raises:
         ContractError: an act that the promotion refuses, at its place in the test.
@@ -83,7 +83,7 @@ class _Run:
         self._follow(begin(_SIMULATED, key, self.course, now=0.0))
 
     def evaluate(self, tick: int) -> Moment:
-        """Acts that are due, one look, and what follows from it."""
+        """Acts that are due, one evaluation, and what follows from it."""
         now, self._fails = tick * self.clock.every, ""
         acts = sorted(enumerate(self.test.cases[self.i].acts), key=lambda act: act[1].at)
         while self._done < len(acts) and acts[self._done][1].at <= now:

@@ -38,7 +38,7 @@ class Evaluation:
 
     Args:
         groups: prompt groups that were judged.
-        at: with a clock, the virtual seconds of the look; stands: where the promotion is then.
+        at: with a clock, the virtual seconds of the evaluation; stands: the promotion's state then.
     """
 
     groups: int

@@ -72,7 +72,7 @@ def run_test(
 
 
 def _run_case(test: ContractTest, i: int, data: Data) -> CaseResult:
-    """One case: a look at each number of prompt groups, and each expectation held against its."""
+    """One case: an evaluation at each number of prompt groups, with its expectations."""
     case = test.cases[i]
     problems = [*_vacuous(test, i, data.plan)]
     if problems:
@@ -109,7 +109,7 @@ def _is_named(name: str, clause: str, part: str) -> bool:
 
 
 def _run_promotion(test: ContractTest, i: int, plan: Plan) -> CaseResult:
-    """One case with a clock: each expectation held against the latest look of its time."""
+    """One case with a clock: each expectation held against the latest evaluation of its time."""
     case = test.cases[i]
     assert case.clock is not None
     moments, not_given = simulate(test, i, plan)

@@ -134,7 +134,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Series:
-    """What a slice shows, for each launched prompt group in turn."""
+    """What a slice shows, for each dispatched prompt group in turn."""
 
     items: tuple[Item, ...]
     text: str
@@ -153,7 +153,7 @@ class Series:
         """The log ratio of each token, [N], nats; NaN where it is lost, or the series is over.
 
         Args:
-            group_N: launched prompt group of each token, from 0.
+            group_N: dispatched prompt group of each token, from 0.
         """
         values_N = np.full(len(group_N), np.nan)
         near = slice(0, 0)
@@ -178,7 +178,8 @@ def parse(value: object) -> Series:
     """A series from its text.
 
     Raises:
-        PydanticCustomError: it is none; the context has `at`, the offset in the text, and `hint`.
+        PydanticCustomError: it is invalid; the context has `at`, the offset in the text, and
+            `hint`.
     """
     if isinstance(value, Series):
         return value

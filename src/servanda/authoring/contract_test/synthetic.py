@@ -3,7 +3,7 @@
 # The schedule is the plan's own, so prompts, labels and groups are real.  A token's context is
 # a geometric distribution whose ratio differs from token to token, so that ranks, masses and
 # entropies are exact; train's logprob is infer's plus the log ratio of the series.
-# Axes: S sequences in launch order, N tokens of all sequences.
+# Axes: S sequences in dispatch order, N tokens of all sequences.
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Traffic:
     def round(self, index: int) -> tuple[Round, frozenset[str]]:
         """One whole round, and the names of the series that any of its tokens follows.
 
-        The same at every look, and in every case with the same series.
+        The same at every evaluation, and in every case with the same series.
 
         Raises:
             ContractError: tokens that no series is for.
@@ -206,7 +206,7 @@ class Traffic:
 
 
 def first_groups(whole: Round, groups: int) -> Round:
-    """The first prompt groups of a round: what is there at a look before it is closed."""
+    """The first prompt groups of a round: what is there at an evaluation before it is closed."""
     drawn = list(dict.fromkeys(unit.group for unit in whole.units))[:groups]
     units = tuple(unit for unit in whole.units if unit.group in {*drawn})
     return replace(

@@ -103,7 +103,7 @@ def _expectation(
 def _sizes(
     test: ContractTest, plan: Plan, case: Case, path: Place, expectation: Expectation
 ) -> Iterator[Problem]:
-    """Whether there is as much as the look asks for, and whether it is made in a minute."""
+    """Whether there is as much as the evaluation asks for, and whether it is made in a minute."""
     if case.clock is not None:
         looks = case.clock.looks(expectation.at or 0.0)
         groups = looks * case.clock.groups

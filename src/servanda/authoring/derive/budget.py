@@ -1,4 +1,4 @@
-# What is asked of a derivation, and the budgets in it that make no sense by themselves.
+# The request for a derivation, and the check that its budgets are meaningful.
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Request:
 
     @property
     def declared(self) -> Contract:
-        """What the contract says of the trainer, and nothing else of it."""
+        """The parts of the contract about the trainer."""
         reward = Reward.model_construct(range=self.reward_range, of=self.reward_of or None)
         gradient = Gradient.model_construct(
             advantage=self.advantage,

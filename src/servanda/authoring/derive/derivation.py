@@ -41,7 +41,7 @@ class Derivation:
         enforced, monitored: its clauses in words.
         left_out: what no clause was written for, and why.
         expected: prompt groups that decide a kernel at half of the budget, a projection.
-        offline: the first look and the limit.
+        offline: the first evaluation and the limit.
     """
 
     text: str
@@ -74,7 +74,7 @@ def derive(request: Request) -> Derivation:
     monitored = [*_monitored(request)]
     drift, why_not = _logit_route(request)
     offline = size.offline(math.ceil(max(needs)))
-    expected = max(math.ceil(max(needs)), offline[0])  # nothing holds before the first look
+    expected = max(math.ceil(max(needs)), offline[0])  # nothing holds before the first evaluation
     return Derivation(
         text=contract_text(request, [*enforced, *monitored], drift, why_not, expected, offline),
         enforced=tuple(line.words for line in enforced),

@@ -17,7 +17,7 @@ from servanda.theory.bounds.sequence import osc_for_reward_drift, sequence_tv_ga
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, eta
 
 _STEPS = 14  # of a bisection: to a thousandth
-_LONGEST = 1e9  # prompt groups that anybody would ask for
+_LONGEST = 1e9  # prompt groups that anyone would ask for
 
 
 def refuse_unresolved(request: Request) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from servanda.theory.stats.reachable import reach
 
-MOST = 100_000  # prompt groups that a run may have, unless somebody asks for more
+MOST = 100_000  # prompt groups that a run may have, unless someone asks for more
 _ROUND = 64  # of a workload
 _FIRST = 256  # prompt groups before which nothing holds, where a run has more
 _GUARD = 5_000  # tokens in which sampler_fidelity sees a hidden top-p of .95
@@ -104,7 +104,7 @@ class RunSize:
         return requirement.units(alpha=self.alpha, cells=cells) / each
 
     def offline(self, expected: float) -> tuple[int, int]:
-        """The first look, and the limit of a run that is expected to need so many groups."""
+        """The first evaluation, and the limit of a run that is expected to need so many groups."""
         tokens = self.lines[1] * self.tokens * _FILL
         first = max(math.ceil(_GUARD / tokens / _ROUND) * _ROUND, _FIRST)
         last = max(math.ceil(_MARGIN * expected / _ROUND) * _ROUND, first)

@@ -78,7 +78,7 @@ def slices(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
 
 
 def claim(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
-    """A clause that makes no claim makes the contract's; what became of that is said there."""
+    """A clause without a claim has the contract's, whose change is reported there."""
     if old == new:
         return
     before, after = (

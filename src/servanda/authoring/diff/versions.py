@@ -40,7 +40,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def advice(old: str, new: str) -> str:
-    """What the version lacks where a change breaks somebody; "" where it says so.
+    """What the version lacks where a change breaks someone; "" where it says so.
 
     The first number has to go up; before 1.0.0, the second may do so instead. What a pre-release
     promises may change until its release.

@@ -63,7 +63,7 @@ class Keys:
     """
 
     def __init__(self, *held: tuple[str, Role, str], warning: str = "") -> None:
-        # one value, so that nobody sees the digests of one file with the salt of another
+        # one value, so that no one sees the digests of one file with the salt of another
         self._known: tuple[bytes, tuple[tuple[bytes, Holder], ...]] = secrets.token_bytes(32), ()
         self.warning = warning
         self._add(held)

@@ -1,4 +1,4 @@
-# Time that nobody sets: pins, dwells and routes last as long as they were meant to.
+# Time that no one sets: pins, dwells and routes last as long as they were meant to.
 
 from __future__ import annotations
 

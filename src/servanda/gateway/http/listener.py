@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.app = app
         if before is not None and not before.response_complete:
             self._earlier = [c for c in self._earlier if not c.response_complete] + [before]
-            if len(self._earlier) <= _AHEAD:  # else nobody would hear that the client hangs up
+            if len(self._earlier) <= _AHEAD:  # else no one would hear that the client hangs up
                 self.flow.resume_reading()
 
     def _in_time(self) -> None:
@@ -201,7 +201,7 @@ def _refusing(error: ErrorReply) -> ASGIApp:
 
 
 class DrainingServer(sockets.AnnouncingServer):
-    """A server that goes on for a while after SIGTERM, for those who have not heard of it.
+    """A server that continues for a while after SIGTERM, for clients that do not know of it yet.
 
     Another signal ends it at once, and so does Ctrl-C.
     """
@@ -231,7 +231,7 @@ class DrainingServer(sockets.AnnouncingServer):
 
 
 class Listener:
-    """An application at a socket, until it is told to end.
+    """An application at a socket, until its end is requested.
 
     Args:
         certificate: that clients are shown; None: it speaks plain HTTP.
@@ -272,7 +272,7 @@ class Listener:
 
         def begun() -> None:
             # modules live as long as the process: to look at all of them for garbage takes tens
-            # of milliseconds each time, in which everybody waits
+            # of milliseconds each time, in which everyone waits
             gc.collect()
             gc.freeze()
             ready()

@@ -11,7 +11,7 @@ from servanda.engines.tls import Certificate
 from servanda.errors import ContractError
 from servanda.gateway.http.api_keys import Keys, Role
 
-_LOOK_S = 0.5  # between two looks at a file
+_LOOK_S = 0.5  # between two evaluations at a file
 Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -38,12 +38,12 @@ class ReloadedFiles:
         self._demanded = threading.Event()
 
     def demand(self) -> None:
-        """Have them read at the next look, though they have not changed; from any thread, and
+        """Have them read at the next evaluation, though they have not changed; from any thread, and
         by a signal."""
         self._demanded.set()
 
     def read_changed(self) -> None:
-        """Read them if they were written, and have not changed since the look before: half a
+        """Read them if they were written, and have not changed since the evaluation before: half a
         file can be read without an error, too."""
         now, before = stamps_of(self._files), self._latest_stamps
         self._latest_stamps = now

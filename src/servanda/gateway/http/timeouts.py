@@ -58,7 +58,7 @@ class Timeouts:
     def listen(self, receive: Receive) -> None:
         """End the request when its client hangs up; its body has been read.
 
-        One that hung up before is heard a moment later.
+        An earlier disconnect is noticed a moment later.
         """
         self._receive = receive
         if self._took_a_moment:
@@ -67,12 +67,12 @@ class Timeouts:
     def again(self) -> None:
         """A wait was ended, and the request goes on otherwise."""
         self.why = ""
-        with contextlib.suppress(AttributeError):  # before Python 3.11 nobody counts
+        with contextlib.suppress(AttributeError):  # before Python 3.11 no one counts
             self._task.uncancel()  # type: ignore[attr-defined]
 
     @property
     def over(self) -> bool:
-        """Whether nothing more may be tried, or no one would hear of it."""
+        """Whether there is no time for another attempt, or the client has disconnected."""
         return self._gone or self._loop.time() >= self._end
 
     def done(self) -> None:

@@ -1,7 +1,7 @@
 # The split: a keyed hash that puts a request, or anyone who sent it, at a place in [0, 1).
 #
 # It is deterministic, so that every replica splits alike and a session stays where it is, and
-# keyed, so that nobody outside can choose where his requests land.
+# keyed, so that no one outside can choose where his requests land.
 
 from __future__ import annotations
 

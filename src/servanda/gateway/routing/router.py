@@ -129,7 +129,7 @@ class Router:
                 if route.pinned == to:
                     return _Route(share, mirror, f"{route.name} pinned", True)
         base = self.snapshot.base
-        # infer may serve nobody at all: a promotion was rolled back, and no session waits for that
+        # infer may serve no one at all: a promotion was rolled back, and no session waits for that
         chosen = _Route(base, mirror, "split", critical or base <= 0)
         for route in slices:
             if route.share < chosen.share:
@@ -175,7 +175,7 @@ class Router:
         )
 
     def _inside(self, facts: RequestFacts) -> bool:
-        """Whether a request lies in the contract's envelope, as far as anybody knows."""
+        """Whether a request lies in the contract's envelope, as far as anyone knows."""
         assert self.snapshot is not None
         span = self.snapshot.prompt_tokens
         if span is None or facts.prompt_tokens is None:

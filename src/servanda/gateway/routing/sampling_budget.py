@@ -8,7 +8,7 @@ from servanda.contract.model import WHOLE
 from servanda.gateway.routing.evidence_price import evidence_of
 from servanda.gateway.routing.state import RoutingState, Rules, SliceState
 
-LEAST = 1e-4  # of every slice: a fault that nobody looks for is never seen
+LEAST = 1e-4  # of every slice: a fault that no one evaluations for is never seen
 
 
 def samples(

@@ -76,7 +76,7 @@ def build_snapshot(
 
 
 def _route(rules: Rules, slice_: SliceState, cut: Cut, base: float, sample: float) -> SliceRoute:
-    # without a mirror nobody would see that infer is sound again
+    # without a mirror no one would see that infer is sound again
     unseen = slice_.status in (*AWAY, "recovering") or slice_.pinned == "stable"
     return SliceRoute(
         cut=cut,

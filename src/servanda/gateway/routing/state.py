@@ -54,7 +54,7 @@ class WatchedCell:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a contract says of its routing, and what it watches.
+    """The routing rules of a contract, and its watched cells.
 
     Args:
         watched: cells; their number K multiplies both prices.
@@ -82,7 +82,7 @@ class Rules:
 
     @property
     def cells(self) -> int:
-        """K: what a price is multiplied by, so that it holds for all cells together."""
+        """K: the factor of thresholds that makes them valid for all cells together."""
         return max(1, len(self.watched))
 
     @cached_property
@@ -103,7 +103,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Track:
-    """Evidence of one cell, one scored request after another in launch order.
+    """Evidence of one cell, one scored request after another in dispatch order.
 
     Args:
         n: requests that met the cell, without one of which the tuples are empty; missing: tokens
@@ -157,7 +157,7 @@ class SliceState:
         held: why what was decided is not done, as a sentence: no headroom, too few keys, too
             much diverted already; or that too little was seen for any decision; "" where
             nothing is in the way.
-        told: which of these somebody was told of, since `since`.
+        told: those of them that were reported since `since`.
     """
 
     name: str
@@ -221,9 +221,9 @@ class Score:
     """One re-scored request.
 
     Args:
-        at: when it was launched, unix seconds.
+        at: when it was dispatched, unix seconds.
         key: a keyed hash of who asked; "" where no one knows.
-        misread: whether infer answered another prompt than it was asked.
+        misread: whether infer ran another prompt than requested.
         chance: with what probability it was sampled.
         statistics: (clause, slice) -> of its tokens, one request; cells that it does not
             meet are left out.  A request that came to nothing has its missing tokens.
@@ -242,7 +242,7 @@ class Score:
 
 @dataclass(frozen=True)
 class TrafficFacts:
-    """What is measured of the traffic, when states are looked at.
+    """What is measured of the traffic, when states are examined.
 
     Args:
         now: unix seconds.
@@ -275,7 +275,7 @@ class Transition:
         log_evidence, log_price: nats; what the cell had, and what the change costs.
         n, keys: requests of the evidence, and distinct users of the latest of it.
         actor: who; "servanda" where no one did.
-        pages: who is told.
+        pages: the people to notify.
     """
 
     number: int

@@ -39,7 +39,7 @@ def absorb(rules: Rules, state: RoutingState, score: Score) -> RoutingState:
     """The state with the evidence of one scored request.
 
     One key may not fill a slice's evidence: where it has its part already, its request is
-    passed over.  That is decided by counts alone, before anybody looks at what was scored, so
+    passed over.  That is decided by counts alone, before anyone looks at what was scored, so
     it chooses no outcomes.
     """
     slices = dict(state.slices)

@@ -1,4 +1,4 @@
-# Likeliest: the recorded top-k tokens of positions, and their sets by earlier text.
+# The recorded top-k tokens of positions, and their sets by earlier text.
 
 from __future__ import annotations
 

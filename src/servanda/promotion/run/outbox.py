@@ -1,7 +1,7 @@
 # The outbox: the notifications of a promotion's entries, until each receiver accepted them.
 #
 # A notification (effect) is written with the decision that it follows from, and delivered
-# afterwards; an entry of kind "told" records the delivery to a receiver (sink).  A process that is
+# afterwards; an entry of kind `told` records the delivery to a receiver (sink).  A process that is
 # killed in between delivers it again, with the same key, and nothing is lost.
 #
 # Routes come before messages: at each notifier they go first, and do not wait behind a message that

@@ -126,7 +126,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     """What a comparison is of; B is opened, to count the tokens of the prompts.
 
     Raises:
-        ContractError: a kernel string, a file or a preset that is none; sizes that decide nothing.
+        ContractError: an invalid kernel string, file or preset; sizes too small for a decision.
         MeasurementError: a pack that cannot be read.
     """
     sides = sides_of(options.a, options.b, options.referee)

@@ -102,7 +102,7 @@ def answer_lengths(
 ) -> tuple[int, ...]:
     """Tokens of a few answers of infer, by which depths are chosen; the run judges none of them.
 
-    Those of a pack are its first ones, of which nothing but the length is looked at.  A run that
+    Those of a pack are its first ones, of which nothing but the length is examined.  A run that
     is continued keeps the depths that it began with: a server may draw others the next time.
     """
     if contract_file.is_file():

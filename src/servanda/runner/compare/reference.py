@@ -19,7 +19,7 @@ from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Open, Watch, unwatched
 from servanda.runner.reference_pack import make_pack
 
-_PACKED = 1024  # prompt groups of a pack, where nobody says how many
+_PACKED = 1024  # prompt groups of a pack, where no one says how many
 
 
 @dataclass(frozen=True)

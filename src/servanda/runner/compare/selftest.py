@@ -89,7 +89,7 @@ def selftest(
         referee: a kernel string of what re-scores; the server itself where it can.
 
     Raises:
-        ContractError: a kernel string that is none.
+        ContractError: an invalid kernel string.
         MeasurementError: the server does not answer, or cannot score and has no referee.
     """
     for number, (case, change) in enumerate(CASES):
@@ -114,7 +114,7 @@ def _decided(comparison: Comparison, change: Mapping[str, float], watch: Watch |
     first, last = comparison.parts.sizes
     contract = comparison.folder / CONTRACT
     while True:
-        # evidence is valid at every look, so the same run may be asked for more
+        # evidence is valid at every evaluation, so the same run may be asked for more
         sizes = (first, first if change else last)
         replace(comparison, parts=replace(comparison.parts, sizes=sizes)).save(contract)
         verdict = run.check(contract, run_dir=comparison.folder, open=_opening(change), watch=watch)

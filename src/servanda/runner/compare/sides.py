@@ -59,7 +59,7 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
     """Who draws and who re-scores, of the kernel strings of a command line.
 
     Raises:
-        ContractError: a string that is none, a model that is not there, a pack out of place.
+        ContractError: an invalid string, a missing model, a pack on the wrong side.
         MeasurementError: a pack that cannot be read.
     """
     named = ((a_text, "A"), (b_text, "B"))
@@ -93,7 +93,7 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
 def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
     refuse_code_of_kernel(kernel, name)
     if kernel.url is not None:
-        return  # whether anybody answers there is seen when it is asked
+        return  # whether anyone answers there is seen when it is asked
     model = kernel.model
     if model is not None and not Path(model).exists():
         at = max(text.find(model), 0)

@@ -102,7 +102,7 @@ class Unequal(Process):
         return self.moment.above_growth(self.least * limit)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """Lower and upper bound of the mean, each at confidence 1 - alpha, valid at every look."""
+        """Anytime-valid lower and upper bound of the mean, each at confidence 1 - alpha."""
         return interval(self, alpha)
 
 
@@ -163,7 +163,7 @@ class ByChance:
         return sum(part.n for part in self.parts)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """Lower and upper bound of the mean, each at confidence 1 - alpha, valid at every look."""
+        """Anytime-valid lower and upper bound of the mean, each at confidence 1 - alpha."""
         if not self.n:
             return 0.0, 1.0
         ends = [part.interval(alpha / len(self.parts)) for part in self.parts]

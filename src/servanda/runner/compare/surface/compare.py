@@ -71,7 +71,7 @@ def _same_ids(
             if rendering.refused:
                 refused.setdefault(client.name, f"{describe(case)}: {rendering.refused}")
         if mine.refused and theirs.refused:
-            continue  # neither can: nobody is served otherwise
+            continue  # neither can: no one is served otherwise
         alike = mine.count == theirs.count
         if mine.ids is not None and theirs.ids is not None:
             counted += 1

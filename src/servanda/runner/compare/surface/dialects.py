@@ -1,4 +1,4 @@
-# Doors: how each kind of server renders a chat, calls a tool, and tells its defaults.
+# How each kind of server renders a chat, calls a tool, and reports its defaults.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rendered:
     """A chat as a server reads it.
 
     Args:
-        ids: token ids; None where only their number is told.
+        ids: token ids; None if only their number is reported.
         count: how many there are; refused: why there are none, in the server's words.
     """
 
@@ -101,7 +101,7 @@ class Client:
         return ToolCalls(len(calls) - len(wrong), wrong)
 
     def defaults(self) -> Mapping[str, float] | None:
-        """The sampling parameters of a request that names none; None where they are not told."""
+        """The default sampling parameters of requests; None if not reported."""
         kind = self.engine.dialect.name
         if kind == "llamacpp":
             props = self.engine.transport.maybe("/props")

@@ -19,8 +19,8 @@ class LayerResult:
         outcome: unknown where one of them does not say: that is no agreement.
         text: what was compared, and found.
         first: the first case that differs, both sides; "" where none does.
-        fails: whether what differs is a difference of what they serve; what a client can
-            send away, such as a default that every request overrides, is told and fails nothing.
+        fails: whether the difference affects responses; a difference that a client can avoid, such
+            as a default that every request overrides, is only reported.
     """
 
     layer: Layer
