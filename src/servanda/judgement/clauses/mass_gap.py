@@ -1,9 +1,13 @@
 # The mass gap: the difference of the two kernels' probabilities of a set of outcomes.
 #
 # p(S) - q(S) is bounded from both sides by means of bounded variables, without assuming that infer
-# can sample every token of train: with w cut at 2, q(S) - p(S)  <=  E_infer 1_S (1 - min(w, 2))
-# p(S) - q(S)  <=  E_infer 1_not-S (1 - min(w, 2)), because cutting only reduces p, and a gain of S
-# is a loss of its complement.  Each bound is certified at half of alpha.
+# can sample every token of train: with w cut at 2,
+#
+#     q(S) - p(S)  <=  E_infer 1_S (1 - min(w, 2))
+#     p(S) - q(S)  <=  E_infer 1_not-S (1 - min(w, 2)),
+#
+# because cutting only reduces p, and a gain of S is a loss of its complement.  Each bound is
+# certified at half of alpha.
 
 from __future__ import annotations
 
