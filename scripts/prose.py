@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST_WHAT, LEAST_YOU = 4.0, 6.0  # per 1,000 words
-PLAIN = ("gateway", "judgement", "promotion", "rl", "theory")
+PLAIN = ("contract", "gateway", "judgement", "promotion", "rl", "runner", "theory", "traces")
 _FIRST = ("README.md", "docs/start", "docs/tutorial", "docs/how-to")
 _CODE = re.compile(r"^(`{3,}|~{3,}).*?^\1[ \t]*$|<!--.*?-->|`[^`\n]+`|\]\([^)]*\)", re.M | re.S)
 _WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")

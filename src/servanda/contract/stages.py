@@ -53,9 +53,7 @@ class Leg:
 
     @property
     def name(self) -> str:
-        """Its name in the ledger and on disk: offline, shadow, canary-1, canary-2, full-1,
-        full-2.
-        """
+        """Its name in ledger and files: offline, shadow, canary-1, canary-2, full-1, full-2."""
         return f"{self.stage}-{self.number}" if self.stage in ("canary", "full") else self.stage
 
     @property
@@ -89,9 +87,7 @@ class Leg:
 
 
 def course_of(contract: Contract) -> tuple[Leg, ...]:
-    """The steps of a contract's promotion, in order; the last is the first window of full, if
-    any.
-    """
+    """The steps of a contract's promotion; the last is the first window of full, if any."""
     legs = [leg for stage in STAGES for leg in _legs(stage, getattr(contract.promotion, stage))]
     valid_for_s = contract.promotion.valid_for
     # half of the part of full is for its first window

@@ -164,9 +164,7 @@ class RoundRunner:
     def scores(
         self, schedule: Schedule, index: int, units: tuple[Unit, ...], infer: Trace
     ) -> dict[str, Future[Trace]]:
-        """Train's scores of infer's samples, both sides again on 10 % of them, and the stable
-        kernel.
-        """
+        """Train's scores of infer's samples, the noise floor scores, and the stable kernel."""
         batch = self._batch(schedule, units, infer.continuations)
         again = batch.take([r for r in schedule.noise_rows(len(units)) if not infer.lost_S[r]])
 

@@ -1,7 +1,8 @@
 # GroupRatio: evidence about a token-weighted mean over a population of prompt groups.
 #
 # The estimand is E[sum of x over the slice's tokens] / E[tokens in the slice], for a random prompt
-# group.  It is below m exactly when E Z < m for Z = m + sum (x_t - m) / capacity   in [0, 1],
+# group.  It is below m exactly when E Z < m for
+#     Z = m + sum (x_t - m) / capacity   in [0, 1],
 # capacity = the largest number of slice tokens of any group, fixed in the plan.  Z depends on m, so
 # (sum of x, tokens) is stored for each group.  A mean of per-sequence means would be a different,
 # wrong number: lengths are random and correlated with the divergence.
