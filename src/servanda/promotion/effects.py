@@ -14,7 +14,7 @@ def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
     """The route: the share of infer, the mirrored share, and the share of scored responses.
 
     A rolled back run keeps its mirrored traffic, so that the fault can be examined.  Expired
-        evidence is no evidence against a kernel that serves all traffic: there the route stays.
+    evidence is no evidence against a kernel that serves all traffic: there the route stays.
     """
     leg = course[state.leg]
     serves_on = leg.stage == "full" and state.status == "superseded" and state.expired

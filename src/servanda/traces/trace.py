@@ -165,7 +165,7 @@ def with_ends(trace: Trace, width: int, ends: Sequence[int]) -> Trace:
     """A trace in which each response that stops early has an end token.
 
     A response that an engine cut or aborted has none.  The model would have continued with an
-        unknown token, so one without a logprob is added: it counts as missing (law 1).
+    unknown token, so one without a logprob is added: it counts as missing (law 1).
 
     Args:
         width: most tokens of a response.

@@ -62,7 +62,7 @@ def mutants(contract: Contract) -> Iterator[Mutant]:
     """Every mutant of a contract, in the order of its parts; pure.
 
     Only enforced clauses have any: nothing hangs on the others.  A change that the language rejects
-        is no mutant, because lint reports it; for a limit the next best value is taken instead.
+    is no mutant, because lint reports it; for a limit the next best value is taken instead.
     """
     known = _refusals(contract)
     for change in _changes(contract):

@@ -111,8 +111,8 @@ class Gateways:
         """slice -> its share of all recent requests.
 
         The larger of two counts, requests sent to the infer kernel and decisions: a slice that
-            stable serves sends few requests to infer, and a decision counts only for the most
-            specific slice.
+        stable serves sends few requests to infer, and a decision counts only for the most
+        specific slice.
         """
         alive = self._alive(now)
         launched, decided = (

@@ -24,8 +24,8 @@ class Supervisor:
     """The controller of one gateway, in a separate process.
 
     It ends with its parent, because its standard input is closed then.  If it dies, it is
-        restarted, except when the first process reports that its settings are invalid: a restart
-        would fail the same way.
+    restarted, except when the first process reports that its settings are invalid: a restart
+    would fail the same way.
 
     Args:
         say: prints a log line, from any thread.

@@ -83,7 +83,7 @@ def select_cells(contract: Contract) -> WatchedCells:
     """Select the cells that routing watches.
 
     A contract without live stages is watched as if infer served all traffic.  If no rule diverts,
-        and decisions are only recorded, the status shows the effect of `divert: slice`.
+    and decisions are only recorded, the status shows the effect of `divert: slice`.
 
     Raises:
         ContractError: no cell can be watched, no scorer is available, or the reference scorer is a

@@ -83,7 +83,7 @@ def _filled(rules: Rules, slice_: SliceState, key: str) -> bool:
     than four users.
 
     Of the latest: a million earlier requests of others do not permit dominating new evidence.
-        Requests without a user are evidence, but do not count as users for a diversion.
+    Requests without a user are evidence, but do not count as users for a diversion.
     """
     if not key:
         return False

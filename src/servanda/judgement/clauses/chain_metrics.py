@@ -30,8 +30,8 @@ class ChainMetric(Protocol):
     """A metric of the chain in the contract language.
 
     `meaning`: a phrase; `example`: an example clause; `takes`: keys of a clause besides the limit;
-        `known`: the latest kind of slice on which it is defined.  The contract's declarations may
-        narrow both: see `under`.
+    `known`: the latest kind of slice on which it is defined.  The contract's declarations may
+    narrow both: see `under`.
     """
 
     meaning: ClassVar[str]

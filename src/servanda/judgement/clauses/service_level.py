@@ -211,7 +211,7 @@ class LevelToStable(ServiceLevel):
     """The limit is `times` the stable kernel's value in blocks that alternate with infer's.
 
     Compared is the ratio of the two aggregates, over resampled pairs of blocks: a slow machine
-        slows both.
+    slows both.
     """
 
     times: float = field(default=1.0, kw_only=True)

@@ -155,7 +155,7 @@ class Certificate(Sampled):
     """`holds` and `violated` by anytime-valid evidence.
 
     `standing`: guarantee type of its number; `assumes`: additional assumptions; `each`: the unit
-        that has a value.
+    that has a value.
     """
 
     feed: Feed

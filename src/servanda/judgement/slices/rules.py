@@ -137,7 +137,7 @@ class Term:
         """The values that satisfy the term, as a mask.
 
         A missing label satisfies only `exists: false`; any other missing value was not recorded,
-            and its result is `unknown`.
+        and its result is `unknown`.
         """
         unknown = unknown and not self.field.startswith(LABEL)
         if column.dtype == object and len(column) > 1:

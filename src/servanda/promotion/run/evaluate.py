@@ -193,7 +193,7 @@ def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, 
     """The served and scored requests of each window (`over`) of a clause.
 
     For a step with all its prompt groups, the window ends at the last of them: later requests
-        belong to another step.
+    belong to another step.
     """
     overs = {cell.clause.over for cell in plan.cells if cell.kind.source == "coverage"}
     traffic = plan.traffic or Traffic("", "")

@@ -87,9 +87,9 @@ class TimeLimit:
     """The time limit of a call.
 
     The call stays in its thread, which has the devices, contexts and event loops of the trainer, so
-        a signal ends it: between two Python instructions, and in waits that signals interrupt.  A
-        wait in a library that does not return to Python is not ended, and outside the main thread
-        there is no limit.
+    a signal ends it: between two Python instructions, and in waits that signals interrupt.  A
+    wait in a library that does not return to Python is not ended, and outside the main thread
+    there is no limit.
 
     Args:
         seconds: above 0; None for no limit.

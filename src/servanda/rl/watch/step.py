@@ -80,7 +80,7 @@ class Source(Protocol):
     """The followed source.
 
     `kind`: its name in a state file; `missing`: why there is no step yet; `left`: data that is not
-        counted; both "" if none.
+    counted; both "" if none.
     """
 
     kind: str

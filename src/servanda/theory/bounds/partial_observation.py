@@ -35,7 +35,7 @@ def tv_rao_blackwell(
     """E_infer of this is TV, like that of (1 - w)^+, and its variance is never larger.
 
     A token among those that infer returned represents all of them: their (q - p)^+ over their mass.
-        Any other represents itself.
+    Any other represents itself.
 
     Args:
         logp_train_NK, logp_infer_NK: of infer's returned tokens at each position, gathered on

@@ -16,8 +16,8 @@ def calibration_error(conf_N: ArrayLike, hit_N: ArrayLike, bins: int = BINS) -> 
     """Expected calibration error of one kernel, in [0, 1].
 
     Bins of equal width, as in publications: their edges do not depend on the data, so that two
-        kernels are compared bin by bin.  Bins of equal mass would depend on each kernel's
-        confidences, of which a language model has many ties near 1.
+    kernels are compared bin by bin.  Bins of equal mass would depend on each kernel's
+    confidences, of which a language model has many ties near 1.
 
     Args:
         conf_N: probability of the top-1 token at each position, in [0, 1].

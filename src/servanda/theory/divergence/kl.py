@@ -99,7 +99,7 @@ def k3(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """Per-token estimate of KL(infer || train); its mean is unbiased and never negative.
 
     Computed in float64 by expm1: in float32 the textbook exp(x) - x - 1 has no correct digit at |x|
-        = 1e-4, a typical value of two similar kernels.
+    = 1e-4, a typical value of two similar kernels.
 
     Args:
         logp_train_N: train kernel, [N], nats.

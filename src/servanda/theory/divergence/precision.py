@@ -66,8 +66,8 @@ def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:
     """The smallest value of a sampled metric that a record of this precision can resolve.
 
     The metric of two identical kernels if the logprob of one is rounded: the error is uniform on
-        [-eta, eta] (its mean is the floor of a mean, its largest value that of a percentile or
-        maximum).  For k3 that is eta^2 / 6, for tv eta / 4.
+    [-eta, eta] (its mean is the floor of a mean, its largest value that of a percentile or
+    maximum).  For k3 that is eta^2 / 6, for tv eta / 4.
 
     Args:
         metric: a divergence; without a form on logprobs its floor is 0.

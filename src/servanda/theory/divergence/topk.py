@@ -86,7 +86,7 @@ def tv_interval(rows: TopRows) -> Floats:
     """[lower, upper] of the TV, [R, 2].
 
     Both ends are sharp: some pair of rows with the same returned tokens attains each, the upper one
-        if the vocabulary has room for two disjoint tails.
+    if the vocabulary has room for two disjoint tails.
     """
     upper_R = tv_terms(rows.pairs).sum(axis=-1) + 0.5 * rows.unmatched_R
     tail_p_R, tail_q_R = rows.train.tail_R, rows.infer.tail_R

@@ -35,7 +35,7 @@ class TopK:
             it: 1e-6 suits logprobs stored in float32.
 
     Every token that was not returned must be at most as likely as each returned one: leave out a
-        sampled token that an engine appends to its top k.
+    sampled token that an engine appends to its top k.
 
     Raises:
         EvidenceError: shapes differ, or an id is repeated in a row or outside the vocabulary.

@@ -26,7 +26,7 @@ def tv_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """(1 - w)^+ of each sampled token, [N], in [0, 1]; its mean under infer is the TV.
 
     Unbiased without any support assumption: mass that infer can never sample is counted, because
-        the sampled tokens then have a mean weight below 1.
+    the sampled tokens then have a mean weight below 1.
 
     >>> tv_sampled(np.log([0.25]), np.log([0.5])).tolist()
     [0.5]

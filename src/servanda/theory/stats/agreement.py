@@ -106,7 +106,7 @@ class Agreement:
         """From padded sequences, [B, T], in a few passes.
 
         If no sequence seems copied, even partly, and the first ones differ by far more than
-            rounding, the distance is not summed over all: the mean of the first ones is used.
+        rounding, the distance is not summed over all: the mean of the first ones is used.
         """
         with np.errstate(invalid="ignore"):
             # NaN and -inf of infer compare false; tokens on which only train is unsure are not
@@ -149,7 +149,7 @@ class Agreement:
         """Identical sequences, among others, that are too long to be identical by chance.
 
         The probability is estimated from the sequences that differ: two similar kernels with
-            logprobs stored in bfloat16 coincide on most of their tokens.
+        logprobs stored in bfloat16 coincide on most of their tokens.
         """
         others = self.tokens - self.identical_tokens
         if not others:

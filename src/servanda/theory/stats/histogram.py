@@ -103,8 +103,8 @@ def edges() -> tuple[Floats, Floats]:
     """The closed interval of log ratios of each bin, (least_K, most_K), nats.
 
     float32 logprobs are subtracted in float32, which may round a difference down to the end of a
-        bin from half a unit above it: so the far end is the next float32 further out. Neighbours
-        overlap by this amount.  The last bin ends at the largest float.
+    bin from half a unit above it: so the far end is the next float32 further out. Neighbours
+    overlap by this amount.  The last bin ends at the largest float.
     """
     far = _magnitudes()
     near_P = np.r_[0.0, far]
@@ -213,7 +213,7 @@ class _Spread:
     """sum log1p(theta x) over counted bins, from below, run by run.
 
     A logarithm is concave, so over the bins of one run it is above its chord: the number of units
-        and the sum of their x give a lower bound, with 1/32 of the logarithms.
+    and the sum of their x give a lower bound, with 1/32 of the logarithms.
     """
 
     def __init__(self, x_K: Floats, theta_J: Floats) -> None:

@@ -84,9 +84,9 @@ def units_expected(
     """Units at which a mean of `truth` is distinguished from `limit`, if every x is `best` or 1.
 
     Values of 0 and 1 are the worst case: of all variables in [0, 1] with that mean they give the
-        least evidence, on either side, because log(1 + t x) is concave in x.  The result is the
-        number of units at which the expected evidence reaches its threshold; half of the runs need
-        more.
+    least evidence, on either side, because log(1 + t x) is concave in x.  The result is the
+    number of units at which the expected evidence reaches its threshold; half of the runs need
+    more.
 
     Args:
         limit: limit of the mean, in (0, 1).
