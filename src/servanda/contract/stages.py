@@ -32,7 +32,7 @@ class Leg:
         first, last: fewest prompt groups for `holds`, and the number at which the step is decided.
         dwell_s: minimum hold time.
         approval: whether the stage after it needs an approval.
-        if_inconclusive: what happens when `last` is reached undecided.
+        if_inconclusive: the action if `last` is reached undecided.
         valid_for_s: lifetime of its evidence; None: unlimited.
         part: share of alpha for violations on this step; the shares of all steps add up to 1.
     """

@@ -1,4 +1,4 @@
-# What a contract test says, as frozen values: given such data, this contract answers so.
+# A contract test as frozen values: data, and the expected verdicts of a contract.
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class ContractTest(Value):
     timing: dict[str, Number | Level] | None = Field(None, description="Of cases that give none.")
     cases: tuple[Case, ...] = Field(min_length=1)
 
-    # where each part stands in the text that the test was read from, if it was
+    # places of the parts in the text, if the test was read from one
     _near: Callable[[Place], Where] | None = PrivateAttr(None)
 
     def placed(self, near: Callable[[Place], Where]) -> ContractTest:
@@ -146,5 +146,5 @@ class ContractTest(Value):
         return test
 
     def where(self, *place: str | int) -> Where | None:
-        """Where a part stands, such as ("cases", 0, "expect", 1), or what holds it."""
+        """The place of a part, such as ("cases", 0, "expect", 1), or of its parent."""
         return self._near(place) if self._near else None
