@@ -175,7 +175,7 @@ def test_a_start_reads_no_more_than_the_newest_file(tmp_path):
     assert (again.logged, again.sent) == ({("r", "l"): 4}, {("r", "l"): 4})
 
     (tmp_path / "counts.json").unlink()
-    with pytest.raises(EvidenceError, match=r"served-000.\.jsonl:1 is no row of a log"):
+    with pytest.raises(EvidenceError, match=r"served-000.\.jsonl:1 is not a row of a request log"):
         RequestLog(LogFiles(tmp_path))
 
 

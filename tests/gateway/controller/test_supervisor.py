@@ -92,8 +92,8 @@ def test_a_leader_that_cannot_be_begun_is_tried_until_it_can(begun):
         watched.supervised.check()
     assert watched.said[0] == (
         "the leader ended with exit code 1: no process can be started: Cannot allocate memory; it "
-        "is started again in 0.01 s, and routing.without_snapshot decides which pool serves until it "
-        "is ready"
+        "is started again in 0.01 s, and routing.without_snapshot decides which pool serves until "
+        "it is ready"
     )
 
 
