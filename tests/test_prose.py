@@ -43,6 +43,23 @@ def test_of_code_the_sentences_are_read_and_names_are_not():
     assert found == [(4, "nobody"), (5, "nobody")]
 
 
+def test_of_docstrings_the_public_ones_and_the_head_are_read():
+    code = (
+        "# What nobody reads.\n#\n# Told again.\n\n\n"
+        'def shown(a):\n    """A row.\n\n    Args:\n        a: of the next look; launched: n.\n\n'
+        '    >>> print(\'nobody\')\n    nobody\n    """\n\n\n'
+        'def _hidden():\n    """As nobody reads."""\n\n\nTEXT = """nobody"""\n'
+    )
+
+    found = sorted((line, phrase) for line, phrase, _ in prose.of_docstrings(code))
+    assert found == [(1, "nobody"), (3, "Told"), (10, "next look")]
+
+
+def test_the_packages_in_plain_words_stay_so():
+    assert set(prose.in_plain()) == set(prose.PLAIN)
+    assert max(prose.in_plain().values()) <= prose.MOST_WHAT
+
+
 # The sentences and labels that readers stumbled over, by a piece that no other sentence has.
 STUMBLED = (
     "no longer hears some of them",

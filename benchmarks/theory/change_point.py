@@ -1,20 +1,19 @@
-# ShiryaevRoberts: when did traffic that was within its limit stop being so?
+# ShiryaevRoberts: detects a change of traffic from within its limit to above it.
 #
-# A LogMoment remembers everything, so a million good units would mask a new regression.  Here
-# every round may be the one at which it began:
+# A LogMoment accumulates the whole past, so a million good units would mask a new regression.  Here
+# every round is a possible change point:
 #
 #     S_j <- (1 + S_j) exp(db_j - dn log1p(POS_j limit))        for each bet POS_j
 #
-# is the sum of the evidence over all those beginnings.  While the mean of every round, given
-# all that came before each of its units, is within the limit, each factor is at most 1 in
-# expectation, so mean_j S_j - rounds is a supermartingale: an alarm at mean S >= threshold
-# comes after `threshold` rounds or more on average, and within k rounds with a chance of at
-# most k / threshold.
+# is the sum of the evidence over all change points.  If the mean of every round, given everything
+# before each of its units, is within the limit, each factor is at most 1 in expectation, so mean_j
+# S_j - rounds is a supermartingale: a false alarm at mean S >= threshold comes after at least
+# `threshold` rounds on average, and within k rounds with a probability of at most k / threshold.
 #
-# "Given all that came before" is strict.  The tokens of one answer follow its prompt: after a
-# hot prompt's first tokens the next ones are expected beyond the limit, though no traffic
-# changed, and an alarm fed with tokens fires within a few rounds.  Where prompts differ, a unit
-# is a prompt group: one value in [0, 1] for each, such as GroupRatio's Z, drawn at random.
+# "Given everything before" is strict.  The tokens of one response depend on its prompt: after the
+# first tokens of a difficult prompt the next ones are expected to exceed the limit, though the
+# traffic has not changed, and an alarm on tokens fires within a few rounds.  If prompts differ, a
+# unit is a prompt group: one value in [0, 1] for each, such as GroupRatio's Z, sampled at random.
 
 from __future__ import annotations
 
@@ -31,19 +30,19 @@ from servanda.theory.stats.log_moment import POS, LogMoment, log_mean_exp
 class ShiryaevRoberts:
     """An alarm for a mean that rises above its limit, at any time, in rounds of one process.
 
-    There is no `+`: S depends on the order of all rounds, and what two halves of a stream
-    know does not make up what the whole would.  One leader sees every closed round in turn.
+    There is no `+`: S depends on the order of all rounds, and cannot be computed from two halves of
+    a stream.  One controller processes every closed round in turn.
 
     Args:
-        limit: within which the mean of every round is before the change, whatever came
-            before each of its units, in [0, 1].
-        threshold: rounds to a false alarm, on average, at least.  It counts rounds, not
-            seconds: for one false alarm in 30 days at a round a minute it is 43,200.
-        rounds: seen so far.
+        limit: upper bound of the mean of every round before the change, given everything before
+            each of its units, in [0, 1].
+        threshold: lower bound of the mean number of rounds to a false alarm.  In rounds, not
+            seconds: for one false alarm in 30 days at one round per minute it is 43,200.
+        rounds: number of rounds so far.
         log_s: log S of each bet, nats; -inf before the first round.
 
     Raises:
-        EvidenceError: a limit outside [0, 1], or a threshold that the first round would reach.
+        EvidenceError: a limit outside [0, 1], or a threshold that the first round reaches.
 
     Source:
         A. N. Shiryaev 1963, S. W. Roberts 1966; for e-values: J. Shin, A. Ramdas and
@@ -65,7 +64,7 @@ class ShiryaevRoberts:
             )
 
     def after(self, round: LogMoment) -> ShiryaevRoberts:
-        """The alarm once it has seen one more closed round; one without a unit says nothing."""
+        """The alarm after one more closed round; an empty round does not change it."""
         if not round.n:
             return self
         log_s = np.logaddexp(0.0, self.log_s) + round.above_growth(self.limit)
@@ -78,5 +77,5 @@ class ShiryaevRoberts:
 
     @property
     def fires(self) -> bool:
-        """Whether the threshold is reached now; a new one starts after whatever was done."""
+        """Whether the threshold is reached; after an action a new alarm starts."""
         return self.log_mean >= math.log(self.threshold)

@@ -1,15 +1,16 @@
-# Unequal: the mean over all served units, where only some are scored, some likelier than others.
+# Unequal: the mean over all served units from scored ones, with unequal inclusion probabilities.
 #
-# The chance that a unit is scored is decided before anything of it is known.  With `least`, the
-# smallest chance that the plan allows,
+# The inclusion probability of a unit is decided before any of its data is known.  With `least`, the
+# smallest probability in the plan,
 #
-#     X' = least x / chance   where the unit is scored, else 0
+#     X' = least x / chance   if the unit is scored, else 0
 #
-# lies in [0, 1] and has the mean least * mu, given everything earlier: LogMoment certifies its
-# mean over all served units, and a limit m of x is the limit least * m of X'.
+# is in [0, 1] and has the mean least * mu, given everything earlier: LogMoment certifies its mean
+# over all served units, and a limit m of x is the limit least * m of X'.
 #
-# Where chances are very uneven, X' of the often scored is tiny and says next to nothing.  Then
-# one state for each chance, and the parts of the mean are bounded one by one (ByChance).
+# If probabilities are very unequal, X' of frequently scored units is tiny and has little
+# information. Then there is one state per probability, and the parts of the mean are bounded
+# separately (ByChance).
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class Unequal(Process):
     """Evidence about the mean of x over served units; `+` adds later closed rounds.
 
     Args:
-        least: smallest chance with which any unit is scored, in (0, 1], fixed in the plan.
-        moment: of X', over all served units.
+        least: smallest inclusion probability of any unit, in (0, 1], fixed in the plan.
+        moment: LogMoment of X', over all served units.
     """
 
     least: float
@@ -46,18 +47,18 @@ class Unequal(Process):
         least: float,
         lost_M: ArrayLike = (),
     ) -> Unequal:
-        """Of one closed round.
+        """From one closed round.
 
         Args:
-            x_N: values of the units that were scored, in [0, 1].
-            chance_N: with what chance each of them was.
-            served: units of the round, scored or not.
-            lost_M: chances of the units that were chosen and yielded no value; they count as
-                x = 1 for `holds` and as x = 0 for `violated`.
+            x_N: values of the scored units, in [0, 1].
+            chance_N: their inclusion probabilities.
+            served: number of units of the round, scored or not.
+            lost_M: inclusion probabilities of selected units without a value; they count as x = 1
+                for `holds` and as x = 0 for `violated`.
 
         Raises:
-            EvidenceError: a value outside [0, 1], a chance outside [least, 1], or fewer units
-                than were scored.
+            EvidenceError: a value outside [0, 1], a probability outside [least, 1], or more scored
+                than served units.
         """
         x_N, chance_N, lost_M = (np.asarray(a, dtype=np.float64) for a in (x_N, chance_N, lost_M))
         check_unit(x_N)
@@ -91,7 +92,7 @@ class Unequal(Process):
 
     @property
     def mean(self) -> float:
-        """Horvitz and Thompson's estimate, a lost unit as 0; NaN where nothing was served."""
+        """The Horvitz-Thompson estimate, with lost units as 0; NaN without served units."""
         return self.moment.total / (self.least * self.n) if self.n else math.nan
 
     def below_growth(self, limit: float) -> Floats:
@@ -101,20 +102,19 @@ class Unequal(Process):
         return self.moment.above_growth(self.least * limit)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """Lower and upper bound of the mean, each at confidence 1 - alpha, valid at every look."""
+        """Anytime-valid lower and upper bound of the mean, each at confidence 1 - alpha."""
         return interval(self, alpha)
 
 
 @dataclass(frozen=True)
 class ByChance:
-    """One `Unequal` for each chance that the plan has; `+` adds later closed rounds.
+    """One `Unequal` per inclusion probability of the plan; `+` adds later closed rounds.
 
-    The mean over all served units is the mean of the parts', weighted by how many units
-    each served.  A part is bounded at alpha / (number of parts), so that all bounds are right
-    at once.
+    The mean over all served units is the mean of the parts, weighted by their served units. Each
+    part is bounded at alpha / (number of parts), so that all bounds hold simultaneously.
 
     Args:
-        parts: of chances that ascend and differ; each part's `least` is its chance.
+        parts: with ascending, distinct probabilities; each part's `least` is its probability.
     """
 
     parts: tuple[Unequal, ...]
@@ -127,14 +127,14 @@ class ByChance:
         served: Mapping[float, int],
         lost_M: ArrayLike = (),
     ) -> ByChance:
-        """Of one closed round.
+        """From one closed round.
 
         Args:
-            x_N, chance_N, lost_M: as for `Unequal.of`.
-            served: chance -> units of the round that had it, for every chance of the plan.
+            x_N, chance_N, lost_M: see `Unequal.of`.
+            served: probability -> served units of the round, for every probability of the plan.
 
         Raises:
-            EvidenceError: as `Unequal.of`, or a unit has a chance that the plan has not.
+            EvidenceError: as in `Unequal.of`, or a unit has a probability that is not in the plan.
         """
         x_N, chance_N, lost_M = (np.asarray(a, dtype=np.float64) for a in (x_N, chance_N, lost_M))
         strange = sorted({*chance_N.tolist(), *lost_M.tolist()} - served.keys())
@@ -163,7 +163,7 @@ class ByChance:
         return sum(part.n for part in self.parts)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """Lower and upper bound of the mean, each at confidence 1 - alpha, valid at every look."""
+        """Anytime-valid lower and upper bound of the mean, each at confidence 1 - alpha."""
         if not self.n:
             return 0.0, 1.0
         ends = [part.interval(alpha / len(self.parts)) for part in self.parts]

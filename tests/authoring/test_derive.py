@@ -160,7 +160,7 @@ def test_a_contract_says_why_each_limit_is_what_it_is(folder):
     ):
         assert reason in flat, reason
     # 6 tokens, half of them used: 5,000 for the guard at the first look
-    assert "sequences: [1728, 1728]" in text
+    assert "prompt_groups: [1728, 1728]" in text
     long = derive(asked(folder, reward_drift=0.05, tokens=24, capture="float64"))
     assert long.offline == (448, 1152)
 

@@ -27,6 +27,7 @@ def with_check(written: str) -> str:
 
 WRITTEN = {
     "usable_ratio": "{{id: x, metric: {}, at_least: 0.99}}",
+    "rescored_ratio": "{{id: x, metric: {}, at_least: 0.005}}",
     "coherence": "{{id: x, metric: {}, mode: monitor}}",
 }
 
@@ -44,9 +45,13 @@ def test_both_names_of_a_metric_are_one_contract_with_one_digest(new, stored):
 
 
 def test_a_contract_with_the_old_names_keeps_its_digest():
-    text = TINY.read_text(encoding="utf-8")
+    new = TINY.read_text(encoding="utf-8")
+    old = new.replace("prompt_groups:", "sequences:").replace("valid_ratio", "usable_ratio")
 
-    assert load.contract_of(text, str(TINY)).digest.startswith("e2c7f840")
+    assert "sequences:" in old
+    assert "usable_ratio" in old
+    for text in (new, old):
+        assert load.contract_of(text, str(TINY)).digest.startswith("e2c7f840")
 
 
 def test_every_alias_is_of_a_metric_and_is_no_metric_itself():
@@ -56,7 +61,11 @@ def test_every_alias_is_of_a_metric_and_is_no_metric_itself():
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("valid_ration", "valid_ratio"), ("weight_mean_chek", "weight_mean_check")],
+    [
+        ("valid_ration", "valid_ratio"),
+        ("weight_mean_chek", "weight_mean_check"),
+        ("scoring_rat", "scoring_rate"),
+    ],
 )
 def test_a_misspelt_new_name_has_a_hint(typed, meant):
     (problem,) = problems_of(with_check(f"{{id: x, metric: {typed}}}"))

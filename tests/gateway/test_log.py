@@ -105,11 +105,11 @@ def test_a_log_that_had_to_drop_rows_ends_and_says_so(tmp_path):
     while put(log, 0) or "lost" not in log.problem:
         pass
     log.flush()  # and the disk is still full
-    assert log.problem == "rows were lost: begin another log"
+    assert log.problem == "rows were lost: start a new log"
     disk.room = 10**9
     assert not put(log, 1)
     log.close()
-    assert log.problem == "rows were lost: begin another log"
+    assert log.problem == "rows were lost: start a new log"
 
 
 def test_the_log_is_its_owners_alone(tmp_path):
@@ -124,7 +124,7 @@ def test_the_log_is_its_owners_alone(tmp_path):
 def test_another_file_in_the_folder_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_text("{}\n{}\n")
 
-    with pytest.raises(EvidenceError, match=r"x\.jsonl:1 is no row of a log of requests"):
+    with pytest.raises(EvidenceError, match=r"x\.jsonl:1 is not a row of a request log"):
         RequestLog(LogFiles(tmp_path))
 
 
@@ -175,7 +175,7 @@ def test_a_start_reads_no_more_than_the_newest_file(tmp_path):
     assert (again.logged, again.sent) == ({("r", "l"): 4}, {("r", "l"): 4})
 
     (tmp_path / "counts.json").unlink()
-    with pytest.raises(EvidenceError, match=r"served-000.\.jsonl:1 is no row of a log"):
+    with pytest.raises(EvidenceError, match=r"served-000.\.jsonl:1 is not a row of a request log"):
         RequestLog(LogFiles(tmp_path))
 
 

@@ -86,7 +86,7 @@ def test_a_leader_that_is_killed_before_it_is_ready_ends_nobody(pools, tmp_path,
         )
         assert asked(serving)[1] == 200
         serving.begun()
-        assert "is there again" not in serving.text  # it was not there before
+        assert "is running again" not in serving.text  # it was not there before
         assert serving.end() == 0
 
 

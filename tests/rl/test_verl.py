@@ -256,7 +256,7 @@ def test_bypass_mode_is_said_once_and_nothing_is_compared(watched, capsys, tmp_p
     assert said == (
         "servanda: verl runs in bypass mode, where old_log_probs are those of the rollout: there "
         "are no train logprobs, and nothing is compared.\n"
-        "  hint: SERVANDA_VERL_RECOMPUTE=0.05 has the trainer score a twentieth of the sequences\n"
+        "  hint: SERVANDA_VERL_RECOMPUTE=0.05 lets the trainer score 5 % of the sequences\n"
     )
 
 

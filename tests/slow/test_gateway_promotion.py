@@ -99,7 +99,7 @@ def test_what_a_promotion_samples_is_logged_and_no_work_of_the_referee(promoted)
     shares = {leg: {d["x-chance"] for _, d in rows} for leg, rows in promoted.legs().items()}
     assert shares["shadow"] == shares["canary-1"] == {1.0}
     assert 0.5 in shares["full-1"]  # and 1 once it is taken back
-    apart = promoted.full["scoring"]["outside"]["rows that only a promotion asked for"]
+    apart = promoted.full["scoring"]["outside"]["rows sampled only for a promotion"]
     assert apart > 100
 
 

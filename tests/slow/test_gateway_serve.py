@@ -99,7 +99,7 @@ def test_a_leader_that_is_killed_under_traffic_costs_no_request_and_no_evidence(
         until(lambda: total(serving) > 40, "evidence comes")
         os.kill(serving.leader(), signal.SIGKILL)
         serving.line("the leader ended with signal 9; it is started again")
-        serving.line("the leader is there again")
+        serving.line("the leader is running again")
         before = total(serving)
         until(lambda: total(serving) > before + 40, "evidence goes on")
         users.__exit__()
@@ -136,7 +136,7 @@ def test_a_contract_whose_pools_moved_says_that_gateways_keep_the_old_ones(urls,
         assert serving.page
         serving.infer = urls[0].replace("127.0.0.1", "localhost")
         serving.write()
-        serving.line("infer is another server there: gateways ask it once they are started anew")
+        serving.line("infer has another URL there: restart the gateways to use it")
         assert serving.end() == 0
 
 

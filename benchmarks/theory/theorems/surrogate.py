@@ -1,4 +1,4 @@
-# Surrogates: what a trainer's first-order objective misses of the reward it stands for.
+# Surrogates: the error of a trainer's first-order objective against the expected reward.
 #
 # The surrogate of TRPO and PPO is J(Q) + E_infer of the sum of (w_t - 1) A_t, with A_t the
 # advantage under infer.  Its error is of second order: pairs of steps that both drift.
@@ -17,11 +17,11 @@ from servanda.theory.bounds.theorem import theorem
 def surrogate_error(log_ratio_N: ArrayLike, length_S: ArrayLike) -> Floats:
     """|J(P) - surrogate| is at most E_infer of the sum over t < s of |w_t - 1| (1 - w_s)^+.
 
-    In units of the reward's range.  No largest value, so no sample certifies the mean.
+    In units of the reward's range.  Unbounded, so no sample certifies the mean.
 
     Args:
-        log_ratio_N: log p - log q of the sampled tokens of all sequences, one sequence after
-            another, [N], nats; -inf where train gives no mass.
+        log_ratio_N: log p - log q of the sampled tokens of all sequences, concatenated, [N], nats;
+            -inf without mass under train.
         length_S: tokens of each sequence, [S].
 
     Returns:
@@ -43,7 +43,7 @@ def surrogate_error(log_ratio_N: ArrayLike, length_S: ArrayLike) -> Floats:
     for step in range(int(length_S.max(initial=0))):
         inside_S = np.flatnonzero(length_S > step)
         at = start_S[inside_S] + step
-        falls = short_N[at] > 0  # where it is 0 nothing is added, whatever the weights before
+        falls = short_N[at] > 0  # 0 adds nothing, for any weights before
         error_S[inside_S[falls]] += so_far_S[inside_S[falls]] * short_N[at[falls]]
         so_far_S[inside_S] += away_N[at]
     return error_S
@@ -56,9 +56,9 @@ def surrogate_error_from_tv(mean_tv_T: ArrayLike, largest_tv: float) -> float:
     In units of the reward's range.
 
     Args:
-        mean_tv_T: E_infer of the TV of step t, t = 1 .. T; an answer that has ended counts
-            as 0, [T].
-        largest_tv: of one token, at any context.
+        mean_tv_T: E_infer of the TV of step t, t = 1 .. T; a response that has ended counts as 0,
+            [T].
+        largest_tv: largest TV of one token, at any context.
 
     >>> round(surrogate_error_from_tv([0.01, 0.01, 0.01], 0.02), 6)
     0.0012

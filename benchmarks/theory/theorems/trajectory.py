@@ -1,9 +1,9 @@
-# Policy gradients of whole answers: the bias against the gradient of the expected reward.
+# Policy gradients of whole responses: the bias against the gradient of the expected reward.
 #
-# J = E_P R over sequences, S = sum of grad log p over an answer, W = P / Q.  The gradient is
-# E_P[R S]; a trainer that draws from infer computes E_Q[weight R S].  `advantage` bounds |R|
-# (or what stands in its place), `score_norm` one token's |grad log p|, `score_norm_sum` |S|,
-# at most tokens x score_norm.
+# J = E_P R over sequences, S = sum of grad log p over a response, W = P / Q.  The gradient is
+# E_P[R S]; a trainer that samples from infer computes E_Q[weight R S].  `advantage` bounds |R| (or
+# its replacement), `score_norm` one token's |grad log p|, `score_norm_sum` |S|, at most tokens x
+# score_norm.
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def sequence_naive_bias(
     where T x TV grows as its square.
 
     Args:
-        tv_seq: TV(P, Q) of whole answers, in [0, 1].
-        chi2_seq: chi2(infer || train) = E_P (Q/P - 1)^2 of whole answers; inf where train
-            cannot draw some answer, or where it is not known.
-        tokens: T, the most tokens that an answer can have.
+        tv_seq: TV(P, Q) of whole responses, in [0, 1].
+        chi2_seq: chi2(infer || train) = E_P (Q/P - 1)^2 of whole responses; inf if train cannot
+            sample some response, or if unknown.
+        tokens: T, the most tokens of a response.
         advantage, score_norm: A and G.
-        fisher: largest eigenvalue of E_P[S S'], where it is known.
+        fisher: largest eigenvalue of E_P[S S'], if known.
     """
     tv, chi2 = given("tv_seq", tv_seq, high=1.0), given("chi2_seq", chi2_seq)
     T = given("tokens", tokens, low=1.0)
     A, G = given("advantage", advantage), given("score_norm", score_norm)
     fisher = given("fisher", fisher)
-    known = ~np.isinf(chi2)  # an endless chi2 says nothing, whatever it is multiplied by
+    known = ~np.isinf(chi2)  # an infinite chi2 gives no bound, whatever its factor
     by_tokens = np.where(known, product(G, np.sqrt(T), np.sqrt(chi2)), math.inf)
     by_fisher = np.where(known, product(np.sqrt(chi2), np.sqrt(fisher)), math.inf)
     by_variation = product(2.0, G, T, tv)
@@ -60,13 +60,13 @@ def sequence_tis_bias(
 ) -> Floats:
     """With min(W, C) of whole responses: at most A sup|S| (1 - E_infer min(W, C)).
 
-    P - Q min(W, C) is nowhere negative, answers that infer cannot draw included, and sums to
+    P - Q min(W, C) is nowhere negative, also for responses that infer cannot sample, and sums to
     the last factor.
 
     Args:
         mean_capped_weight: E_infer min(W, C), or a lower bound of it.
         advantage: the largest |R|.
-        score_norm_sum: the largest |S| of an answer.
+        score_norm_sum: the largest |S| of a response.
     """
     norm = given("score_norm_sum", score_norm_sum)
     return product(given("advantage", advantage), norm, _lost(mean_capped_weight))
@@ -80,9 +80,9 @@ def sequence_mis_bias(
 
     Args:
         mass_outside: P(W not in the band) = 1 - E_infer[W 1(in the band)], in [0, 1]; it
-            counts answers that infer cannot draw.
+            counts responses that infer cannot sample.
         advantage: the largest |R|.
-        score_norm_sum: the largest |S| of an answer.
+        score_norm_sum: the largest |S| of a response.
     """
     mass = given("mass_outside", mass_outside, high=1.0)
     return product(given("advantage", advantage), given("score_norm_sum", score_norm_sum), mass)
@@ -98,17 +98,16 @@ def token_is_trajectory_bias(
 ) -> Floats:
     """The bias of token-level weights against the gradient of the expected reward.
 
-    A G (2 T min(1, (T-1) TV) + left): the weight of token t repairs the action and neither its
-    prefix nor what follows, so one of T steps is corrected and the order in T stays.
+    A G (2 T min(1, (T-1) TV) + left): the weight of token t corrects the action, but neither its
+    prefix nor its continuation, so one of T steps is corrected and the order in T remains.
 
     Args:
         token_tv_max: the largest TV of one token at any context.
-        tokens: T, the most tokens that an answer can have.
-        advantage: the largest |R| of an answer, credited to each of its tokens.
+        tokens: T, the most tokens of a response.
+        advantage: the largest |R| of a response, credited to each of its tokens.
         score_norm: G, of one token.
-        left: what the weights leave at the tokens themselves, E_infer of the sum over an
-            answer of 1 - min(w, C); 0 for importance weights where infer can draw
-            whatever train can.
+        left: the remaining gap at the tokens themselves, E_infer of the sum over a response of 1 -
+            min(w, C); 0 for importance weights if infer can sample every token of train.
     """
     tv, T = given("token_tv_max", token_tv_max, high=1.0), given("tokens", tokens, low=1.0)
     A, G = given("advantage", advantage), given("score_norm", score_norm)
@@ -128,11 +127,12 @@ def grpo_bias(
     """Advantages normalised in a group: at most 2 A sup|S| TV, A the bound of a group.
 
     Args:
-        tv_seq: TV(P, Q) of whole answers, in [0, 1].
-        group_size: n answers of one prompt; std: the divisor of their advantages.
-        score_norm_sum: the largest |S| of an answer.
-        whole_group: against a group that train drew, so that TV becomes at most n TV; else
-            against one in which train drew the answer itself and infer the n - 1 others.
+        tv_seq: TV(P, Q) of whole responses, in [0, 1].
+        group_size: n responses to one prompt; std: the divisor of their advantages.
+        score_norm_sum: the largest |S| of a response.
+        whole_group: whether to compare with a group sampled by train, so that TV becomes at most n
+            TV; otherwise with one in which train sampled the response itself and infer the n - 1
+            others.
     """
     tv, A = given("tv_seq", tv_seq, high=1.0), group_advantage_bound(group_size, std)
     if whole_group:
@@ -144,13 +144,13 @@ def grpo_bias(
 def rloo_bias(tv_seq: ArrayLike, centred_reward: ArrayLike, score_norm_sum: ArrayLike) -> Floats:
     """Rewards minus the mean of the others: at most 2 max|R - E_infer R| sup|S| TV.
 
-    E_P S = 0, so the bias is the sum of (Q - P)(R - E_Q R) S.  The same for Dr. GRPO, whose
-    mean includes the answer, against (1 - 1/n) of the gradient.
+    E_P S = 0, so the bias is the sum of (Q - P)(R - E_Q R) S.  The same holds for Dr. GRPO, whose
+    mean includes the response, against (1 - 1/n) of the gradient.
 
     Args:
-        tv_seq: TV(P, Q) of whole answers, in [0, 1].
+        tv_seq: TV(P, Q) of whole responses, in [0, 1].
         centred_reward: the largest |R - E_infer R|; at most the range of the reward.
-        score_norm_sum: the largest |S| of an answer.
+        score_norm_sum: the largest |S| of a response.
     """
     centred, norm = given("centred_reward", centred_reward), given("score_norm_sum", score_norm_sum)
     return product(2.0, centred, norm, given("tv_seq", tv_seq, high=1.0))

@@ -54,7 +54,7 @@ observability:         # preconditions: where one fails, the promises say nothin
     - {{id: finite, metric: valid_ratio, at_least: 0.999}}
 
 promotion:
-  offline: {{sequences: [400, 6000]}}    # prompt groups: the first evaluation, and the limit
+  offline: {{prompt_groups: [400, 6000]}}    # the first evaluation, and the limit
 """
 _PRECISION = {
     "transformers": (

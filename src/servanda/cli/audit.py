@@ -19,7 +19,7 @@ from servanda.gateway.controller.audit import Audit, render
 from servanda.gateway.routing.state import Transition
 from servanda.traces.serialization import to_plain
 
-_EVERY_S = 2.0  # between two looks at a log that grows
+_EVERY_S = 2.0  # between two readings of a growing log
 
 
 @click.command("audit")

@@ -80,7 +80,7 @@ def judged(
     quiet: bool,
     save: Path | None = None,
 ) -> None:
-    """Judge a dump, print and write what was asked for, and exit with the answer."""
+    """Judge a dump, print and write the requested reports, and exit with the outcome."""
     refuse_run(options.path)
     printed, files = report_places(format_, output, reports)
     refuse_place(save, force=None)

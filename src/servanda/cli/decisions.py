@@ -20,7 +20,7 @@ from servanda.promotion.state import Override
 def approve(reason: str, actor: str, **options: Any) -> None:
     """Approve the stage after the one at which the promotion RUN waits.
 
-    The run goes on with the next look that still holds: an approval waives nothing.
+    The run goes on with the next evaluation that still holds: an approval waives nothing.
 
     Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered to a receiver, or the
     ledger cannot be read or written.

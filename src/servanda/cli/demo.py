@@ -112,7 +112,7 @@ def _hidden_slice(quiet: bool) -> None:
 
 
 def averages(broken: tuple[Gate, ...], conforming: tuple[Gate, ...] = ()) -> str:
-    """What other projects' thresholds say of all the traffic, for a run that is red on a slice."""
+    """Thresholds of other projects on the whole traffic, for a run violated on a slice."""
     missing = [gate.name for gate in broken if gate.passes]
     firing = [gate.name for gate in broken if gate.passes is False]
     always = [gate.name for gate in conforming if gate.passes is False and gate.name in firing]

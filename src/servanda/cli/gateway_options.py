@@ -1,4 +1,4 @@
-# Whom a gateway asks: the pools of its contract, and a leader that somebody else started.
+# The upstreams of a gateway: the pools of its contract, and a running leader.
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ mutate_options = together(
 
 
 def refuse_without(mutate: bool, format_: str, **given: object) -> None:
-    """Options that say something of --mutate only, and what it cannot be told in.
+    """Refuse options that apply only to --mutate, and formats that it lacks.
 
     Raises:
         click.UsageError: one is given without it, or goes with no other.

@@ -25,7 +25,7 @@ REPORT_OPTIONS = together(
 
 
 def chosen(format_: str | None, output: Path | None) -> str:
-    """The format that was asked for, by name or by the suffix of a file."""
+    """The requested format, by name or by the suffix of a file."""
     return format_ or (format_of(output.name) if output else None) or "text"
 
 

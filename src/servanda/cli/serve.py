@@ -22,7 +22,7 @@ from servanda.runner.load import load
 if TYPE_CHECKING:
     from servanda.gateway.http.api_keys import Role
 
-# what says nothing to a gateway that follows, and nothing to a leader that serves nobody
+# what says nothing to a gateway that follows, and nothing to a leader that serves no one
 _OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "where")
 _OF_LOGS = ("file_bytes", "file_s", "keep_s", "tokens")
 _WAITS = ("first_byte_s", "total_s", "drain_s")

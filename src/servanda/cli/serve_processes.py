@@ -78,11 +78,11 @@ def serve(
     """Serve users.
 
     Args:
-        leader: that somebody else started; None: one is started here.
+        leader: a running leader; None: one is started here.
         fields: further ones of the gateway's Config.
 
     Raises:
-        ServandaError: it cannot serve, or its leader refuses what it was told.
+        ServandaError: it cannot serve, or its leader refuses the settings.
     """
     from servanda.gateway.controller.watched_cells import select_cells
     from servanda.gateway.http.listener import Listener, bind
@@ -91,7 +91,7 @@ def serve(
     from servanda.gateway.proxy.gateway import Gateway
 
     files = ListenerFiles(settings.keys, settings.tls, _print)
-    if leader is None:  # what every leader would refuse is refused before anybody is served
+    if leader is None:  # what every leader would refuse is refused before anyone is served
         select_cells(contract)
         bind(settings.host, settings.port, "--admin").close()
     with bind(*at, "--host or --port") as listening_socket, contextlib.ExitStack() as ending:
@@ -187,5 +187,5 @@ def _print_leader(settings: Settings, url: str) -> None:
 
 
 def _print(line: str) -> None:
-    with _output_lock, contextlib.suppress(OSError):  # nobody listens any more
+    with _output_lock, contextlib.suppress(OSError):  # no one listens any more
         click.echo(line)

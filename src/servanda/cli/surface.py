@@ -1,4 +1,4 @@
-# Two servers, looked at before their kernels are compared.
+# The API layers of two servers, compared before their kernels.
 
 from __future__ import annotations
 

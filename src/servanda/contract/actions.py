@@ -1,4 +1,4 @@
-# Actions: what may follow from a verdict, and at which door each is taken.
+# Actions that may follow from a verdict, and the component that executes each.
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Action:
     """One entry of the table.
 
     Args:
-        summary: what is done, in one sentence.
-        doors: where it is taken.
-        example: of its value, as a contract writes it; "" where it takes none.
+        summary: the action, in one sentence.
+        doors: the components that execute it.
+        example: of its value in a contract; "" if it takes none.
     """
 
     summary: str

@@ -1,5 +1,4 @@
-# A clause: one promise that two kernels make, the limit that it is held to, and the slices of
-# tokens that it applies to.
+# A clause: one promise about two kernels, its limit, and the slices of tokens to which it applies.
 
 from __future__ import annotations
 
@@ -31,6 +30,7 @@ Severity = Literal["warning", "error", "critical"]
 # A metric's name in contracts -> the name that evidence, digests and verdicts have.  Either may be
 # written; a contract parses to the same values, and keeps its digest.
 METRIC_ALIASES: Mapping[str, str] = {
+    "scoring_rate": "rescored_ratio",
     "valid_ratio": "usable_ratio",
     "weight_mean_check": "coherence",
 }
@@ -69,7 +69,7 @@ def _name_list(value: object) -> object:
 
 
 def form(value: object) -> str:
-    """Which branch of "a scalar, or a mapping" a value is meant for; no key is named so."""
+    """The branch of "a scalar, or a mapping" for a value; no key has these names."""
     return "(mapping)" if isinstance(value, Mapping | Value) else "(scalar)"
 
 

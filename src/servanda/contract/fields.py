@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-# the name of a variable: in capitals, so that hardly any key passes for one
+# the name of a variable: in capitals, so that hardly any API key matches
 VARIABLE = re.compile("[A-Z_][A-Z0-9_]{0,127}")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -46,7 +46,7 @@ def seconds(duration: object) -> object:
 
 
 def _canonical(seconds: float) -> str:
-    """The duration as a digest reads it, without losing a digit.
+    """The duration for a digest, with all digits.
 
     >>> _canonical(900.0), _canonical(1.5)
     ('900s', '1.5s')
@@ -55,7 +55,7 @@ def _canonical(seconds: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """The duration as people write it in a contract: in the largest unit that divides it.
+    """The duration in the largest unit that divides it, as written in contracts.
 
     >>> duration_text(900.0), duration_text(1.5), duration_text(2592000.0), duration_text(0)
     ('15m', '1.5s', '30d', '0s')

@@ -1,4 +1,4 @@
-# What a rule of lint says: which value, what was found, the next move.
+# A finding of a lint rule: the value, the problem, and the hint.
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from servanda.contract.yaml_reader import Path
 
 
 class Finding(NamedTuple):
-    """A problem before it has a place.
+    """A problem without its place in the text.
 
     Args:
-        key: the place is that of the key; bare: its line is not shown, for it may hold a secret.
+        key: whether its place is that of the key; bare: whether its line is hidden, because it may
+            contain a secret.
     """
 
     path: Path

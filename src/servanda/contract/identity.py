@@ -1,4 +1,4 @@
-# Who is being compared: fingerprints of kernels, grades of identity, the key of evidence.
+# Identity: fingerprints of kernels, provenance levels, and the evidence key.
 
 from __future__ import annotations
 
@@ -11,47 +11,46 @@ from typing import Any, Literal, get_args
 from servanda.contract.workload import Path
 from servanda.errors import IdentityError
 
-DEFAULT = "default."  # of a fingerprint's keys: sampling that a request gets which names none
-_SHOWN = 8  # keys of a config that a line names
-_DRAWS = 1  # raised when a version draws other tokens from the same seed
+DEFAULT = "default."  # prefix of fingerprint keys: default sampling parameters
+_SHOWN = 8  # most keys of a config in a line
+_DRAWS = 1  # increased when a version samples other tokens from the same seed
 
 Grade = Literal["verified", "derived", "declared"]
-GRADES: tuple[Grade, ...] = get_args(Grade)  # the surest first
+GRADES: tuple[Grade, ...] = get_args(Grade)  # strongest first
 
 
 def digest_of(value: object) -> str:
-    """Of any JSON value, 16 bytes in hex."""
+    """The digest of any JSON value, 16 bytes in hex."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def digest_of_bytes(data: bytes) -> str:
-    """Of the bytes as they are, 16 bytes in hex."""
+    """The digest of raw bytes, 16 bytes in hex."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
 class Description:
-    """What an engine says of itself once its model is loaded.
+    """An engine's description of itself once its model is loaded.
 
     Args:
         fingerprint: everything that may change a number: versions, precision, threads.
         tensors: name -> digest of each weight tensor, cast to float32, before the kernel
-            rounds or quantises it; none where the engine does not see them.
-        tokens: digest of the vocabulary, id by id, and of the tokenizer's rules; "" where the
-            engine does not know them.
-        vocab_size: rows of the output distribution; 0 where the engine does not know it.
-        eos: ids that end a sequence; none where the engine does not know them.
-        context: largest number of tokens of a sequence; None where there is no limit.
+            rounds or quantises it; empty if the engine does not see them.
+        tokens: digest of the vocabulary, id by id, and of the tokenizer's rules; "" if unknown.
+        vocab_size: rows of the output distribution; 0 if unknown.
+        eos: ids that end a sequence; empty if unknown.
+        context: largest number of tokens of a sequence; None: no limit.
         full_logits: whether `Engine.logits` works; timed: whether `Engine.time` does.
-        top: how many of the likeliest tokens `Engine.top` gives; 0 where it does not work.
+        top: number of top-k tokens of `Engine.top`; 0 if it does not work.
         capture: the format that logprobs are recorded in (law 9), see precision.py.
-        weights_from: `weights` of the checkpoint that the engine's own were converted from;
-            the fingerprint says by what.
+        weights_from: `weights` of the checkpoint from which the engine's own were converted; the
+            fingerprint contains the converter.
         scores: the paths by which `Engine.score` works.
         encodes: whether `Engine.encode` works; decodes: whether `Engine.decode` does.
-        config: what the model's config.json says, by dotted keys, without what changes no number;
-            its digest is in the fingerprint.
+        config: the model's config.json by dotted keys, without keys that change no number; its
+            digest is in the fingerprint.
     """
 
     fingerprint: Mapping[str, str]
@@ -72,25 +71,25 @@ class Description:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Description:
-        """From what `dataclasses.asdict` gave and JSON carried: its lists were tuples."""
+        """From the result of `dataclasses.asdict` after JSON, which turns tuples into lists."""
         lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
         return cls(**{**data, **lists})
 
     @property
     def digest(self) -> str:
-        """Of everything that decides which tokens are drawn and how they are scored."""
+        """The digest of everything that affects sampling and scoring."""
         rules = [self.tokens, self.vocab_size, list(self.eos), self.context, self.capture, _DRAWS]
         return digest_of([dict(self.fingerprint), rules])
 
     @property
     def weights(self) -> str:
-        """Digest of the weights; "" where no one knows them."""
+        """Digest of the weights; "" if unknown."""
         return digest_of(dict(self.tensors)) if self.tensors else self.weights_from
 
 
 @dataclass(frozen=True)
 class EvidenceKey:
-    """Evidence concerns this and nothing else (law 8)."""
+    """The scope of evidence (law 8)."""
 
     contract: str
     corpus: str
@@ -111,9 +110,9 @@ class EvidenceKey:
 
 
 def differences(train: Description, infer: Description) -> tuple[str, ...]:
-    """What config.json and the sampling defaults say otherwise on each side, a sentence each.
+    """The differences of config.json and sampling defaults between the sides, as sentences.
 
-    Defaults are held against each other where one kind of engine tells both.
+    Defaults are compared if one kind of engine reports both.
 
     >>> one, other = ({"rms_norm_eps": "1e-06", "rope_theta": theta} for theta in ("1", "2"))
     >>> made = (Description({}, {}, "", 0, (), config=config) for config in (one, other))
@@ -151,19 +150,19 @@ def _difference_lines(what: str, train: Mapping[str, str], infer: Mapping[str, s
 
 
 def same_policy(train: Description, infer: Description, side: str = "infer") -> Grade:
-    """The grade of identity of two sides, or a refusal (law 8).
+    """The provenance level of the weights of two sides, or a refusal (law 8).
 
-    What an engine does not know is not compared: a server's weights are its word.
+    Properties that an engine does not know are not compared: a server's weights are only declared.
 
     Args:
-        side: what the second one is called in messages.
+        side: name of the second one in messages.
 
     Returns:
-        verified: equal digests of all tensors.  derived: one side was converted from the very
-        weights of the other.  declared: no one looked.
+        verified: equal digests of all tensors.  derived: one side was converted from the weights of
+            the other.  declared: not checked.
 
     Raises:
-        IdentityError: other vocabulary, other weights.
+        IdentityError: different vocabularies or weights.
     """
     _refuse_other_vocabulary(train, infer, side)
     if train.tensors and infer.tensors:

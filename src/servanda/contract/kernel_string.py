@@ -41,7 +41,7 @@ SERVER_KEYS = (
 SERVER = "openai_http"
 _NEED_A_MODEL = (
     *("transformers", "onnxruntime", "vllm", "llamacpp", "table", "recorded", "pack", SERVER),
-    "external",  # and a trainer's is run by nobody here
+    "external",  # and a trainer's kernel is not run here
 )
 _EXAMPLE = "such as transformers:models/tiny-lm@bfloat16, http://HOST:PORT, or reference.pack"
 _URL = re.compile(r"https?://[^/,\s]+(/[^,\s?#]*)?")
@@ -55,14 +55,14 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def parse_kernel(text: str, *, engines: Collection[str], name: str = "kernel") -> Kernel:
-    """The kernel that a string names; files are not looked at.
+    """The kernel that a string names; files are not examined.
 
     Args:
         engines: names that a kernel may use.
-        name: what the string is called in messages, such as "A".
+        name: name of the string in messages, such as "A".
 
     Raises:
-        ContractError: what is wrong, with a caret under its place in the string.
+        ContractError: the problem, with a caret under its place in the string.
 
     >>> parse_kernel("table:p.json,batch_size=4", engines=["table"]).batch_size
     4
@@ -71,7 +71,7 @@ def parse_kernel(text: str, *, engines: Collection[str], name: str = "kernel") -
 
 
 class _Reader:
-    """A string with a place in it."""
+    """A string with a position."""
 
     def __init__(self, text: str, name: str, engines: Collection[str]) -> None:
         self.text, self.name, self.engines = text, name, engines

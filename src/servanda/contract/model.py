@@ -1,9 +1,8 @@
-# The contract: what the YAML means, as frozen values.
+# The contract as frozen values.
 #
-# Only shapes and ranges of single fields are checked here; what one field says about
-# another is checked by lint, and parser.py finds the place of either in the text.
-# Promises are in clause.py, what follows from verdicts in policy.py, what a trainer
-# declares in objective.py.
+# Only shapes and ranges of single fields are checked here; lint checks fields against each other,
+# and parser.py finds their places in the text.  Promises are in clause.py, consequences of verdicts
+# in policy.py, a trainer's declarations in objective.py.
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ QUANTIZATIONS = (
 )
 RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
 PACK = "pack"  # the engine of a kernel that drew elsewhere, and was recorded
-EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and nobody here opens
+EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and no one here opens
 
 # engines whose precision is not ours to choose
 _OTHERS_ROUND = ("table", PACK, "openai_http", "recorded")
@@ -231,7 +230,7 @@ class Contract(Value):
         return {**named, **{w.name: w.unnamed for w in self.workloads or ()}}
 
     def workload_of(self, clause: Clause) -> str:
-        """Name of what a clause is judged on: the one it says, or else the first; "" of none."""
+        """The workload of a clause: its own, otherwise the first; "" if there is none."""
         return clause.workload or next(iter(self.all_workloads), "")
 
     def placed(self, near: Callable[[Place], Where]) -> Contract:
@@ -241,7 +240,7 @@ class Contract(Value):
         return contract
 
     def where(self, *place: str | int) -> Where | None:
-        """Where a part stands, such as ("statistical", 0, "at_most"), or what holds it."""
+        """The place of a part, such as ("statistical", 0, "at_most"), or of its parent."""
         return self._near(place) if self._near else None
 
     def __eq__(self, other: object) -> bool:
@@ -266,16 +265,16 @@ class Contract(Value):
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """What evidence is for: without names for people and where files lie.
+        """The scope of evidence: without display names and paths.
 
-        What lies in those files counts by itself: evidence is keyed by the digests of
+        The content of files counts separately: evidence is keyed by the digests of
         weights, vocabulary and prompts besides that of the contract.
         """
         data = self.model_dump(mode="json", exclude=_NOT_MEANING)
         if not self.bitwise:  # contracts that are older than the key keep their digest
             del data["bitwise"]
         workloads = _named(data["workloads"])
-        # what a clause is judged on that names none, what traffic is, whose guards need no suffix
+        # the default of clauses, the traffic, and the workload whose checks need no suffix
         several = self.workload is None and len(workloads) > 1
         first = {"first": next(iter(workloads))} if several else {}
         return {**data, "workloads": workloads, **first}
@@ -293,8 +292,8 @@ def _named(workloads: Any) -> dict[str, Any]:
     return {w.pop("name", n): {k: v for k, v in w.items() if k != "prompts"} for n, w in items}
 
 
-# where a kernel runs does not change what it computes: its engine says which build it is; each
-# row of traffic says what it was sampled with
+# the place of a kernel does not change its results: its engine reports the build; each row of
+# traffic has its sampling parameters
 _KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python", "key_env"}
 _NOT_MEANING: dict[str, Any] = {
     "metadata": {"annotations", "title", "description", "version"},
@@ -304,7 +303,7 @@ _NOT_MEANING: dict[str, Any] = {
     "golden": {"prompts"},
     # a function counts by its source, which the evidence is keyed by as well
     "reward": {"of"},
-    # evidence is valid at every look: how much to gather and what to do with it may change
+    # evidence is valid at every evaluation: how much to gather and what to do with it may change
     "promotion": True,
     "routing": True,
     "escalation": True,

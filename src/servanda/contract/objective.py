@@ -1,4 +1,4 @@
-# What a trainer declares: its reward and the range of it, and how it weighs a gradient.
+# A trainer's declarations: its reward with the range, and its gradient weighting.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Weighting(Value):
 
     @property
     def given(self) -> dict[str, float | tuple[float, float]]:
-        """What was written; lint sees to it that it is one."""
+        """The written weightings; lint requires exactly one."""
         return {name: value for name, value in self if value is not None}
 
     @property

@@ -1,8 +1,8 @@
 # The contract language: text -> Contract, or every error at once, each with its place.
 #
-# Three passes: yaml_reader.read gives plain data and places, pydantic gives values, lint says what
-# one value means for another.  A value that the second pass refuses is mended for the third,
-# so that one reading finds what three would.
+# Three passes: yaml_reader.read gives plain data and places, pydantic gives values, lint checks
+# values against each other.  A value that the second pass rejects is replaced for the third, so
+# that one reading finds all problems.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from servanda.registry import nearest, quoted
 __all__ = ["Marks", "Tongue", "parse", "refused"]
 
 _Wrong = dict[Path, list[ErrorDetails]]
-# what the values of a contract mean for one another: `lint.check`, told which names there are
+# checks values against each other: `lint.check` with the valid names
 Rules = Callable[..., list[Problem]]
 
 _WANTED = {
@@ -85,10 +85,10 @@ _NEXT_MOVES = {
 
 @dataclass(frozen=True)
 class Tongue:
-    """A language that is read as the contract's is: its root, and its words for messages.
+    """A language in the style of contracts: its root model, and its words for messages.
 
     Args:
-        nouns: name of a model -> what it is called; next_moves: key -> how it is written.
+        nouns: name of a model -> its noun in messages; next_moves: key -> example of its form.
     """
 
     root: type[BaseModel]
@@ -99,7 +99,7 @@ class Tongue:
 _KIND = "KernelContract"
 _CONTRACTS = Tongue(Contract, _NOUNS, _NEXT_MOVES)
 
-# stand-ins for required keys, so that lint can look at the rest of a broken contract
+# placeholders for required keys, so that lint can check the rest of a broken contract
 _STAND_INS: dict[str, Any] = {
     "id": "unnamed",
     "name": "unnamed",
@@ -119,10 +119,10 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     Args:
         text: the whole text; the file is not read.
         file: its name, for messages.
-        rules: what is said of the values together.
+        rules: checks values against each other.
 
     Raises:
-        ContractError: everything that is wrong, in the order of the text.
+        ContractError: all problems, in the order of the text.
     """
     data, marks, problems = read(text, file)
     kind = data.get("kind")
@@ -149,7 +149,7 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
 def refused(
     error: ValidationError, data: Mapping[str, Any], marks: Marks, tongue: Tongue
 ) -> list[Problem]:
-    """What pydantic refuses in a text, each with its place, in plain words."""
+    """pydantic's errors for a text, each with its place, in plain words."""
     wrong = _grouped(error, data)
     problems = {path: _problem(path, errors, data, marks, tongue) for path, errors in wrong.items()}
     misspelt = _misspelt(wrong, tongue)
@@ -161,7 +161,7 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 
 def _grouped(error: ValidationError, data: Mapping[str, Any]) -> _Wrong:
-    """Path in the data -> what pydantic says of it; a union says one thing for each branch."""
+    """Path in the data -> pydantic's errors; a union has one per branch."""
     wrong: _Wrong = {}
     for details in error.errors(include_url=False):
         path: Path = ()
@@ -267,7 +267,7 @@ def _meant(name: str, keys: list[str]) -> tuple[str, str]:
 
 
 def _keys(path: Path, tongue: Tongue) -> tuple[str, list[str]]:
-    """What the mapping at a path is called, and the keys it may have."""
+    """The noun of the mapping at a path, and its valid keys."""
     model = tongue.root
     for name in path:
         if isinstance(name, str) and name in model.model_fields:
@@ -309,7 +309,7 @@ def _value_words(value: object) -> str:
 
 
 def _retyped(wanted: str, found: object) -> str:
-    """The next move where only the writing is wrong."""
+    """The hint if only the notation is wrong."""
     if "text" in wanted and isinstance(found, int | float):
         return "put it in quotes"
     if wanted == "true or false" and isinstance(found, str):
@@ -327,7 +327,7 @@ def _owner(path: Path) -> Path:
 
 
 def _mended(data: dict[str, Any], wrong: Iterable[Path]) -> Contract | None:
-    """The contract without its wrong values; None where too much hangs on one of them."""
+    """The contract without its wrong values; None if too much depends on one of them."""
     for path in wrong:
         owner = _owner(path)
         name = path[len(owner)] if path else ""

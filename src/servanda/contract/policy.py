@@ -1,4 +1,4 @@
-# What follows from verdicts: escalation, routing, and the stages of a promotion.
+# Consequences of verdicts: escalation, routing, and the stages of a promotion.
 
 from __future__ import annotations
 

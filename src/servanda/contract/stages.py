@@ -15,9 +15,9 @@ from servanda.contract.model import Contract
 from servanda.contract.policy import StageRule
 from servanda.errors import ContractError
 
-MIRRORED = 0.05  # of the traffic, where a shadow says no share
-FIRST_STEP = 0.05  # of the traffic, where a canary says no steps
-SAMPLED = 0.01  # of the requests that infer serves in full, where it says no sample
+MIRRORED = 0.05  # default share of the traffic of a shadow
+FIRST_STEP = 0.05  # default steps of a canary, shares of the traffic
+SAMPLED = 0.01  # default sample of the requests in full
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,16 @@ class Leg:
     """One step of a promotion.
 
     Args:
-        stage: step: of a canary, from 0; span: of full, from 1: a fresh one after each limit.
-        share: of the traffic that infer serves; mirror: of the traffic that goes to both, and
-            stable answers; sample: of what infer answers, what train scores.
-        first, last: prompt groups before which nothing holds, and after which it is decided.
+        stage: step: of a canary, from 0; span: evaluation window of full, from 1, a new one after
+            each limit.
+        share: share of the traffic that infer serves; mirror: share of the traffic that is mirrored
+            to infer; sample: share of infer's responses that train scores.
+        first, last: fewest prompt groups for `holds`, and the number at which the step is decided.
         dwell_s: minimum hold time.
         approval: whether the stage after it needs an approval.
-        if_inconclusive: what happens when `last` is reached undecided.
-        valid_for_s: after which what it showed expires; None: never.
-        part: of alpha that a violation on this leg may spend; those of all legs add up to 1.
+        if_inconclusive: the action if `last` is reached undecided.
+        valid_for_s: lifetime of its evidence; None: unlimited.
+        part: share of alpha for violations on this step; the shares of all steps add up to 1.
     """
 
     stage: Stage
@@ -52,7 +53,7 @@ class Leg:
 
     @property
     def name(self) -> str:
-        """In the ledger and on disk: offline, shadow, canary-1, canary-2, full-1, full-2."""
+        """Its name in ledger and files: offline, shadow, canary-1, canary-2, full-1, full-2."""
         return f"{self.stage}-{self.number}" if self.stage in ("canary", "full") else self.stage
 
     @property
@@ -66,30 +67,30 @@ class Leg:
 
     @property
     def traffic(self) -> str:
-        """What infer is given, in words."""
+        """The traffic of infer, as text."""
         if self.mirror:
             return f"{100 * self.mirror:.3g} % mirrored"
         return f"{100 * self.share:.3g} %" if self.share else "none"
 
     @property
     def requests(self) -> int | None:
-        """User requests that the first evaluation takes, about; None offline."""
+        """Approximate number of user requests for the first evaluation; None offline."""
         scored = max(self.share, self.mirror) * self.sample
         return math.ceil(self.first / scored) if scored else None
 
     @property
     def following(self) -> Leg:
-        """The span of full after this one; spans share the part of full by 1/(k(k+1))."""
+        """The next evaluation window of full; windows share the part of full by 1/(k(k+1))."""
         assert self.stage == "full"
         k = self.span
         return replace(self, span=k + 1, part=self.part * k / (k + 2))
 
 
 def course_of(contract: Contract) -> tuple[Leg, ...]:
-    """The legs of a contract's promotion, in order; the last is the first span of full, if any."""
+    """The steps of a contract's promotion; the last is the first window of full, if any."""
     legs = [leg for stage in STAGES for leg in _legs(stage, getattr(contract.promotion, stage))]
     valid_for_s = contract.promotion.valid_for
-    # half of the part of full is for its first span
+    # half of the part of full is for its first window
     return tuple(
         replace(
             leg,
@@ -134,5 +135,5 @@ def _legs(stage: Stage, rule: StageRule | None) -> list[Leg]:
         made = [replace(leg, step=i, share=share) for i, share in enumerate(steps)]
     else:
         made = [leg]
-    # a person is asked before the stage after, not before each step
+    # an approval is needed before the next stage, not before each step
     return [*made[:-1], replace(made[-1], approval=rule.approval == "required")]

@@ -1,6 +1,6 @@
-# Small text files: read whole, and never more of them than such a file can need.
+# Small text files, read completely up to a size limit.
 #
-# A path may name a dump of gigabytes, a device that has no end, or a FIFO that nobody writes to.
+# A path may be a dump of gigabytes, an infinite device, or a FIFO without a writer.
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 
 
 def content(path: Path, most: int) -> bytes:
-    """What a regular file holds.
+    """The content of a regular file.
 
     Args:
-        most: bytes; of a larger file nothing is read.
+        most: size limit, bytes; a larger file is not read.
 
     Raises:
-        OSError: it cannot be read, is larger, or is no regular file; its text says which.
+        OSError: it cannot be read, is larger, or is not a regular file.
     """
-    # opened before it is looked at, so that what is looked at is what is read
+    # opened before it is examined, so that what is examined is what is read
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

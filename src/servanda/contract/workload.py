@@ -1,4 +1,4 @@
-# What the kernels are compared on: workloads, golden texts, and labels of live traffic.
+# The data of a comparison: workloads, golden texts, and labels of live traffic.
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 #
 # Scalars are read by the core schema of YAML 1.2: 1e-3 is a number, on and yes are text.
 # Lines end at LF, CR LF or CR; lines and columns count characters from 1, a byte order
-# mark is not counted.  A value that is reached through an alias has the place of its
-# anchor: that is where its text stands, and where it is mended.
+# mark is not counted.  A value that is reached through an alias has the place of its anchor, which
+# contains its text.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 20  # of a file; a contract of 2,000 clauses has a third of it
 MAX_DEPTH = 64
 MAX_VALUES = 100_000  # after aliases are followed; a contract of 2,000 clauses has 30,000
 MAX_DIGITS = 300  # a longer whole number is no float
-MAX_LINE = 200  # of the text that an error shows
+MAX_LINE = 200  # most characters of the text in an error
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _NOT_TEXT = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -43,7 +43,7 @@ _FLOAT = re.compile(
 _INDENT = "check the indentation and the quotes"
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 
-# what the parser says, and what that means to someone who writes a contract
+# the parser's messages, and their meaning for an author of a contract
 _PLAIN_WORDS: tuple[tuple[str, str, str], ...] = (
     (r"found character '\\t'", "a tab cannot stand here", "use spaces"),
     (r"found character '(.)' that", "a value cannot begin with '{0}'", "put it in quotes"),
@@ -134,7 +134,7 @@ class Marks(Mapping[Path, Where]):
 
 
 class _NoGuesses(VersionedResolver):
-    """Says whether a scalar stands plain or in quotes; what it means is decided below."""
+    """Records whether a scalar is plain or quoted; its meaning is decided below."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Tag:
         plain = kind is ScalarNode and implicit[0]
@@ -142,7 +142,7 @@ class _NoGuesses(VersionedResolver):
 
 
 class _Remembering(Reader):
-    """Keeps how far it read, for errors that carry no place of their own."""
+    """Records the reading position, for errors without a place."""
 
     reached = 0
 
@@ -169,13 +169,13 @@ class _Shallow(Composer):
 def read(
     text: str, file: str, *, noun: str = "contract", listed: bool = False
 ) -> tuple[Any, Marks, list[Problem]]:
-    """Plain data, places, and what is wrong in the text without stopping the reading.
+    """Plain data, places, and problems that do not stop the reading.
 
     Args:
-        noun: what the text is, for messages; listed: it is a list, and not a mapping.
+        noun: name of the text in messages; listed: whether it is a list instead of a mapping.
 
     Raises:
-        ContractError: no data can be had: syntax, more than one document, endless aliases.
+        ContractError: unreadable: syntax errors, more than one document, endless aliases.
     """
     source = Source(text, file)
     odd = _NOT_TEXT.search(source.text)
@@ -215,7 +215,7 @@ def _in_plain_words(error: MarkedYAMLError, source: Source) -> ContractError:
     found = error.problem or error.context or "not YAML"
     at = error.problem_mark or error.context_mark
     begun = error.context_mark
-    # what is never closed is found at the end of the text; the place to mend is its beginning
+    # an unclosed part is found at the end of the text; report its beginning
     unclosed = "<stream end>" in found and found.startswith("expected ','")
     if begun is not None and (unclosed or "end of stream" in found or "expected ':'" in found):
         at = begun

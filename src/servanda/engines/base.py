@@ -48,7 +48,7 @@ class Engine(Protocol):
 
         Draws are `uniforms(seed, "draw", sequence, width)`, so a sequence's tokens do not
         depend on the batch it ran in, but for the kernel's own rounding.  Where the trace has
-        best tokens ("id.0", "logp.0", ...), they are the likeliest ones alone: servers that
+        best tokens ("id.0", "logp.0", ...), they are only the most likely ones: servers that
         append the drawn token to them (vLLM's `logprobs=k`) have to have it taken out again.
         """
         ...
@@ -66,7 +66,7 @@ class Engine(Protocol):
         ...
 
     def top(self, batch: Batch, path: Path) -> Trace:
-        """The likeliest tokens before each continuation token, where full logits are not had.
+        """The top-k tokens before each continuation token, where full logits are not had.
 
         Columns: "logp" of the token itself; "id.0", "logp.0", "id.1", ... best first, raw.
         Optional: `describe().top` says how many.
@@ -91,7 +91,7 @@ class Served(Engine, Protocol):
         """What `generate` draws, as it is drawn: a trace of one token for each open sequence.
 
         Sequences that have ended, or do not run yet, have none in it.  `best` columns "id.0",
-        "logp.0", ... of the likeliest tokens, processed as "logp" is, are recorded beside.
+        "logp.0", ... of the top-k tokens, processed as "logp" is, are recorded beside.
         Anyone who has seen enough closes the iterator.  See `streams`.
         """
         ...
@@ -194,7 +194,7 @@ def about_of(batch: Batch, kernel: Kernel, path: Path, sampling: Sampling) -> di
 
 
 def padded_best(steps: Sequence[Best], k: int) -> dict[str, NDArray[np.float64]]:
-    """`best_columns` of the likeliest tokens of each step; NaN where a step has fewer than k."""
+    """`best_columns` of the top-k tokens of each step; NaN where a step has fewer than k."""
     absent = ((np.nan, np.nan),) * k
     rows = [(*step, *absent)[:k] for step in steps]
     best_NK2 = np.array(rows, dtype=np.float64).reshape(len(rows), k, 2)

@@ -59,7 +59,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 def http_url(url: str) -> SplitResult | None:
-    """The parts of a URL of http or https that has a host; None: it is none.
+    """The parts of an http or https URL with a host; None for any other text.
 
     >>> http_url("http://127.0.0.1:8000/v1").port
     8000

@@ -77,7 +77,7 @@ def _on_log(level: int, text: bytes, _data: Any) -> None:
 
 
 def last_error() -> str:
-    """What llama.cpp said first of what went wrong last; forgotten once it is told."""
+    """The first line of llama.cpp's last error; cleared by reading."""
     metadata = next((line for line in _errors if line), "it does not say why")
     _errors.clear()
     return metadata

@@ -79,7 +79,7 @@ def decoded(
         draw: the next token of each row, [S], from its logprobs, its uniform and its text so far.
         ends: ids that end a row.
         pad: what ended rows are fed.
-        best: how many of the likeliest tokens are recorded as well.
+        best: how many of the most likely tokens are recorded as well.
     """
     uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
     ends, fed_S, texts = [*ends], None, [[*prompt] for prompt in chunk.prompts]

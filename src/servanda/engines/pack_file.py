@@ -4,8 +4,8 @@
 #   prompts.jsonl     the texts, as they were; golden.jsonl likewise
 #   tokens.json       token ids of every line of both
 #   vocabulary.json   the token of each id
-#   drawn.parquet     the sequences with their processed logprobs, in launch order
-#   again.parquet     a tenth of them, scored once more in other batches: the self-noise
+#   drawn.parquet     the sequences with their processed logprobs, in dispatch order
+#   again.parquet     a tenth of them, scored once more in other batches: the noise floor
 #   golden.parquet    at each golden position: token, logprob, log-sum-exp, the best 64
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ Row = tuple[int, str]  # launch index, digest of prompt and continuation
 
 @dataclass(frozen=True)
 class Question:
-    """What an engine was asked, but for the rows of the batch."""
+    """A request to an engine, without the rows of the batch."""
 
     verb: str
     width: int
@@ -124,7 +124,7 @@ class Recording:
         """Write the head, and put the file in its place; returns its digest.
 
         Raises:
-            MeasurementError: the engine was asked nothing, or the file cannot be written.
+            MeasurementError: the engine had no request, or the file cannot be written.
         """
         if self.description is None:
             raise MeasurementError(

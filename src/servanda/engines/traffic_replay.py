@@ -1,7 +1,7 @@
 # Served requests as an engine: it draws what infer drew already, for users, and nothing else.
 #
 # It stands on the side of infer while a live leg is measured.  It cannot score: what a server
-# computed at that hour, in that batch, cannot be computed again, so there is no self-noise of
+# computed at that hour, in that batch, cannot be computed again, so there is no noise floor of
 # infer on traffic.
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TrafficReplayEngine:
             (*r.tokens, *self._described.eos[:1]) if cut else r.tokens
             for r, cut in zip(requests, ends, strict=True)
         ]
-        # nobody knows the probability of an end that was not logged: it counts as missing
+        # no one knows the probability of an end that was not logged: it counts as missing
         logp = [(*r.logp, *[math.nan] * cut) for r, cut in zip(requests, ends, strict=True)]
         best = [
             (*(r.best or ((),) * len(r.tokens)), *[()] * cut)
@@ -70,7 +70,7 @@ class TrafficReplayEngine:
         ]
         k = max((len(step) for steps in best for step in steps), default=0)
         columns = {"logp": np.array([v for answer in logp for v in answer], dtype=np.float64)}
-        # in launch order, whatever order the batch has them in
+        # in dispatch order, whatever order the batch has them in
         launched = sorted(requests, key=lambda request: request.index)
         return Trace.of(
             batch,

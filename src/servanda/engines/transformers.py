@@ -79,8 +79,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Take over a trainer's weights: tensors by the names of the checkpoint.
 
-        Each is rounded, and quantised, as it was at the start; what is not named stays.  From
-        then on the engine has no digests to say of its weights.
+        Each is rounded, and quantised, as it was at the start; what is not named stays.  From then
+        on the engine reports no digests of its weights.
 
         Returns:
             The names.

@@ -27,7 +27,7 @@ from servanda.theory.sampling import Floats, Sampling, columns_of, processed_log
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace
 
-BEST = 8  # likeliest tokens that are recorded of a draw
+BEST = 8  # top-k tokens that are recorded of a draw
 TOP = 20  # and that `top` gives
 TEMPERATURES = (0.01, 2.0)  # vLLM raises what is below, and refuses what is above
 PLAIN = Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)

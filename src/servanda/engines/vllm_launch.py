@@ -1,7 +1,7 @@
 # vLLM started inside this process, and what decides its numbers.
 #
 # No server and no child that could outlive the process.  What vLLM would choose by itself,
-# and what moves a number, is chosen here or told in the fingerprint.
+# and what moves a number, is chosen here or recorded in the fingerprint.
 
 from __future__ import annotations
 

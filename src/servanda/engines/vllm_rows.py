@@ -1,4 +1,4 @@
-# What vLLM says of each token, as arrays and traces; and a tap on the logits before its sampler.
+# vLLM's output for each token, as arrays and traces; and a tap on the logits before its sampler.
 #
 # Nothing here imports vLLM.  Axes: T tokens of one request, K reported tokens beside the
 # token itself, V vocabulary.
@@ -23,11 +23,11 @@ KEY = "servanda"  # in SamplingParams.extra_args: which tap is the request's
 
 @dataclass(frozen=True)
 class Reported:
-    """Logprobs of the likeliest tokens at each position, and of the token that stands there.
+    """Logprobs of the top-k tokens at each position, and of the token that stands there.
 
     Args:
-        ids_TK, logp_TK: [T, 1 + K].  The token itself comes first, then the likeliest tokens,
-            best first: the token is not among them because it is the token (rank tells).
+        ids_TK, logp_TK: [T, 1 + K].  The token itself comes first, then the top-k tokens,
+            best first: the token is not among them because it is the token (see rank).
     """
 
     ids_TK: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Reported:
 
     @classmethod
     def best(cls, logp_TV: Rows, token_T: Sequence[int], k: int) -> Reported:
-        """Of whole rows: the k likeliest, ties by id."""
+        """From whole rows: the k most likely, ties by id."""
         order_TK = np.argsort(-logp_TV, axis=-1, kind="stable")[:, :k]
         ids_TK = np.column_stack([np.asarray(token_T, dtype=np.int64), order_TK])
         logp_TK = np.take_along_axis(logp_TV, ids_TK, axis=-1)

@@ -1,1 +1,1 @@
-# Judgement: what a contract asks of evidence, and what the evidence answers.  Pure.
+# Judgement: the requirements of a contract on evidence, and the verdict on it.  Pure.

@@ -1,8 +1,8 @@
-# Admission: what a contract declares, held against what the engines say and record.
+# Admission: checks the contract's declarations against the engines' descriptions and records.
 #
-# Refused before measuring: a limit that its record cannot resolve (law 9), a prompt outside
-# the envelope.  Refused while measuring: a trace that was made otherwise than declared, or
-# that lacks what `observability.record` asks for (law 7).
+# Refused before measuring: a limit below the resolution of the record (law 9), and a prompt outside
+# the envelope.  Refused while measuring: a trace that was not made as declared, or lacks a column
+# listed in `observability.record` (law 7).
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from servanda.traces.trace import Trace
 if TYPE_CHECKING:
     from servanda.judgement.plan import Plan
 
-_SHOWN = 5  # lines of one file that are printed; the rest is counted
+_SHOWN = 5  # lines printed per file; the rest is counted
 _ABOUT = ("path", "batch_size", "sampling")
 
 
 def path_of(kernel: Kernel, side: str) -> Path:
-    """How a side scores given tokens: as declared, or infer by decoding and train by prefill."""
+    """The path by which a side scores tokens; default: infer by decode, train by prefill."""
     return kernel.path or ("prefill" if side == "train" else "decode")
 
 
 def refuse_unscored(train: Kernel, description: Description) -> None:
-    """A train kernel that cannot score what infer draws, by the path it declares.
+    """Refuse a train kernel that cannot score infer's tokens by its declared path.
 
     Raises:
         MeasurementError: it cannot.
@@ -54,7 +54,7 @@ def refuse_unscored(train: Kernel, description: Description) -> None:
 
 
 def refuse_weak_identity(contract: Contract, grade: Grade) -> None:
-    """Weights that are less sure than `weights.identity` asks for (law 8).
+    """Refuse weights with a weaker identity than `weights.identity` requires (law 8).
 
     Raises:
         IdentityError: they are.
@@ -71,7 +71,7 @@ def refuse_weak_identity(contract: Contract, grade: Grade) -> None:
 
 
 def refuse_unresolved(plan: Plan, descriptions: Mapping[str, Description]) -> None:
-    """A limit below what rounding the records alone reads as (law 9).
+    """Refuse a limit below the effect of rounding the records (law 9).
 
     Raises:
         ContractError: at each such limit.
@@ -103,15 +103,15 @@ def refuse_unresolved(plan: Plan, descriptions: Mapping[str, Description]) -> No
 
 def _floor(cell: Cell, capture: str) -> float:
     if cell.kind.source == "batches":
-        # bits are compared as they are: only a limit between them cannot be told from 0
+        # bits are compared exactly: only a limit below one bit cannot be distinguished from 0
         return eta(capture) if cell.clause.at_most else 0.0
     if cell.kind.source != "workload":
-        return 0.0  # full logits are not recorded, they are reduced as they pass
+        return 0.0  # full logits are reduced at once, not recorded
     return capture_floor(cell.clause.metric, capture, cell.clause.aggregate or "mean")
 
 
 def refuse_corners(plan: Plan, descriptions: Mapping[str, Description]) -> None:
-    """Corners of the envelope that the kernels cannot run.
+    """Refuse corners of the envelope that the kernels cannot run.
 
     Raises:
         ContractError: a corner exceeds the model's context.
@@ -134,7 +134,7 @@ def refuse_long(
     descriptions: Mapping[str, Description],
     prompts: Mapping[str, Sequence[tuple[int, ...]]],
 ) -> None:
-    """Loads whose requests the kernels cannot run.
+    """Refuse loads whose requests the kernels cannot run.
 
     Raises:
         ContractError: a load exceeds the model's context.
@@ -161,10 +161,10 @@ def refuse_unfit(
     descriptions: Sequence[Description],
     advice: str = "",
 ) -> None:
-    """Lines with ids that the models lack, or that leave no room for `width` new tokens.
+    """Refuse lines with unknown ids, or without context for `width` new tokens.
 
     Args:
-        advice: what to do where they are not ours to change.
+        advice: hint if the lines cannot be changed.
 
     Raises:
         ContractError: naming the lines.
@@ -195,7 +195,7 @@ def _refuse_lines(corpus: Corpus, problems: list[Problem]) -> None:
 
 
 def refuse_outside(contract: Contract, corpus: Corpus, ids: Sequence[tuple[int, ...]]) -> None:
-    """Prompts of a workload that are longer or shorter than the envelope says.
+    """Refuse prompts of a workload outside the length range of the envelope.
 
     Raises:
         ContractError: naming the lines.
@@ -229,11 +229,11 @@ def as_declared(
     description: Description,
     record: Sequence[str],
 ) -> Trace:
-    """The trace, if it says to have been made as the contract declares (law 7).
+    """Return the trace if it was made as the contract declares (law 7).
 
     Raises:
-        MeasurementError: another path, batch size or sampling; or something that
-            `observability.record` lists is not in the record.
+        MeasurementError: another path, batch size or sampling; or a column of
+            `observability.record` is missing.
     """
     engine = f"the {side} engine {kernel.engine!r}"
     declared = {
@@ -244,7 +244,7 @@ def as_declared(
     for item in _ABOUT:
         recorded = trace.about.get(item)
         if recorded is not None and _plain(recorded) != _plain(declared[item]):
-            drawn = item == "path" and path != path_of(kernel, side)  # the path is of scoring
+            drawn = item == "path" and path != path_of(kernel, side)  # the path concerns scoring
             by = "answers are drawn by" if drawn else "the contract declares"
             raise MeasurementError(
                 f"{engine} recorded {item} {recorded}, and {by} {declared[item]}",
@@ -267,7 +267,7 @@ def as_declared(
 
 
 def _plain(recorded: str) -> object:
-    """Texts that mean the same are the same: {"a":1} and { "a": 1 }."""
+    """A canonical form: {"a":1} and { "a": 1 } are equal."""
     try:
         return json.loads(recorded)
     except ValueError:

@@ -1,11 +1,11 @@
-# Bitwise: columns that are equal in every bit, against what a contract declares of its kernels.
+# Bitwise: compares bit-equal columns with the contract's declarations about the kernels.
 
 from __future__ import annotations
 
 from servanda.contract.model import EXTERNAL, Contract, Kernels
 from servanda.theory.stats.agreement import ENOUGH, INFORMATIVE, Agreement
 
-# of one kernel, run otherwise
+# of one kernel under other settings
 _BESIDE = {"title", "path", "batch_size", "python", "timeout_s", "key_env"}
 _COARSE = ("bfloat16", "float16")
 SAME = "both sides' logprobs are equal in every bit"
@@ -13,10 +13,10 @@ DECLARE = "declare `bitwise: true` in the contract"
 
 
 def objection(contract: Contract, counts: Agreement) -> str:
-    """Why the two columns can be no evidence; "" where they can.
+    """The reason why the two columns cannot be evidence; "" if they can.
 
-    Some sequences may be equal and others not where the kernels are run here: a fault that
-    begins at a length, for one.  A trainer's columns have no such reason.
+    If the kernels run here, some sequences may be equal and others not, for example with a fault
+    beyond some length.  A trainer's columns have no such reason.
     """
     if contract.bitwise or counts.tokens < ENOUGH:
         return ""
@@ -44,7 +44,7 @@ def objection(contract: Contract, counts: Agreement) -> str:
 
 
 def remarks(contract: Contract, counts: Agreement) -> tuple[str, ...]:
-    """What equal or nearly equal columns leave open, one sentence each."""
+    """The open questions about equal or nearly equal columns, one sentence each."""
     sentences = []
     if counts.everywhere and contract.bitwise:
         sentences.append(
@@ -83,10 +83,10 @@ def remarks(contract: Contract, counts: Agreement) -> tuple[str, ...]:
 
 
 def _coarse(kernels: Kernels) -> str:
-    """Which side should differ from the other by more than float32 rounding, and why."""
+    """The side that should differ by more than float32 rounding, with the reason."""
     train, infer = (k.model_dump(exclude=_BESIDE) for k in (kernels.train, kernels.infer))
     if train == infer and kernels.infer.engine != EXTERNAL:
-        return ""  # one kernel against itself
+        return ""  # one kernel compared with itself
     for side in ("infer", "train"):
         kernel = getattr(kernels, side)
         if kernel.engine == EXTERNAL or kernel.url is not None:

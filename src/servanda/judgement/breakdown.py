@@ -1,7 +1,8 @@
-# The breakdown of a verdict: by evaluation; of a dump, by step, by sequence, and what was removed.
+# The breakdown of a verdict by evaluation; of a dump by training step, by sequence, and by a
+# filter's removals.
 #
-# It describes.  Of it only the steps were judged, each alone and at a price of its own
-# (`rl.dumps.window`); a step that is violated alone is a cell of the verdict as well.
+# Descriptive, except for the steps, which are judged individually with a separate threshold
+# (`rl.dumps.window`); a violated step is also a cell of the verdict.
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class StepRow:
     """One training step.
 
     Args:
-        outcome: of its enforced cells, judged on this step; red: "clause[slice]" of those violated.
+        outcome: outcome of its enforced cells on this step; red: "clause[slice]" of violated ones.
         tv: mean (1 - w)^+; abs_log_ratio, k3: means, nats; exp_abs: mean exp |log ratio|.
     """
 
@@ -51,11 +52,11 @@ class SequenceRow:
     """One of the sequences with the largest sum of (1 - w)^+ above the limit.
 
     Args:
-        source: where it stands, "file:line"; tokens: trained ones with both logprobs.
+        source: its place, "file:line"; tokens: trained tokens with both logprobs.
         log_ratio: summed over them, nats; exp_abs, tv: means.
-        share: of the sum of (1 - w)^+ of the whole dump.
-        beyond: whether its own tokens are evidence that it is beyond the limit.
-        removed: whether the trainer's filter took it out.
+        share: its share of the dump's sum of (1 - w)^+.
+        beyond: whether its own tokens show that it exceeds the limit.
+        removed: whether the trainer's filter removed it.
     """
 
     step: int
@@ -72,11 +73,11 @@ class SequenceRow:
 
 @dataclass(frozen=True)
 class Removed:
-    """Sequences that the trainer's filter took out although both sides scored them.
+    """Sequences that the trainer's filter removed although both sides scored them.
 
     Args:
-        sequences, tokens: of `of_sequences` and `of_tokens` that a policy drew.
-        tv: their mean (1 - w)^+; kept: that of all others; before: of both together.
+        sequences, tokens: number removed, of `of_sequences` and `of_tokens` sampled by a policy.
+        tv: their mean (1 - w)^+; kept: that of the others; before: that of all.
     """
 
     sequences: int
@@ -90,7 +91,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """A mean on one step, with an interval of this step alone; None where it met no token."""
+    """A mean on one step, with its own interval; None without tokens."""
 
     step: int
     tokens: int
@@ -104,7 +105,7 @@ class StepSeries:
     """The mean of one cell, step by step.
 
     Args:
-        since: the first step from which on every mean is beyond the limit; None: there is none.
+        since: first step after which every mean exceeds the limit; None: none.
         confidence: of each end of an interval.
     """
 
@@ -119,10 +120,10 @@ class StepSeries:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """What a dump's verdict is made of.
+    """The breakdown of a dump's verdict.
 
     Args:
-        sequences: the worst ones first; beyond: how many are beyond the limit on their own.
+        sequences: worst first; beyond: number of sequences that exceed the limit on their own.
         series: the whole and its worst slices over the steps, in the metric of the gradient.
     """
 

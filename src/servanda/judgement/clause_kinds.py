@@ -1,4 +1,4 @@
-# Kinds: which clauses a stage has, and how each of them is judged there.
+# Kinds: the clauses of a stage, and how each is judged there.
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from servanda.judgement.schedule import Schedule
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.calibration import CALIBRATION
 
-# Preconditions that every statistical clause needs, added where a contract has none.
+# Validity checks that every statistical clause needs, added if a contract has none.
 DEFAULT_GUARDS = (
     Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
     Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
 )
-# sources that are not to be had, and why
+# unavailable sources, with the reason
 _NOT_OFFLINE: Mapping[Source, str] = MappingProxyType(
     {"coverage": "nothing is served offline: it concerns traffic"}
 )
@@ -48,13 +48,13 @@ _NOT_LIVE: Mapping[Source, str] = MappingProxyType(
         "timing": "requests are timed offline, under a load of the contract's own",
     }
 )
-# who asks train what was served needs no word of infer
+# scoring served tokens by train needs no infer engine
 _INSTEAD = {"sampler_fidelity": "served_fidelity"}
 
 
 @dataclass(frozen=True)
 class Later(Kind):
-    """Known by name; the answer is inconclusive, never a pass."""
+    """A kind that this version knows only by name: inconclusive, never a pass."""
 
     reason: str
     source: ClassVar[Source] = "none"
@@ -65,9 +65,9 @@ class Later(Kind):
 
 @dataclass(frozen=True)
 class NotHere(Kind):
-    """Does not exist at this stage, or on these engines: shown with the reason, not counted.
+    """A kind that does not apply at this stage or on these engines: shown, not counted.
 
-    Unless the clause is `required`: then its absence is an error.
+    If the clause is `required`, its absence is an error.
     """
 
     reason: str
@@ -81,7 +81,7 @@ class NotHere(Kind):
 def clauses_at(
     contract: Contract, stage: Stage, workloads: Sequence[str]
 ) -> Iterator[tuple[Section, Place, Clause]]:
-    """The contract's clauses, and the guards that it does not enforce on the whole itself."""
+    """The contract's clauses, plus default validity checks that it lacks on the whole."""
     guarded, certified = set(), set()
     for section, place, clause in contract.clauses():
         yield section, place, clause
@@ -94,7 +94,7 @@ def clauses_at(
         drawn = contract.all_workloads[workload].source == "trainer"
         for guard in DEFAULT_GUARDS:
             if drawn and guard.metric == "sampler_fidelity":
-                continue  # a trainer's record has no ranks to test what its tokens were drawn from
+                continue  # a trainer's record has no ranks to test its sampler
             metrics = {guard.metric, _INSTEAD.get(guard.metric)}
             if workload in certified and not any((m, workload) in guarded for m in metrics):
                 name = guard.id if workload == workloads[0] else f"{guard.id}.{workload}"
@@ -111,10 +111,10 @@ def kind_of(
     *,
     live: bool = False,
 ) -> Kind:
-    """How a clause is judged at a stage.
+    """The kind of a clause at a stage.
 
     Args:
-        schedule: of its workload; None where there is none.
+        schedule: schedule of its workload, if any.
         live: whether the tokens come from traffic.
     """
     if stage not in clause.stages:
@@ -125,7 +125,7 @@ def kind_of(
 
 
 def _not_live(contract: Contract, clause: Clause, kind: Kind) -> str:
-    """Why a clause cannot be judged on traffic; "" where it can."""
+    """The reason why a clause cannot be judged on traffic; "" if it can."""
     traffic = next(iter(contract.all_workloads), "")
     if contract.workload_of(clause) != traffic:
         return f"traffic is one workload, {traffic!r}, and the clause is of another"
@@ -145,7 +145,7 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
     if section == "numerical" and contract.kernels.infer.engine in BEST_ONLY:
-        # between the ends that the best tokens leave
+        # between the bounds from the top-k tokens
         metric = DIVERGENCES.get(clause.metric)
         if metric is not None and "topk" in metric.forms:
             return BoundedFact()
@@ -165,7 +165,7 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
 
 
 def _certificate_of(clause: Clause) -> Certificate | MassGap | None:
-    """How a statistical clause is certified; None where it cannot be."""
+    """The certificate of a statistical clause; None if it has none."""
     if clause.metric == "mass_gap":
         return MassGap(clause.at_most) if isinstance(clause.at_most, float) else None
     feed = feed_of(clause)

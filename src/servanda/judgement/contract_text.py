@@ -1,7 +1,7 @@
-# A preset, two kernels and a corpus -> the text of a contract, for keeping.
+# A preset, two kernels and a corpus -> the text of a contract.
 #
-# It is made as text, so that the comments which give a limit its reason survive, and is then
-# read like any other contract.  A preset's top-level blocks are replaced whole.
+# Built as text, so that the comments with the reasons of limits are kept, and then parsed like any
+# other contract.  Top-level blocks of a preset are replaced as a whole.
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _WHOLE_AND_SLICED = "slices: [all, depth]"
 
 @dataclass(frozen=True)
 class Parts:
-    """What a preset leaves open.
+    """The parts that a preset leaves open.
 
     Args:
-        prompts, golden: paths as the contract is to name them; golden_path: how infer scores
-            the golden texts, None: as it is by default.
+        prompts, golden: paths as written in the contract; golden_path: path by which infer scores
+            the golden texts, None: the default.
         slices: besides the whole.
-        sizes: promotion.offline.sequences.
-        round, samples: of the workload; None: as it is by default.
-        against_stable: whether the candidate is also held against the stable kernel.
-        no_golden: why there are no numerical clauses, where there are none.
-        head: lines of comment before everything.
-        unrecorded: what an engine may not record, and the contract does not ask for.
-        bitwise: why equal bits are expected, as a comment; "" where they are not.
+        sizes: promotion.offline.prompt_groups.
+        round, samples: of the workload; None: the default.
+        against_stable: whether the candidate is also compared with the stable kernel.
+        no_golden: the reason if there are no numerical clauses.
+        head: comment lines at the top.
+        unrecorded: columns that an engine may not record and the contract does not require.
+        bitwise: why equal bits are expected, as a comment; "" if they are not.
     """
 
     name: str
@@ -68,7 +68,7 @@ def completed(preset: str, parts: Parts) -> str:
         "slices": ["slices:", *map(_matched, parts.slices)] if parts.slices else [],
         "promotion": [
             "promotion:",
-            f"  offline: {{sequences: [{parts.sizes[0]}, {parts.sizes[1]}]}}",
+            f"  offline: {{prompt_groups: [{parts.sizes[0]}, {parts.sizes[1]}]}}",
         ],
     }
     if parts.stable is not None:
@@ -87,7 +87,7 @@ def completed(preset: str, parts: Parts) -> str:
         sliced = _against_stable(sliced)
     for item in parts.unrecorded:
         sliced = [re.sub(rf"^(  record: .*?), {item}\b", r"\1", line) for line in sliced]
-    # the first two lines of a preset say what a preset is
+    # the first two lines of a preset explain presets
     return "\n".join([*(f"# {line}" for line in parts.head), *sliced[2:]]) + "\n"
 
 
@@ -105,10 +105,10 @@ def of_trainer(
     """The text of a preset for tokens that come from a trainer.
 
     Args:
-        titles: what reports call the train and the infer kernel.
-        sizes: promotion.offline.sequences.
-        head: lines of comment before everything.
-        filtered: whether the source says what a filter removed, as a dump does.
+        titles: of the train and the infer kernel in reports.
+        sizes: promotion.offline.prompt_groups.
+        head: comment lines at the top.
+        filtered: whether the source records removals by a filter, as a dump does.
         bitwise: whether both kernels compute the same bits.
     """
     blocks = {
@@ -122,10 +122,10 @@ def of_trainer(
             *(["bitwise: true    # equal logprobs are expected, and show nothing"] * bitwise),
         ],
         "claim": ["claim: realised    # a gradient step uses these very tokens"],
-        # no answer is longer: what its tokens can be sliced by is fixed before they are read
+        # no response is longer; slices are fixed before the tokens are read
         "workload": ["workload: {source: trainer, sampling: {max_new_tokens: 131072}}"],
         "slices": ["slices:", *map(_matched, slices)] if slices else [],
-        "promotion": ["promotion:", f"  offline: {{sequences: [{sizes[0]}, {sizes[1]}]}}"],
+        "promotion": ["promotion:", f"  offline: {{prompt_groups: [{sizes[0]}, {sizes[1]}]}}"],
     }
     lines = _filled(preset, name, blocks)
     late = [rule.name for rule in slices if known(rule) == "outcome"]
@@ -179,7 +179,7 @@ def _filled(preset: str, name: str, blocks: Mapping[str, Sequence[str]]) -> list
 
 
 def _sliced(lines: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Lines whose clauses on slices name those that there are."""
+    """Lines whose clauses name the existing slices."""
     both, only = (f"slices: [{', '.join(some)}]" for some in (["all", *names], names))
     sliced = lines if names else [line for line in lines if _SLICED not in line]
     return [line.replace(_WHOLE_AND_SLICED, both).replace(_SLICED, only) for line in sliced]
@@ -191,7 +191,7 @@ def _against_stable(lines: list[str]) -> list[str]:
         "mode: monitor, slices: [all]}"
     )
     comment = (
-        "  # is the candidate as near to the referee as today's kernel is?  Shown, not enforced"
+        "  # is the candidate as near to the reference scorer as today's kernel?  Not enforced"
     )
     return _inserted(lines, comment, clause)
 
@@ -202,7 +202,7 @@ def _inserted(lines: list[str], comment: str, clause: str) -> list[str]:
 
 
 def _contributing(lines: list[str], names: Sequence[str]) -> list[str]:
-    """Lines with what slices of outcomes add to the divergence: shown, for it has no limit."""
+    """Lines with the contributions of slices of outcomes to the divergence, in monitor mode."""
     limit = next(match[1] for match in map(_TV.search, lines) if match)
     comment = "  # what these tokens add to the TV of all; known after the token, so not enforced"
     clause = (
@@ -225,7 +225,7 @@ def _workload(parts: Parts) -> list[str]:
 
 
 def _kernel(kernel: Kernel) -> str:
-    """A kernel as a flow mapping: what decides its numbers, and what is not the default."""
+    """A kernel as a flow mapping: the fields that decide its numbers, if not the default."""
     plain = Kernel(engine=kernel.engine)  # type: ignore[call-arg]
     always = ("engine", "model")
     if kernel.engine not in ("table", "pack") and kernel.url is None:
@@ -243,6 +243,6 @@ def _value(value: object) -> str:
 
 
 def _text(value: str) -> str:
-    """A text as YAML: bare where nothing in it could be read as something else."""
+    """A text as YAML: unquoted if it can only be parsed as this text."""
     bare = _PLAIN.fullmatch(value) and value.lower() not in _WORDS
     return value if bare else json.dumps(value, ensure_ascii=False)

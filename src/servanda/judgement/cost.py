@@ -1,7 +1,7 @@
-# What a run will cost and what it can decide, before it starts.
+# The cost and the power of a run, before it starts.
 #
-# Everything here is arithmetic on a plan: which prompts are drawn is known from the seed.
-# How long answers get and how fast the kernels are is not, so a probe may tell.
+# Arithmetic on a plan: the seed determines the prompts.  A probe measures the lengths of responses
+# and the speed of the kernels.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.reachable import reach
 from servanda.traces.corpus import Corpus
 
-CHARACTERS_A_TOKEN = 4  # of plain text, where no tokenizer is at hand
+CHARACTERS_A_TOKEN = 4  # of plain text, without a tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Probe:
     """A few sequences, timed.
 
     Args:
-        sequences: how many.
-        lengths: new tokens of each.
-        seconds: kernel -> to draw them ("infer", "stable") or to score them ("train");
-            "train_draws": for train to draw them too, where rewards are compared.
-        memory_bytes: kernel -> the most that its process held; absent where unknown.
-        disk_bytes: of their traces.
+        sequences: number of sequences.
+        lengths: new tokens of each sequence.
+        seconds: kernel -> time to sample them ("infer", "stable") or to score them ("train");
+            "train_draws": for train to sample them too, if rewards are compared.
+        memory_bytes: kernel -> peak memory of its process; absent if unknown.
+        disk_bytes: size of their traces.
     """
 
     sequences: int
@@ -42,11 +42,11 @@ class Probe:
 
 @dataclass(frozen=True)
 class Decides:
-    """What one cell is expected to decide by the end of the run, in units of the metric.
+    """The expected decisions of one cell by the end of the run, in units of the metric.
 
     `holds` and `violated` are for the worst case, every token of a prompt group at 0 or at
-    the top of the metric; the `_even` ones for tokens that all read the mean.  `fill`: how much
-    of its room a prompt group fills.
+    the top of the metric; the `_even` ones for tokens that all equal the mean.  `fill`: the share
+    of its room that a prompt group fills.
     """
 
     clause: str
@@ -64,13 +64,13 @@ class Decides:
 
 @dataclass(frozen=True)
 class Cost:
-    """The most that a run may take; it ends sooner where all is decided.
+    """The largest cost of a run; it ends sooner once all is decided.
 
     Args:
-        groups, sequences: launched.
-        prompt_tokens: of all sequences; `exact` says whether they were tokenised.
-        new_tokens: drawn, at most, and as probed.
-        seconds, memory_bytes, disk_bytes: None where nothing was probed.
+        groups, sequences: number dispatched.
+        prompt_tokens: of all sequences; `exact`: whether they were tokenised.
+        new_tokens: sampled tokens: the maximum, and the estimate of the probe.
+        seconds, memory_bytes, disk_bytes: None without a probe.
     """
 
     groups: int
@@ -90,7 +90,7 @@ Lengths = Mapping[str, Sequence[int]]
 
 
 def estimated_lengths(corpus: Corpus) -> list[int]:
-    """Tokens of each prompt, from its characters where it is text."""
+    """Tokens of each prompt, estimated from characters for text."""
     return [
         len(p.token_ids) if p.token_ids is not None else -(-len(p.text) // CHARACTERS_A_TOKEN)
         for p in corpus.prompts
@@ -102,7 +102,7 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
 
     Args:
         lengths: workload -> tokens of each prompt; None: estimated from characters.
-        probe: of the first workload.
+        probe: a probe of the first workload.
     """
     prompt_lengths = {
         s.name: (lengths or {}).get(s.name) or estimated_lengths(s.corpus) for s in plan.schedules
@@ -136,10 +136,10 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
 
 
 def _seconds_each(probe: Probe) -> float:
-    """Of one sequence: the kernels run side by side, so the slower one counts."""
+    """Seconds per sequence: the kernels run in parallel, so the slower one counts."""
     seconds = dict(probe.seconds)
-    again = 1 + 1 / NOISE_STRIDE  # the tenth that is measured against itself
-    # what the stable kernel draws is scored by train as well
+    again = 1 + 1 / NOISE_STRIDE  # the 10 % that are scored again
+    # train also scores the stable kernel's samples
     scored = 2 if "stable" in seconds else 1
     train = seconds.pop("train", 0.0) * (scored + 1 / NOISE_STRIDE)
     train += seconds.pop(DRAWS, 0.0)
@@ -190,9 +190,9 @@ def _at_size(plan: Plan, cell: Cell, n: int, fill: float) -> Decides:
 def _expected(
     cell: Cell, schedule: Schedule, lengths: Sequence[int], probe: Probe | None
 ) -> tuple[int, float]:
-    """Units of a cell at the end of the run, and how much of its room a group fills.
+    """Expected units of a cell at the end of the run, and the fill of a group.
 
-    Contexts that only the run can show (entropy, p_max) count as always met.
+    Contexts that depend on the run (entropy, p_max) count as always met.
     """
     groups, prompts = schedule.corpus.groups, schedule.corpus.prompts
     rows = [
@@ -215,7 +215,7 @@ def _expected(
         return int(launched * share * tokens), 1.0
     if not reached or not cell.capacity:
         return 0, 1.0
-    # a group of several answers reaches the slice as soon as one of them does
+    # a group of several responses meets the slice if one of them does
     several = samples * max((len(group) for group in meeting), default=1) > 1
     reached = 1.0 if several else reached
     return int(launched * share * reached), min(tokens / reached / cell.capacity, 1.0)

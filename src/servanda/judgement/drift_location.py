@@ -1,7 +1,7 @@
-# Where the drift sits: the one edge of a portrait's bins that parts tokens best.
+# Drift localisation: the bin edge of a token profile that separates tokens best.
 #
-# Only fields that are known before a token is drawn are searched.  What was sampled is an
-# outcome: a kernel that moves mass away from rare tokens reads zero on them.
+# Only fields known before sampling are searched: on sampled outcomes the metric is biased, for
+# example zero on rare tokens that lose mass.
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from servanda.judgement.token_profile import EDGES, Portrait, Sums
 
 FIELDS = ("prompt_tokens", "position", "entropy_nats")
-_RATIO = 2.0  # a smaller step is not worth a sentence
-_LEAST = 50  # tokens on either side
-# Of the deviance, which would exceed this with odds below 1 : 1000 at any of the ~40 edges if
-# tokens were independent and nothing separated them.  Tokens of a prompt are not: so twice.
+_RATIO = 2.0  # a smaller ratio is not reported
+_LEAST = 50  # fewest tokens on either side
+# Threshold of the deviance: independent tokens without separation exceed half of it at any of the
+# ~40 edges with probability below 0.001; doubled because tokens of a prompt are dependent.
 _DEVIANCE = 40.0
-_ALIKE = 4.0  # noise that is parted by this much less is parted alike
+_ALIKE = 4.0  # noise with a ratio up to this factor smaller is separated alike
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Tokens with more drift against all others, parted at one edge of one field.
+    """Tokens with more drift than the others, separated at one edge of one field.
 
     Args:
-        above: whether it is the tokens at and above the edge that drift.
-        inside, outside: sums over the tokens that drift, and over the rest.
+        above: whether the tokens at and above the edge drift.
+        inside, outside: sums over the drifting tokens, and over the others.
         deviance: 2 × log likelihood of two means against one, of (1 - w)^+.
     """
 
@@ -39,12 +39,12 @@ class Contrast:
 
     @property
     def ratio(self) -> float:
-        """Mean TV inside over mean TV outside; inf where there is none outside."""
+        """Mean TV inside over mean TV outside; inf if that is 0."""
         return _mean(self.inside) / _mean(self.outside) if self.outside.tv else math.inf
 
     @property
     def words(self) -> str:
-        """Which tokens drift, such as "prompts of 256 tokens and more"."""
+        """The drifting tokens as text, such as "prompts of 256 tokens and more"."""
         more, less = _WORDS[self.field]
         return (more if self.above else less).format(self.edge)
 
@@ -60,28 +60,28 @@ _WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def contrast(portrait: Portrait) -> Contrast | None:
-    """The edge with the largest deviance, or None where nothing separates tokens.
+    """The edge with the largest deviance, or None if no edge separates tokens.
 
     The sum of (1 - w)^+ over n tokens is compared as a count would be: each term lies in
     [0, 1], so its variance is at most its mean, and the deviance of a Poisson count never
-    overstates what independent tokens would show.
+    overstates that of independent tokens.
 
     Args:
-        portrait: of the workload, or of the golden texts.
+        portrait: token profile of the workload or of the golden texts.
 
     Source:
         P. McCullagh and J. Nelder, Generalized Linear Models, 1989, §6.2 (the deviance).
     """
     contrasts = [c for name in FIELDS for c in _of_field(name, portrait.by.get(name, ()))]
     contrasts = [c for c in contrasts if c.ratio >= _RATIO and c.deviance >= _DEVIANCE]
-    # edges with no token between them tell the same: the one nearest to those that drift
+    # edges without tokens between them are equivalent: take the one nearest to the drifting tokens
     return max(contrasts, key=lambda c: (c.deviance, c.edge if c.above else -c.edge), default=None)
 
 
 def parted(portrait: Portrait, like: Contrast) -> float | None:
-    """Mean TV inside over mean TV outside, of other tokens parted as a contrast parts its own.
+    """Mean TV inside over mean TV outside of other tokens, separated at a contrast's edge.
 
-    None where either side has no token, or none outside drifts.
+    None if either side has no token, or the outside has no drift.
     """
     bins = portrait.by.get(like.field, ())
     at = EDGES[like.field].index(like.edge) + 1
@@ -91,7 +91,7 @@ def parted(portrait: Portrait, like: Contrast) -> float | None:
 
 
 def explains(noise: float, sharpest: Contrast) -> bool:
-    """Whether noise that is parted so, as `parted` has it, looks like the drift itself."""
+    """Whether noise with this ratio (see `parted`) explains the drift."""
     return noise >= sharpest.ratio / _ALIKE
 
 

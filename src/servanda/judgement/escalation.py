@@ -1,4 +1,4 @@
-# Escalation: which rules of a contract are met by the cells of a verdict.
+# Escalation: the rules of a contract that the cells of a verdict satisfy.
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from servanda.judgement.clauses.base import CellVerdict, worst
 
 
 def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellVerdict]:
-    """The cells that a rule concerns: a clause's, enforced or not; a section's enforced ones.
+    """The cells of a rule: a clause's, enforced or not; a section's enforced ones.
 
-    None where it concerns traffic, which is the gateway's.
+    None for rules about traffic, which the gateway applies.
     """
     judged = [c for c in cells if c.outcome != "not applicable"]
     if "clause" in when:
@@ -22,7 +22,7 @@ def watched(when: Mapping[str, Any], cells: Sequence[CellVerdict]) -> list[CellV
 
 
 def is_met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
-    """Whether a rule is met by the cells that it concerns; by none it is not."""
+    """Whether the cells of a rule satisfy it; false without cells."""
     if not of:
         return False
     state = worst([c.outcome for c in of])
@@ -32,7 +32,7 @@ def is_met(when: Mapping[str, Any], of: Sequence[CellVerdict]) -> bool:
 def rules_met(
     contract: Contract, cells: Sequence[CellVerdict]
 ) -> Iterator[tuple[Escalation, list[CellVerdict]]]:
-    """The rules that are met, in order, each with the cells that it concerns."""
+    """The satisfied rules, in order, each with its cells."""
     for rule in contract.escalation:
         of = watched(rule.when, cells)
         if is_met(rule.when, of):
@@ -40,7 +40,7 @@ def rules_met(
 
 
 def action_of(do: str | Mapping[str, Any]) -> tuple[str, str]:
-    """Name and value of an action as it is written; "" where it has no value.
+    """Name and value of an action as written; "" without a value.
 
     >>> action_of("hold"), action_of({"page": "oncall"})
     (('hold', ''), ('page', 'oncall'))
@@ -54,7 +54,7 @@ def action_of(do: str | Mapping[str, Any]) -> tuple[str, str]:
 def asked_for(
     contract: Contract, cells: Sequence[CellVerdict]
 ) -> tuple[str | Mapping[str, Any], ...]:
-    """The actions of every rule that is met as they are written, each once, in order."""
+    """The actions of all satisfied rules as written, each once, in order."""
     actions: list[str | Mapping[str, Any]] = []
     for rule, _ in rules_met(contract, cells):
         actions += [do for do in rule.do if do not in actions]
@@ -62,5 +62,5 @@ def asked_for(
 
 
 def actions_of(contract: Contract, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
-    """Names of the actions of every rule that is met, in the order of the contract."""
+    """Names of the actions of all satisfied rules, in the order of the contract."""
     return tuple(dict.fromkeys(action_of(do)[0] for do in asked_for(contract, cells)))

@@ -1,7 +1,7 @@
-# Evidence: closed rounds turned into statistics that add up.
+# Evidence: additive statistics of closed rounds.
 #
-# A round counts only whole, and only while every round before it is there: evidence is a
-# closed prefix, so that nothing about an outcome decides what is included (law 5).
+# A round counts only if it is complete and all earlier rounds exist: evidence is a closed prefix,
+# so that no outcome decides its inclusion (law 5).
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from servanda.judgement.plan import Plan
 
 Array = NDArray[Any]
-# what is measured beside the rounds (timed requests, batches, corners of the envelope): source ->
-# what its kinds of clause weigh
+# measurements other than rounds (timed requests, batches, corners of the envelope): source -> data
+# for its kinds of clauses
 Once = Mapping[Source, Any]
 
 
@@ -40,12 +40,12 @@ class Round:
 
     Args:
         workload: its name.
-        units: the launched sequences, in launch order.
-        pair: both kernels on the drawn tokens.
-        peers: what they are compared with: "self_train", "self_infer": a tenth of the
-            sequences, each side against itself re-batched; "stable": the stable kernel and
-            train on what the stable kernel drew for the same units; "train_draws": train's
-            own answers, on both sides of the pair.
+        units: the dispatched sequences, in dispatch order.
+        pair: both kernels on the sampled tokens.
+        peers: data for comparison: "self_train", "self_infer": 10 % of the sequences, each side
+            compared with itself re-batched; "stable": the stable kernel and train on the stable
+            kernel's samples for the same units; "train_draws": train's own responses, on both sides
+            of the pair.
     """
 
     workload: str
@@ -69,13 +69,13 @@ class GoldenRun:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Statistics of one closed round, or of the golden texts: one entry a cell, and counts.
+    """Statistics of one closed round, or of the golden texts: one entry per cell, and counts.
 
     Args:
-        noise: of each cell, (train, infer), each side against itself.
-        stable: of each cell, what the stable kernel has there.
-        agreement: whether the two sides could have disagreed; no digest is taken of it.
-        unended: answers whose last token has no logprob.
+        noise: per cell, (train, infer), each side compared with itself.
+        stable: per cell, the statistics of the stable kernel.
+        agreement: whether the two sides could have disagreed; not part of the digest.
+        unended: responses whose last token has no logprob.
     """
 
     statistics: tuple[Any, ...]
@@ -91,13 +91,13 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a verdict is judged from; `+` merges disjoint shards and refuses overlap.
+    """The data of a verdict; `+` merges disjoint shards and refuses overlap.
 
     Args:
-        rounds: (workload, index) -> a closed round.
-        once: what is measured once, by its source: "golden", "timing".
-        portraits: (workload, "infer" or a peer) or ("", "golden") -> of all rounds; they
-            describe, and no digest is taken of them.
+        rounds: (workload, index) -> closed round.
+        once: single measurements, by source: "golden", "timing".
+        portraits: (workload, "infer" or a peer) or ("", "golden") -> token profile of all rounds;
+            descriptive, not part of the digest.
     """
 
     key: EvidenceKey
@@ -137,17 +137,17 @@ class Evidence:
 
     @property
     def digested(self) -> str:
-        """Every number in it, with the names of classes and fields, which stored digests fix."""
+        """Every number with its class and field names, which stored digests fix."""
         return repr((self.key, self.plan, sorted(self.rounds.items()), sorted(self.once.items())))
 
     @property
     def digest(self) -> str:
-        """Of every number in it; independent of the order in which shards were merged."""
+        """The digest over every number; independent of the order of merging."""
         return hashlib.blake2b(self.digested.encode(), digest_size=16).hexdigest()
 
 
 def weigh(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Evidence:
-    """Closed rounds to evidence; pure, so that shards may be weighed anywhere."""
+    """Compute evidence from closed rounds; pure, so that shards can be computed anywhere."""
     weighed: dict[tuple[str, int], Weighed] = {}
     portraits: dict[tuple[str, str], Portrait] = {}
     for r in rounds:
@@ -202,13 +202,13 @@ def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portra
         agreement=agreement_of(measured.pair),
         unended=unended(measured.pair.infer),
     )
-    # answers that only their rewards are looked at for have no second side to be portrayed
+    # responses used only for rewards have no second side for a token profile
     views = {"infer": own, **{name: v for name, v in peers.items() if name != DRAWS}}
     return weighed, {name: _portrait(v, measured, cells) for name, v in views.items()}
 
 
 def cut_answers(rounds: Sequence[Weighed]) -> str:
-    """How many answers stop where nothing ended them; "" of none."""
+    """A sentence about responses that stop without an end token; "" if none."""
     if not (cut := sum(r.unended for r in rounds)):
         return ""
     return (
@@ -219,7 +219,7 @@ def cut_answers(rounds: Sequence[Weighed]) -> str:
 
 
 def agreement_of(pair: TracePair) -> Agreement:
-    """Of all tokens of a pair."""
+    """The agreement over all tokens of a pair."""
     train, infer = pair.train.columns["logp"], pair.infer.columns["logp"]
     return Agreement.of(train, infer, pair.infer.length_S)
 
@@ -237,7 +237,7 @@ def _portrait(view: View, measured: Round, cells: list[Cell]) -> Portrait:
 def _round_view(
     schedule: Schedule, cells: list[Cell], units: tuple[Unit, ...], pair: TracePair
 ) -> View:
-    """A round's tokens with the columns that slices and guards ask for."""
+    """A round's tokens with the columns for slices and validity checks."""
     trace = pair.infer
     length_S = trace.length_S
     _, group_S = np.unique([u.group for u in units], return_inverse=True)
@@ -284,7 +284,7 @@ def _golden_view(
 
 
 class _Absent(dict[str, Array]):
-    """Columns in which what no golden text has reads as absent."""
+    """Columns in which fields that golden texts lack are absent."""
 
     def __init__(self, columns: Mapping[str, Array], n: int) -> None:
         super().__init__(columns)
@@ -295,7 +295,7 @@ class _Absent(dict[str, Array]):
 
 
 def weigh_once(plan: Plan, key: EvidenceKey, once: Once) -> Evidence:
-    """What was measured once as evidence; pure."""
+    """Compute evidence from single measurements; pure."""
     return Evidence(
         key, plan.digest, once={s: _weighed_once(plan, s, run) for s, run in once.items()}
     )

@@ -1,6 +1,6 @@
-# The gates that people have: what the field's usual numbers say about the same tokens.
+# Thresholds of other projects: the usual metrics of the field on the same tokens.
 #
-# Names, limits and sources are those of the projects; the map of names is in the glossary.
+# Names, limits and sources are the projects' own; the glossary maps the names.
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from servanda.judgement.token_profile import Portrait
 
 @dataclass(frozen=True)
 class Gate:
-    """One number that people watch, and what they would conclude from it.
+    """One threshold of another project, with its result.
 
     Args:
-        name: with its limit and source; passes: None where there is no number.
+        name: with limit and source; passes: None without a number.
     """
 
     name: str
@@ -40,7 +40,7 @@ _PERPLEXITY = 0.01
 def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
     """Thresholds of other projects on portraits: "infer", and "golden" for perplexity."""
     infer, golden = portraits.get("infer", Portrait()), portraits.get("golden", Portrait())
-    # what infer drew flatters infer; it stands in where there are no fixed texts
+    # infer's own samples favour infer; used only without fixed texts
     fixed = golden.total.n > 0
     name = "perplexity, ±1 %" if fixed else "perplexity of the drawn tokens, ±1 %"
     thresholds = [_perplexity(name, golden if fixed else infer)]
@@ -74,7 +74,7 @@ def _p99(portrait: Portrait) -> Gate:
 
 
 def quantile_text(ends: tuple[float, float]) -> tuple[float, str]:
-    """A quantile known to lie between two ends: its middle, and how it is printed.
+    """A quantile between two bounds: its midpoint and its text.
 
     >>> quantile_text((0.1, 0.102)), quantile_text((0.0, 1e-6)), quantile_text((10.0, math.inf))
     ((0.10..., '0.101 ±1 %'), (1e-06, '≤ 1e-06'), (inf, '> 10'))

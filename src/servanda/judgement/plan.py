@@ -1,6 +1,6 @@
-# The plan: everything that is decided before the first token is drawn.
+# The plan: everything that is decided before the first token is sampled.
 #
-# Cells and their number (the price of a violation), schedules, sizes and alpha.
+# Cells and their number (which sets the threshold of a violation), schedules, sizes and alpha.
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from servanda.traces.corpus import Corpus
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run, and how it will be judged.
+    """The plan of a run: its samples and its judgement.
 
     Args:
-        leg: of a promotion; None for a check by itself.
-        traffic: of a live leg.
-        reward_source: of the file that holds the contract's own reward.
+        leg: step of a promotion; None for a single check.
+        traffic: requests of a live step.
+        reward_source: source text of the contract's own reward.
     """
 
     contract: Contract
-    corpora: Mapping[str, Corpus]  # of each workload
+    corpora: Mapping[str, Corpus]  # per workload
     golden: Corpus | None
     stage: Stage
     attempt: int
@@ -55,22 +55,22 @@ class Plan:
 
     @property
     def alpha(self) -> float:
-        """What this attempt may spend of 1 - confidence; all attempts together spend it once."""
+        """The error probability of this attempt; all attempts share 1 - confidence."""
         return attempt_alpha(1 - self.contract.confidence, self.attempt)
 
     @property
     def part(self) -> float:
-        """Of alpha that a violation may spend here: the legs of a promotion share it."""
+        """The share of alpha for violations here: the steps of a promotion share it."""
         return self.leg.part if self.leg else 1.0
 
     @property
     def live(self) -> bool:
-        """Whether the tokens come from traffic: infer draws nothing, and nothing runs offline."""
+        """Whether the tokens come from traffic, so that no sampling runs offline."""
         return self.leg is not None and self.leg.live
 
     @property
     def texts(self) -> str:
-        """Digest of all prompts and golden texts; at every stage the same."""
+        """Digest of all prompts and golden texts; the same at every stage."""
         corpora = [corpus.digest for corpus in self.corpora.values()]
         return digest_of([*corpora, self.golden.digest if self.golden else ""])
 
@@ -80,9 +80,9 @@ class Plan:
 
     @cached_property
     def schedules(self) -> tuple[Schedule, ...]:
-        """One for each workload; the first is that of clauses which name none.
+        """The schedules of the workloads; clauses without a workload use the first.
 
-        Of a live leg the first alone: that of the traffic.
+        On a live step only the first: that of the traffic.
         """
         planned = _schedules(self.contract, self.corpora, self.attempt, self.leg)
         if self.leg is None or not self.leg.live:
@@ -90,19 +90,19 @@ class Plan:
         traffic = self.traffic or Traffic("", self.leg.name)
         endless = self.leg.if_inconclusive == "wait"
         return tuple(
-            # noise of its own: offline the same numbers were drawn for other sequences
+            # separate random numbers: the offline ones were used for other sequences
             Arrivals.of(traffic, s, _seed(s.seed, self.leg.name), endless=endless)
             for s in planned[:1]
         )
 
     @cached_property
     def stable(self) -> Kernel | None:
-        """The stable kernel, where a clause is judged against it."""
+        """The stable kernel, if a clause is relative to it."""
         compared = any("stable" in cell.kind.peers for cell in self.cells)
         return self.contract.stable if compared else None
 
     def offered(self, cell: Cell) -> int:
-        """Units that the whole run is expected to have in a cell, at most: tokens or groups."""
+        """Largest expected number of units of a cell over the whole run: tokens or groups."""
         for schedule in self.schedules:
             if schedule.name == cell.workload:
                 room = cell.capacity if cell.claim == "realised" else 1
@@ -111,17 +111,17 @@ class Plan:
 
     @cached_property
     def stable_rounds(self) -> bool:
-        """Whether the stable kernel draws beside infer, and is not only timed."""
+        """Whether the stable kernel samples too, and is not only timed."""
         return any(cell.workload and "stable" in cell.kind.peers for cell in self.cells)
 
     def scored(self, workload: str) -> tuple[Cut, ...]:
-        """Slices of a workload on which train draws as well, and answers have a reward."""
+        """Slices of a workload on which train samples too, and responses have a reward."""
         cuts = [c.cut for c in self.cells if c.workload == workload and DRAWS in c.kind.peers]
         return tuple(dict.fromkeys(cuts))
 
     @cached_property
     def reward(self) -> str:
-        """Digest of what gives answers their reward; "" where no clause asks for it."""
+        """Digest of the reward function; "" if no clause uses it."""
         reward = self.contract.reward
         if reward is None or reward.of is None or not any(map(self.scored, self.corpora)):
             return ""
@@ -130,7 +130,7 @@ class Plan:
 
     @cached_property
     def loads(self) -> Mapping[LoadOf, bool]:
-        """Every load under which requests are timed, and whether on stable as well."""
+        """Every load under which requests are timed, and whether also on stable."""
         loads: dict[LoadOf, bool] = {}
         for cell in self.cells:
             if isinstance(cell.kind, ServiceLevel):
@@ -160,7 +160,7 @@ def _schedules(
     first, last = (leg.first, leg.last) if leg else contract.promotion.offline.sequences
     schedules = []
     for name, workload in contract.all_workloads.items():
-        # each workload has noise of its own, and it is fresh in every attempt
+        # each workload has separate random numbers, new in every attempt
         own = [] if name == "workload" else [name]
         seed = _seed("run", *own, workload.sampling.seed, attempt)
         schedules.append(Schedule(name, workload, corpora[name], seed, first, last))
@@ -182,15 +182,15 @@ def make_plan(
     leg: Leg | None = None,
     traffic: Traffic | None = None,
 ) -> Plan:
-    """Contract and corpora to a plan.
+    """Compile a contract and corpora to a plan.
 
     Args:
-        leg: of a promotion, whose stage and sizes are then those of the plan.
-        traffic: what infer was sent on a live leg; None: nothing yet.
+        leg: step of a promotion, which defines stage and sizes.
+        traffic: requests sent to infer on a live step; None: none yet.
 
     Raises:
         ContractError: a slice no prompt can meet, a limit that the sizes cannot certify, or
-            lines that lack what the reward reads.
+            lines that lack a key that the reward needs.
     """
     plan, problems = draft(contract, corpora, golden, stage=stage, attempt=attempt, leg=leg)
     if problems:
@@ -207,11 +207,11 @@ def draft(
     attempt: int = 1,
     leg: Leg | None = None,
 ) -> tuple[Plan, list[Problem]]:
-    """A plan, and what stands against running it; cells that cannot be met are left out."""
+    """A plan and its problems; cells that no prompt can meet are left out."""
     stage, live = (leg.stage, leg.live) if leg else (stage, False)
     schedules = {s.name: s for s in _schedules(contract, corpora, attempt, leg)}
     labelled = {name: s.corpus for name, s in schedules.items()} or ({"": golden} if golden else {})
-    # golden texts alone have slices of their own, and no texts at all have the whole
+    # golden texts have their own slices; without texts there is only the whole
     cuts = {name: cuts_of(contract.slices, s.corpus) for name, s in schedules.items()}
     cuts[""] = cuts_of(contract.slices, golden) if golden else {WHOLE: (Cut(WHOLE),)}
     problems = [
@@ -269,7 +269,7 @@ def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: C
 
 
 def unpromised(plan: Plan) -> Iterator[Problem]:
-    """A leg of a promotion on which nothing could ever hold, however much it measures."""
+    """Refuse a step of a promotion on which no clause could ever hold."""
     promises = [c for c in plan.cells if c.section != "observability" and c.clause.enforced]
     if plan.leg is None or any(not isinstance(c.kind, NotHere | Later) for c in promises):
         return
@@ -285,7 +285,7 @@ def unpromised(plan: Plan) -> Iterator[Problem]:
 
 
 def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
-    """A limit that even identical kernels could not be shown to keep at these sizes."""
+    """Refuse a limit that even identical kernels could not be shown to keep at these sizes."""
     kind = cell.kind
     if not isinstance(kind, Certificate | RewardGap) or isinstance(kind, RelativeCertificate):
         return

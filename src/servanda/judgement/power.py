@@ -1,12 +1,11 @@
-# Power: which faults of the catalogue this gate would have caught at this size.
+# Power: the faults of the catalogue that this gate would have caught at this sample size.
 #
-# Each fault was measured once on the shipped model; its prompt groups are drawn again, as
-# many as the run had, and judged by the run's own clauses at the run's own prices.  Where the
-# field met a fault at another strength than the catalogue's, it was measured at both.  That is
-# what a gate of these limits and this size sees of such a fault; how large the fault would
-# be on another model nobody knows before it is there.  A signature does not hold what a fault
-# does to a kernel against itself: one that makes it noisy moves the red lines with it, and is
-# then red by `self_noise` or by nothing.
+# Each fault was measured once on the shipped model; its prompt groups are resampled, as many as the
+# run had, and judged by the run's clauses and thresholds.  If a fault was reported from the field
+# with another strength than the catalogue's, it was measured at both.  The result holds for the
+# fault at this size; its size on another model is unknown.  A signature does not contain the effect
+# of a fault on the noise floor: a fault that makes a kernel noisy also raises the floor, and only
+# `self_noise` can detect it.
 
 from __future__ import annotations
 
@@ -27,20 +26,20 @@ from servanda.judgement.verdict import Caught
 from servanda.traces.trace import Trace, TracePair
 
 _FIELDS = frozenset(FIELDS) - CLASS_FIELDS
-_MOST = 2000  # prompt groups that are drawn again; a gate that needs more is not called blind
-Cells = Sequence[tuple[int, Cell]]  # of a plan, with their places in it
+_MOST = 2000  # most resampled prompt groups; a gate that needs more is not called blind
+Cells = Sequence[tuple[int, Cell]]  # cells of a plan with their indexes
 
 
 @dataclass(frozen=True)
 class Signature:
-    """One fault as it was measured on the bundled model.
+    """One fault as measured on the bundled model.
 
     Args:
-        pair: one prompt a sequence, in random order; None where weights or vocabulary give
-            the fault away before anything is measured.
-        golden: metric -> its largest values at golden positions, and how many those are.
-        strength: the fault's value, as JSON; "" where it is not known.
-        met: whether that is the value that the field met, and another than the catalogue's.
+        pair: one prompt per sequence, in random order; None if weights or vocabulary reveal the
+            fault before any measurement.
+        golden: metric -> its largest values at golden positions, and their number.
+        strength: the fault's value, as JSON; "" if unknown.
+        met: whether the value is one reported from the field that differs from the catalogue's.
     """
 
     fault: str
@@ -52,7 +51,7 @@ class Signature:
 
 
 def power(plan: Plan, evidence: Evidence, signatures: Iterable[Signature]) -> tuple[Caught, ...]:
-    """Every fault whose signature says something here, and the cells that would have been red."""
+    """Every fault with an applicable signature, and the cells that it would violate."""
     refusing = evidence.key.grade == "verified"
     cells = [(i, cell) for i, cell in enumerate(plan.cells) if cell.clause.enforced]
     return tuple(
@@ -86,7 +85,7 @@ def _on_golden(
         values = signature.golden.get(cell.clause.metric)
         fact = isinstance(cell.kind, Fact) and cell.kind.source == "golden"
         whole = fact and not cell.cut.terms
-        # the largest values say what a maximum is, and nothing of a mean or a percentile
+        # the largest values give a maximum, but no mean or percentile
         if not whole or golden is None or not values or cell.clause.aggregate not in (None, "max"):
             continue
         floor = cell.kind.floor(cell, [golden.noise[i]])
@@ -110,7 +109,7 @@ def _on_workload(
         inside_N = view.mask(cell.cut)
         if own is not None and len(inside_N):
             tokens = own.slices[cell.cut.name].n if cell.cut.name in own.slices else 0
-            # a slice that the run met more rarely than the signature would flatter the gate
+            # a slice that is rarer in the run than in the signature would overstate the power
             if tokens < 0.8 * own.total.n * float(inside_N.mean()):
                 continue
         floor = cell.kind.floor(cell, [part.noise[i] for part in closed])
@@ -120,12 +119,12 @@ def _on_workload(
 
 
 def _computable(cell: Cell) -> bool:
-    """Labels of another corpus, and what a kernel is beside a peer, are not in a signature."""
+    """Whether a cell can be computed from a signature, which lacks labels and peers."""
     return cell.kind.source == "workload" and not cell.kind.peers and cell.cut.fields <= _FIELDS
 
 
 def _drawn_again(schedule: Schedule, signature: Signature, n: int, cells: list[Cell]) -> View:
-    """n prompt groups of the signature, drawn with replacement, within the schedule's width."""
+    """n prompt groups of the signature, resampled with replacement, within the schedule's width."""
     assert signature.pair is not None
     seed = np.random.Philox(key=schedule.seed)
     row_S = np.random.Generator(seed).integers(0, len(signature.pair.infer.sequence_S), n)
@@ -148,7 +147,7 @@ def _drawn_again(schedule: Schedule, signature: Signature, n: int, cells: list[C
 
 
 def _rows(trace: Trace, row_S: NDArray[np.int64], width: int) -> Trace:
-    """Some sequences of a trace, each cut to `width` tokens, numbered anew."""
+    """Some sequences of a trace, each cut to `width` tokens and renumbered."""
     starts_S = np.cumsum(trace.length_S) - trace.length_S
     length_S = np.minimum(trace.length_S, width)[row_S]
     moved_S = starts_S[row_S] - (np.cumsum(length_S) - length_S)

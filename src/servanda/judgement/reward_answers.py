@@ -1,4 +1,4 @@
-# Answers: whether the lines of a corpus have what a reward reads.
+# Whether the lines of a corpus have the key that a reward reads.
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def unanswered(
     corpora: Mapping[str, Corpus],
     cuts: Mapping[str, Mapping[str, tuple[Cut, ...]]],
 ) -> Iterator[Problem]:
-    """Clauses that ask a reward of lines which lack what it reads, each with the first line.
+    """Clauses whose reward needs a key that lines lack, each with the first such line.
 
     Args:
-        corpora: of each workload; cuts: workload -> slice -> its cuts.
+        corpora: corpus of each workload; cuts: workload -> slice -> its cuts.
     """
     of = (contract.reward and contract.reward.of) or ""
     if of not in REWARDS or not REWARDS[of].needs:
-        return  # what a function of the contract's own reads, only it knows
+        return  # keys that a contract's own function reads are unknown
     needs = REWARDS[of].needs
     reported: set[Place] = set()
     for cell in cells:
@@ -56,6 +56,6 @@ def unanswered(
 
 
 def _lacking(corpus: Corpus, cut: Cut) -> int | None:
-    """The first line that can meet a slice and has no answer."""
+    """The first line that can meet a slice and lacks the key."""
     lines = (p.line for p in corpus.prompts if p.answer is None and cut.may_meet(p))
     return next(lines, None)

@@ -1,6 +1,6 @@
-# Rewards: pure functions of a prompt's line and the text of an answer.
+# Rewards: pure functions of a prompt's line and the text of a response.
 #
-# A contract names one of these, or a function of its own in a file beside it.
+# A contract names one of these, or a function in a file next to it.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from servanda.registry import Registry
 
-Line = Mapping[str, Any]  # of a corpus, with all its keys
+Line = Mapping[str, Any]  # a line of a corpus, with all its keys
 Score = Callable[[Line, str], float]
 
 
@@ -20,8 +20,8 @@ class Rule:
 
     Args:
         score: (the prompt's line, the answer's text before its end-of-text token) -> reward.
-        needs: key of the line that it reads; "" where it reads none.
-        meaning: what it is, in one line.
+        needs: key of the line that it reads; "" if none.
+        meaning: its description, in one line.
     """
 
     score: Score
@@ -33,7 +33,7 @@ REWARDS: Registry[Rule] = Registry("reward")
 
 
 def rule(meaning: str, *, needs: str = "") -> Callable[[Score], Score]:
-    """Register a function as a reward of its own name."""
+    """Register a function as a reward under its name."""
 
     def decorate(score: Score) -> Score:
         REWARDS.add(score.__name__, Rule(score, needs, meaning))

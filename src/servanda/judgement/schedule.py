@@ -1,10 +1,9 @@
-# The schedule of a workload: which prompts are drawn, in which order, in which rounds.
+# The schedule of a workload: its prompts, their order, and their rounds.
 #
-# Order and inclusion are decided before the outcome (law 5): everything here follows from
-# the contract, the corpus and the attempt.  What a live leg launches is not ours to choose: it is
-# what users asked, in the order in which it was sent to infer, in rounds that close as they fill.
-# What cells there are, and how many tokens a prompt group can have in one, follows from the
-# contract's own prompts all the same: it was fixed before any user asked.
+# Order and inclusion are decided before the outcome (law 5): they follow from the contract, the
+# corpus and the attempt.  On a live step users choose the requests, which are taken in dispatch
+# order, in rounds that close as they fill.  The cells, and the largest number of tokens of a prompt
+# group in each, still follow from the contract's prompts, which are fixed before any request.
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ from servanda.judgement.traffic import Traffic
 from servanda.theory.sampling import uniforms
 from servanda.traces.corpus import Corpus, Prompt
 
-NOISE_STRIDE = 10  # every tenth sequence or text is measured against itself
+NOISE_STRIDE = 10  # every tenth sequence or text is scored again
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One launched sequence: its index, its prompt's row, and its prompt group's draw."""
+    """One dispatched sequence: its index, its prompt's row, and the draw of its prompt group."""
 
     sequence: int
     row: int
@@ -36,12 +35,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one workload launches.
+    """The dispatched sequences of one workload.
 
     Args:
         name: of the workload.
-        seed: of everything random in it, fresh in every attempt.
-        first, last: prompt groups before which nothing holds, and at which a run ends.
+        seed: seed of all its random numbers, new in every attempt.
+        first, last: fewest prompt groups for `holds`, and the number at which a run ends.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Schedule:
 
     @property
     def width(self) -> int:
-        """New tokens that a sequence has room for."""
+        """Most new tokens of a sequence."""
         return self.workload.sampling.max_new_tokens
 
     @property
@@ -62,14 +61,14 @@ class Schedule:
 
     @property
     def folder(self) -> str:
-        """Where the rounds lie in a run directory."""
+        """The folder of the rounds in a run directory."""
         return "rounds" if self.name == "workload" else f"rounds/{self.name}"
 
     def units(self, index: int) -> tuple[Unit, ...]:
-        """The sequences of a round, in launch order; every round is full, the last one too.
+        """The sequences of a round, in dispatch order; every round is full, including the last.
 
         Each draw takes a prompt group at random with replacement, so that the groups are
-        independent draws from what the contract's claim concerns.
+        independent samples from the population of the contract's claim.
         """
         groups, samples = self.corpus.groups, self.workload.samples
         stride = max(map(len, groups)) * samples
@@ -97,8 +96,8 @@ class Schedule:
         return self.last * groups // len(self.corpus.groups)
 
     def _rows(self, cut: Cut) -> tuple[int, int]:
-        """Most lines of one prompt group that can meet a slice, and groups that have any."""
-        if cut not in self._rows_by_cut:  # clauses share their slices
+        """Most lines of one prompt group that can meet a slice, and the number of such groups."""
+        if cut not in self._rows_by_cut:  # clauses share slices
             prompts, (kind_R, examples) = self.corpus.prompts, self._kinds
             meets = np.array([cut.may_meet(prompts[row]) for row in examples])
             rows_G = np.bincount(self._group_R, weights=meets[kind_R])
@@ -111,7 +110,7 @@ class Schedule:
 
     @cached_property
     def _kinds(self) -> tuple[NDArray[np.int64], list[int]]:
-        """Lines with the same labels are of one kind: the kind of each, and one line of each."""
+        """The kind of each line, and one line per kind; lines with equal labels form a kind."""
         kinds: dict[tuple[tuple[str, str], ...], int] = {}
         examples: list[int] = []
         kind_R = []
@@ -131,9 +130,9 @@ class Schedule:
         return group_R
 
     def noise_rows(self, n: int) -> list[int]:
-        """Which of a round's n sequences are measured against themselves, in what order.
+        """The sequences of a round that are scored again, in order.
 
-        Every tenth or a little rarer, so that it is each line of a prompt group in turn.
+        Every tenth or slightly fewer, so that each line of a prompt group has its turn.
         """
         lines = max(map(len, self.corpus.groups)) * self.workload.samples
         stride = next(s for s in itertools.count(NOISE_STRIDE) if math.gcd(s, lines) == 1)
@@ -141,10 +140,10 @@ class Schedule:
 
 
 def noise_rows(n: int, stride: int = NOISE_STRIDE) -> list[int]:
-    """Which of n sequences are measured against themselves, in what order.
+    """The sequences, of n, that are scored again, in order.
 
-    Reversed and without their neighbours: another composition of the batch.  A round of
-    one sequence has no other composition.
+    Reversed and without their neighbours, for another composition of the batch.  A round of one
+    sequence has no other composition.
     """
     if n < 2:
         return []
@@ -153,11 +152,11 @@ def noise_rows(n: int, stride: int = NOISE_STRIDE) -> list[int]:
 
 @dataclass(frozen=True)
 class Arrivals(Schedule):
-    """What traffic launched.
+    """The schedule of live traffic.
 
     Args:
-        corpus: the served prompts, in launch order.
-        traffic: of the leg; planned: the schedule of the contract's own prompts.
+        corpus: the served prompts, in dispatch order.
+        traffic: requests of the step; planned: the schedule of the contract's own prompts.
         endless: whether there is no last round.
     """
 
@@ -179,12 +178,12 @@ class Arrivals(Schedule):
 
     @property
     def rounds(self) -> int:
-        """Rounds that have closed: they are full, or they are none."""
+        """The number of closed rounds, which are full."""
         arrived = len(self.traffic.groups) // self.workload.round
         return arrived if self.endless else min(arrived, super().rounds)
 
     def units(self, index: int) -> tuple[Unit, ...]:
-        """The served requests of a round, in launch order; a sequence is a request's index."""
+        """The served requests of a round, in dispatch order; a sequence is a request's index."""
         start = index * self.workload.round
         draws = range(start, start + self.workload.round)
         launched = ((request, draw) for draw in draws for request in self.traffic.groups[draw])

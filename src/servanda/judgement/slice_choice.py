@@ -1,7 +1,7 @@
-# Slice choice: which slices a comparison judges, where nobody wrote a contract.
+# Slice choice: the slices of a comparison without a contract.
 #
-# Decided from labels, from lengths of prompts, and from how long a few answers are which the run
-# does not judge: what is decided after the evidence would choose it (law 5).
+# Decided from labels, prompt lengths, and the lengths of a few responses that are not judged: a
+# decision after the evidence would be a selection (law 5).
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from servanda.judgement.workload_coverage import listed
 from servanda.theory.stats.interval import units_at_best
 from servanda.traces.corpus import Corpus
 
-_MOST = 8  # values of a label that become slices
-_POOLED = 256  # values of a label that one slice may pool
-_TAKEN = ("all", "depth", "prompt_tokens")  # names of slices that are no label's
-_AMPLE = 1.5  # times the units that identical kernels would need
+_MOST = 8  # most values of a label that become slices
+_POOLED = 256  # most values of a label in one pooled slice
+_TAKEN = ("all", "depth", "prompt_tokens")  # names of slices not from labels
+_AMPLE = 1.5  # multiple of the units that identical kernels need
 _EDGES = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)  # of prompt_tokens
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -38,16 +38,16 @@ def starting_slices(
     contract: Contract,
     answers: Sequence[int] = (),
 ) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
-    """Slices that a run of this size can judge, and what was left out and why.
+    """Slices that a run of this size can judge, and the reasons for omitted ones.
 
     Args:
         lengths: tokens of each prompt.
-        width: new tokens of a sequence.
-        groups: prompt groups of the whole run.
-        limit: of a slice, as the mean of x.
-        contract: whose claim and confidence decide how many units a slice needs.
-        answers: tokens of a few answers that the run does not judge; () where none were drawn,
-            and then every answer is taken to fill its room.
+        width: most new tokens of a sequence.
+        groups: number of prompt groups of the whole run.
+        limit: limit of a slice, as the mean of x.
+        contract: its claim and confidence define the units that a slice needs.
+        answers: lengths of a few responses that are not judged; (): none, and every response counts
+            with its largest length.
     """
     needed = units_at_best(limit, 1 - contract.confidence)
     if needed is None:
@@ -72,7 +72,7 @@ def starting_slices(
 
 
 def _by_label(room: _Room, label: str) -> tuple[list[SliceRule], list[str]]:
-    """The slices of a label: of each value with units enough, and of the others together."""
+    """The slices of a label: one per value with enough units, and one for the others."""
     counts = room.corpus.label_values(label)
     if len(counts) < 2:
         return [], []
@@ -97,7 +97,7 @@ def _by_label(room: _Room, label: str) -> tuple[list[SliceRule], list[str]]:
         rules = [_rule(name, field, most=len(own) if rest else None)]
         how = f"they are judged together, as {name}=(other)"
     else:
-        # a split has a slice of everything, those that nothing could decide included
+        # a split has a slice for every value, also for undecidable ones
         rules = [_match(f"{name}-{named(v)}", {field: {"in": [v]}}) for v in own]
         how = "they are judged with the whole alone"
         if together >= room.needed and len(rest) <= _POOLED:
@@ -119,13 +119,13 @@ def _by_label(room: _Room, label: str) -> tuple[list[SliceRule], list[str]]:
 
 
 def named(value: str) -> str:
-    """A label, or a value of one, as a part of a slice's name."""
+    """A label or a value as a part of a slice's name."""
     letters = "".join(c if c.isascii() and (c.isalnum() or c in "_.") else "-" for c in value)
     return letters[:40] or "none"
 
 
 def apart(rules: Sequence[SliceRule]) -> tuple[SliceRule, ...]:
-    """Rules whose names differ: two labels may look alike as names."""
+    """Rules with unique names: two labels may give the same name."""
     seen: Counter[str] = Counter()
     renamed = []
     for rule in rules:
@@ -138,16 +138,16 @@ def apart(rules: Sequence[SliceRule]) -> tuple[SliceRule, ...]:
 def _depths(
     room: _Room, answers: Sequence[int], width: int, *, realised: bool
 ) -> tuple[tuple[float, ...], list[str]]:
-    """Edges of positions that leave every bucket units enough, from how long answers are."""
+    """Position edges with enough units in every bucket, from the lengths of responses."""
     if width < 6:
         return (), []
 
     def units(low: float, high: float) -> float:
-        """Of the whole run, between two positions."""
+        """Units of the whole run between two positions."""
         tokens = sum(min(n, high) - min(n, low) for n in answers)
         if realised:
             return room.whole * tokens / max(sum(answers), 1)
-        # room that no answer fills is paid for in prompt groups
+        # unused length costs prompt groups
         return room.whole * tokens / (len(answers) * (min(high, width) - low))
 
     def bear(edges: Sequence[float]) -> bool:
@@ -191,18 +191,18 @@ class _Room:
     needed: float  # units that a slice needs
 
     def units(self, meets: Callable[[int], bool]) -> float:
-        """Units of the groups of which some row is met."""
+        """Units of the groups with a matching row."""
         groups = self.corpus.groups
         return self.whole * sum(any(map(meets, group)) for group in groups) / len(groups)
 
     def labelled(self, label: str, values: Collection[str | None]) -> float:
-        """Units of those values; None: of lines without the label."""
+        """Units of these values; None: of lines without the label."""
         prompts = self.corpus.prompts
         return self.units(lambda row: prompts[row].labels.get(label) in values)
 
 
 def _edges(room: _Room, lengths: Sequence[int]) -> tuple[float, ...]:
-    """Edges that leave every bucket of prompt lengths enough units; none for like lengths."""
+    """Prompt length edges with enough units in every bucket; none for similar lengths."""
     if max(lengths) < 4 * min(lengths):
         return ()
     edges = [0.0]

@@ -1,7 +1,7 @@
-# The portrait of a run: what its tokens look like, apart from any clause.
+# The token profile (portrait) of a run: statistics of its tokens, independent of clauses.
 #
-# Sums over bins that are fixed beforehand, so that portraits of rounds add up and their size
-# does not grow with the run.  Everything here describes; nothing is a certificate.
+# Sums over fixed bins, so that profiles of rounds are additive and of constant size. Descriptive
+# only, without guarantees.
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ EDGES: Mapping[str, tuple[float, ...]] = {
     "entropy_nats": (0.01, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
     "probability": (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99),
 }
-# of |log ratio|, nats, eight to a decade
+# of |log ratio|, nats, eight per decade
 RATIO_EDGES: tuple[float, ...] = tuple(float(e) for e in np.geomspace(1e-6, 10.0, 57))
-# of |log ratio|, nats: quantiles are told to within FINE / 2 of their size, from LEAST on
+# of |log ratio|, nats: quantiles have a relative error of FINE / 2, from LEAST on
 LEAST, FINE = 1e-3, 0.02
-# of -logp on either side, nats: width of a bin of `joint`, and how many there are
+# of -logp on either side, nats: bin width of `joint`, and number of bins
 JOINT, JOINT_BINS = 0.25, 64
-KEPT = 12  # worst tokens
-CONTEXT = 16  # token ids before a worst token
+KEPT = 12  # worst tokens kept
+CONTEXT = 16  # token ids kept before a worst token
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over tokens that have usable logprobs on both sides; means are properties.
+    """Sums over tokens with usable logprobs on both sides; means are properties.
 
     Args:
         n: tokens; tv: of (1 - w)^+; abs_log_ratio, k1, k3: nats; exp_abs: of exp |log ratio|;
-        prob_diff: of |p_train - p_infer|; flips: other best token, over `flips_n` tokens;
+        prob_diff: of |p_train - p_infer|; flips: different top-1 token, over `flips_n` tokens;
         nll_train, nll_infer: of -logp, nats.
     """
 
@@ -63,18 +63,18 @@ class Sums:
         return Sums(**{name: mine[name] + theirs[name] for name in mine})
 
     def mean(self, name: str) -> float | None:
-        """Mean of one of the sums over its tokens; None where there is none."""
+        """Mean of one of the sums over its tokens; None without tokens."""
         n = self.flips_n if name == "flips" else self.n
         return getattr(self, name) / n if n else None
 
 
 @dataclass(frozen=True)
 class Worst:
-    """One token on which the kernels differ most.
+    """One of the tokens with the largest difference.
 
     Args:
-        row: line of the corpus; context: ids drawn before the token, nearest last; the texts
-            of both are there where text is allowed.
+        row: line of the corpus; context: ids before the token, nearest last; with texts if text is
+            allowed.
     """
 
     abs_log_ratio: float
@@ -94,12 +94,12 @@ class Worst:
 
 @dataclass(frozen=True)
 class Portrait:
-    """Sums of a run, over all tokens, by bins of each field of EDGES, and by slice.
+    """The token profile of a run: sums over all tokens, by bins of each field of EDGES, by slice.
 
     Args:
-        ratios: counts of |log ratio| in the bins of RATIO_EDGES, first where train gives the
-            token less mass than infer, then where it gives as much or more.
-        fine: counts of |log ratio| by the power of 1 + FINE times LEAST at which a bin begins.
+        ratios: counts of |log ratio| in the bins of RATIO_EDGES, first for tokens with less mass
+            under train than under infer, then for the others.
+        fine: counts of |log ratio| by exponent k of the bin start LEAST * (1 + FINE)^k.
         joint: counts of tokens by "i,j", the bins of JOINT nats that hold -logp of infer, of train.
     """
 
@@ -133,10 +133,9 @@ class Portrait:
         )
 
     def quantile(self, share: float) -> tuple[float, float] | None:
-        """Two ends, nats, between which the smallest |log ratio| lies that `share` do not exceed.
+        """Lower and upper bound, nats, of the `share` quantile of |log ratio|.
 
-        They are FINE apart, relatively; below LEAST, and of a portrait without fine counts, as far
-        apart as RATIO_EDGES are.
+        Their relative distance is FINE; below LEAST, and without fine counts, that of RATIO_EDGES.
         """
         counts = np.add(*map(np.array, self.ratios))
         total = int(counts.sum())
@@ -165,7 +164,7 @@ def _added(mine: Sequence[Sums] | None, theirs: Sequence[Sums] | None) -> tuple[
 
 
 def _largest(worst: Sequence[Worst]) -> tuple[Worst, ...]:
-    # ties by sequence, so that the order in which rounds are added does not count
+    # ties by sequence, so that the order of adding rounds does not matter
     key = lambda w: (w.abs_log_ratio, -w.sequence, -w.position)  # noqa: E731
     return tuple(heapq.nlargest(KEPT, worst, key=key))
 
@@ -174,16 +173,16 @@ _Key = TypeVar("_Key")
 
 
 def added(mine: Mapping[_Key, Portrait], theirs: Mapping[_Key, Portrait]) -> dict[_Key, Portrait]:
-    """Portraits of disjoint rounds, each added to that of the same key."""
+    """Token profiles of disjoint rounds, added by key."""
     both = {key: mine[key] + theirs[key] for key in mine.keys() & theirs.keys()}
     return {**mine, **theirs, **both}
 
 
 def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) -> Portrait:
-    """The portrait of one round.
+    """The token profile of one round.
 
     Args:
-        masks: slice -> which tokens lie in it, [N].
+        masks: slice -> its tokens, [N].
         rows: line of the corpus of each sequence.
     """
     usable_N = pair.usable_N
@@ -263,7 +262,7 @@ def _ratios(k1_N: Array, abs_N: Array) -> tuple[tuple[int, ...], tuple[int, ...]
 def _fine(abs_N: Array) -> dict[str, int]:
     large_K = abs_N[(abs_N >= LEAST) & np.isfinite(abs_N)]
     power_K = np.floor(np.log(large_K / LEAST) / math.log1p(FINE)).astype(np.int64)
-    # a value at an edge may be rounded into the bin below it
+    # a value at an edge may be rounded into the lower bin
     power_K += large_K >= LEAST * (1 + FINE) ** (power_K + 1)
     power_K -= large_K < LEAST * (1 + FINE) ** power_K
     power, n = np.unique(power_K, return_counts=True)
@@ -271,7 +270,7 @@ def _fine(abs_N: Array) -> dict[str, int]:
 
 
 def _joint(infer_N: Array, train_N: Array) -> dict[str, int]:
-    """Counts by the bins of both sides' -logp; the last bin holds all beyond, infinity too."""
+    """Counts by bins of both sides' -logp; the last bin has all larger values and infinity."""
     top = JOINT_BINS - 1
     i_N, j_N = (np.clip(x_N / JOINT, 0, top).astype(np.int64) for x_N in (infer_N, train_N))
     cells, n = np.unique(i_N * JOINT_BINS + j_N, return_counts=True)
@@ -292,7 +291,7 @@ def _worst(
     tokens = []
     for u in largest.tolist():
         at = int(at_U[u])
-        # the last sequence that starts here or before: those before it may be empty
+        # the last sequence that starts here or before; earlier ones may be empty
         s = int(np.searchsorted(starts_S, at, side="right")) - 1
         drawn = trace.token_N[starts_S[s] : at].tolist()
         tokens.append(

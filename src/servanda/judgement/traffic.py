@@ -1,8 +1,7 @@
-# The traffic of one leg: which of its served requests are evidence, and of which prompt group.
+# The traffic of one step: its requests that are evidence, and their prompt groups.
 #
-# What is left out is left out by what was known when the request was launched, never by how
-# it was answered (law 5); and it is counted.  What a request is, no later one changes: adding
-# requests to a log moves no earlier one.
+# Requests are excluded only by facts known at dispatch, never by their responses (law 5), and
+# exclusions are counted.  Later requests do not change the status of earlier ones.
 
 from __future__ import annotations
 
@@ -25,20 +24,20 @@ SAMPLING = "asked for another sampling than the workload's"
 ENVELOPE = "prompt outside of runtime.envelope.prompt_tokens"
 CONTEXT = "prompt that leaves infer no room for max_new_tokens"
 SAMPLES = "beyond workload.samples rows of one prompt group"
-EARLY = "ended by its length before max_new_tokens"  # why an answer that came is lost
+EARLY = "ended by its length before max_new_tokens"  # reason why a received response counts as lost
 SEED = "asked for a seed that an earlier request had"
-_NO_TOP_K = (None, 0, -1)  # each is what some server calls no limit
+_NO_TOP_K = (None, 0, -1)  # values that mean no limit on some servers
 _OF_ITS_OWN = ("max_new_tokens", "seed", *Sampling.model_fields)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What infer was sent on one leg.
+    """The requests sent to infer on one step.
 
     Args:
-        launched: every request of the leg that is in the log, in launch order.
-        groups: those that are evidence, by prompt group, as far as groups are complete.
-        outside: why a request is none -> how many.
+        launched: every logged request of the step, in dispatch order.
+        groups: requests that are evidence, by complete prompt group.
+        outside: reason -> number of requests that are no evidence.
     """
 
     run: str
@@ -49,22 +48,22 @@ class Traffic:
 
     @cached_property
     def requests(self) -> tuple[Request, ...]:
-        """Those of the complete groups, in launch order."""
+        """The requests of complete groups, in dispatch order."""
         return tuple(request for group in self.groups for request in group)
 
     @property
     def file(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"requests of {self.leg}"
 
 
 class Entrance:
-    """Which requests are evidence, one after another in launch order.
+    """Decides which requests are evidence, in dispatch order.
 
     Args:
-        context: of the infer kernel, tokens; None where there is no limit.
-        most: seeds that are remembered, the latest ones; None: all of them.
-        seeds: that earlier requests had, oldest first.
+        context: context length of the infer kernel, tokens; None: no limit.
+        most: number of latest seeds to keep; None: all.
+        seeds: seeds of earlier requests, oldest first.
     """
 
     def __init__(
@@ -82,13 +81,13 @@ class Entrance:
         width = self.workload.sampling.max_new_tokens
         self._room = math.inf if context is None else context - width
         self._most = most
-        self.seeds = dict.fromkeys(seeds)  # in their order, which a set has not
+        self.seeds = dict.fromkeys(seeds)  # ordered, unlike a set
 
     def outside(self, request: Request, *, prompt: bool = True) -> str:
-        """Why a request is no evidence; "" where it is.  By what was known at its launch.
+        """The reason why a request is no evidence, from facts at dispatch; "" if it is.
 
         Args:
-            prompt: whether anybody knows its prompt.
+            prompt: whether its prompt is known.
         """
         low, high = self._span
         why = _sampled(request, self.workload)
@@ -103,7 +102,7 @@ class Entrance:
 
     def _repeated(self, seed: int) -> str:
         if seed in self.seeds:
-            return SEED  # its noise is not its own
+            return SEED  # its random numbers are not independent
         self.seeds[seed] = None
         if self._most is not None and len(self.seeds) > self._most:
             del self.seeds[next(iter(self.seeds))]
@@ -111,13 +110,14 @@ class Entrance:
 
 
 def within(request: Request, width: int) -> Request:
-    """What of a request is evidence of a workload: its first `width` tokens.
+    """The part of a request that is evidence for a workload: its first `width` tokens.
 
-    They have one law however many more it asked for, so it counts as if it had asked for no more.
-    An answer that ended by its length before that is lost, for nothing explains its end.
+    Their distribution does not depend on the requested length, so a longer request counts as one
+    for `width` tokens.  A response that ended by length before that counts as lost, because its end
+    is unexplained.
 
     Args:
-        request: one that is not outside, so that infer's context has room for `width` tokens.
+        request: one that is evidence, so that infer's context has room for `width` tokens.
     """
     most, n = request.sampling["max_new_tokens"], len(request.tokens)
     if request.finish == "length" and n < min(most, width):
@@ -129,7 +129,7 @@ def within(request: Request, width: int) -> Request:
         tokens=request.tokens[:width],
         logp=request.logp[:width],
         best=request.best[:width],
-        finish="length",  # what came later, a left-out end token too, is no part of it
+        finish="length",  # later tokens, and an omitted end token, are not part of it
     )
 
 
@@ -142,18 +142,18 @@ def traffic_of(
     context: int | None = None,
     fingerprint: str = "",
 ) -> Traffic:
-    """The requests of one leg of one run; those of others are passed over.
+    """The requests of one step of one run; others are skipped.
 
-    A request is a prompt group of its own unless the one before it has the same `group`.
+    A request is its own prompt group unless the one before it has the same `group`.
 
     Args:
-        requests: of the whole log, in its order.
-        context: of the infer kernel, tokens; None where there is no limit.
-        fingerprint: that its server gives; "" where it gives none.
+        requests: all requests of the log, in order.
+        context: context length of the infer kernel, tokens; None: no limit.
+        fingerprint: reported by its server; "" if none.
 
     Raises:
-        EvidenceError: a request is missing, is there twice or in another order, or was
-            answered by another kernel.
+        EvidenceError: a request is missing, repeated or out of order, or was served by another
+            kernel.
     """
     launched = tuple(r for r in requests if (r.run, r.leg) == (run, leg))
     _refuse_gaps(launched)
@@ -175,17 +175,17 @@ def traffic_of(
         else:
             groups[-1].append(within(request, width))
     if last is not None and len(groups[-1]) < samples:
-        groups.pop()  # the next request may belong to it
+        groups.pop()  # the next request may belong to this group
     whole = tuple(tuple(group) for group in groups if group)
     return Traffic(run, leg, launched, whole, dict(outside))
 
 
 def _sampled(request: Request, workload: Workload) -> str:
-    """Why what a request asked for is not what the workload declares; "" where it is."""
+    """The reason why a request's sampling differs from the workload's; "" if it does not."""
     sampling, declared = request.sampling, workload.sampling
     others = (v for name, v in sampling.items() if name not in _OF_ITS_OWN)
     if any(value is not None for value in others):
-        return SAMPLING  # nobody here knows what it does to the draw
+        return SAMPLING  # its effect on sampling is unknown
     for name, default in Sampling().model_dump().items():  # type: ignore[call-arg]
         value, wanted = sampling.get(name), getattr(declared, name)
         if name == "top_k":
@@ -225,7 +225,7 @@ def _refuse_gaps(launched: tuple[Request, ...]) -> None:
 
 
 def _refuse_others(launched: tuple[Request, ...], fingerprint: str) -> None:
-    """Answers that say to be of another kernel than the one that is promoted."""
+    """Refuse responses of another kernel than the promoted one."""
     answered = [r for r in launched if not r.lost]
     known = fingerprint or next((r.fingerprint for r in answered), "")
     for request in answered:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 3, "error": 4}
 _PRECONDITION = "a precondition failed"
-# the assumption `order`, which a run of Servanda keeps and a trainer's batch may not
+# the assumption `order`: satisfied by a run of Servanda, perhaps not by a trainer's batch
 OF_A_TRAINER = (
     "the trainer selected the responses of this batch: those still running, aborted or filtered by "
     "reward are missing, and if the selection depends on the divergence, the divergence of all "
@@ -39,16 +39,16 @@ OF_A_TRAINER = (
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How a verdict came to be; nothing in it was judged.
+    """The circumstances of a verdict, which were not judged.
 
     Args:
-        fingerprints: of each kernel by its side, key by key.
-        seconds: from loading the kernels to the last round; None where a run was resumed;
-            stopped: "decided", "size", "time"; "traffic": more of it has to arrive; or "broken":
-            given up, for slices that are still open cannot repair the whole.
-        contract_text: the YAML that was judged, for keeping.
-        differences: what the sides' files say otherwise, one sentence each.
-        e_values: of the cells that matter most; empty where only the end was evaluated.
+        fingerprints: of each side's kernel, by key.
+        seconds: from loading the kernels to the last round; None for a resumed run; stopped:
+            "decided", "size", "time"; "traffic": waits for more traffic; or "broken": ended early,
+            because open slices cannot repair a violated whole.
+        contract_text: the judged YAML text.
+        differences: differences between the sides' files, one sentence each.
+        e_values: of the cells that matter most; empty if only the end was evaluated.
     """
 
     fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -64,10 +64,10 @@ class Caught:
     """Whether a gate of this plan and size would have caught a fault of the catalogue.
 
     Args:
-        by: names of the cells that would be red, worst first; empty where none would be.
-        grounds: the source of this, such as "measured on the bundled 2.6 M-parameter model".
-        strength: the fault's value, as JSON; "" where it is not known.
-        met: whether that is the value that the field met, and another than the catalogue's.
+        by: names of the cells that would be violated, worst first; may be empty.
+        grounds: the source, such as "measured on the bundled 2.6 M-parameter model".
+        strength: the fault's value, as JSON; "" if unknown.
+        met: whether the value is one reported from the field that differs from the catalogue's.
     """
 
     fault: str
@@ -83,12 +83,12 @@ Subject = Literal["data", "slice", "guard", "rows", "sample"]
 
 @dataclass(frozen=True)
 class BlindSpot:
-    """Something that this verdict did not examine, or was too small to see.
+    """An effect that this verdict did not examine, or could not detect at its sample size.
 
     Args:
-        subject: "data": columns that could not disagree; "slice": one without evidence;
-            "guard": the smallest fault it would have rejected; "rows": sequences or tokens that
-            were removed before anything was judged; "sample": what its size or order leaves open.
+        subject: "data": columns that could not disagree; "slice": a slice without evidence;
+            "guard": the smallest fault that a check would have rejected; "rows": sequences or
+            tokens that were removed before the judgement; "sample": limits of its size or order.
         text: one sentence with its numbers.
     """
 
@@ -98,19 +98,19 @@ class BlindSpot:
 
 @dataclass(frozen=True)
 class Verdict(CellTable):
-    """The answer of a contract, with every cell's.
+    """The verdict on a contract, with the verdict on every cell.
 
     Args:
-        key: what the evidence concerns; alpha: what this attempt could spend, of which a
-            violation is charged part/cells.
-        groups, sequences, tokens, lost: what the closed rounds hold.
-        train, infer, stable: what reports call the kernels.
-        portraits: what the tokens look like: "infer", "golden", and each peer.
-        part: of alpha, for the violations of one leg of a promotion; leg: its name, "" for a
-            check by itself.
-        power: which faults of the catalogue would have been caught at this size.
-        blind_spots: what a reader of a pass must know that it did not look at.
-        breakdown: of a trainer's dump, by step and by sequence.
+        key: the evidence key; alpha: error probability of this attempt, of which each cell's
+            violation test has part/cells.
+        groups, sequences, tokens, lost: counts over the closed rounds.
+        train, infer, stable: names of the kernels in reports.
+        portraits: token profiles: "infer", "golden", and each peer.
+        part: share of alpha for the violations of one step of a promotion; leg: name of the step,
+            "" for a single check.
+        power: the faults of the catalogue that would have been caught at this sample size.
+        blind_spots: effects that a pass does not exclude.
+        breakdown: breakdown of a trainer's dump by step and by sequence.
     """
 
     outcome: Outcome
@@ -143,51 +143,51 @@ class Verdict(CellTable):
         return EXIT_CODES[self.outcome]
 
     def decided_on(self, workload: str) -> bool:
-        """Whether more rounds of a workload could change nothing that counts."""
+        """Whether more rounds of a workload could not change any counting outcome."""
         return not any(c.open and c.enforced and c.workload == workload for c in self.cells)
 
     def broken_on(self, workload: str) -> bool:
-        """Whether the whole of a workload breaks its contract, whatever its slices say."""
+        """Whether the whole workload is violated, whatever the outcome on its slices."""
         return any(
             c.outcome == "violated" and c.enforced and c.slice == WHOLE and c.workload == workload
             for c in self.cells
         )
 
     def more_of(self, workload: str) -> int | None:
-        """Prompt groups of a workload that would decide what is open, as a projection."""
+        """Projected number of prompt groups of a workload to decide the open cells."""
         needs = [c.more for c in self.cells if c.open and c.enforced and c.workload == workload]
         return max((n for n in needs if n is not None), default=None)
 
     @property
     def decided(self) -> bool:
-        """Whether more rounds could change nothing that counts."""
+        """Whether more rounds could not change any counting outcome."""
         return not any(c.open and c.enforced for c in self.cells)
 
     @property
     def more(self) -> int | None:
-        """Prompt groups of one workload that would decide what is open, as a projection."""
+        """Projected number of prompt groups of one workload to decide the open cells."""
         return max((self.more_of(c.workload) or 0 for c in self.cells), default=0) or None
 
     @property
     def needs_tokens(self) -> int | None:
-        """About how many tokens such data needs in all for every cell to be decided.
+        """Approximate total number of tokens to decide every cell with such data.
 
-        A projection, of prompt groups as long as those that came; None where nothing is open.
+        A projection for prompt groups of the observed length; None if no cell is open.
         """
         if not self.more or not self.groups or not self.tokens:
             return None
         return math.ceil(self.tokens * (1 + self.more / self.groups))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: a number that does not exist is null, never 0; inf is text."""
+        """Plain data for JSON: a missing number is null, never 0; infinity is a string."""
         return to_plain({**asdict(self), "exit_code": self.exit_code, "more": self.more})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
-        """The verdict that `to_dict` was called on.
+        """The verdict from the data of `to_dict`.
 
         Raises:
-            EvidenceError: the data is not of a verdict; the message names the first such part.
+            EvidenceError: the data is not a verdict; the message names the first wrong part.
         """
         return from_plain(cls, data)
 
@@ -195,7 +195,7 @@ class Verdict(CellTable):
         return FORMATS["text"](self)
 
 
-# the forms of a verdict; the room of reports, which lies above, fills it
+# the report formats; filled by the package `report`
 FORMATS: Registry[Callable[[Verdict], str]] = Registry("format", home="servanda.report")
 
 
@@ -205,8 +205,8 @@ def judge(
     """Judge every cell of a plan on the closed prefix of its evidence; pure.
 
     Args:
-        intervals: False leaves the intervals out, for a look that only decides.
-        part: of alpha that violations may spend here; None: as the plan says.
+        intervals: False omits the intervals, for an evaluation that only decides.
+        part: share of alpha for violations here; None: the plan's.
 
     Raises:
         EvidenceError: the evidence belongs to another plan.
@@ -242,7 +242,7 @@ def judge(
             judged = _beside(judged, cell, evidence.portraits.get((cell.workload, "infer")), stable)
         cells.append(judged.but(where=plan.contract.where(*cell.place)))
     cells = _after_preconditions(plan.cells, cells)
-    # guards can make the outcome worse, but never carry it
+    # validity checks can only worsen the outcome
     outcomes: list[Outcome] = [cell.outcome for cell in cells if cell.enforced]
     promises = [c for c in cells if c.enforced and c.section != "observability"]
     if all(c.outcome == "not applicable" for c in promises):
@@ -279,7 +279,7 @@ def judge(
 
 
 def agreed(verdict: Verdict, contract: Contract, agreement: Agreement) -> Verdict:
-    """The verdict where both sides could not disagree; what is violated all the same stays so."""
+    """The verdict if both sides could not disagree; violated cells stay violated."""
     why = objection(contract, agreement)
     spots = tuple(
         BlindSpot("data", text) for text in ([why] if why else remarks(contract, agreement))
@@ -291,7 +291,7 @@ def agreed(verdict: Verdict, contract: Contract, agreement: Agreement) -> Verdic
 def _blind_spots(
     plan: Plan, cells: Sequence[CellVerdict], judgements: Any, rounds: Sequence[Weighed]
 ) -> tuple[BlindSpot, ...]:
-    """What follows from the plan, from the tokens of each slice and guard, and from the answers."""
+    """The blind spots from the plan, the tokens of each slice and check, and the responses."""
     spots = [BlindSpot("slice", text) for text in uncovered(plan, cells)]
     spots += [BlindSpot("guard", text) for text in weak_guards(judgements)]
     workload = plan.contract.workload
@@ -303,7 +303,7 @@ def _blind_spots(
 
 
 def unsound(verdict: Verdict, why: str) -> Verdict:
-    """The verdict on data that cannot be trusted: an error, and no cell is decided."""
+    """The verdict on invalid data: an error without decided cells."""
     note = f"the data is not sound: {why}"
     cells = tuple(
         c if c.outcome == "not applicable" else c.but(outcome="inconclusive", open=False, note=note)
@@ -315,7 +315,7 @@ def unsound(verdict: Verdict, why: str) -> Verdict:
 def _beside(
     judged: CellVerdict, cell: Cell, portrait: Portrait | None, stable: Sequence[Any]
 ) -> CellVerdict:
-    """A cell's verdict with what is shown beside it: its share, and the stable kernel."""
+    """A cell's verdict with its share of tokens and the stable kernel's value."""
     known = portrait is not None and portrait.total.n and cell.cut.name in portrait.slices
     level = cell.kind.level(stable) if stable and isinstance(cell.kind, Certificate) else None
     return judged.but(
@@ -332,9 +332,9 @@ def _portraits(evidence: Evidence) -> dict[str, Portrait]:
 
 
 def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:
-    """Where a guard fails, the numbers are not what they claim, so certificates say nothing.
+    """Make certificates inconclusive if a validity check fails.
 
-    A guard concerns its own workload.  While it is open, so are they.
+    A check applies to its own workload.  While it is open, so are they.
     """
     failed: dict[str, list[CellVerdict]] = {}
     for v in verdicts:

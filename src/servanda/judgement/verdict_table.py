@@ -15,7 +15,7 @@ _LEFT_OUT = ("interval", "where", "assumptions")
 
 
 class CellTable:
-    """What a verdict can be turned into."""
+    """The table formats of a verdict."""
 
     cells: tuple[CellVerdict, ...]
     outcome: Outcome
@@ -23,11 +23,11 @@ class CellTable:
     evidence: str
 
     def to_arrow(self) -> Any:
-        """A pyarrow.Table: a row per cell, with its e-values; a number that does not exist is null.
+        """A pyarrow.Table: one row per cell, with its e-values; a missing number is null.
 
         Metadata of the table: outcome, contract and evidence digest of the verdict.
         """
-        pa = import_module("pyarrow")  # heavy, and needed for a table alone
+        pa = import_module("pyarrow")  # a heavy import, needed only for a table
         rows = [
             {
                 **{f.name: getattr(cell, f.name) for f in fields(cell) if f.name not in _LEFT_OUT},
@@ -57,5 +57,5 @@ class CellTable:
 
 
 def html_of(result: object) -> str:
-    """The text of a result, for a notebook."""
+    """The HTML of a result's text, for a notebook."""
     return f"<pre>{escape(str(result))}</pre>"

@@ -1,6 +1,6 @@
-# Slice coverage: which parts of a workload no slice of a verdict shows.
+# Slice coverage: the parts of a workload that no slice of a verdict covers.
 #
-# Decided from the plan and from how many tokens each slice met; no logprob is looked at.
+# From the plan and the token count of each slice, without logprobs.
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from servanda.traces.corpus import Corpus
 if TYPE_CHECKING:
     from servanda.judgement.plan import Plan
 
-_NAMED = 3  # values or slices that one sentence names
-_SHALLOW = 5  # new tokens, of which the late ones are no slice
+_NAMED = 3  # most values or slices in one sentence
+_SHALLOW = 5  # fewest new tokens for a slice of late ones
 _DEPTHS = {"context.position", "context.length", "context.turn", "context.turn_position"}
-_HARDLY = 0.01  # of the tokens: an undecided slice of fewer is hardly ever reached
+_HARDLY = 0.01  # share of tokens below which an undecided slice is rarely reached
 
 
 def uncovered(plan: Plan, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
-    """One sentence for each part that is not judged by itself, or on which nothing was measured.
+    """One sentence for each part without its own judgement or without data.
 
     Args:
-        cells: the verdicts of the plan's cells, with their tokens.
+        cells: the verdicts on the plan's cells, with their token counts.
     """
     return (
         *_hardly_reached(cells),
@@ -46,13 +46,13 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _hardly_reached(cells: Sequence[CellVerdict]) -> Iterator[str]:
-    """Slices that met no sampled token, and those that met too few to be decided."""
+    """Slices without sampled tokens, and those with too few to be decided."""
     by_slice: dict[str, list[CellVerdict]] = {}
     for cell in cells:
         if cell.section == "statistical" and cell.outcome != "not applicable" and cell.workload:
             by_slice.setdefault(cell.slice, []).append(cell)
     if not any(cell.n for of in by_slice.values() for cell in of):
-        return  # the run has no token at all
+        return  # the run has no tokens
     by_slice.pop(WHOLE, None)
     none = [repr(name) for name, of in by_slice.items() if not any(c.n for c in of)]
     if none:
@@ -71,7 +71,7 @@ def _hardly_reached(cells: Sequence[CellVerdict]) -> Iterator[str]:
 
 
 def _unjudged(plan: Plan) -> Iterator[str]:
-    """Declared slices on which no clause is judged."""
+    """Declared slices without a clause."""
     judged = {cell.cut for cell in plan.cells}
     corpora = [*plan.corpora.values(), *([plan.golden] if plan.golden else [])]
     for rule in plan.contract.slices:
@@ -81,7 +81,7 @@ def _unjudged(plan: Plan) -> Iterator[str]:
 
 
 def _depth(plan: Plan) -> Iterator[str]:
-    """Whether late tokens are judged by themselves."""
+    """A sentence if no slice separates late tokens."""
     widths = [s.width for s in plan.schedules if any(c.workload == s.name for c in plan.cells)]
     fields = {field for cell in plan.cells for field in cell.cut.fields}
     if max(widths, default=0) > _SHALLOW and not fields & _DEPTHS:
@@ -97,14 +97,14 @@ def _labels(plan: Plan) -> Iterator[str]:
 
 
 def _label(name: str, corpus: Corpus, cuts: Iterable[Cut], *, counted: bool) -> Iterator[str]:
-    """Values of a label that no slice shows alone.
+    """Values of a label without their own slice.
 
     Args:
-        counted: whether each line of the corpus is one prompt, so that shares mean something.
+        counted: whether each line of the corpus is one prompt, so that shares are meaningful.
     """
     values = corpus.label_values(name)
     if len(values) < 2 or (counted and max(values.values()) == 1):
-        return  # all alike, or an identifier and no category
+        return  # a constant, or an identifier
     field = f"{LABEL}{name}"
     terms = [t for cut in cuts for t in cut.terms if t.field == field]
     if not terms:
@@ -113,7 +113,7 @@ def _label(name: str, corpus: Corpus, cuts: Iterable[Cut], *, counted: bool) -> 
             "averaged with the others"
         )
         return
-    # a slice that asks for more than the label shows a part of its value
+    # a slice with further terms covers only a part of the value
     own = [t for cut in cuts if {*cut.fields} == {field} for t in cut.terms]
     alone = {t.value[0] for t in own if t.op == "in" and len(t.value) == 1}
     for pooled in (True, False):
@@ -128,7 +128,7 @@ def _label(name: str, corpus: Corpus, cuts: Iterable[Cut], *, counted: bool) -> 
 
 
 def _pooled(value: str, terms: Iterable[Term]) -> bool:
-    """Whether a value lies in a slice together with others."""
+    """Whether a value shares a slice with others."""
     return any(
         (t.op == "not_in" and value not in t.value)
         or (t.op == "in" and len(t.value) > 1 and value in t.value)

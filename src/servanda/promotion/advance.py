@@ -25,17 +25,17 @@ from servanda.promotion.state import (
     leg_of,
 )
 
-ERRORS = 3  # looks in a row at which measuring failed, after which a run is halted
+ERRORS = 3  # failed evaluations in a row after which a run is halted
 EXPIRED = "the evidence has expired"
 
 Move = tuple[State, tuple[Effect, ...]]
 
 
 def begin(run: str, key: EvidenceKey, course: Sequence[Leg], *, now: float) -> Move:
-    """A run at its first leg.
+    """A run at its first step.
 
     Raises:
-        EvidenceError: `now` is no time.
+        EvidenceError: `now` is not a valid time.
     """
     _refuse_timeless(now)
     state = State(
@@ -48,11 +48,11 @@ def advance(course: Sequence[Leg], state: State, finding: LegFinding, *, now: fl
     """The state after an evaluation, and the notifications that follow; pure.
 
     Args:
-        course: the legs that the run began with.
-        now: unix seconds, never before what the run saw last.
+        course: the steps that the run began with.
+        now: unix seconds, not before the latest time of the run.
 
     Raises:
-        EvidenceError: the clock went back, or the finding is of another leg, or of no one.
+        EvidenceError: the clock went back, or the finding is for another step or has no key.
     """
     in_order(state, now)
     if state.ended:
@@ -77,10 +77,10 @@ def advance(course: Sequence[Leg], state: State, finding: LegFinding, *, now: fl
 
 
 def in_order(state: State, now: float) -> None:
-    """Refuse a time before the latest that a run was told.
+    """Refuse a time before the latest one of the run.
 
     Raises:
-        EvidenceError: it is, or it is no time.
+        EvidenceError: it is earlier, or not a valid time.
     """
     _refuse_timeless(now)
     if now < state.seen:
@@ -106,7 +106,7 @@ def move_to(
     decided: CellResult | None,
     requested: Sequence[RuleAction] = (),
 ) -> Move:
-    """The next state, counted as a turn where anybody is to be told of it."""
+    """The next state, with a new revision if a notification follows."""
     turned = replace(after, turn=after.turn + 1)
     effects = effects_of(course, before, turned, decided, requested)
     if effects or before is None or before.span != after.span:
@@ -122,9 +122,9 @@ def _decided(
     requested: Sequence[RuleAction],
     now: float,
 ) -> tuple[State, CellResult | None]:
-    """The state after a look, and the cell that decided it."""
+    """The state after an evaluation, and the cell that decided it."""
     if other := _changed(state.key, finding.key):
-        # what was shown is of another build, and keeps no traffic there
+        # the evidence is for another build, which must not keep its traffic
         state = replace(state, valid_until=None)
         return _ended(
             state, "superseded", f"{', '.join(other)} changed since the promotion started"
@@ -136,7 +136,7 @@ def _decided(
         errors = state.errors if outcome == "error" else 0
         state = replace(state, evidence=finding.evidence, weighed=weighed, errors=errors)
         state = replace(state, asked=tuple(map(str, requested)))
-    # first of all: what has expired in full keeps its traffic, and what is broken must not
+    # first: an expired build in `full` keeps its traffic, a violated one must not
     if outcome == "violated":
         assert decided is not None
         return _ended(state, "rolled_back", f"{decided.name} is violated"), decided
@@ -168,7 +168,7 @@ def _decided(
 
 
 def _changed(begun: EvidenceKey, now: EvidenceKey | None) -> list[str]:
-    """Parts of the key that are no longer those of the run; none are known where there is none."""
+    """Parts of the key that differ from the run's; empty without a key."""
     if now is None:
         return []
     attempt = ["the attempt"] if begun.attempt != now.attempt else []
@@ -178,8 +178,8 @@ def _changed(begun: EvidenceKey, now: EvidenceKey | None) -> list[str]:
 def judged(cells: Sequence[CellResult]) -> tuple[Outcome, CellResult | None]:
     """The outcome of the cells that count, and the one that decides it.
 
-    What has no sample behind it does not hold, whatever it says of itself, and preconditions
-    alone promise nothing.
+    A cell without samples does not hold, whatever its outcome, and validity checks alone do not
+    either.
     """
     known = [c for c in cells if c.outcome != "not applicable"]
     counted = [
@@ -193,7 +193,7 @@ def judged(cells: Sequence[CellResult]) -> tuple[Outcome, CellResult | None]:
 
 
 def _nearness(cell: CellResult) -> float:
-    """How near a cell is to its limit, or how far beyond: the one to look at first."""
+    """The distance of a cell to its limit, to rank cells."""
     near = cell.low if cell.at_least else cell.high
     end = near if near is not None else cell.value
     if end is None or cell.limit is None:
@@ -207,9 +207,9 @@ def _waived(state: State, cell: CellResult) -> bool:
 
 
 def _rule_actions(state: State, finding: LegFinding) -> Iterator[RuleAction]:
-    """What rules ask for, by the cells that are not waived.
+    """The actions of rules, over cells that are not overridden.
 
-    Nothing where measuring failed, or another build was measured.
+    Empty if the measurement failed or another build was measured.
     """
     if finding.error or _changed(state.key, finding.key):
         return
@@ -228,9 +228,9 @@ def _ended(state: State, status: Status, why: str) -> State:
 
 
 def _after_failure(state: State, error: str) -> State:
-    """A measurement that failed says nothing of the kernel: nothing moves.
+    """A failed measurement is no evidence against the kernel: the state is unchanged.
 
-    Neither does a cell that is an error, whatever `if_inconclusive` says of undecided ones.
+    The same holds for a cell in error, whatever `if_inconclusive` says of undecided ones.
     """
     errors = state.errors + 1
     if errors >= ERRORS:
@@ -247,7 +247,7 @@ def _after_undecided(
     full = leg.stage == "full"
     if finding.groups < leg.last or (leg.if_inconclusive == "wait" and not full):
         many = f"{finding.groups:,} of {leg.first:,} to {leg.last:,} prompt groups"
-        # a new span is not decided for a while, and the one before it held: that is no news
+        # a new evaluation window is undecided at first, after one that held: no notification
         if full and state.status == "completed":
             return replace(state, why=f"everything held before; on {leg.name} {on}; {many}")
         return replace(state, status="awaiting_evidence", why=f"{on}; {many}")
@@ -255,7 +255,7 @@ def _after_undecided(
     if leg.if_inconclusive == "roll_back":
         return _ended(state, "rolled_back", why)
     status: Status = "awaiting_evidence" if leg.if_inconclusive == "wait" else "halted"
-    if full:  # infer serves everybody, so somebody goes on looking, at a fresh span
+    if full:  # infer serves all traffic, so evaluation continues with a new window
         state = replace(state, span=state.span + 1, since=now)
     return replace(state, status=status, why=why)
 
@@ -263,21 +263,21 @@ def _after_undecided(
 def _after_holding(
     course: Sequence[Leg], state: State, leg: Leg, finding: LegFinding, now: float
 ) -> State:
-    """Everything that counts holds: is it time to go forward?"""
+    """The state after all counting cells hold."""
     if leg.valid_for_s is not None:
         state = replace(state, valid_until=state.weighed + leg.valid_for_s)
         if state.expired:
             return _ended(state, "superseded", EXPIRED)
     waived = [c.name for c in finding.cells if c.outcome != "holds" and _waived(state, c)]
-    # not to be read as more than what counted
+    # overridden cells did not count
     every = f"everything but {', '.join(waived)} (overridden)" if waived else "everything"
     stayed, over = now - state.since, state.leg == len(course) - 1
     if stayed < leg.dwell_s:
         why = f"{every} holds; {stayed:,.0f} of {leg.dwell_s:,.0f} s of the hold time"
-        through = over and state.span > 1  # an earlier span was long enough
+        through = over and state.span > 1  # an earlier window satisfied the hold time
         return replace(state, status="completed" if through else "running", why=why)
     if over:
-        if leg.stage == "full" and finding.groups >= leg.last:  # the next span begins, from nothing
+        if leg.stage == "full" and finding.groups >= leg.last:  # a new, empty window begins
             state = replace(state, span=state.span + 1, since=now)
         return replace(state, status="completed", why=f"{every} holds on {leg.name}")
     following = course[state.leg + 1]

@@ -1,5 +1,5 @@
-# The promotion as the last link of the chain: a plan, a state and a verdict -> a state, effects;
-# and a verdict as it reads one: who, how much, which cells, and what the rules ask for.
+# The promotion as a pure function: plan, state and verdict -> state and notifications; and the part
+# of a verdict that it reads: builds, sample sizes, cells, and the actions of rules.
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ if TYPE_CHECKING:
 def advance(
     plan: Plan, state: State | None, verdict: Verdict, *, now: float
 ) -> tuple[State, tuple[Effect, ...]]:
-    """Where a promotion stands after a verdict, and what the world is to be told; pure.
+    """The state of a promotion after a verdict, and the notifications that follow; pure.
 
     Args:
-        plan: of the leg that was judged; its contract says which legs there are.
-        state: where it stood; None: it begins.
-        now: unix seconds, never before what the state saw last.
+        plan: plan of the judged step; its contract defines the steps.
+        state: the state before; None: a new promotion.
+        now: unix seconds, not before the latest time of the state.
 
     Returns:
-        the state, and effects with a key each: an effect that is delivered twice has one key.
+        the state, and notifications, each with a key that is the same for repeated deliveries.
 
     Raises:
-        EvidenceError: the clock went back, or the plan or the verdict is of another leg, or of
-            none.
+        EvidenceError: the clock went back, or the plan or the verdict is for another step or none.
     """
     course = course_of(plan.contract)
     begun: tuple[Effect, ...] = ()
@@ -59,19 +58,19 @@ def advance(
 
 
 def run_name(contract: Contract, key: EvidenceKey) -> str:
-    """Of the only run that a key may have: anyone who promotes it again meets the same one."""
+    """The name of a key's only run: promoting the key again continues it."""
     return f"{beginning_of(contract.metadata.name)}{digest_of(to_plain(key))[:8]}"
 
 
 def beginning_of(name: str) -> str:
-    """Of the names of all runs of a contract; of another's too, whose name goes on with -."""
+    """The prefix of the names of a contract's runs, and of contracts named NAME-..."""
     return f"{name}-"
 
 
 def leg_finding(contract: Contract, leg: Leg, verdict: Verdict) -> LegFinding:
-    """What a look at a leg found.
+    """The finding of an evaluation of a step.
 
-    Cells that do not exist at the stage, and those that are not enforced, do not count.
+    Cells that do not apply at the stage, and those that are not enforced, do not count.
     """
     clauses = (*DEFAULT_GUARDS, *(clause for *_, clause in contract.clauses()))
     least = {clause.metric for clause in clauses if clause.at_least is not None}
@@ -93,7 +92,7 @@ def _rule_actions(contract: Contract, verdict: Verdict, *, early: bool) -> Itera
     for rule, cells in rules_met(contract, verdict.cells):
         wanted, equal = rule.when.get("is", rule.when.get("is_not")), "is" in rule.when
         meeting = [cell for cell in cells if (cell.outcome == wanted) == equal]
-        # before the first look everything is undecided, and that is no news
+        # before the first evaluation every cell is undecided: no notification
         if early and all(c.outcome == "inconclusive" for c in meeting):
             continue
         for do in rule.do:
@@ -104,6 +103,6 @@ def _rule_actions(contract: Contract, verdict: Verdict, *, early: bool) -> Itera
 
 
 def _condition(when: Mapping[str, Any]) -> str:
-    """A rule's condition in words: tail is violated, observability is not holds."""
+    """A rule's condition as text: tail is violated, observability is not holds."""
     subject = when.get("clause", when.get("section"))
     return f"{subject} is {when['is']}" if "is" in when else f"{subject} is not {when['is_not']}"

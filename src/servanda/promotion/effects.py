@@ -11,10 +11,10 @@ from servanda.traces.serialization import to_plain
 
 
 def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
-    """Who serves: the share of infer, what is mirrored to it, what is scored of its answers.
+    """The route: the share of infer, the mirrored share, and the share of scored responses.
 
-    A run that is rolled back keeps its shadow, for what went wrong is to be seen.  Evidence that
-    expires says nothing against a kernel that serves everybody: there the route stays.
+    A rolled back run keeps its mirrored traffic, so that the fault can be examined.  Expired
+    evidence is no evidence against a kernel that serves all traffic: there the route stays.
     """
     leg = course[state.leg]
     serves_on = leg.stage == "full" and state.status == "superseded" and state.expired
@@ -34,10 +34,10 @@ def effects_of(
     decided: CellResult | None,
     requested: Sequence[RuleAction] = (),
 ) -> tuple[Effect, ...]:
-    """Notifications of a change: the route where it differs, people where the status does.
+    """Notifications of a change: of the route if it differs, to people if the status differs.
 
     Args:
-        requested: by rules now; the person they name is paged once, when one begins to be met.
+        requested: actions of rules now; a page is sent once, when its condition becomes true.
     """
     effects: list[Effect] = []
     body = _body(course, before, after, decided)
@@ -56,12 +56,12 @@ def effects_of(
 
 
 def _routed(course: Sequence[Leg], state: State) -> tuple[str, dict[str, float]]:
-    """What a proxy has to know: who serves, and as which leg it logs that."""
+    """The notification for a proxy: the route, and the step for its log."""
     return leg_of(course, state).name, route_of(course, state)
 
 
 def _announced(state: State) -> tuple[object, ...]:
-    """What people hear of when it changes; the reason alone does with every number."""
+    """The fields whose change is notified; the reason alone changes with every number."""
     return state.status, state.leg, state.approved
 
 

@@ -1,4 +1,4 @@
-# Operator: what a person does to a run; each has an actor and a reason, and is a turn of its own.
+# Operator: actions of people on a run; each has an actor, a reason and a new revision.
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from servanda.promotion.state import Override, State, leg_of
 
 
 def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Move:
-    """Say yes to the stage after this one; the next look that holds goes there.
+    """Approve the next stage; the next evaluation that holds moves there.
 
     Raises:
-        EvidenceError: the run awaits no approval, no one is named, or the clock went back.
+        EvidenceError: the run awaits no approval, the actor is missing, or the clock went back.
     """
     _refuse_unsigned(state, "an approval", actor, reason, now)
     if state.status != "awaiting_approval":
@@ -35,11 +35,11 @@ def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now
 
 
 def override(course: Sequence[Leg], state: State, given: Override, *, now: float) -> Move:
-    """Let a cell not count until the override expires.
+    """Exclude a cell from decisions until the override expires.
 
     Raises:
-        EvidenceError: it expired already or never does, the run has ended, no one is named, or
-            the clock went back.
+        EvidenceError: it has expired or never does, the run has ended, the actor is missing, or the
+            clock went back.
     """
     _refuse_unsigned(state, "an override", given.actor, given.reason, now)
     if state.ended:
@@ -61,10 +61,10 @@ def override(course: Sequence[Leg], state: State, given: Override, *, now: float
 
 
 def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Move:
-    """Give all traffic back to stable, from wherever the run stands.
+    """Return all traffic to stable, from any state.
 
     Raises:
-        EvidenceError: the run is rolled back already, no one is named, or the clock went back.
+        EvidenceError: the run is rolled back already, the actor is missing, or the clock went back.
     """
     _refuse_unsigned(state, "a rollback", actor, reason, now)
     if state.status == "rolled_back":

@@ -1,4 +1,4 @@
-# The values of a promotion: who is promoted, what was found, where the run stands, what follows.
+# The values of a promotion: builds, findings, state and notifications.
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Status = Literal[
     "completed",
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
-ENDED: tuple[Status, ...] = ("rolled_back", "superseded")  # nothing but a new run follows
+ENDED: tuple[Status, ...] = ("rolled_back", "superseded")  # only a new run can follow
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """One enforced cell as a promotion reads it: the numbers that every decision carries.
+    """The result of one enforced cell, as recorded with every decision.
 
     Args:
-        clause, slice: which promise, and where.
-        value, low, high, limit: in the clause's own terms; None where nothing was computed.
-        n, units: what was counted, and of what.
-        note: why, where the numbers do not say it.
-        guard: whether it is a precondition, which makes a finding worse and never carries it.
-        at_least: whether the limit is one from below; share: whether all are shares of tokens.
+        clause, slice: identify the cell.
+        value, low, high, limit: in units of the clause; None if not computed.
+        n, units: sample size and its unit.
+        note: the reason, if the numbers do not show it.
+        guard: whether it is a validity check, which can only worsen a finding.
+        at_least: whether the limit is a lower one; share: whether all are shares of tokens.
     """
 
     clause: str
@@ -76,12 +76,12 @@ class CellResult:
 
 @dataclass(frozen=True)
 class RuleAction:
-    """An action that a rule of the contract asks for.
+    """An action of an escalation rule.
 
     Args:
-        action: hold, roll_back, halt or page; value: of it, such as whom to page.
-        cells: by which the rule is met.
-        rule: what it watches, such as "tail is violated".
+        action: hold, roll_back, halt or page; value: its argument, such as the person to page.
+        cells: the cells that satisfy the rule.
+        rule: its condition, such as "tail is violated".
     """
 
     action: str
@@ -96,16 +96,16 @@ class RuleAction:
 
 @dataclass(frozen=True)
 class LegFinding:
-    """The result of one evaluation of a step: a verdict in short, or why there is none.
+    """The result of one evaluation of a step: a summary of its verdict, or why there is none.
 
     Args:
         leg: name of the step that was measured.
-        key: the builds that the evidence is for; None where measuring failed before that was known.
+        key: the builds of the evidence; None if the measurement failed before they were known.
         groups: prompt groups of the closed rounds.
         evidence: digest of the evaluated evidence; "" where there is none.
-        cells: the enforced ones that are applicable.
-        asked: what the contract's escalation rules ask of a promotion.
-        error: why measuring failed; "" where it did not.
+        cells: the applicable enforced cells.
+        asked: the actions of the contract's escalation rules.
+        error: why the measurement failed; "" if it did not.
     """
 
     leg: str
@@ -119,10 +119,10 @@ class LegFinding:
 
 @dataclass(frozen=True)
 class Override:
-    """A person's word that a cell does not count, until it expires.
+    """A person's decision to exclude a cell until a time.
 
     Args:
-        clause, slice: of the cell; "*" is every one.
+        clause, slice: of the cell; "*" matches all.
         expires: unix seconds.
     """
 
@@ -141,7 +141,7 @@ class Effect:
     """A notification, delivered at least once.
 
     Args:
-        kind: "route": who serves from now on; "notify": what changed; "page": a person is needed.
+        kind: "route": a new route; "notify": a change for people; "page": a person is needed.
         key: the same for every attempt to deliver it, and for no other effect.
         body: plain data for JSON.
     """
@@ -156,19 +156,19 @@ class State:
     """The state of a promotion.
 
     Args:
-        run: its name; the same key has the same one.
-        key: whom it promotes.
-        leg: index into the course, and span: which one where that leg is full.
-        turn: the revision, counted in changes; keys of notifications are made of it.
-        since: when the leg was entered; seen: the latest time that was told; unix seconds.
-        errors: evaluations in a row at which measuring failed, or a cell was an error.
-        approved: name of the step that a person approved leaving; "" where there is no approval.
-        asked: actions of escalation rules that are met now, as text, so that a page is sent
-            when it begins to be true and not at every look.
-        valid_until: when what was shown last expires; None where nothing was, or it does not.
-        evidence: digest of what the latest look weighed; weighed: when that was seen first, and
-            its age counts from then: to look at it again makes nothing younger.
-        why: the reason of the status, for people.
+        run: its name, a function of the key.
+        key: the builds that it promotes.
+        leg: index of the step; span: index of the evaluation window of the step `full`.
+        turn: the revision, which is part of the keys of notifications.
+        since: start of the step; seen: latest time of the run; unix seconds.
+        errors: evaluations in a row with a failed measurement or a cell in error.
+        approved: name of the step that a person approved leaving; "" without approval.
+        asked: current actions of escalation rules, as text, so that a page is sent when its
+            condition becomes true and not at every evaluation.
+        valid_until: expiry of the latest evidence; None without evidence or expiry.
+        evidence: digest of the latest evaluated evidence; weighed: time of its first evaluation,
+            from which its age counts.
+        why: the reason of the status, as text.
     """
 
     run: str
@@ -194,7 +194,7 @@ class State:
 
     @property
     def expired(self) -> bool:
-        """Whether what was shown last is too old to say anything."""
+        """Whether the latest evidence has expired."""
         return self.valid_until is not None and self.seen >= self.valid_until
 
 

@@ -37,7 +37,7 @@ def shown_interval(low: float | None, high: float | None, share: bool) -> str:
 
 
 def shown_limit(value: float | None, share: bool) -> str:
-    """In the digits that somebody wrote."""
+    """The limit, with all digits that the contract gives."""
     if value is None:
         return ""
     return exact_percent(value) if share else number(value, WRITTEN)
@@ -84,7 +84,7 @@ def quantity(cell: CellVerdict) -> str:
 
 
 def certified(cell: CellVerdict) -> bool:
-    """Whether its interval is valid at every look: on its own, or times what is declared."""
+    """Whether its interval is valid at every evaluation: on its own, or times what is declared."""
     return cell.kind in ("certificate", "conditional bound")
 
 

@@ -33,7 +33,7 @@ def number(value: float | None, digits: int = 3) -> str:
     Near 1, where ratios and weights lie, two digits of the distance from it.
 
     Args:
-        digits: `WRITTEN` for a number that somebody wrote.
+        digits: `WRITTEN` for a number of a contract: all of its digits.
 
     >>> number(0.17004), number(20.7553), number(170200.0), number(4.9e-09), number(1e-5)
     ('0.17', '20.8', '170,000', '4.9×10⁻⁹', '10⁻⁵')
@@ -65,7 +65,7 @@ def rounded(words: str) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as percent; more digits where it is small; above 1 it is none, but a ratio.
+    """A share as percent; more digits where it is small; above 1, a ratio.
 
     >>> percent(0.104), percent(0.0004), percent(1.0), percent(0.9999), percent(1.649)
     ('10.4 %', '0.04 %', '100 %', '> 99.9 %', '1.65 times')
@@ -106,7 +106,7 @@ def rough(value: float, *, share: bool = False) -> str:
 
 
 def exact_percent(value: float) -> str:
-    """A share that somebody wrote as percent, in the digits that were written.
+    """A share that someone wrote as percent, in the digits that were written.
 
     >>> exact_percent(0.05), exact_percent(0.125)
     ('5 %', '12.5 %')

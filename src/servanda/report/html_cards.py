@@ -223,7 +223,7 @@ def _strong(caught: Caught) -> str:
 def least_seen(cell: CellVerdict, verdict: Verdict) -> float | None:
     """About the smallest mean that a run like this one would have called violated.
 
-    The interval's wider side, widened from alpha to the price of a violation, above the
+    The interval's wider side, widened from alpha to the threshold of a violation, above the
     limit (or above twice the floor).  An estimate: widths change with the mean.
     """
     if not cell.interval or cell.value is None or cell.limit is None or not cell.alpha:

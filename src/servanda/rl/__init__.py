@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from servanda.rl.trainer_drill import preflight
     from servanda.rl.watch.monitor_state import read_state
 
-# name -> module; imported when first used, so that `import servanda.rl` costs no torch
+# name -> module; imported on first use, so that `import servanda.rl` does not import torch
 _HOME = {
     "Monitor": "rl.monitor.monitor",
     "Step": "rl.monitor.monitor",

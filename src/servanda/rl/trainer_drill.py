@@ -30,11 +30,11 @@ def preflight(
 
     Args:
         trainer: a TRL trainer, a Trainee, or a torch module; a module needs `sync` and `score`.
-        sync, score, tokens, logprobs: as of a Trainee.
-        journal, seed, timeout_s, watch: as of servanda.rl.sync_drill.drill.preflight.
+        sync, score, tokens, logprobs: see Trainee.
+        journal, seed, timeout_s, watch: see servanda.rl.sync_drill.drill.preflight.
 
     Raises:
-        MeasurementError: no such trainer, or as that function does.
+        MeasurementError: an unsupported trainer, or as in that function.
         Interrupted: Ctrl-C or SIGTERM.
     """
     if sync is not None or score is not None:
@@ -54,7 +54,7 @@ def trainee_of(trainer: Any) -> Trainee:
     """A Trainee unchanged, or the Trainee of a TRL trainer.
 
     Raises:
-        MeasurementError: it is neither.
+        MeasurementError: neither of both.
     """
     if isinstance(trainer, Trainee):
         return trainer

@@ -5,9 +5,8 @@
 #
 #     Trainer(..., monitor=Monitor("trl"), slices=("domain",)).train()
 #
-# It works where TRL has drawn, scored and rewarded a batch, on every rank, before the batch is
-# shuffled.  TRL is not imported here: the mixin is used with a class of it.  Written against
-# TRL 1.16.
+# It runs after TRL has sampled, scored and rewarded a batch, on every rank, before the batch is
+# shuffled.  TRL is not imported here: the mixin is used with a TRL class.  Written for TRL 1.16.
 # Axes: B sequences of this rank, T tokens of a completion.
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ else:
 __all__ = ["Monitored", "drilled", "gathered", "instead_of_training", "rollouts", "trainee"]
 
 PREFIX = "servanda/"
-# what the trainer's forward takes besides ids, where a batch has it
+# further arguments of the trainer's forward pass, if a batch has them
 _FORWARD = (
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes"),
     *("num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
@@ -43,25 +42,25 @@ _FORWARD = (
 
 
 class Monitored(Base):
-    """Mix into GRPOTrainer, before it, to check each generation against a contract.
+    """A mixin for GRPOTrainer, listed before it, to check each generation against a contract.
 
-    The contract's actions change the batch: tokens are weighted (`correct`), left out of the
-    loss (`mask`), or the run ends after the step (`halt`).  Every number goes to TRL's own log
-    under `servanda/`; servanda/active is 1 where the monitor saw the step.
+    The contract's actions change the batch: tokens are weighted (`correct`), excluded from the loss
+    (`mask`), or the run ends after the step (`halt`).  All metrics go to TRL's log under
+    `servanda/`; servanda/active is 1 if the monitor received the step.
 
     Args:
         monitor: judges the steps; this class connects its ranks.
-        slices: columns of the data set, or of what a rollout function returns, that become
-            labels: the slices of a contract name them `labels.<column>`.  A mapping
-            gives labels of other names, such as {"env": "task"}: presets slice by `env`.
-        score_share: of the sequences of a batch whose logprobs TRL does not compute itself, the
-            share that the trainer scores and the monitor judges, drawn by the step alone.  Below
-            1 the contract may neither weigh nor mask: most tokens have no weight then.
+        slices: columns of the data set, or of a rollout function's result, that become labels: the
+            slices of a contract name them `labels.<column>`.  A mapping gives labels of other
+            names, such as {"env": "task"}: presets slice by `env`.
+        score_share: for batches whose logprobs TRL does not compute: the share of sequences that
+            the trainer scores and the monitor judges, sampled by the step alone.  Below 1 the
+            contract may neither weight nor mask tokens, because most have no weight.
 
     Raises:
-        MeasurementError: TRL samples from the very module that it trains, so the tokens have no
-            sampler's logprobs; or all of them are NaN; or this TRL has another GRPOTrainer.
-        ContractError: a share of sequences is scored, and the contract acts on every token.
+        MeasurementError: TRL samples from the module that it trains, so the tokens have no sampler
+            logprobs; or all of them are NaN; or this TRL's GRPOTrainer is not supported.
+        ContractError: only a share of sequences is scored, but the contract acts on every token.
     """
 
     def __init__(
@@ -81,14 +80,14 @@ class Monitored(Base):
         self._batches, self._halt, self._scored = 0, False, 1.0
         super().__init__(*args, **kwargs)
         if not self.use_vllm and self.rollout_func is None:
-            raise _no_logprobs(self, nan=False)  # its batches will have nothing to compare
+            raise _no_logprobs(self, nan=False)  # its batches have no sampler logprobs
         if self.accelerator.num_processes > 1:
             monitor.across(gathered)
         self.add_callback(_watcher(self))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         out = super()._generate_and_score_completions(inputs)
-        if self.model.training:  # no gradient comes of an evaluation
+        if self.model.training:  # an evaluation has no gradient
             step = self._observe(inputs, out)
             self._batches += 1
             self._halt = self._halt or self._anywhere("halt" in step.action)
@@ -100,7 +99,7 @@ class Monitored(Base):
         return out
 
     def _observe(self, inputs: Sequence[Mapping[str, Any]], out: Mapping[str, Any]) -> Step:
-        """What the contract says of a batch."""
+        """Judge a batch and apply the contract's actions."""
         sampled_BT, mask_BT = out.get("sampling_per_token_logps"), _loss_mask(out)
         usable = sampled_BT is not None and bool((~sampled_BT.isnan() & mask_BT.bool()).any())
         if not self._anywhere(usable) and self._anywhere(bool(mask_BT.any())):
@@ -111,7 +110,7 @@ class Monitored(Base):
             self.monitor.refuse(error)
             raise
         old_BT, self._scored = out.get("old_per_token_logps"), 1.0
-        if old_BT is None:  # on policy TRL needs none, and does not compute them
+        if old_BT is None:  # on policy, TRL does not compute them
             rows_B = _rows(len(mask_BT), self.score_share, int(self.state.global_step))
             self._scored = float(rows_B.mean())
             old_BT = self._score(out, rows_B)
@@ -158,26 +157,26 @@ class Monitored(Base):
         mask_BT = _loss_mask(out)
         weight_BT = torch.as_tensor(step.token_weights).to(mask_BT.device, torch.float32)
         if "mask" in step.action:
-            # not the completion mask, which is also what the trainer attends to
+            # not the completion mask, which is also the attention mask
             trained_BT = (weight_BT > 0).to(mask_BT.dtype)
             out["tool_mask"] = out.get("tool_mask", torch.ones_like(mask_BT)) * trained_BT
             out["num_items_in_batch"] = self.accelerator.gather(_loss_mask(out).sum()).sum()
         if "correct" in step.action:
-            if self.loss_type == "vespo":  # it multiplies the weights of a row, padding and all
+            if self.loss_type == "vespo":  # it multiplies the weights of a row, including padding
                 weight_BT = weight_BT.where(_loss_mask(out).bool(), 1.0)
                 out["importance_sampling_ratio"] = weight_BT
             elif "importance_sampling_ratio" in out:
                 out["importance_sampling_ratio"] = weight_BT
-            else:  # the losses of TRL are linear in an advantage, and take one a token
+            else:  # the losses of TRL are linear in advantages, and accept one per token
                 out["advantages"] = out["advantages"].reshape(len(mask_BT), -1) * weight_BT
 
     def _anywhere(self, here: bool) -> bool:
-        """Whether it is so on any rank; every rank has to ask."""
+        """Whether a condition is true on any rank; every rank must call it."""
         return here if self.accelerator.num_processes == 1 else any(gathered(here))
 
 
 def _watcher(trainer: Monitored) -> Any:
-    """Ends the run when told, and when its first step went by unseen."""
+    """Ends the run on request, and if its first step bypassed the monitor."""
     from transformers import TrainerCallback
 
     class Watcher(TrainerCallback):
@@ -195,7 +194,7 @@ def _watcher(trainer: Monitored) -> Any:
 
 
 def _check_trl(trainer: Any) -> None:
-    """Refuse a TRL whose trainer works otherwise than the mixin takes it to."""
+    """Refuse a TRL whose trainer differs from the mixin's assumptions."""
     for name in ("_generate_and_score_completions", "_get_per_token_logps_and_entropies"):
         if not hasattr(super(Monitored, trainer), name):
             try:
@@ -209,7 +208,7 @@ def _check_trl(trainer: Any) -> None:
 
 
 def _check_share(monitor: Monitor, share: float) -> None:
-    """Refuse to score a share where the contract weighs or leaves out single tokens."""
+    """Refuse to score a share if the contract weights or excludes single tokens."""
     if not 0 < share <= 1:
         raise ContractError(
             f"score_share is {share!r}", hint="a share of the sequences of a batch, such as 0.1"
@@ -224,7 +223,7 @@ def _check_share(monitor: Monitor, share: float) -> None:
 
 
 def _rows(size: int, share: float, step: int) -> NDArray[np.bool_]:
-    """Which rows of a batch are scored: decided by the step, before anything is looked at."""
+    """The scored rows of a batch: decided by the step, before any data is examined."""
     order = np.random.Generator(np.random.Philox(key=step)).permutation(size)
     return order < max(1, math.ceil(share * size))
 
@@ -254,20 +253,20 @@ def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
 
 
 def _loss_mask(out: Mapping[str, Any]) -> Any:
-    """1 where the trainer learns from a token, [B, T]."""
+    """1 if the trainer learns from a token, [B, T]."""
     mask_BT = out["completion_mask"]
     return mask_BT * out["tool_mask"] if "tool_mask" in out else mask_BT
 
 
 def _groups(out: Mapping[str, Any]) -> list[str]:
-    """The prompt of each sequence, [B], by the digest of its ids: the same on every rank."""
+    """The prompt of each sequence, [B], as a digest of its ids, equal on every rank."""
     ids_BP, there_BP = (out[name].cpu().numpy() for name in ("prompt_ids", "prompt_mask"))
     rows = (ids[there == 1] for ids, there in zip(ids_BP, there_BP, strict=True))
     return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in rows]
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    """A column of a batch, as texts; "" where a row has none."""
+    """A column of a batch, as texts; "" if missing in a row."""
     if not any(name in row for row in rows):
         raise EvidenceError(
             f"no row of the batch has the column {name!r} that slices= names",
@@ -277,7 +276,7 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
 
 
 def gathered(value: Any) -> list[Any]:
-    """What every rank of accelerate sends, in their order: a monitor's `gather`."""
+    """Gather the objects of all ranks of accelerate, in order: a monitor's `gather`."""
     from accelerate.utils import gather_object  # type: ignore[import-not-found]
 
     return gather_object([value])

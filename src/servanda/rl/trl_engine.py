@@ -1,7 +1,7 @@
 # TRL: the engine of a trainer, and the test of its weight sync.
 #
-# A trainer with an engine of its own copies its weights into it after an update.  What does so
-# here is what does so in training: TRL's own sync into vLLM, or that of `rollouts`.
+# A trainer with a separate engine copies its weights into it after an update.  The test uses the
+# same sync as training: TRL's own into vLLM, or that of `rollouts`.
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ T = TypeVar("T")
 class Rollouts:
     """Samples a trainer's rollouts with an engine of Servanda: TRL's `rollout_func`.
 
-    The engine gets the trainer's weights before it samples, whenever they have changed, and
-    returns the logprob that each token was really sampled with.
+    The engine gets the trainer's weights before it samples, if they have changed, and returns the
+    logprob with which each token was sampled.
 
     Args:
         engine: an engine that accepts weights, such as
@@ -44,7 +44,7 @@ class Rollouts:
     def __init__(self, engine: Any, sync: Callable[[], None] | None = None) -> None:
         self.engine = engine
         self._sync = sync
-        self._of: tuple[Any, Callable[[], None]] | None = None  # the trainer that was synced last
+        self._of: tuple[Any, Callable[[], None]] | None = None  # the last synced trainer
         self._synced: int | None = None
         self._calls = 0
 
@@ -52,10 +52,10 @@ class Rollouts:
         """Complete the prompts of a batch.
 
         Returns:
-            prompt_ids, completion_ids and logprobs: a list a sequence.
+            prompt_ids, completion_ids and logprobs: one list per sequence.
 
         Raises:
-            MeasurementError: prompts with images, or a penalty that the engine does not have.
+            MeasurementError: prompts with images, or a penalty that the engine does not support.
         """
         if trainer.repetition_penalty != 1.0:
             raise MeasurementError(
@@ -94,7 +94,7 @@ class Rollouts:
         }
 
     def sync_of(self, trainer: Any) -> Callable[[], None]:
-        """What copies the weights of a trainer into the engine."""
+        """The function that copies the weights of a trainer into the engine."""
         if self._of is None or self._of[0] is not trainer:
             from servanda.engines.weight_sync import WeightSync
 
@@ -103,7 +103,7 @@ class Rollouts:
         return self._of[1]
 
     def score(self, rows: Rows) -> list[np.ndarray]:
-        """The engine's logprob of each token of a row but the first, at temperature 1, nats."""
+        """The engine's logprob of each token of a row except the first, at temperature 1, nats."""
         batch = Batch(
             tuple(range(len(rows))),
             tuple((row[0],) for row in rows),
@@ -119,10 +119,10 @@ def rollouts(engine: Any, sync: Callable[[], None] | None = None) -> Rollouts:
     Args:
         engine: an engine that accepts weights, or its kernel string, such as
             transformers:models/tiny-lm@bfloat16.
-        sync: as of Rollouts.
+        sync: see Rollouts.
 
     Raises:
-        ContractError: the string names no kernel, or its engine takes over no weights.
+        ContractError: an invalid kernel string, or an engine that does not accept weights.
     """
     if isinstance(engine, str):
         engine = open_engine(parse_kernel(engine, engines=engine_names(), name="engine"))
@@ -139,11 +139,11 @@ def module_of(trainer: Any) -> Any:
 
 
 def trainee(trainer: Any) -> Trainee:
-    """A GRPOTrainer as a Trainee: its module, its own sync, and the scores of its engine.
+    """A GRPOTrainer as a Trainee: its module, its sync, and the scores of its engine.
 
     Raises:
-        ContractError: it has no engine of its own, so there is nothing to sync; or its rollouts
-            come from a function that does not say how its engine is synced.
+        ContractError: it has no separate engine, so there is no sync; or its rollout function does
+            not define the sync of its engine.
     """
     from servanda.rl.sync_drill.trainee import Trainee
 
@@ -167,7 +167,7 @@ def trainee(trainer: Any) -> Trainee:
 
 
 def _vllm_scores(vllm: Any, rows: Rows) -> list[np.ndarray]:
-    """vLLM's logprob of each token of a row but the first, as TRL runs it."""
+    """vLLM's logprob of each token of a row except the first, in TRL's configuration."""
     ids = [list(row) for row in rows]
     if vllm.mode == "server":
         scores = vllm.vllm_client.get_sequence_logprobs(ids, [1] * len(ids), top_logprobs=0)
@@ -184,7 +184,7 @@ def _vllm_scores(vllm: Any, rows: Rows) -> list[np.ndarray]:
 
 
 class _CameToTrain(BaseException):
-    """A script has come to train; its own `except Exception` lets this pass."""
+    """A script has reached train; not caught by its own `except Exception`."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -202,7 +202,7 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
 
     Raises:
         ContractError: the script is not there, TRL is not installed, or train is never called.
-        MeasurementError: the script failed before it came to train.
+        MeasurementError: the script failed before it reached train.
     """
     from servanda.rl.sync_drill.drill import preflight
 
@@ -212,8 +212,7 @@ def drilled(path: str | Path, arguments: Sequence[str] = (), **options: Any) -> 
 def instead_of_training(
     path: str | Path, arguments: Sequence[str], call: Callable[[Trainee], T]
 ) -> T:
-    """Run a training script as far as GRPOTrainer.train, and call this with its trainee; see
-    `drilled`."""
+    """Run a script up to GRPOTrainer.train, and call a function with its trainee."""
     script = Path(path)
     if not script.is_file():
         raise ContractError(f"there is no file {script}", hint="pass the training script")
@@ -268,7 +267,7 @@ def _replaced(base: Any, call: Callable[[Trainee], Any]) -> Iterator[None]:
 
 @contextmanager
 def _as_a_script(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """The command line and the path of a script that Python runs."""
+    """Set the command line and sys.path as for a script that Python runs."""
     argv, path = sys.argv, [*sys.path]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

@@ -1,8 +1,8 @@
-# verl: the monitor inside its trainer, by an entry point and without a line of configuration.
+# verl: the monitor inside its trainer, enabled by an entry point without configuration.
 #
 # Every process of verl imports this module (the group `verl.plugins`).  Without SERVANDA_VERL it
-# does nothing.  With it, three modules of verl are changed when they are first imported, so an
-# error here is raised in the run, and not swallowed by the loader of plug-ins:
+# does nothing.  With it, three modules of verl are patched at their first import, so that an error
+# is raised in the run, and not suppressed by the plug-in loader:
 #
 #   verl.utils.debug.metrics              each batch that has both logprobs is observed
 #   verl.trainer.ppo.rollout_corr_helper  masks and weights go into what verl writes back
@@ -10,8 +10,8 @@
 #                                         computes no logprobs of its own
 #
 #   SERVANDA_VERL            a contract's path, or a preset: verl-sync, verl-async
-#   SERVANDA_VERL_STATE      file that each step adds a line to
-#   SERVANDA_VERL_DUMP       folder for sequences that are kept
+#   SERVANDA_VERL_STATE      file with one line per step
+#   SERVANDA_VERL_DUMP       folder for sampled sequences
 #   SERVANDA_VERL_STOP       1: a rule of the contract that says halt ends the run
 #   SERVANDA_VERL_RECOMPUTE  in bypass mode, the share of sequences that the trainer scores after
 #                            all, such as 0.05
@@ -37,15 +37,15 @@ from typing import Any
 from servanda.errors import MeasurementError, ServandaError
 from servanda.rl.verl_observer import ACTIVE, CONTRACT, Watch
 
-_OURS = "__servanda__"  # on what has been replaced
+_OURS = "__servanda__"  # mark of replaced functions
 
 
-_PACKAGES = {"transfer_queue": "TransferQueue"}  # module -> where it has another name on PyPI
+_PACKAGES = {"transfer_queue": "TransferQueue"}  # module -> its name on PyPI, if different
 _METRICS = "verl.utils.debug.metrics"
 _HELPER = "verl.trainer.ppo.rollout_corr_helper"
 
 
-# what is changed in verl
+# the patched parts of verl
 
 
 def _metrics(module: Any, watch: Watch) -> None:
@@ -90,7 +90,7 @@ def _trainer(module: Any, watch: Watch) -> None:
         return logprobs
 
     module.PPOTrainer._compute_old_log_prob = _marked(_compute_old_log_prob)
-    # it has these by name, from before they were changed where it was imported first
+    # it has imported these by name, perhaps before they were patched
     metrics, helper = import_module(_METRICS), import_module(_HELPER)
     module.calculate_debug_metrics = metrics.calculate_debug_metrics
     module.compute_rollout_correction_and_add_to_batch = (
@@ -106,10 +106,10 @@ CHANGES: Mapping[str, Callable[[Any, Watch], None]] = {
 
 
 def _function(module: Any, name: str, *takes: str) -> Any:
-    """A function of verl, under the arguments that it is known by.
+    """A function of verl, after a check of its arguments.
 
     Raises:
-        MeasurementError: this verl has another one, or none.
+        MeasurementError: this verl has different arguments, or lacks the function.
     """
     try:
         function = attrgetter(name)(module)
@@ -133,7 +133,7 @@ def _marked(function: Any) -> Any:
 
 
 class _Changing(MetaPathFinder):
-    """Changes a module of verl right after it is first executed."""
+    """Patches a module of verl right after its first execution."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -155,11 +155,11 @@ class _Changing(MetaPathFinder):
 
 
 def install(monitor: Any = None, recompute: float | None = None) -> Watch:
-    """Watch the verl of this process; done at import where SERVANDA_VERL is set.
+    """Install the monitor in the verl of this process; done at import if SERVANDA_VERL is set.
 
     Args:
-        monitor: default: as the environment says.
-        recompute: in bypass mode, the share of sequences that the trainer scores after all.
+        monitor: default: from the environment variables.
+        recompute: in bypass mode, the share of sequences that the trainer still scores.
     """
     for finder in sys.meta_path:
         if isinstance(finder, _Changing):
@@ -173,7 +173,7 @@ def install(monitor: Any = None, recompute: float | None = None) -> Watch:
 
 
 def missing() -> list[str]:
-    """What keeps the monitor from seeing a run of verl in this environment; [] is nothing.
+    """The reasons why the monitor would not see a run of verl in this environment; [] if none.
 
     A launcher can assert it; `python -m servanda.rl.verl --check` prints it and exits with 2.
     """
@@ -207,9 +207,9 @@ def missing() -> list[str]:
 
 
 def absent() -> list[str]:
-    """Packages that the watched modules of verl import when they load, and that are not here.
+    """Missing packages that the watched modules of verl import when they load.
 
-    Read from the text of verl, import after import: an import that fails reports one at a time.
+    Parsed from the source of verl, because a failing import reports only one at a time.
     """
     verl = find_spec("verl")
     if verl is None or not verl.submodule_search_locations:
@@ -224,7 +224,7 @@ def absent() -> list[str]:
         if parts[0] != "verl":
             lacking |= {} if find_spec(parts[0]) else {parts[0]: None}
             continue
-        # a module is imported after the packages around it
+        # parent packages are imported before a module
         for end in range(1, len(parts) + 1):
             if (own := ".".join(parts[:end])) in read:
                 continue
@@ -238,7 +238,7 @@ def absent() -> list[str]:
 
 
 def _imports(text: str, package: str) -> list[str]:
-    """What a module imports for sure when it loads: not in a function, and not after `try`."""
+    """The unconditional imports of a module: not in a function, and not in a `try`."""
     names = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
@@ -256,7 +256,7 @@ def _functions(module: Any) -> list[Any]:
 
 
 def main() -> int:
-    """Print what is missing; 0 is nothing."""
+    """Print what is missing; returns 0 if nothing is."""
     problems = missing()
     for problem in problems:
         print(problem)
@@ -266,6 +266,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())  # not installed from here: whether verl does is the question
+    sys.exit(main())  # not installed here: the question is whether verl installs it
 if os.environ.get(CONTRACT):
     install()

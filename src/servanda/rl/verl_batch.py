@@ -1,6 +1,6 @@
-# verl: what its trainer knows of a batch, which the batch's arrays do not say.
+# verl: the trainer's metadata of a batch, which its arrays lack.
 #
-# verl's V1 trainer hands around keys (KVBatchMeta); the arrays lie in a TransferQueue.
+# verl's V1 trainer passes keys (KVBatchMeta); the arrays are in a TransferQueue.
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 
 def about(trainer: Any, batch: Any) -> dict[str, Any]:
-    """Weights, staleness, prompts and labels of a batch, and whether verl takes it back.
+    """Weights, staleness, prompts and labels of a batch, and whether verl accepts changes to it.
 
     Returns:
-        weights: updates made so far.  staleness: [B].  groups, labels: as Monitor.observe takes
-        them, where verl has them.  hands_back: whether masks and weights reach the loss.
+        weights: updates so far.  staleness: [B].  groups, labels: as in Monitor.observe, if verl
+            has them.  hands_back: whether masks and weights reach the loss.
     """
     rollout_correction = trainer.config.algorithm.get("rollout_correction", None)
     bypass = bool(rollout_correction and rollout_correction.get("bypass_mode", False))
-    updates = trainer.global_steps - 1  # verl counts the step that it works on
+    updates = trainer.global_steps - 1  # verl counts the current step
     known = {
         "weights": updates,
         "staleness": np.array([_staleness(updates, tag) for tag in batch.tags]),
@@ -35,35 +35,35 @@ def about(trainer: Any, batch: Any) -> dict[str, Any]:
 
 
 def _texts(column: Any) -> list[str]:
-    """A column that is no tensor: tensordict gives a list, or something that becomes one."""
+    """A non-tensor column: tensordict returns a list, or an object that converts to one."""
     return [str(value) for value in (column.tolist() if hasattr(column, "tolist") else column)]
 
 
 def _staleness(updates: int, tag: Mapping[str, Any]) -> float:
-    """Updates between a sequence's oldest token and now; NaN where it is not known."""
+    """Updates between a sequence's oldest token and now; NaN if unknown."""
     oldest = tag.get("min_global_steps")
     return math.nan if oldest is None else float(max(updates - oldest, 0))
 
 
 def fetched(batch: Any, fields: list[str]) -> Any:
-    """Fields of a batch, from verl's TransferQueue; those that are not there are left out."""
+    """Fields of a batch from verl's TransferQueue, without missing ones."""
     import transfer_queue as tq  # type: ignore[import-not-found]
 
     return tq.kv_batch_get(batch.keys, batch.partition_id, fields)
 
 
 def padded(fields: Any) -> Any:
-    """Fields of a batch as verl's functions take them."""
+    """Fields of a batch in the form of verl's functions."""
     from verl import DataProto  # type: ignore[import-not-found]
 
     return DataProto(batch=fields.to_padded_tensor())
 
 
 def chosen(trainer: Any, batch: Any, share: float) -> Any:
-    """Some sequences, by the step alone, and as many as the actor's ranks can share evenly.
+    """Choose sequences by the step alone, in a number divisible by the actor's ranks.
 
     Returns:
-        Their keys; None where there are fewer sequences than ranks.
+        Their keys; None if there are fewer sequences than ranks.
     """
     real = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
     ranks = max(trainer.actor_rollout_wg._dispatch_info["actor"]) + 1
@@ -75,7 +75,7 @@ def chosen(trainer: Any, batch: Any, share: float) -> Any:
 
 
 def scored(trainer: Any, part: Any) -> Any:
-    """Fields of some sequences after the trainer has scored them as it does without bypass."""
+    """Fields of some sequences, scored by the trainer as without bypass mode."""
     from verl.workers.utils.padding import (  # type: ignore[import-not-found]
         response_from_nested,
     )

@@ -1,4 +1,4 @@
-# verl: what a process of it observes, and what it says of steps that cannot be compared.
+# verl: the observer in its processes, with errors for steps that cannot be compared.
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _ASKED = "actor_rollout_ref.rollout.calculate_log_probs=True"
 
 
 class Halted(ServandaError):  # noqa: N818 - the contract says so, and nothing went wrong
-    """The contract says that the run stops; verl stops by an exception alone."""
+    """The contract's action is `halt`; verl can be stopped only by an exception."""
 
 
 class Watch:
-    """What this process observes: one monitor, and the batch that is being worked on.
+    """The observer of this process: one monitor and the current batch.
 
     Args:
-        monitor: default: as the environment says, made when it is first needed.
+        monitor: default: from the environment variables, created on first use.
         recompute: in bypass mode, the share of sequences that the trainer scores.
     """
 
     def __init__(self, monitor: Any = None, recompute: float | None = None) -> None:
         self._given = (monitor, recompute)
-        self._known: dict[str, Any] = {}  # of the batch, from the trainer
+        self._known: dict[str, Any] = {}  # metadata of the batch, from the trainer
         self._measured: tuple[Any, Any] | None = None  # (logprobs, step)
         self._steps = 0
         self._printed: set[str] = set()
 
-    # read when first needed: verl swallows what is raised while plug-ins are loaded
+    # read on first use: verl suppresses errors while plug-ins are loaded
 
     @cached_property
     def monitor(self) -> Any:
@@ -59,7 +59,7 @@ class Watch:
 
     @contextmanager
     def working_on(self, trainer: Any, batch: Any) -> Iterator[None]:
-        """Know of a batch what verl's trainer knows of it, while its logprobs are computed."""
+        """Provide the trainer's metadata of a batch while its logprobs are computed."""
         self._known, self._measured = about(trainer, batch), None
         try:
             yield
@@ -67,16 +67,16 @@ class Watch:
             self._known = {}
 
     def observe(self, data: Any) -> dict[str, float]:
-        """Judge a batch that has both logprobs: a DataProto, as verl measures it.
+        """Judge a batch with both logprobs: a DataProto from verl's metrics.
 
         Returns:
             Metrics for verl's log.
 
         Raises:
-            ContractError: the contract wants something done that verl takes no batch back for.
-            Halted: the contract says so.
+            ContractError: the contract has an action for which verl accepts no changed batch.
+            Halted: the contract's action is `halt`.
         """
-        if self._measured is not None:  # and nothing took it back
+        if self._measured is not None:  # and the batch was not taken back
             _check_hands_back(self._measured[1].action)
         train_BT = data.batch["old_log_probs"]
         step = self._judged(data, train_BT)
@@ -86,13 +86,13 @@ class Watch:
         return self._metrics(step, 1.0)
 
     def without_train(self, data: Any) -> dict[str, float]:
-        """Judge a batch that has no logprobs of the trainer: none, and not those of the rollout."""
+        """Judge a batch without the trainer's logprobs: none, instead of the rollout's."""
         infer_BT = data.batch["rollout_log_probs"]
         step = self._judged(data, infer_BT.new_full(infer_BT.shape, float("nan")))
         self.print_once(
             "verl runs in bypass mode, where old_log_probs are those of the rollout: there are no "
             "train logprobs, and nothing is compared.\n"
-            f"  hint: {RECOMPUTE}=0.05 has the trainer score a twentieth of the sequences"
+            f"  hint: {RECOMPUTE}=0.05 lets the trainer score 5 % of the sequences"
         )
         return self._metrics(step, 0.0)
 
@@ -116,10 +116,10 @@ class Watch:
         return {**metrics, "servanda/share": len(part) / len(batch)}
 
     def corrected(self, data: Any) -> Any:
-        """A batch as the contract says: its mask, and the weights of its tokens.
+        """Apply the contract's mask and token weights to a batch.
 
         Raises:
-            MeasurementError: it is not the batch that was measured last.
+            MeasurementError: it is not the last measured batch.
         """
         measured, self._measured = self._measured, None
         if measured is None or not _same(measured[0], data.batch["old_log_probs"]):

@@ -1,4 +1,4 @@
-# Alone, in company, at the corners: the infer kernel on given tokens in batches of other shapes.
+# Batch invariance and corners: the infer kernel on given tokens in batches of other shapes.
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 PATHS: tuple[Path, ...] = ("decode", "prefill")  # padded on the left, and on the right
 PLAIN = Sampling()  # type: ignore[call-arg]
-TEXTS = 32  # prompts that stand in where there is no golden corpus
-CORNER_TEXTS = 8  # texts of a corner whose batches are smaller
+TEXTS = 32  # prompts used without a golden corpus
+CORNER_TEXTS = 8  # texts of a corner with smaller batches
 
 
 def measure_batches(
@@ -53,7 +53,7 @@ def _texts(
     golden: Sequence[Ids],
     prompts: Mapping[str, Sequence[Ids]],
 ) -> Batch:
-    """The given tokens: golden texts, or prompts with what infer itself goes on with."""
+    """The given tokens: golden texts, or prompts with infer's continuations."""
     if golden:
         return _given([(text[:1], text[1:]) for text in golden])
     if not plan.schedules:
@@ -81,7 +81,7 @@ def _given(texts: Sequence[tuple[Ids, Ids]]) -> Batch:
 
 
 def _alone(infer: Engine, batch: Batch, path: Path) -> Trace:
-    """Each text in a batch of one, as wide as itself."""
+    """Each text in a batch of one, of its own width."""
     singles = [
         replace(batch.take([row]), width=len(given), together=1)
         for row, given in enumerate(batch.continuations)
@@ -110,7 +110,7 @@ def measure_corners(
 def _corner(
     run: RunDirectory, engines: Mapping[str, Engine], corner: Corner, batch: Batch
 ) -> CornerRun:
-    """The two sides on the corner's texts, and each in batches of other company."""
+    """The two sides on the corner's texts, and each in other batches."""
     place = f"corners/{corner.batch_size:04d}-{corner.prompt_tokens or 0:06d}"
     sides = {"train": batch, "infer": replace(batch, together=corner.batch_size)}
     paths: dict[str, Path] = {"train": "prefill", "infer": corner.path}
@@ -131,7 +131,7 @@ def _corner_batch(corner: Corner, golden: Sequence[Ids]) -> Batch:
     n = corner.prompt_tokens or sorted(map(len, texts))[len(texts) // 2]
     length = n + corner.width
     rows = range(max(corner.batch_size, CORNER_TEXTS))
-    # so many texts apart that few share their tokens
+    # texts this far apart share few tokens
     stride = 1 + length // max(1, sum(map(len, texts)) // len(texts))
     built = [joined(texts, row * stride, length) for row in rows]
     return _given([(text[:n], text[n:]) for text in built])

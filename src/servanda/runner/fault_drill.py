@@ -1,4 +1,4 @@
-# A drill: one fault of the catalogue injected into a contract's kernels, and the check run.
+# A fault drill: a check of a contract with one injected fault of the catalogue.
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from servanda.runner.measurement import Open, Watch, unwatched
 
 @dataclass(frozen=True)
 class Drill:
-    """What came of a check with a fault in it.
+    """The result of a check with an injected fault.
 
     Args:
-        verdict: None where the two sides were refused before anything was measured.
-        refused: why they were.
-        gates: what the field's thresholds say of the tokens the verdict was judged on; empty
-            where there was no token that both sides have a logprob for.
-        tokens: how many those are.
+        verdict: None if the two sides were refused before any measurement.
+        refused: the reason of a refusal.
+        gates: thresholds of other projects on the tokens of the verdict; empty if no token has both
+            logprobs.
+        tokens: the number of these tokens.
     """
 
     fault: str | None
@@ -38,7 +38,7 @@ class Drill:
 
     @property
     def exit_code(self) -> int:
-        """That of `servanda check` on the same kernels."""
+        """The exit code of `servanda check` on the same kernels."""
         return IdentityError.exit_code if self.verdict is None else self.verdict.exit_code
 
     @property
@@ -47,7 +47,7 @@ class Drill:
 
     @property
     def deciding(self) -> tuple[str, ...]:
-        """The enforced cells that made the outcome, "clause on slice"; nothing where it holds."""
+        """The deciding enforced cells, "clause on slice"; empty if the contract holds."""
         if self.verdict is None or self.outcome == "holds":
             return ()
         return tuple(
@@ -69,13 +69,13 @@ def drill(
     """Check a contract with one fault in the kernel of the fault's side.
 
     Args:
-        name: None injects nothing: the check that a drill is held against.
-        value: None takes the fault's default.
-        deadline: whether the time is over; no round starts after that.
+        name: None: no fault, for the baseline of a drill.
+        value: None: the fault's default.
+        deadline: returns whether the time is over; then no round starts.
 
     Raises:
-        MeasurementError: no such fault, a value it does not take, or a failed measurement.
-        ContractError, Interrupted: as `run.check` does.
+        MeasurementError: no such fault, an invalid value, or a failed measurement.
+        ContractError, Interrupted: as in `run.check`.
     """
     if name is not None:
         contract = injected(contract, name, value)

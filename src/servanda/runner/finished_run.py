@@ -1,4 +1,4 @@
-# Re-reading a finished run: its contract, its plan and what was measured; no engine is opened.
+# Reading a finished run: its contract, plan and measurements, without opening an engine.
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]
 _NAME_IT = "name it: --contract FILE"
 _GIVE = "give a run directory, or a file that `servanda check --format json` printed"
 _FILE = "verdict.json"
-_LARGEST = 64 << 20  # bytes of a verdict
+_LARGEST = 64 << 20  # most bytes of a verdict
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that reached its verdict.
+    """A run with a verdict.
 
     Args:
-        text, path: of its contract; the files that it names start from the path's folder.
-        rounds: the closed ones, in order.
+        text, path: of its contract; its file names are relative to the path's folder.
+        rounds: the closed rounds, in order.
     """
 
     verdict: Verdict
@@ -49,7 +49,7 @@ class Finished:
         """The plan of another text of the contract, on the same prompts and draws.
 
         Raises:
-            ContractError: as reading and compiling a contract do.
+            ContractError: as in reading and compiling a contract.
         """
         contract = load.read(text.encode(), str(self.path), self.path.parent)
         return compile(contract, attempt=self.plan.attempt)
@@ -68,12 +68,12 @@ def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterat
 
     Args:
         root: the run directory; verdict: of one of its attempts.
-        contract: the file, where the run does not know it or it lies elsewhere now.
+        contract: the file, if the run does not have its path or it has moved.
 
     Raises:
-        EvidenceError: the contract or its prompts are not there, or not those of the run; or
-            records that its verdict counted are not there.
-        ContractError: as reading and compiling a contract do.
+        EvidenceError: the contract or its prompts are missing or differ from those of the run, or
+            records of its verdict are missing.
+        ContractError: as in reading and compiling a contract.
         MeasurementError: another process measures in the folder, or a file is damaged.
     """
     text, path = _contract(root, verdict, contract)
@@ -83,13 +83,13 @@ def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterat
 
 @contextmanager
 def reread_as_measured(root: Path, verdict: Verdict, folder: Path) -> Iterator[Finished]:
-    """A finished run by the text that it keeps, whatever became of the file since.
+    """A finished run by its stored contract text, independent of the file.
 
     Args:
-        folder: where the files that the text names are looked for, if its own is gone.
+        folder: folder of the files that the text names, if its own is gone.
 
     Raises:
-        EvidenceError, ContractError, MeasurementError: as `reread` does.
+        EvidenceError, ContractError, MeasurementError: as in `reread`.
     """
     text = verdict.circumstances.contract_text
     place = next((cell.where for cell in verdict.cells if cell.where), None)
@@ -151,16 +151,16 @@ def _contract(root: Path, verdict: Verdict, named: Path | None) -> tuple[str, Pa
             f"{root} was measured for {path}, which is not there from here",
             hint=f"go to the folder that `servanda check` was called in, or {_NAME_IT}",
         )
-    return _read(path), path  # as it is now: what it says may have changed since
+    return _read(path), path  # the current file, which may have changed since
 
 
 def _read(path: Path) -> str:
-    load.load(path)  # says what is wrong with it
+    load.load(path)  # raises its error
     return path.read_text(encoding="utf-8-sig")
 
 
 def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:
-    """The files that a contract names, as YAML, where its text moves from old to new.
+    """The files that a contract names, as YAML, if its text moves from old to new.
 
     Args:
         contract: with its paths as they were read; old, new: folders.
@@ -183,7 +183,7 @@ def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
 
 
 def _written(path: str) -> str:
-    """A path as YAML: bare where nothing in it could be read as something else."""
+    """A path as YAML: unquoted if it can only be parsed as this text."""
     return path if _PLAIN.fullmatch(path) else json.dumps(path, ensure_ascii=False)
 
 
@@ -191,7 +191,7 @@ def read(path: Path) -> Verdict:
     """The verdict of a run directory, of one attempt, or of a file.
 
     Raises:
-        EvidenceError: there is none, or it is not a verdict of this version.
+        EvidenceError: it is missing, or not a verdict of this version.
     """
     file = _latest(path) if path.is_dir() else path
     with EvidenceError.of_system(f"{file} cannot be read", hint=_GIVE):
@@ -200,7 +200,7 @@ def read(path: Path) -> Verdict:
 
 
 def verdict_of(data: bytes, file: Path) -> Verdict:
-    """The verdict that a file holds, or standard input.
+    """The verdict in a file, or on standard input.
 
     Raises:
         EvidenceError: it is not a verdict of this version.

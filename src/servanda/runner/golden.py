@@ -2,8 +2,8 @@
 #
 # Logits of both sides arrive piece by piece, are reduced to the exact metrics of each
 # position (the joint columns) while both are in memory, and are never stored.  Where infer gives
-# only its likeliest tokens, each position has a lower and an upper end of every metric that top k
-# bounds, as joint columns NAME.low and NAME.high, and what mass infer left out, as `tail`.
+# only its top-k tokens, each position has a lower and an upper end of every metric that top k
+# bounds, as joint columns NAME.low and NAME.high, and the mass that infer left out, as `tail`.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOUNDED = tuple(name for name, metric in DIVERGENCES.items() if "topk" in metric
 TAIL = "tail"
 EXACT = frozenset(n for n, metric in DIVERGENCES.items() if "logits" in metric.forms) | {*COLUMNS}
 ENDS = frozenset({TAIL, *(f"{name}.{end}" for name in BOUNDED for end in ("low", "high"))})
-_NEAR = 1024  # best tokens of the side whose logits are here; more add nothing but time
+_NEAR = 1024  # top-k tokens of the side with full logits; more only cost time
 _SLACK = 1e-6  # the logprobs of infer were stored in float32
 
 
@@ -51,7 +51,7 @@ def measure_golden(
     ids: Sequence[tuple[int, ...]],
     watch: Callable[[int, int], None],
 ) -> GoldenRun:
-    """Every golden text on both kernels, and a tenth of them on each kernel twice."""
+    """Every golden text on both kernels, and 10 % of them twice on each kernel."""
     assert plan.golden is not None and plan.contract.golden is not None
     refuse_short(plan.golden, ids)
     kernels = plan.contract.kernels
@@ -66,7 +66,7 @@ def measure_golden(
             hint="leave out `golden:` and the numerical section, or judge them where the kernel "
             "runs: a recording of a server has no more than the server told",
         )
-    if best:  # anyone who has no full logits here drew, and train re-scores as it is declared to
+    if best:  # the side without full logits sampled, and train scores by its declared path
         paths["train"] = path_of(kernels.train, "train")
     sides = ("train",) if best else ("train", "infer")
     for side in sides:
@@ -79,7 +79,7 @@ def measure_golden(
     order = by_length(ids)
     size = (kernels.train if best else kernels.infer).batch_size
     batches = [order[i : i + size] for i in range(0, len(order), size)]
-    # a text alone has no other composition; of few texts the most unlike two are taken
+    # a single text has no other composition; of few texts the two most different are used
     again = order[::NOISE_STRIDE] if len(order) > NOISE_STRIDE else order[:: len(order) - 1 or 1]
     sides = sides if len(again) > 1 else ()
     measured, names = (_bounded, ENDS) if best else (both, EXACT)
@@ -102,15 +102,15 @@ def measure_golden(
 def cached_golden(
     run: RunDirectory, name: str, make: Callable[[], Trace], names: frozenset[str] = EXACT
 ) -> Trace:
-    """The trace on disk, or a new one: also where a version that knew fewer metrics wrote it.
+    """The trace on disk, or a new one, also if an earlier version with fewer metrics wrote it.
 
-    The texts are fixed, so measuring them again draws nothing a second time.
+    The texts are fixed, so measuring them again samples nothing twice.
     """
     return run.cached(name, make, lambda trace: names <= exact_columns(trace).keys())
 
 
 def read_golden(run: RunDirectory) -> GoldenRun | None:
-    """The golden texts of a finished run; no engine is needed.  None where it has none."""
+    """The golden texts of a finished run; no engine is needed.  None if it has none."""
     traces = []
     while run.has(name := f"golden/{len(traces):06d}"):
         traces.append(run.read(name))
@@ -142,12 +142,12 @@ def refuse_short(golden: Corpus, ids: Sequence[Sequence[int]]) -> None:
 
 
 def by_length(ids: Sequence[Sequence[int]]) -> list[int]:
-    """Rows in an order in which texts of like length share a batch; no fact depends on it."""
+    """Rows ordered so that texts of similar length share a batch; no result depends on it."""
     return sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
 
 
 def text_batch(rows: Sequence[int], ids: Sequence[tuple[int, ...]]) -> Batch:
-    """Golden texts as given tokens behind their first one."""
+    """Golden texts as given tokens after their first one."""
     texts = [ids[row] for row in rows]
     return Batch(
         sequence_S=tuple(rows),
@@ -160,7 +160,7 @@ def text_batch(rows: Sequence[int], ids: Sequence[tuple[int, ...]]) -> Batch:
 def both(
     batches: Mapping[str, Batch], engines: Mapping[str, Engine], paths: Mapping[str, Path]
 ) -> Trace:
-    """Both kernels on the same tokens; a side's batch says how many of them run at once."""
+    """Both kernels on the same tokens; each side's batch defines its batch size."""
     train, infer = (engines[side].logits(batches[side], paths[side]) for side in ("train", "infer"))
     return _joint(batches["infer"], train, infer)
 
@@ -168,11 +168,11 @@ def both(
 def _bounded(
     batches: Mapping[str, Batch], engines: Mapping[str, Engine], paths: Mapping[str, Path]
 ) -> Trace:
-    """Full logits of train against the likeliest tokens of infer."""
+    """Full logits of train against the top-k tokens of infer."""
     infer = engines["infer"]
     train = engines["train"].logits(batches["train"], paths["train"])
     likeliest = infer.top(batches["infer"], paths["infer"])
-    # a server does not tell the size of its vocabulary, and both sides have one
+    # a server does not report the size of its vocabulary, which both sides share
     size = infer.describe().vocab_size or engines["train"].describe().vocab_size
     return bounded(train, likeliest, size)
 
@@ -181,13 +181,13 @@ def bounded(train: Iterable[NDArray[np.floating]], infer: Trace, vocabulary: int
     """The trace of infer (see `Engine.top`) with an interval at each of its positions.
 
     Args:
-        train: full logits [R, V] at the same positions, in pieces, row after row.
+        train: full logits [R, V] at the same positions, in pieces of rows.
         vocabulary: V of infer.
 
     Raises:
-        MeasurementError: other numbers of rows or tokens.
+        MeasurementError: different numbers of rows or tokens.
     """
-    assert infer.best is not None  # what `Engine.top` is for
+    assert infer.best is not None  # requires `Engine.top`
     best_ids_NK, best_logp_NK = infer.best
     parts: list[dict[str, NDArray[np.float64]]] = []
     at = 0
@@ -220,7 +220,7 @@ def bounded(train: Iterable[NDArray[np.floating]], infer: Trace, vocabulary: int
 
 
 def _near(logp_RV: NDArray[np.float64], vocabulary: int) -> TopK:
-    """The best tokens of whole rows; a row with NaN has none."""
+    """The top-k tokens of whole rows; a row with NaN has none."""
     most = min(_NEAR, vocabulary)
     ids_RK = np.argpartition(-logp_RV, most - 1, axis=-1)[:, :most]
     return TopK(ids_RK, np.take_along_axis(logp_RV, ids_RK, axis=-1), vocabulary)
@@ -229,7 +229,7 @@ def _near(logp_RV: NDArray[np.float64], vocabulary: int) -> TopK:
 def _concatenated(
     parts: Sequence[Mapping[str, NDArray[Any]]], rows: int, tokens: int
 ) -> dict[str, NDArray[Any]]:
-    """The columns of all pieces, which have a row for each token."""
+    """The columns of all pieces, one row per token."""
     if rows != tokens:
         raise MeasurementError(f"{rows} rows of logits for {tokens} golden tokens")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -243,7 +243,7 @@ def against_itself(batch: Batch, engine: Engine, path: Path) -> Trace:
         engine.logits(replace(part, width=max(map(len, part.continuations))), path)
         for part in parts
     )
-    # all of the first before the second: an engine answers one question at a time
+    # all of the first before the second: an engine handles one request at a time
     return _joint(batch, iter(list(apart)), engine.logits(batch, path))
 
 
@@ -284,7 +284,7 @@ def reduced(rows: LogitRows, tokens_R: NDArray[np.int64]) -> dict[str, NDArray[A
     for name, metric in DIVERGENCES.items():
         if "logits" in metric.forms:
             columns[_JOINT + name] = exact(name, rows)
-    # for calibration: what each side is surest of, and whether that is the golden token
+    # for calibration: top-1 confidence of each side, and whether it is the golden token
     for (side, conf_R), best_R in zip(conf.items(), rows.best_R, strict=True):
         for name, values_R in (("conf", conf_R), ("hit", best_R == tokens_R)):
             columns[f"{_JOINT}{name}_{side}"] = np.where(rows.usable_R, values_R, np.nan)
@@ -292,7 +292,7 @@ def reduced(rows: LogitRows, tokens_R: NDArray[np.int64]) -> dict[str, NDArray[A
 
 
 def _lockstep(a: Pieces, b: Pieces) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Pieces of equally many rows from two streams that are cut at other places."""
+    """Pieces of equal size from two streams with different cuts."""
     left: list[NDArray[Any] | None] = [None, None]
     streams = (a, b)
     while True:

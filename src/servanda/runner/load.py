@@ -1,5 +1,5 @@
-# Loading: contracts and corpora from files, and the plan that follows from them.  Nothing here
-# knows an engine but by its name, so reading a contract costs no more than its language.
+# Loading: contracts and corpora from files, and the resulting plan.  Engines are known only by name
+# here, so reading a contract imports none.
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from servanda.judgement.rewards import file_and_function
 from servanda.judgement.traffic import Traffic
 from servanda.traces.corpus import Corpus
 
-_SHORT = 1 << 16  # characters of a text that is kept
+_SHORT = 1 << 16  # most characters of a cached text
 T = TypeVar("T", Workload, NamedWorkload, Golden)
 NO_CONTRACT = "give the path of a .kernelcontract.yaml file"
 
 
 def load(path: str | Path) -> Contract:
-    """Read a contract; the files it names are found beside it.
+    """Read a contract; the files it names are relative to it.
 
     Raises:
         ContractError: every problem of the text at once, each with its place.
@@ -42,7 +42,7 @@ def load(path: str | Path) -> Contract:
 
 
 def bytes_of(path: Path, hint: str = NO_CONTRACT) -> bytes:
-    """What the file of a contract, or of its tests, holds.
+    """The bytes of the file of a contract, or of its tests.
 
     Raises:
         ContractError: it cannot be read.
@@ -77,7 +77,7 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
 
 
 def parse(data: bytes, name: str) -> Contract:
-    """A contract from its bytes alone, as it is written: no file that it names is looked for.
+    """A contract from its bytes alone: the files that it names are not needed.
 
     Raises:
         ContractError: every problem of the text at once, each with its place.
@@ -99,7 +99,7 @@ def decoded(data: bytes, name: str) -> str:
 
 
 def contract_of(text: str, name: str) -> Contract:
-    """The contract of a text that may use the engines and faults that are installed.
+    """The contract of a text, with the installed engines and faults.
 
     Raises:
         ContractError: every problem of the text at once, each with its place.
@@ -108,14 +108,14 @@ def contract_of(text: str, name: str) -> Contract:
     return parsed(text, name, tuple(engine_names()), (*FAULTS,))
 
 
-@lru_cache(maxsize=32)  # one run reads its contract several times
+@lru_cache(maxsize=32)  # a run reads its contract several times
 def _parsed(text: str, name: str, engines: tuple[str, ...], faults: tuple[str, ...]) -> Contract:
     rules = partial(linter.check, engines=engines, faults=faults)
     return parser.parse(text, name, rules=rules)[0]
 
 
 def _fault_values(contract: Contract) -> Iterator[Problem]:
-    """A fault's value is checked here: lint knows the names of faults, and no more."""
+    """Check the values of faults: lint knows only their names."""
     kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
     for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
         for name, value in ((kernel and kernel.fault) or {}).items():
@@ -141,7 +141,7 @@ def text_files(contract: Contract) -> Iterator[tuple[Place, str]]:
 def _models(contract: Contract) -> Iterator[tuple[Place, str]]:
     for side in ("train", "infer"):
         kernel: Kernel = getattr(contract.kernels, side)
-        # an engine without a model is for the engine to refuse
+        # the engine itself refuses a missing model
         for name, place in (("model", kernel.model), ("python", kernel.python)):
             if place is not None:
                 yield ("kernels", side, name), place
@@ -183,7 +183,7 @@ def beside(contract: Contract, folder: Path) -> Contract:
 
 
 def moved_kernel(move: Callable[[str], str], kernel: Kernel) -> Kernel:
-    """A kernel whose paths are others."""
+    """A kernel with moved paths."""
     places = {"model": kernel.model, "python": kernel.python}
     return kernel.model_copy(update={name: move(path) for name, path in places.items() if path})
 
@@ -198,12 +198,12 @@ def compile(  # noqa: A001 - the field's word
     """Fix everything that is decided before the first token: cells, prompts, seeds, alpha.
 
     Args:
-        leg: of a promotion; None for a check by itself.
-        traffic: what infer was sent on a live leg; None: nothing yet.
+        leg: step of a promotion; None for a single check.
+        traffic: requests sent to infer on a live step; None: none yet.
 
     Raises:
-        ContractError: an empty slice, a limit out of reach, a corpus that is none, or tokens
-            that only a trainer has.
+        ContractError: an empty slice, a limit out of reach, an invalid corpus, or tokens that only
+            a trainer has.
     """
     source = reward_source(contract)
     texts = corpora(contract)
@@ -213,7 +213,7 @@ def compile(  # noqa: A001 - the field's word
 
 
 def reward_source(contract: Contract) -> str:
-    """The text of the file that holds the contract's own reward; "" where there is none.
+    """The source text of the contract's own reward; "" if there is none.
 
     Raises:
         ContractError: it cannot be read.
@@ -233,7 +233,7 @@ def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:
     """The texts of each workload, and the golden ones.
 
     Raises:
-        ContractError: a corpus that is none, or tokens that only a trainer has.
+        ContractError: an invalid corpus, or tokens that only a trainer has.
     """
     if problem := not_measured_here(contract):
         raise ContractError.all([problem])
@@ -242,7 +242,7 @@ def corpora(contract: Contract) -> tuple[dict[str, Corpus], Corpus | None]:
 
 
 def not_measured_here(contract: Contract) -> Problem | None:
-    """Why a contract that reads well cannot be measured offline."""
+    """The reason why a valid contract cannot be measured offline."""
     for name, workload in contract.all_workloads.items():
         if workload.source == "trainer":
             place = ("workload",) if contract.workload is not None else ("workloads", name)
@@ -261,7 +261,7 @@ def read_corpus(name: str | Path) -> Corpus:
     """A file of prompts.
 
     Raises:
-        ContractError: it cannot be read, or holds lines that are no prompts.
+        ContractError: it cannot be read, or has invalid lines.
     """
     try:
         return Corpus.parse(Path(name).read_bytes().decode("utf-8-sig"), str(name))

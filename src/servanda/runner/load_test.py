@@ -1,9 +1,9 @@
-# Timing: blocks of requests, served one block after another while nothing else runs.
+# Timing: blocks of requests, served sequentially while nothing else runs.
 #
-# A block is timed as it is served (no logprobs), and once more while they are recorded, which
-# is what the rest of a run does (law 10); where a limit is relative to the stable kernel, on
-# that one too.  Every second block runs in the opposite order, A B C | C B A: what drifts
-# evenly then weighs on all alike.  The first block of a session warms up and is thrown away.
+# A block is timed as served (without logprobs), and again with recorded logprobs, as in the rest of
+# a run (law 10); if a limit is relative to the stable kernel, also on that one.  Every second block
+# runs in the opposite order, A B C | C B A, so that a linear drift affects all equally.  The first
+# block of a session is a warm-up and is discarded.
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def measure_timing(
     prompts: Mapping[str, Sequence[Ids]],
     watch: Callable[[int, int], None],
 ) -> dict[LoadOf, LoadRun]:
-    """Timed blocks of every load, until its cells are decided or the last look is reached.
+    """Timed blocks of every load, until its cells are decided or the last evaluation is reached.
 
     Args:
-        engines: by side; no one else may be computing.
+        engines: by side; no other work may run meanwhile.
         prompts: token ids of each workload's lines.
     """
     descriptions = {side: engine.describe() for side, engine in engines.items()}
@@ -86,7 +86,7 @@ def _until_decided(
 
 
 def _open(plan: Plan, load: LoadOf, result: LoadRun) -> bool:
-    """Whether a cell of this load is undecided, and counts."""
+    """Whether a counting cell of this load is undecided."""
     look = Interim(plan.alpha, plan.price_cells, 0, 0, part=plan.part)
     return any(
         cell.kind.judge(cell, [cell.kind.weigh(cell, {load: result})], None, look).open
@@ -97,7 +97,7 @@ def _open(plan: Plan, load: LoadOf, result: LoadRun) -> bool:
 
 @dataclass
 class _Session:
-    """One load being timed by engines that are awake."""
+    """A timing session of one load on warmed-up engines."""
 
     load: LoadOf
     schedule: Schedule
@@ -136,7 +136,7 @@ class _Session:
         return timing
 
     def _batch(self, number: int) -> Batch:
-        """The requests of a block: prompts at random with replacement, decided by the seed."""
+        """The requests of a block: random prompts with replacement, determined by the seed."""
         load, ids, seed = self.load, self.ids, self._seed
         start = number * load.concurrency
         draws = range(start, start + load.concurrency)

@@ -1,11 +1,10 @@
 # Measuring: two engines on the same tokens, round by closed round.
 #
-# The infer kernel draws; the train kernel re-scores what was drawn; a tenth of the
-# sequences is scored once more by each side in another batch, which is its self-noise.
-# Where rewards are compared, the train kernel draws as well, from the same prompts.
-# While train scores one round, infer draws the next: two processes, two cores.  Whatever a
-# round yields is on disk before it counts, and a resumed run re-reads it and draws nothing
-# twice, for a draw is keyed by (seed, sequence, position).
+# The infer kernel samples; the train kernel scores the samples; 10 % of the sequences are scored
+# again by each side in other batches, for its noise floor.  If rewards are compared, the train
+# kernel also samples, from the same prompts.  While train scores one round, infer samples the next:
+# two processes, two cores.  The results of a round are on disk before they count, and a resumed run
+# reads them and samples nothing twice, because samples are keyed by (seed, sequence, position).
 
 from __future__ import annotations
 
@@ -49,17 +48,17 @@ _OF_TRAFFIC = (
     "users ask such requests, and train cannot score them: narrow runtime.envelope.prompt_tokens, "
     "outside of which a request is no evidence"
 )
-_SHOWN = 60  # characters of a value that a message repeats
+_SHOWN = 60  # most characters of a value in a message
 
 Open = Callable[[Kernel, str], Engine]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is being done, for anyone who watches: `done` of about `total` in `what`.
+    """The progress of a run: `done` of about `total` in the activity `what`.
 
     Args:
-        run: which of several runs it is of, such as "run 1 of 2"; "" where there is one.
+        run: which of several runs it is of, such as "run 1 of 2"; "" for a single run.
     """
 
     what: str
@@ -75,14 +74,14 @@ Watch = Callable[[Progress], None]
 
 
 def unwatched(_: Progress) -> None:
-    """No one watches."""
+    """A progress callback that does nothing."""
 
 
 class ExpiredError(MeasurementError):
-    """A run directory holds evidence of another key.
+    """The run directory has evidence of another key.
 
     Args:
-        key: of evidence from the kernels that answered now.
+        key: evidence key of the current kernels.
     """
 
     def __init__(self, message: str, *, hint: str, key: EvidenceKey) -> None:
@@ -91,10 +90,10 @@ class ExpiredError(MeasurementError):
 
 
 def key_of(plan: Plan, descriptions: Mapping[str, Description]) -> EvidenceKey:
-    """The key of a plan's evidence, where kernels describe themselves so.
+    """The key of a plan's evidence for these descriptions of kernels.
 
     Raises:
-        IdentityError: they are not of one policy.
+        IdentityError: they run different policies.
     """
     train, infer = descriptions["train"], descriptions["infer"]
     grade, stable = same_policy(train, infer), descriptions.get("stable")
@@ -134,11 +133,11 @@ class Measurement:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # engines first: anyone who waits for one in a pool is then told, and the pool can end
+        # engines first: then waiting tasks of a pool fail, and the pool can end
         self._stack.close()
 
     def _start(self) -> None:
-        scorer = scorer_of(self.plan)  # a reward that cannot be loaded is said at once
+        scorer = scorer_of(self.plan)  # report a reward that cannot be loaded at once
         kernels = {side: getattr(self.plan.contract.kernels, side) for side in SIDES}
         if self.plan.stable is not None:
             kernels["stable"] = self.plan.stable
@@ -163,7 +162,7 @@ class Measurement:
         self._claim_directory()
         self.prompts = {s.name: self._encode(s.corpus, s.width) for s in self.plan.schedules}
         refuse_long(self.plan, self.descriptions, self.prompts)
-        # on traffic nothing is asked of golden texts
+        # golden texts are not measured on traffic
         golden = None if self.plan.live else self.plan.golden
         self.golden_ids = self._encode(golden, 0) if golden else []
         self._refuse_empty_slices()
@@ -180,7 +179,7 @@ class Measurement:
         )
 
     def _refuse_other_tokens(self, other: str) -> None:
-        """Name the first id that means two things; same_policy only sees digests."""
+        """Name the first id with two meanings; same_policy compares only digests."""
         ours, theirs = (self.descriptions[side].tokens for side in ("train", other))
         if ours == theirs or not ours or not theirs:
             return
@@ -241,9 +240,9 @@ class Measurement:
         return ids
 
     def _refuse_empty_slices(self) -> None:
-        """Slices of request.prompt_tokens are known to be empty only now."""
+        """Refuse empty slices of request.prompt_tokens, which are known only now."""
         if self.plan.live:
-            return  # what users have not asked yet, they may
+            return  # users may still send such requests
         schedules = {s.name: s for s in self.plan.schedules}
         for cell in self.plan.cells:
             corpus, ids = self.plan.golden, self.golden_ids
@@ -260,7 +259,7 @@ class Measurement:
                 )
 
     def golden(self) -> GoldenRun | None:
-        """The golden texts, measured or re-read; None where there are none, and on traffic."""
+        """The golden texts, measured or read; None without any, and on traffic."""
         if self.plan.golden is None or self.plan.live:
             return None
         watch = self._watching("golden texts")
@@ -270,7 +269,7 @@ class Measurement:
         return lambda done, total: self.watch(Progress(what, done, total))
 
     def once(self) -> dict[Source, Any]:
-        """What clauses need besides golden texts and rounds; time first, while all is idle."""
+        """Measurements other than golden texts and rounds; timing first, while all is idle."""
 
         plan, run, ids = self.plan, self.run, self.golden_ids
         sources = {cell.kind.source for cell in plan.cells}
@@ -287,7 +286,7 @@ class Measurement:
         return measured
 
     def _token_classes(self) -> Any:
-        """The class of every token id, where a slice is cut by it; else None."""
+        """The class of every token id, if a slice uses it; else None."""
         fields = {field for cell in self.plan.cells for field in cell.cut.fields}
         if not fields & set(CLASS_FIELDS):
             return None
@@ -300,7 +299,7 @@ class Measurement:
         )
 
     def rounds(self, schedule: Schedule) -> Iterator[Round]:
-        """Closed rounds from the first on: those on disk, then new ones as they are measured."""
+        """Closed rounds from the first on: those on disk, then newly measured ones."""
         ahead: Future[Trace] | None = None
         for index in range(schedule.rounds):
             units = schedule.units(index)
@@ -324,7 +323,7 @@ class Measurement:
 
 
 def _changes(old: Any, new: Any, place: str = "") -> list[str]:
-    """Where two texts differ: "statistical.tv.at_most: 0.05 -> 0.06"; clauses go by their id."""
+    """The differences of two texts: "statistical.tv.at_most: 0.05 -> 0.06"; clauses by id."""
     old, new = _by_id(old), _by_id(new)
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
@@ -337,7 +336,7 @@ def _changes(old: Any, new: Any, place: str = "") -> list[str]:
 
 
 def _by_id(value: Any) -> Any:
-    """A list of clauses as id -> clause; anything else as it is."""
+    """A list of clauses as id -> clause; other values unchanged."""
     named = isinstance(value, list) and value and all(isinstance(v, dict) for v in value)
     if not named or not all("id" in v for v in value):
         return value

@@ -1,4 +1,4 @@
-# A probe: the kernels opened, and a few sequences timed, before anything is promised.
+# A probe: opens the kernels and times a few sequences, before an estimate is given.
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from servanda.judgement.plan import Plan
 
 PROBED = 16  # sequences
-_WARM = 2  # before the clock runs: the first call of a library does more than compute
+_WARM = 2  # warm-up: the first call of a library has initialisation
 
 
 @dataclass
 class Engines:
-    """Engines that were opened for a probe, and are handed on to the measurement.
+    """Engines that are opened for a probe and reused by the measurement.
 
-    A context manager: what was not taken is closed.
+    A context manager: engines that were not taken are closed.
     """
 
     open_anew: Open
@@ -47,7 +47,7 @@ class Engines:
         self.opened.clear()
 
     def get(self, kernel: Kernel, side: str) -> Engine:
-        """The engine of a side, opened now or before; it stays here."""
+        """The engine of a side, opened if needed; it stays owned here."""
         if side not in self.opened:
             self.opened[side] = (kernel, self.open_anew(kernel, side))
         return self.opened[side][1]
@@ -60,7 +60,7 @@ class Engines:
 
 
 def _same(a: Kernel, b: Kernel) -> bool:
-    """Whether two kernels are one, though their contracts lie in other folders."""
+    """Whether two kernels are equal, for contracts in different folders."""
     numbers = [kernel.model_dump(exclude={"model", "python", "title"}) for kernel in (a, b)]
     places = [(kernel.model, kernel.python) for kernel in (a, b)]
     files = [[Path(place or "").resolve() for place in both] for both in places]
@@ -71,7 +71,7 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
     """Tokens of every prompt, and a few sequences of the first workload on every kernel.
 
     Raises:
-        IdentityError: the kernels are not one policy.
+        IdentityError: the kernels run different policies.
         MeasurementError: an engine failed.
     """
     kernels = {side: getattr(plan.contract.kernels, side) for side in ("train", "infer")}
@@ -106,13 +106,13 @@ def _timed(
     engines: Mapping[str, Engine],
     draws: bool,
 ) -> Probe:
-    """Draws and scores; `draws` says whether train answers the prompts as well."""
+    """Time sampling and scoring; `draws`: whether train samples too."""
     units = [u for i in range(schedule.rounds) for u in schedule.units(i)][: PROBED + _WARM]
     sampling, seed = schedule.workload.sampling.transform, schedule.seed
     own = kernels["train"].sampling or sampling
     seconds: dict[str, float] = {}
     disk: list[int] = []
-    # a pack knows whole sequences only, and needs no warming
+    # a pack has only whole sequences, and needs no warm-up
     warm, rest = (units[:_WARM], units[_WARM:]) if len(units) > _WARM else (units, units)
 
     def timed(what: str, batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:
@@ -147,7 +147,7 @@ def _timed(
 
 
 def memory_of(engine: Engine) -> int | None:
-    """The most memory that an engine's process held, in bytes; None where it cannot be known."""
+    """The peak memory of an engine's process, in bytes; None if unknown."""
     pid = getattr(engine, "pid", None)
     with suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-# Making a reference pack: one kernel draws on a schedule, and is recorded.
+# Makes a reference pack: one kernel samples on a schedule and is recorded.
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from servanda.theory.sampling import log_softmax
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Trace, some
 
-TOP = 64  # best tokens of a golden position that are kept
+TOP = 64  # top-k tokens recorded per golden position
 
 
 def make_pack(plan: Plan, kernel: Kernel, out: Path, *, open: Open, watch: Watch) -> Pack:
-    """Draw every round of a plan's workload with one kernel, and write the pack.
+    """Sample every round of a plan's workload with one kernel, and write the pack.
 
-    The rounds are those that `check` would launch at the same sizes, so that a candidate
-    re-scores the very sequences of the schedule.
+    The rounds are those of `check` at the same sizes, so that a candidate scores exactly the
+    sequences of the schedule.
 
     Raises:
         ContractError: the plan has no workload, or more than one.
@@ -91,7 +91,7 @@ def _drawn(
     ids: Sequence[tuple[int, ...]],
     watch: Watch,
 ) -> tuple[Trace, Trace]:
-    """Every sequence, and a tenth of them scored again in other batches."""
+    """Every sequence, and 10 % of them scored again in other batches."""
     sampling, drawn, again = schedule.workload.sampling.transform, [], []
     for index in range(schedule.rounds):
         watch(Progress("prompt groups", index * schedule.workload.round, schedule.last))
@@ -115,9 +115,9 @@ def _golden(
     ids: Sequence[tuple[int, ...]],
     path: Scoring,
 ) -> pa.Table:
-    """What bounds every divergence at a golden position once a candidate's best are known.
+    """The record that bounds every divergence at a golden position, given a candidate's top-k.
 
-    One row a position: text, token, its raw logprob and the log-sum-exp of the logits in
+    One row per position: text, token, its raw logprob and the log-sum-exp of the logits in
     float64, and the best TOP ids with their raw logprobs in float32.
     """
     if not engine.describe().full_logits:
@@ -156,7 +156,7 @@ def _reduced(
     logp_RV = log_softmax(logits_RV)
     rows_R1 = np.arange(len(token_R))[:, None]
     best_RK = np.argsort(-logp_RV, axis=-1, kind="stable")[:, :TOP]
-    # at the best token, which always has mass: logit - logprob is the normaliser
+    # at the top-1 token, which always has mass: logit - logprob is the normaliser
     logit_R1 = np.asarray(logits_RV, dtype=np.float64)[rows_R1, best_RK[:, :1]]
     lse_R = (logit_R1 - logp_RV[rows_R1, best_RK[:, :1]])[:, 0]
     return logp_RV[rows_R1[:, 0], token_R], lse_R, best_RK, logp_RV[rows_R1, best_RK]

@@ -1,8 +1,7 @@
-# Scoring: the reward of an answer, by a rule of the house or a function of the contract's own.
+# Scoring: the reward of a response, by a built-in rule or the contract's own function.
 #
-# A function of the contract's own is compiled from the very text that the evidence is keyed
-# by, so what was judged by another version of the file expires with it.  What it prints goes
-# to stderr: stdout is the report's.
+# The contract's own function is compiled from the text in the evidence key, so evidence of another
+# version of the file expires.  Its output goes to stderr: stdout is for the report.
 
 from __future__ import annotations
 
@@ -30,31 +29,31 @@ from servanda.traces.corpus import Corpus
 if TYPE_CHECKING:
     from servanda.judgement.plan import Plan
 
-_SHOWN = 60  # characters of an answer that a message repeats
+_SHOWN = 60  # most characters of a response in a message
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """The reward of a contract, held to its range.
+    """The reward of a contract, with a check of its range.
 
     Args:
-        of: as the contract names it.
+        of: its name in the contract.
         span: smallest and largest reward.
-        file: that holds the function; "" where it is one of ours.
+        file: file of the function; "" for a built-in rule.
     """
 
     of: str
     score: Callable[[dict[str, Any], str], Any]
     span: tuple[float, float]
     file: str = ""
-    # both kernels' threads score, and a function of the contract's own may count on one
+    # both kernels' threads score, but the contract's function may assume a single thread
     _one: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def __call__(self, corpus: Corpus, row: int, answer: str, side: str) -> float:
-        """The reward of a side's answer to a line.
+        """The reward of a side's response to a line.
 
         Raises:
-            MeasurementError: the function raised, or gave no number within the range.
+            MeasurementError: the function raised, or returned no number within the range.
         """
         line = f"{corpus.file}:{corpus.prompts[row].line}"
         answer_text = f"{side}'s answer {_short(answer)} to {line}"
@@ -63,7 +62,7 @@ class Scorer:
                 value = self.score(corpus.given(row), answer)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # exit(0) in it would read as "holds"
+        except BaseException as error:  # exit(0) in it would mean "holds"
             raise MeasurementError(
                 f"the reward {self.of} failed on {answer_text}: {_error_text(error)}",
                 where=_place(error, self.file),
@@ -85,7 +84,7 @@ class Scorer:
 
 
 def scorer_of(plan: Plan) -> Scorer | None:
-    """What scores a plan's answers; None where no clause asks for rewards.
+    """The scorer of a plan's responses; None if no clause uses rewards.
 
     Raises:
         MeasurementError: the contract's own function cannot be loaded.
@@ -102,10 +101,10 @@ def scorer_of(plan: Plan) -> Scorer | None:
 
 
 def _loaded(file: str, function: str, source: str) -> Callable[[dict[str, Any], str], Any]:
-    """The function of a Python file; the text that is run is the one that was read."""
+    """The function of a Python file, compiled from the text that was read."""
     module = ModuleType(f"servanda_reward_{digest_of(source)}")
     module.__file__ = file
-    sys.modules[module.__name__] = module  # where dataclasses look for what they decorate
+    sys.modules[module.__name__] = module  # for dataclasses, which look up the module of a class
     try:
         with contextlib.redirect_stdout(sys.stderr):
             exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
@@ -134,7 +133,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _place(error: BaseException, file: str) -> Where | None:
-    """The last line of a file that an error passed through."""
+    """The last line of a file in an error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return Where(file, error.lineno or 1, error.offset or 1, (error.text or "").rstrip())
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]

@@ -1,7 +1,7 @@
-# Drawing: what the kernels do with the launched units of one round.
+# Sampling and scoring: the kernels on the dispatched units of one round.
 #
-# Each kernel has a thread of its own that waits for it, so that one draws while another
-# scores.  What a kernel yields is on disk before it is handed on.
+# Each kernel has a separate waiting thread, so that one samples while another scores.  Results are
+# on disk before they are passed on.
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 
 def ends_of(descriptions: Mapping[str, Description], side: str) -> tuple[int, ...]:
-    """The ids that end a sequence: a side that does not know them has those of another."""
+    """The ids that end a sequence; a side without them uses those of another."""
     return next((d.eos for d in (descriptions[side], *descriptions.values()) if d.eos), ())
 
 
 @dataclass(frozen=True)
 class RoundRunner:
-    """The open kernels of a measurement, and where their traces are kept.
+    """The open kernels of a measurement, and the storage of their traces.
 
     Args:
         kernels, engines, descriptions, pools: of each side; a pool is one thread.
         prompts: workload -> token ids of each line.
-        classes: of each token id, [V], or None where no slice is cut by them.
-        scorer: gives whole answers their reward; None where no clause asks for it.
+        classes: class of each token id, [V], or None if no slice uses them.
+        scorer: scorer of whole responses; None if no clause uses rewards.
     """
 
     plan: Plan
@@ -69,25 +69,25 @@ class RoundRunner:
         side: str,
         what: str | None = None,
     ) -> Trace:
-        """The answers of one kernel to a round's prompts, from disk or drawn now.
+        """The responses of one kernel to a round's prompts, from disk or sampled now.
 
         Args:
-            what: the name they are kept by, where it is not that of the side.
+            what: their name on disk, if not that of the side.
         """
         batch = self._batch(schedule, units)
         engine, sampling = self.engines[side], self._sampling(schedule, side)
 
         def draw() -> Trace:
-            # one seed for every kernel: the draws of a sequence are coupled, see reward_gap
+            # one seed for every kernel: the samples of a sequence are coupled, see reward_gap
             trace = in_order(batch, verb_of(engine, "generate"), sampling, schedule.seed)
-            if not isinstance(schedule, Arrivals):  # a user's request has a length of its own
+            if not isinstance(schedule, Arrivals):  # a user's request has its own length
                 trace = with_ends(trace, schedule.width, self._ends(side))
             known = with_history(self._classified(batch, trace), batch.prompts)
             return self._rewarded(schedule, units, side, known)
 
         trace = self.run.cached(round_name(schedule, index, what or side), draw)
         if what == DRAWS and "path" not in trace.about:
-            # train declares how it scores, so nothing else says how it drew
+            # train declares only its scoring path, so this records its sampling
             raise MeasurementError(
                 f"the {side} engine {self.kernels[side].engine!r} does not record by which path "
                 "it drew its answers",
@@ -96,9 +96,9 @@ class RoundRunner:
         return self._declared(trace, schedule, side, "decode")
 
     def _ends(self, side: str) -> tuple[int, ...]:
-        """The ids that may end an answer of a side that says what ends one; () where it does not.
+        """The ids that may end a response of a side that reports them; () if it does not.
 
-        A server names one end token where its model has several, which the other side knows.
+        A server may report one end token of a model with several, which the other side knows.
         """
         own = self.descriptions[side].eos
         others = (end for d in self.descriptions.values() for end in d.eos)
@@ -126,7 +126,7 @@ class RoundRunner:
     def _rewarded(
         self, schedule: Schedule, units: Sequence[Unit], side: str, trace: Trace
     ) -> Trace:
-        """The trace with the reward of each answer that a clause on rewards concerns."""
+        """The trace with the reward of each response that a reward clause uses."""
         cuts = self.plan.scored(schedule.name)
         if self.scorer is None or not cuts or side == "stable":
             return trace
@@ -147,7 +147,7 @@ class RoundRunner:
         return replace(trace, columns=columns)
 
     def _texts(self, side: str, answers: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each answer before the token that ends it."""
+        """The text of each response before its end token."""
         ends = set(ends_of(self.descriptions, side))
         ids = [[*itertools.takewhile(lambda t: t not in ends, tokens)] for tokens in answers]
         if self.descriptions[side].decodes:
@@ -157,14 +157,14 @@ class RoundRunner:
         return self.pools["train"].submit(decode, ids).result()
 
     def _sampling(self, schedule: Schedule, side: str) -> Sampling:
-        """The declared transform; the train kernel may have one of its own."""
+        """The declared transform; the train kernel may have its own."""
         own = self.plan.contract.kernels.train.sampling if side == "train" else None
         return own or schedule.workload.sampling.transform
 
     def scores(
         self, schedule: Schedule, index: int, units: tuple[Unit, ...], infer: Trace
     ) -> dict[str, Future[Trace]]:
-        """Train on what infer drew, each side once more on a tenth of it, and stable beside it."""
+        """Train's scores of infer's samples, the noise floor scores, and the stable kernel."""
         batch = self._batch(schedule, units, infer.continuations)
         again = batch.take([r for r in schedule.noise_rows(len(units)) if not infer.lost_S[r]])
 
@@ -188,7 +188,7 @@ class RoundRunner:
                 what = f"self_{side}"
                 if path_of(self.kernels[side], side) in self.descriptions[side].scores:
                     scores[what] = score(side, what, again)
-                else:  # it draws and cannot score what it drew: nobody knows its self-noise
+                else:  # it cannot score its own samples: its noise floor is unknown
                     nothing = partial(some, infer, ())
                     name = round_name(schedule, index, what)
                     scores[what] = self.pools[side].submit(self.run.cached, name, nothing)

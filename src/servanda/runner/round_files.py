@@ -1,4 +1,4 @@
-# Rounds on disk: the names of their files, and how traces become a closed round.
+# Rounds on disk: their file names, and the assembly of traces to a closed round.
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from servanda.judgement.plan import Plan
 
 SIDES = ("train", "infer")
-STABLE = ("stable", "stable_train")  # what the stable kernel drew, and train's scores of it
+STABLE = ("stable", "stable_train")  # the stable kernel's samples, and train's scores of them
 
 
 def read_rounds(plan: Plan, run: RunDirectory) -> Iterator[Round]:
     """The closed rounds of a run directory; no engine is needed.
 
     Raises:
-        EvidenceError: a file holds other sequences than the plan launched.
+        EvidenceError: a file has other sequences than the plan.
     """
     for schedule in plan.schedules:
         for index in range(schedule.rounds):
@@ -62,14 +62,14 @@ def round_name(schedule: Schedule, index: int, what: str) -> str:
 
 
 def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, TracePair]:
-    """What a round is compared with, from the traces beside it."""
+    """The comparison data (peers) of a round, from its further traces."""
     pairs = {}
     for name, side in (("self_train", train), ("self_infer", infer)):
         if name in others and len(others[name].sequence_S):
             again = others[name]
             rows = again.sequence_S.tolist()
             own, drawn = some(side, rows), some(infer, rows)
-            # scores carry no classes of tokens: those of the draw, for it is the same tokens
+            # scores have no token classes: use those of the samples, which are the same tokens
             own = replace(own, columns={**drawn.columns, **own.columns})
             pairs[name] = align(again, own)
     if "stable" in others:
@@ -91,15 +91,15 @@ def batch_of(
     width: int,
     continuations: tuple[tuple[int, ...], ...] = (),
 ) -> Batch:
-    """The prompts of launched units, by the token ids of each line, and tokens that are given."""
+    """The batch of dispatched units, from the token ids of each line and given tokens."""
     sequences = tuple(unit.sequence for unit in units)
     return Batch(sequences, tuple(ids[unit.row] for unit in units), width, continuations)
 
 
 def in_order(batch: Batch, verb: Callable[..., Trace], *options: object) -> Trace:
-    """Run a batch with prompts of like length side by side, and return it in launch order.
+    """Run a batch with prompts of similar length together, and return it in dispatch order.
 
-    Lengths of prompts are known at launch, so the composition does not depend on an outcome.
+    Lengths of prompts are known at dispatch, so the composition does not depend on an outcome.
     """
     rows = sorted(range(len(batch)), key=lambda row: len(batch.prompts[row]))
     return some(verb(batch.take(rows), *options), list(batch.sequence_S))

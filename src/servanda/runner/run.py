@@ -1,4 +1,4 @@
-# The chain, from files to a verdict: contract -> plan -> pairs -> evidence -> verdict.
+# The pipeline from files to a verdict: contract -> plan -> pairs -> evidence -> verdict.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_process(kernel: Kernel, _: str) -> Engine:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What was measured: the golden texts, and rounds that are read from disk one by one.
+    """The measurements: the golden texts, and rounds that are read from disk one by one.
 
     Args:
         once: timed requests, batches, corners of the envelope, by their source.
@@ -50,11 +50,11 @@ class Pairs:
 def measure(
     plan: Plan, run_dir: str | Path, *, open: Open = spawn, watch: Watch | None = None
 ) -> Pairs:
-    """Measure a plan until all is decided or its size is reached; resumes what is there.
+    """Measure a plan until all is decided or its size is reached; continues existing data.
 
     Raises:
         MeasurementError: an engine, a worker or the disk failed, or identity was refused.
-        Interrupted: Ctrl-C; what was measured is kept.
+        Interrupted: Ctrl-C; measurements are kept.
     """
     with opened(Path(run_dir), attempt=plan.attempt) as run:
         measured = gather(plan, run, open, watch)
@@ -62,7 +62,7 @@ def measure(
 
 
 def weigh(plan: Plan, pairs: Pairs) -> Evidence:
-    """Everything that was measured, as evidence."""
+    """Compute the evidence from all measurements."""
     evidence = weigh_rounds(plan, pairs.key, pairs.rounds())
     evidence += weigh_once(plan, pairs.key, pairs.once)
     return evidence + weigh_golden(plan, pairs.key, pairs.golden) if pairs.golden else evidence
@@ -83,24 +83,24 @@ def check(
     """Measure and judge a contract at the offline stage.
 
     Args:
-        text: of a contract that is given as a Contract, for reports; of a file it is read.
-        run_dir: where to measure; default runs/NAME.  An attempt there is continued.
-        fresh: open a new attempt instead, judged at a smaller alpha; an attempt that was
-            interrupted is finished first.
-        watch: called with Progress.
+        text: text of a contract that is given as a Contract, for reports; that of a file is read.
+        run_dir: directory of the measurements; default runs/NAME.  An attempt there is continued.
+        fresh: open a new attempt instead, judged at a smaller alpha; an interrupted attempt is
+            finished first.
+        watch: callback with Progress.
         deadline: whether the time is over; no round starts after that.
-        record: a file for all that one kernel answers, which engine `recorded` replays; it is
-            there once the verdict is, and needs an attempt that nothing was measured in yet.
-        record_side: which kernel: infer, train or stable.
+        record: a file for all results of one kernel, which the engine `recorded` replays; it is
+            written with the verdict, and needs an attempt without measurements.
+        record_side: the recorded kernel: infer, train or stable.
 
     Raises:
-        ContractError, MeasurementError, Interrupted: as load, compile and measure do.
+        ContractError, MeasurementError, Interrupted: as in load, compile and measure.
     """
     if not isinstance(contract, Contract):
         path, contract = Path(contract), load(contract)
         text = path.read_text(encoding="utf-8-sig")
     root = Path(run_dir) if run_dir is not None else RUNS / contract.metadata.name
-    plan = compile(contract)  # what is wrong with the text is said before anything is touched
+    plan = compile(contract)  # errors of the text are raised before any change on disk
     if record is not None and record_side == "stable" and plan.stable is None:
         raise MeasurementError(
             "the contract measures no stable kernel, so there is nothing to record of it",
@@ -126,7 +126,7 @@ def check(
 
 @contextmanager
 def _recording(path: Path, side: str, open_: Open) -> Iterator[Open]:
-    """Open kernels, and keep what one side answers; the file is there if all went well."""
+    """Open kernels, and record one side; the file is written on success."""
     recording = Recording(path)
 
     def opened_(kernel: Kernel, named: str) -> Engine:

@@ -1,6 +1,6 @@
-# The run directory: what was measured, file by file, so that nothing is ever lost or doubled.
+# The run directory: measurements as files, so that nothing is lost or counted twice.
 #
-#   runs/NAME/attempt-1/plan.json                 the key of the evidence, and the contract
+#   runs/NAME/attempt-1/plan.json                 the evidence key, and the contract
 #                       verdict.json              the answer, once there was one
 #                       expired.json              or what changed before there was
 #                       golden/NAME.parquet       the golden texts
@@ -10,8 +10,8 @@
 #                       rounds/000012.infer.parquet   and .train, .self_infer, .self_train
 #                       rounds/000012.train_draws.parquet   where rewards are compared
 #
-# A file is written beside its place, flushed, and renamed into it: it is there whole or not
-# at all, whatever kills the process.  A round is closed when all of its files are there.
+# A file is written under another name, flushed, and renamed: it is complete or absent, even if the
+# process is killed.  A round is closed when all of its files are there.
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _PARTIAL = ".partial"
 
 
 class Occupied(MeasurementError):  # noqa: N818 - nothing failed
-    """Another process measures in this folder: it will say what there is to say."""
+    """Another process measures in this folder, and will report the result."""
 
 
 class RunDirectory:
-    """One attempt of one contract on disk.  Use through `opened`, which holds the lock."""
+    """One attempt of one contract on disk.  Use it by `opened`, which holds the lock."""
 
     def __init__(self, root: Path, attempt: int) -> None:
         self.root, self.attempt = root, attempt
@@ -49,7 +49,7 @@ class RunDirectory:
 
     @property
     def begun(self) -> tuple[EvidenceKey, dict[str, Any]] | None:
-        """The key and the contract that the attempt began with; None where it has not."""
+        """The key and the contract of the attempt at its start; None if not started."""
         try:
             data = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
             return EvidenceKey(**data["key"]), dict(data["contract"])
@@ -67,14 +67,14 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether a verdict was reached, or the key changed; else `--fresh` goes on with it."""
+        """Whether it has a verdict, or its key changed; otherwise `--fresh` continues it."""
         return any((self.path / name).exists() for name in ("verdict.json", "expired.json"))
 
     def finish(self, verdict: dict[str, Any]) -> None:
         self._write("verdict.json", json.dumps(verdict, indent=1).encode())
 
     def expire(self, changed: str) -> None:
-        """Let `--fresh` open the next attempt though this one reached no verdict."""
+        """Let `--fresh` open the next attempt although this one has no verdict."""
         self._write("expired.json", json.dumps({"changed": changed}).encode())
 
     def cached(
@@ -83,7 +83,7 @@ class RunDirectory:
         make: Callable[[], Trace],
         complete: Callable[[Trace], bool] = lambda _: True,
     ) -> Trace:
-        """A trace from disk, or made now and put there; also where that on disk is incomplete."""
+        """A trace from disk, or a new one that is stored; also if that on disk is incomplete."""
         if self.has(name) and complete(trace := self.read(name)):
             return trace
         trace = make()
@@ -91,7 +91,7 @@ class RunDirectory:
         return trace
 
     def cached_data(self, name: str, make: Callable[[], Any]) -> Any:
-        """Plain data from disk, or made now and put there; floats come back bit for bit."""
+        """Plain data from disk, or new data that is stored; floats are preserved exactly."""
         path = self.path / f"{name}.json"
         try:
             return json.loads(path.read_text(encoding="utf-8"))
@@ -154,7 +154,7 @@ def _sync(folder: Path) -> None:
 
 
 def latest(root: Path, *, fresh: bool) -> int:
-    """The attempt to go on with; a fresh one only after one that reached its verdict."""
+    """The attempt to continue; a fresh one only after one with a verdict."""
     names = [p.name.removeprefix(ATTEMPT) for p in root.glob(f"{ATTEMPT}*")]
     last = max((int(name) for name in names if name.isascii() and name.isdigit()), default=1)
     return last + 1 if fresh and RunDirectory(root, last).finished else last

@@ -1,4 +1,4 @@
-# Gathering: a plan measured until more could change nothing, and the verdict on what there is.
+# Sequential measurement: until more data could not change the outcome; and the verdict.
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PATHS = 4  # cells whose e-values are kept
 
 @dataclass(frozen=True)
 class Gathered:
-    """What was measured of a plan, and what it weighs.
+    """The measurements of a plan with their evidence.
 
     Args:
         once: timed requests, batches, corners of the envelope, by their source.
-        fingerprints: of each kernel by its side, key by key.
-        differences: what the sides' files say otherwise, one sentence each.
-        seconds: that it took; None where an earlier process measured a part, or nothing was.
+        fingerprints: of each side's kernel, by key.
+        differences: differences between the sides' files, one sentence each.
+        seconds: duration; None if an earlier process measured a part, or without measurements.
         looks: the evaluations on the way, in order.
     """
 
@@ -58,10 +58,10 @@ def gather(
     watch: Watch | None,
     deadline: Deadline | None = None,
 ) -> Gathered:
-    """Measure round by round, and stop when no more rounds could change what counts.
+    """Measure round by round, until more rounds could not change a counting outcome.
 
-    Of a live leg every round that has closed is weighed: what users were answered happened,
-    and a validity check fails at every look.
+    On a live step every closed round is evaluated, because user requests have happened, and a
+    validity check can fail at every evaluation.
 
     Args:
         deadline: whether the time is over; no round starts after that.
@@ -100,7 +100,7 @@ def gather(
 def concluded(
     plan: Plan, gathered: Gathered, contract_text: str, deadline: Deadline | None
 ) -> Verdict:
-    """The verdict on evidence, with why it ended and which faults it would have caught."""
+    """The verdict on evidence, with the reason of its end and its power."""
     evidence = gathered.evidence
     verdict = judge(plan, evidence)
     circumstances = Circumstances(
@@ -143,7 +143,7 @@ def _e_values(verdict: Verdict, looks: Looks) -> tuple[EValuePath, ...]:
 
 
 def _why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
-    """What ended a run that its time did not: see `Circumstances.stopped`."""
+    """The reason for the end of a run within its time: see `Circumstances.stopped`."""
     if verdict.decided:
         return "decided"
     short = [
@@ -157,12 +157,12 @@ def _why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
 
 
 def _out_of_time(verdict: Verdict) -> Verdict:
-    """The verdict of a run that its time ended: what is open says so; stopping is valid (law 5)."""
+    """The verdict of a run that its time ended: open cells say so; stopping is valid (law 5)."""
     if verdict.decided:
         return verdict
     over = "the time was over before this was decided"
     cells = [
-        # where nothing was measured, what a cell says of its workload is not the reason
+        # without measurements, the cell's note about its workload is not the reason
         c.but(note=f"{over}; {c.note}" if c.note and c.n else over) if c.open else c
         for c in verdict.cells
     ]
@@ -179,7 +179,7 @@ def _until_decided(
     deadline: Deadline | None,
     looks: list[tuple[str, int, Verdict]],
 ) -> Evidence:
-    """A workload's rounds, as many as it takes, and as the time allows."""
+    """A workload's rounds, as many as needed within the time."""
     name = schedule.name
     what = "prompt groups"
     if (n := len(plan.schedules)) > 1:
@@ -203,7 +203,7 @@ def _until_decided(
             if launched >= schedule.first and look.decided_on(name):
                 break
             if launched >= max(schedule.first, schedule.last // 10) and look.broken_on(name):
-                break  # slices that are near their limits cannot mend it
+                break  # open slices cannot repair it
         if deadline is not None and deadline():
             break
     return evidence

@@ -1,9 +1,9 @@
-# The sampling transform of a kernel, and draws that do not depend on batching.
+# The sampling transform of a kernel, and random numbers that do not depend on batching.
 #
-# A temperature, a top-k, a top-p and a min-p are part of the kernel (law 7): a logprob is
-# "processed" when it is the log of the probability the token was really drawn with.
-# Order of the filters: temperature, top-k, top-p on what is left, min-p on what is left.
-# Axes: R rows (positions), V vocabulary.  Ranks order tokens by probability, ties by id.
+# Temperature, top-k, top-p and min-p are part of the kernel (law 7): a logprob is "processed" if it
+# is the log of the probability with which the token was sampled. Order of the filters: temperature,
+# top-k, top-p on the rest, min-p on the rest.  Axes: R rows (positions), V vocabulary.  Ranks order
+# tokens by probability, ties by id.
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-BEST = 16  # likeliest tokens that are recorded of each position
+BEST = 16  # number of top-k tokens recorded per position
 
 
 class Sampling(BaseModel):
-    """How a kernel turns logits into a draw."""
+    """The transform from logits to a sampling distribution."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -32,7 +32,7 @@ class Sampling(BaseModel):
 
     @property
     def filters(self) -> bool:
-        """Whether any filter may take a token's whole mass away."""
+        """Whether a filter may remove tokens."""
         return self.top_k is not None or self.top_p < 1.0 or self.min_p > 0.0
 
 
@@ -58,7 +58,7 @@ def processed_logprobs(logits_RV: NDArray[np.floating], sampling: Sampling) -> F
         sampling: the transform.
 
     Returns:
-        [R, V], nats; -inf where a filter removed the token.
+        [R, V], nats; -inf for tokens removed by a filter.
     """
     logp_RV = log_softmax(np.asarray(logits_RV, dtype=np.float64) / sampling.temperature)
     if not sampling.filters:
@@ -70,7 +70,7 @@ def processed_logprobs(logits_RV: NDArray[np.floating], sampling: Sampling) -> F
         keep_RV[..., sampling.top_k :] = False
     if sampling.top_p < 1.0:
         p_RV = np.exp(log_softmax(np.where(keep_RV, sorted_RV, -np.inf)))
-        # a token is kept while the mass before it is below top_p, so the first always is
+        # a token is kept if the mass before it is below top_p, so the first is always kept
         keep_RV &= p_RV.cumsum(axis=-1) - p_RV < sampling.top_p
     if sampling.min_p > 0.0:
         keep_RV &= sorted_RV >= sorted_RV[..., :1] + np.log(sampling.min_p)
@@ -86,11 +86,11 @@ _ZEROS = np.zeros(4, dtype=np.uint64)
 def uniforms(seed: int, stream: str, sequence: int, n: int) -> Floats:
     """The first n uniforms of one stream of one sequence, in [0, 1).
 
-    Keyed by (seed, stream, sequence) and indexed by position, so that resume, re-batching
-    and sharding draw the same tokens.  Streams ("draw", "pit", "prompt") are independent.
+    Keyed by (seed, stream, sequence) and indexed by position, so that resume, re-batching and
+    sharding sample the same tokens.  Streams ("draw", "pit", "prompt") are independent.
     """
     key = hashlib.blake2b(f"{seed}|{stream}|{sequence}".encode(), digest_size=16).digest()
-    # a generator begun again: making one asks the operating system for entropy it does not use
+    # reuse a generator: creating one reads entropy from the operating system
     if not hasattr(_generators, "philox"):
         _generators.philox = np.random.Philox(key=0)
     high, low = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
@@ -106,10 +106,10 @@ def uniforms(seed: int, stream: str, sequence: int, n: int) -> Floats:
 
 
 def seed_of(seed: int, stream: str, sequence: int, bits: int = 63) -> int:
-    """The seed of one request to a sampler that is not ours, keyed as `uniforms` are.
+    """The seed of one request to an external sampler, keyed like `uniforms`.
 
-    Of ten thousand seeds of 31 bits two are equal in one run of fifty; that makes answers alike
-    where the two prompts are one.
+    Two of ten thousand 31-bit seeds are equal in one of fifty runs; then responses to equal prompts
+    are equal.
 
     >>> seed_of(7, "draw", 0) == seed_of(7, "draw", 0) != seed_of(7, "draw", 1)
     True
@@ -119,25 +119,24 @@ def seed_of(seed: int, stream: str, sequence: int, bits: int = 63) -> int:
 
 
 def draw(logp_RV: Floats, uniform_R: Floats) -> Ints:
-    """One token a row by inversion of the distribution function, in the order of ids.
+    """Sample one token per row by inversion of the distribution function, in the order of ids.
 
     Returns:
-        [R] token ids; never one whose logprob is -inf.
+        [R] token ids; never one with a logprob of -inf.
     """
     cdf_RV = np.exp(logp_RV).cumsum(axis=-1)
     target_R1 = (uniform_R * cdf_RV[:, -1])[:, None]
-    # the first id whose cumulative mass exceeds the target: it has mass of its own
+    # the first id whose cumulative mass exceeds the target has positive mass
     token_R = (cdf_RV <= target_R1).sum(axis=-1)
-    # the product may round up to the whole mass: then it is the last id that has any
+    # the product may round up to the whole mass: then it is the last id with mass
     last_R = logp_RV.shape[-1] - 1 - np.isfinite(logp_RV)[:, ::-1].argmax(axis=-1)
     return np.minimum(token_R, last_R).astype(np.int64)
 
 
 def standing(logp_RV: Floats, token_R: Ints, p_RV: Floats | None = None) -> tuple[Floats, Floats]:
-    """How many tokens rank before the given one, and their probability, each [R].
+    """The number of tokens that rank before the given one, and their probability, each [R].
 
-    Together with the token's own probability, the latter gives the randomised PIT of the
-    draw.
+    Together with the token's own probability, the latter gives the randomised PIT of the sample.
     """
     p_RV = np.exp(logp_RV) if p_RV is None else p_RV
     own_R1 = np.take_along_axis(logp_RV, token_R[:, None], axis=-1)
@@ -148,14 +147,14 @@ def standing(logp_RV: Floats, token_R: Ints, p_RV: Floats | None = None) -> tupl
 
 
 def entropy_nats(logp_RV: Floats, p_RV: Floats | None = None) -> Floats:
-    """Shannon entropy of each row, [R], nats; p_RV where the probabilities are known."""
+    """Shannon entropy of each row, [R], nats; p_RV: the probabilities, if known."""
     p_RV = np.exp(logp_RV) if p_RV is None else p_RV
-    # a token without mass adds 0, where the product would be 0 * -inf
+    # a token without mass adds 0; the product would be 0 * -inf
     return -(p_RV * np.maximum(logp_RV, -1e300)).sum(axis=-1)
 
 
 def likeliest(logp_RV: Floats, best: int) -> dict[str, Floats]:
-    """The `best` likeliest tokens of each row as columns of a trace, best first, ties by id.
+    """The `best` most likely tokens of each row as columns of a trace, best first, ties by id.
 
     >>> likeliest(np.log([[0.25, 0.5, 0.25]]), 2)["id.1"].tolist()
     [0.0]
@@ -164,14 +163,14 @@ def likeliest(logp_RV: Floats, best: int) -> dict[str, Floats]:
     best = min(best, size)
     if not best:
         return {}
-    # `best` blocks have a token as likely as the least of their largest, so no other counts
+    # `best` blocks have a token at least as likely as the smallest block maximum: skip the others
     starts = np.arange(0, size, max(1, size // (8 * best)))
     largest_RB = np.maximum.reduceat(logp_RV, starts, axis=-1)
     least_R = -np.partition(-largest_RB, best - 1, axis=-1)[:, best - 1]
     id_RK = np.empty((len(logp_RV), best), dtype=np.int64)
     for row, (logp_V, least) in enumerate(zip(logp_RV, least_R, strict=True)):
         ids = np.flatnonzero(logp_V >= least if least > -np.inf else logp_V > -np.inf)
-        if len(ids) < best:  # filters kept fewer
+        if len(ids) < best:  # filters kept fewer tokens
             ids = np.concatenate([ids, np.setdiff1d(np.arange(min(2 * best, size)), ids)])
         id_RK[row] = ids[np.argsort(-logp_V[ids], kind="stable")][:best]
     return best_columns(id_RK, np.take_along_axis(logp_RV, id_RK, axis=-1))
@@ -193,17 +192,17 @@ def best_columns(ids_NK: NDArray[np.generic], logp_NK: NDArray[np.generic]) -> d
 def observe(
     logits_RV: NDArray[np.floating], token_R: Ints, sampling: Sampling
 ) -> dict[str, Floats]:
-    """What a kernel records of each position: `columns_of` its processed logprobs."""
+    """The record of a kernel at each position: `columns_of` its processed logprobs."""
     return columns_of(processed_logprobs(logits_RV, sampling), token_R)
 
 
 def columns_of(logp_RV: Floats, token_R: Ints) -> dict[str, Floats]:
     """Columns of a Trace, each [R], from processed logprobs.
 
-    `logp` is the processed logprob of the token that was drawn or given, `rank` how many
-    tokens rank before it and `mass_before` their probability; `top1`, `entropy_nats` and
-    `p_max` describe the distribution it came from, and so do `id.0`, `logp.0`, ...: its BEST
-    likeliest tokens, from which the mass of any set of ids that the past fixes is known.
+    `logp` is the processed logprob of the sampled or given token, `rank` the number of tokens that
+    rank before it and `mass_before` their probability; `top1`, `entropy_nats` and `p_max` describe
+    its distribution, and so do `id.0`, `logp.0`, ...: the BEST most likely tokens, which give the
+    mass of sets of ids that are defined by earlier text.
     """
     p_RV = np.exp(logp_RV)
     top1_R = logp_RV.argmax(axis=-1)

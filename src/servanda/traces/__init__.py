@@ -1,1 +1,1 @@
-# Traces: what kernels did, token by token, and the files that it is kept in.  Pure.
+# Traces: records of kernels, token by token, and their file formats.  Pure.

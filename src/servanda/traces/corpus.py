@@ -70,7 +70,7 @@ class Corpus:
         """All lines of a file.
 
         Raises:
-            ContractError: no prompt at all, or lines that are none, each with its place.
+            ContractError: no prompt, or invalid lines, each with its place.
         """
         prompts = read_lines(text, file, _prompt, _KEYS, ContractError)
         if not prompts:
@@ -80,7 +80,7 @@ class Corpus:
 
 
 def joined(texts: Sequence[tuple[int, ...]], first: int, length: int) -> tuple[int, ...]:
-    """`length` tokens of texts that are joined from the `first` on, around the end if need be.
+    """`length` tokens of concatenated texts from `first` on, continuing at the beginning if needed.
 
     >>> joined([(1, 2), (3,)], 1, 4)
     (3, 1, 2, 3)

@@ -1,6 +1,6 @@
-# Strict reading of JSON lines: values that are what they should be, or words for what they are.
+# Strict reading of JSON lines: valid values, or a description of invalid ones.
 #
-# Not by msgspec, whose errors name the place of a value and not the value that stands there.
+# Not by msgspec, whose errors contain the place of a value but not the value.
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_ID = 2**31 - 1
-_LEAST = -9999.0  # what servers write where they mean -inf
+_LEAST = -9999.0  # servers' placeholder for -inf
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
-_SHOWN = 40  # characters of a value that a message repeats
+_SHOWN = 40  # most characters of a value in a message
 _LINE = 120  # and of a line
-_REPORTED = 20  # problems of one file that are printed; the rest is counted
+_REPORTED = 20  # problems printed per file; the rest is counted
 _DIGITS = "a number of too many digits"
 
 
 class LineError(Exception):
-    """A line is not what it should be; `hint`: the next move, where it is not the usual one."""
+    """An invalid line; `hint`: the next step, if not the usual one."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -41,11 +41,11 @@ def read_lines(
     error: type[ServandaError],
     growing: bool = False,
 ) -> list[T]:
-    """What `read` makes of each line that is not blank.
+    """The results of `read` for each line that is not blank.
 
     Args:
-        hint: the next move where a line is wrong.
-        growing: whether a last line that has no end yet is left out: it is being written.
+        hint: the next step for a wrong line.
+        growing: whether to skip an incomplete last line, which is being written.
 
     Raises:
         ServandaError: of the class `error`: lines that are wrong, each with its place.
@@ -78,11 +78,11 @@ def parse_line(line: str, noun: str = "request", nan: bool = False) -> dict[str,
     """The JSON object of a line.
 
     Args:
-        noun: of what a line holds, for messages; nan: whether NaN and Infinity are passed on.
+        noun: of the content of a line, for messages; nan: whether NaN and Infinity are accepted.
 
     Raises:
         json.JSONDecodeError: it is not JSON.
-        LineError: it is no object, or says something that JSON cannot mean.
+        LineError: not an object, or a value that JSON does not allow.
     """
     try:
         data = (_WITH_NAN if nan else _STRICT).decode(line)
@@ -101,7 +101,7 @@ def parse_line(line: str, noun: str = "request", nan: bool = False) -> dict[str,
 
 
 def unique_keys(pairs: list[tuple[str, Any]], noun: str = "key") -> dict[str, Any]:
-    """An object of JSON; a key that is there twice has two values, and so none."""
+    """A JSON object; repeated keys are refused."""
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -139,7 +139,7 @@ def id_of(value: Any, place: str) -> int:
 
 
 def logprob_of(value: Any, place: str) -> float:
-    """Nats; NaN where the server does not know it: null, and everything from -9999 down."""
+    """A logprob in nats; NaN if unknown: null, and values from -9999 down."""
     if value is None:
         return math.nan
     number = number_of(value, place)
@@ -179,7 +179,7 @@ def text_of(value: Any, place: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON has it, in at most 40 characters."""
+    """A value as JSON, in at most 40 characters."""
     try:
         text = json.dumps(value)
     except ValueError:  # a whole number of thousands of digits

@@ -1,4 +1,4 @@
-# How long served requests took: the record of one batch that ran together.
+# Latency of served requests: the record of one batch that ran together.
 #
 # Axes: S requests, T steps, N tokens of all requests but their first.
 
@@ -13,12 +13,12 @@ Seconds = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Timing:
-    """One batch as it was served, in seconds by the engine's own clock.
+    """The timing of one served batch, in seconds of the engine's clock.
 
     Args:
-        first_S: from the launch of the batch to each request's first token.
+        first_S: from the dispatch of the batch to each request's first token.
         gap_N: between consecutive tokens, request after request.
-        wall: from the launch to the last token of all.
+        wall: from the dispatch to the last token of all.
     """
 
     first_S: Seconds
@@ -27,7 +27,7 @@ class Timing:
 
     @classmethod
     def of(cls, begun: float, step_T: Sequence[float], length_S: Sequence[int]) -> Timing:
-        """From clock readings: of the launch, and of each step that gave a token to all.
+        """From clock readings: of the dispatch, and of each step that gave a token to all.
 
         >>> Timing.of(1.0, [1.5, 2.0, 2.25], [3, 1])
         Timing(first_S=(0.5, 0.5), gap_N=(0.5, 0.25), wall=1.25)
@@ -41,7 +41,7 @@ class Timing:
 
     @classmethod
     def of_requests(cls, begun: float, at_ST: Sequence[Sequence[float]]) -> Timing:
-        """From clock readings: of the launch, and of each token of each request."""
+        """From clock readings: of the dispatch, and of each token of each request."""
         return cls(
             first_S=tuple(at_T[0] - begun for at_T in at_ST),
             gap_N=tuple(after - before for at_T in at_ST for before, after in pairwise(at_T)),
@@ -50,7 +50,7 @@ class Timing:
 
     @classmethod
     def join(cls, parts: Sequence[Timing]) -> Timing:
-        """Batches that were launched at once and ran one after another."""
+        """Batches that were dispatched at once and ran one after another."""
         return cls(
             tuple(s for part in parts for s in part.first_S),
             tuple(s for part in parts for s in part.gap_N),

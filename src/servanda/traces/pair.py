@@ -1,6 +1,6 @@
-# Pairing: arrays of a trainer, a dump or a gateway -> a TracePair of the tokens that are trained.
+# Pairing: arrays of a trainer, a dump or a gateway -> a TracePair of the trained tokens.
 #
-# Axes: B sequences of T columns (padded), or N tokens of all sequences one after another.
+# Axes: B sequences of T columns (padded), or N tokens of all sequences, concatenated.
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def pair(
 ) -> TracePair:
     """Two kernels on the tokens that a trainer learns from.
 
-    The pair knows of each token which turn it is in (a stretch of the mask), how far into it,
-    and how many tokens came before: slices are cut by them.
+    The pair contains for each token its turn (a stretch of the mask), its position in the turn, and
+    the number of earlier tokens, for slices.
 
     Args:
-        logp_train, logp_infer: [B, T], nats; or [N] where `lengths` is given.  NaN where there
-            is none: it counts as missing, and never as 0.
-        mask: of the same shape; whether the trainer learns from the token.  What comes before
-            a sequence's first is its prompt, what lies between stretches is a tool's.
-        groups: the prompt group of each sequence, [B]; default each its own.
+        logp_train, logp_infer: [B, T], nats; or [N] if `lengths` is given.  NaN if missing: it
+            counts as missing, never as 0.
+        mask: of the same shape; whether the trainer learns from the token.  Tokens before a
+            sequence's first trained one are its prompt, tokens between stretches are a tool's.
+        groups: the prompt group of each sequence, [B]; default: each a separate group.
         labels: name -> text of each sequence, [B], such as {"env": [...]}.
         tokens: token ids, of the same shape; default unknown (-1).
-        lengths: tokens of each sequence, [B], its prompt included.
+        lengths: tokens of each sequence, [B], including its prompt.
         per_token: name -> number of each token, of the same shape: "staleness", "entropy_nats".
         first: launch index of the first sequence.
 

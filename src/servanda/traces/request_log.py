@@ -1,8 +1,8 @@
-# The log of served requests: what the infer kernel was asked and what it answered, line by line.
+# The traffic log: requests to the infer kernel and its responses, line by line.
 #
-# Anyone who stands before the kernel writes it: one JSON object a request, in launch order, for
-# a request counts from the moment it is launched and not from the moment it is answered
-# (law 5).  docs/how-to/traffic.md says every field.
+# Written by the proxy before the kernel: one JSON object per request, in dispatch order, because a
+# request counts from its dispatch and not from its response (law 5).  docs/how-to/traffic.md
+# documents the fields.
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ _ANSWER = ("token_ids", "logprobs", "best", "finish", "fingerprint")
 _ALWAYS = ("index", "run", "leg", "at", "served", "prompt_token_ids", "sampling")
 _KNOWN = (*_ALWAYS, *_ANSWER, "labels", "group", "key", "lost")
 _FINISHED = ("stop", "length", "stop_string")
-OTHER_PROMPT = "answered for another prompt"  # why an answer is lost that the kernel did give
+OTHER_PROMPT = "answered for another prompt"  # reason of a lost response that the kernel did return
 _TRANSFORM = ("temperature", "top_p", "min_p")
 _A_ROW = (
     'a line is {"index", "run", "leg", "at", "served", "prompt_token_ids", "sampling"} and either '
     '{"token_ids", "logprobs", "finish"} or {"lost"}; see docs/how-to/traffic.md'
 )
 
-Best = tuple[tuple[int, float], ...]  # ids and logprobs of a step's likeliest tokens, best first
+Best = tuple[tuple[int, float], ...]  # ids and logprobs of a step's top-k tokens, best first
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request that was launched.
+    """One request that was dispatched.
 
     Args:
-        index: 0, 1, ... within its run and leg, in launch order.
-        at: when it was launched, unix seconds.
-        served: requests that infer was sent on this leg so far, this one included; more than
-            index + 1 where only a sample of them is logged.
-        sampling: as it was asked for, max_new_tokens among it.
-        tokens, logp: the answer, with the token that ended it; NaN where a logprob is unknown.
-        best: of each token, the likeliest ones; () where they were not recorded.
-        group: requests in a row that have one are one prompt group; None: a group of its own.
-        key: a keyed hash of who asked.
-        finish: "stop" where the model ended it, "length", or "stop_string" where something did that
-            the request had named; no token is left out of `tokens` then.
-        fingerprint: what the server said of itself in this reply; "" where nothing.
-        lost: why there is no answer; "" where there is one.
+        index: 0, 1, ... within its run and leg, in dispatch order.
+        at: dispatch time, unix seconds.
+        served: requests sent to infer on this step so far, including this one; more than index + 1
+            if only a sample of them is logged.
+        sampling: the requested parameters, including max_new_tokens.
+        tokens, logp: the response, including its end token; NaN if a logprob is unknown.
+        best: the top-k tokens of each step; () if not recorded.
+        group: consecutive requests with one value are one prompt group; None: a separate group.
+        key: a keyed hash of the user.
+        finish: "stop" if the model ended it, "length", or "stop_string" for a stop of the request,
+            in which case `tokens` is complete.
+        fingerprint: the server's description in this reply; "" if none.
+        lost: why there is no response; "" if there is one.
     """
 
     index: int
@@ -83,11 +83,10 @@ class Request:
 def read_served(text: str, file: str) -> tuple[Request, ...]:
     """The requests of one file, in its order.
 
-    A last line that has no end yet and is no JSON is still being written: it is left
-    for the next look.
+    An incomplete last line that is not JSON is still being written: it is left for the next call.
 
     Raises:
-        EvidenceError: lines that are no requests, each with its place.
+        EvidenceError: invalid lines, each with its place.
     """
 
     def read(line: str, where: Where) -> Request:
@@ -97,10 +96,10 @@ def read_served(text: str, file: str) -> tuple[Request, ...]:
 
 
 def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
-    """The request of one line, as JSON has it.
+    """The request of one parsed line.
 
     Raises:
-        LineError: it is none.
+        LineError: not a valid request.
     """
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
@@ -133,7 +132,7 @@ def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
 
 
 def unanswered(data: dict[str, Any], why: str) -> dict[str, Any]:
-    """The line of the same request without its answer."""
+    """The line of the same request without its response."""
     return {**{key: value for key, value in data.items() if key not in _ANSWER}, "lost": why}
 
 
@@ -191,7 +190,7 @@ def _best(value: Any, tokens: tuple[int, ...], logp: tuple[float, ...]) -> tuple
                 "adds it",
             )
         for other, value in pairs:
-            # unknown in one place and known in the other is no contradiction
+            # unknown in one place only is no contradiction
             if other == token and value != own and value == value and own == own:
                 raise LineError(
                     f"best[{i}] says {value:g} for the sampled token {token}, and logprobs[{i}] "

@@ -1,7 +1,7 @@
-# Rollouts: what a trainer's dump holds of one step, whatever framework wrote it.
+# Rollouts: the data of one step in a trainer's dump, for any framework.
 #
-# Axes: S sequences in the order of the dump, N tokens of all sequences one after another,
-# prompts included.
+# Axes: S sequences in the order of the dump, N tokens of all sequences, concatenated, including
+# prompts.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from servanda.errors import EvidenceError
 
 Array = NDArray[Any]
-REMOVED = "removed"  # of per_token: 1 where a policy drew the token and a filter removed it
+REMOVED = "removed"  # of per_token: 1 for a sampled token that a filter removed
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Rollouts:
     """Sequences of one training step, or of a part of it: index i of a column concerns token i.
 
     Args:
-        step: of the trainer.
-        length_S: tokens of each sequence, its prompt included, its padding not.
+        step: step number of the trainer.
+        length_S: tokens of each sequence, including its prompt, without padding.
         token_N: token ids.
-        mask_N: whether the trainer learns from the token: what a policy drew, no prompt, no
-            tool's words.
-        logp_train_N, logp_infer_N: nats, float64; NaN where the dump has none.
+        mask_N: whether the trainer learns from the token: sampled tokens, without prompts and tool
+            results.
+        logp_train_N, logp_infer_N: nats, float64; NaN if missing in the dump.
         group_S: the prompt group of each sequence, any text; sequences with one prompt share it.
-        source_S: where each sequence stands, such as "train_data_step14.jsonl:3".
+        source_S: place of each sequence, such as "train_data_step14.jsonl:3".
         labels: name -> text of each sequence, [S]: "env", "replica".
         per_sequence: name -> number of each sequence, [S]: "reward".
         per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats",
@@ -76,7 +76,7 @@ class Rollouts:
 
     @cached_property
     def start_S(self) -> Array:
-        """Where each sequence begins among the tokens, [S]."""
+        """The index of the first token of each sequence, [S]."""
         return np.cumsum(self.length_S) - self.length_S
 
     @cached_property
@@ -86,17 +86,17 @@ class Rollouts:
 
     @property
     def prompt_tokens_S(self) -> Array:
-        """Tokens before the first trained one, [S]; all of a sequence that has none."""
+        """Number of tokens before the first trained one, [S]; all tokens if none is trained."""
         return np.bincount(self.sequence_N[self._trained_before_N == 0], minlength=len(self))
 
     @property
     def position_N(self) -> Array:
-        """The index of each trained token among those of its sequence, [N]; -1 of others."""
+        """The index of each trained token among those of its sequence, [N]; -1 for others."""
         return np.where(self.mask_N, self._trained_before_N - 1, -1)
 
     @cached_property
     def removed_N(self) -> Array | None:
-        """Tokens that a policy drew and a filter of the trainer removed, [N]; None of none."""
+        """Mask of sampled tokens that a filter of the trainer removed, [N]; None if none were."""
         column_N = self.per_token.get(REMOVED)
         if column_N is None or not (column_N == 1).any():
             return None
@@ -104,9 +104,9 @@ class Rollouts:
 
     @cached_property
     def turn_N(self) -> Array:
-        """The turn of each trained token, from 1, [N]; 0 of others.
+        """The turn of each trained token, from 1, [N]; 0 for others.
 
-        A turn is a run of trained tokens: what lies between two is a tool's or a user's.
+        A turn is a run of trained tokens: tokens between two are a tool's or a user's.
         """
         before_N = np.concatenate(([False], self.mask_N))[:-1]
         before_N[self.start_S] = False
@@ -115,7 +115,7 @@ class Rollouts:
 
     @cached_property
     def turn_token_N(self) -> Array:
-        """The index of each trained token in its turn, [N]; -1 of others."""
+        """The index of each trained token in its turn, [N]; -1 for others."""
         at_N = np.arange(len(self.mask_N))
         last_other_N = np.maximum.accumulate(np.where(self.mask_N, -1, at_N))
         opens_N = np.maximum(last_other_N, np.repeat(self.start_S, self.length_S) - 1)
@@ -123,11 +123,11 @@ class Rollouts:
 
     @cached_property
     def _trained_before_N(self) -> Array:
-        """Trained tokens of the sequence up to each token, itself included, [N]."""
+        """Number of trained tokens of the sequence up to each token, inclusive, [N]."""
         return self._within(self.mask_N)
 
     def _within(self, flag_N: Array) -> Array:
-        """How many flags were met in the sequence so far, [N]."""
+        """Number of flags in the sequence so far, [N]."""
         count_N = np.cumsum(flag_N)
         before_S = np.concatenate(([0], count_N))[self.start_S]
         return count_N - np.repeat(before_S, self.length_S)

@@ -1,7 +1,7 @@
-# Frozen values as plain data, and back: what JSON can hold, and nothing lost on the way.
+# Frozen values as plain data for JSON, and back, without loss.
 #
-# A number that does not exist is null, never 0; an infinite one is the text "inf" or "-inf".
-# Which of these a text was is known from the field that it is read into.
+# A missing number is null, never 0; an infinite one is the string "inf" or "-inf".  The type of the
+# field decides how a string is read.
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], data: Any, place: str = "") -> T:
-    """A value of a dataclass from what `to_plain` made of it; unknown keys are passed over.
+    """A value of a dataclass from the result of `to_plain`; unknown keys are ignored.
 
     Raises:
-        EvidenceError: a key is missing, or a value is not what the field holds.
+        EvidenceError: a key is missing, or a value has the wrong type.
     """
     return _read(kind, data, place)
 

@@ -1,10 +1,10 @@
-# History: which of a position's likeliest tokens the text has had already.
+# History: the top-k tokens of a position that occurred before in the text.
 #
-# A set of ids that the text so far fixes has a known mass before the next token is drawn, and
-# so has what of it lies among the likeliest tokens, whose logprobs are recorded.  Samplers that
-# depend on history (repetition, presence and frequency penalties, no-repeat n-grams) draw these
-# sets less often than their mass says.
-# Axes: S sequences, N tokens of all sequences one after another, K likeliest tokens.
+# A set of ids defined by the text so far has a known mass before the next token is sampled, and so
+# does its part among the top-k tokens, whose logprobs are recorded.  Samplers that depend on
+# history (repetition, presence and frequency penalties, no-repeat n-grams) sample these sets less
+# often than their mass.  Axes: S sequences, N tokens of all sequences, concatenated, K top-k
+# tokens.
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BITS = 52  # whole numbers that a float64 column holds exactly
 
 
 def with_history(trace: Trace, prompts: Sequence[Sequence[int]]) -> Trace:
-    """The trace with a column for each set: bit k says that likeliest token k is in it.
+    """The trace with a column for each set: bit k is set if top-k token k is in it.
 
-    A trace without likeliest tokens is returned as it is.
+    A trace without top-k tokens is returned unchanged.
 
     Args:
         prompts: token ids of each sequence of the trace.
@@ -45,9 +45,9 @@ def with_history(trace: Trace, prompts: Sequence[Sequence[int]]) -> Trace:
 
 
 def sets_of(trace: Trace, name: str) -> Array | None:
-    """Which likeliest tokens are in a set, [N, K] of truth values; None where no one recorded it.
+    """The mask of top-k tokens in a set, [N, K]; None if not recorded.
 
-    Unknown (NaN, of a lost token) reads as in none.
+    Unknown (NaN, for a lost token) counts as in none.
     """
     column_N = trace.columns.get(f"{_PREFIX}{name}")
     if column_N is None or trace.best is None:
@@ -58,7 +58,7 @@ def sets_of(trace: Trace, name: str) -> Array | None:
 
 
 def _sets(trace: Trace, ids_NK: Array, prompts: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """Set -> whether each likeliest token is in it, [N, K]."""
+    """Set -> mask of top-k tokens in it, [N, K]."""
     texts = [[*p, *a] for p, a in zip(prompts, trace.continuations, strict=True)]
     length_S = np.array([len(text) for text in texts])
     token_M = np.array([token for text in texts for token in text], dtype=np.int64)
@@ -68,7 +68,7 @@ def _sets(trace: Trace, ids_NK: Array, prompts: Sequence[Sequence[int]]) -> dict
     row_N = np.repeat(np.arange(len(texts)), trace.length_S)
     start_N = np.repeat(np.cumsum(trace.length_S) - trace.length_S, trace.length_S)
     place_N = np.arange(len(row_N)) - start_N + prompt_S[row_N]
-    # what a token follows: the code of the tokens before it, where there are enough
+    # the code of the preceding tokens, if there are enough
     before_M = np.full(len(token_M), -1, dtype=np.int64)
     if len(token_M) >= _GRAM:
         grams = np.stack(
@@ -92,7 +92,7 @@ def _sets(trace: Trace, ids_NK: Array, prompts: Sequence[Sequence[int]]) -> dict
 def _counts(
     group_M: Array, token_M: Array, place_M: Array, group_N: Array, ids_NK: Array, place_N: Array
 ) -> Array:
-    """How often each id stands in its group before a place, [N, K]."""
+    """The count of each id in its group before a place, [N, K]."""
     size = int(max(token_M.max(), ids_NK.max())) + 2
     room = int(place_M.max()) + 2
     key_M = np.sort(((group_M + 1) * size + token_M + 1) * room + place_M)

@@ -1,7 +1,7 @@
-# What one kernel did (Trace), what two did on the same tokens (TracePair), and align().
+# The record of one kernel (Trace), of two kernels on the same tokens (TracePair), and align().
 #
-# One sign everywhere: log_ratio = logp_train - logp_infer; the tokens came from infer.
-# Axes: S sequences in launch order, N tokens of all sequences one after another.
+# One sign convention: log_ratio = logp_train - logp_infer; the tokens come from infer.
+# Axes: S sequences in dispatch order, N tokens of all sequences, concatenated.
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Array = NDArray[Any]
 class Batch:
     """Sequences for an engine: launch indexes, prompts, and given continuations if any.
 
-    `width` new tokens are reserved for every sequence, so that the shape a kernel runs
-    at is fixed by the launch and never by how long a sequence turned out to be.
-    `together` sequences run at once; None: as many as the kernel's batch_size says.
+    `width` new tokens are reserved for every sequence, so that the shape of a kernel's run is fixed
+    at dispatch and does not depend on the lengths of responses.  `together` sequences run at once;
+    None: the kernel's batch_size.
     """
 
     sequence_S: tuple[int, ...]
@@ -46,7 +46,7 @@ class Batch:
         )
 
     def chunks(self, size: int) -> list[Batch]:
-        """As they run at once: `together`, or else `size` sequences at a time."""
+        """The batches that run at once: of `together`, otherwise of `size` sequences."""
         size = self.together or size
         return [self.take(range(i, min(i + size, len(self)))) for i in range(0, len(self), size)]
 
@@ -57,13 +57,13 @@ class Trace:
 
     Args:
         sequence_S: launch indexes, strictly increasing.
-        length_S: tokens of each sequence; 0 where it was lost.
-        lost_S: launched, but no value came back.
+        length_S: tokens of each sequence; 0 if it was lost.
+        lost_S: dispatched, but no value came back.
         prompt_tokens_S: length of each prompt.
         token_N: token ids.
-        columns: "logp" and whatever else the kernel records (see sampling.observe).
-        about: path, batch size, sampling: how these numbers came to be (law 7); and, where
-            the engine says it, capture: what the logprobs were rounded to.
+        columns: "logp" and the kernel's further records (see sampling.observe).
+        about: path, batch size, sampling: the conditions of the numbers (law 7); and, if the engine
+            reports it, capture: the precision of the logprobs.
     """
 
     sequence_S: Array
@@ -93,11 +93,10 @@ class Trace:
 
     @property
     def best(self) -> tuple[Array, Array] | None:
-        """Ids and logprobs of the likeliest tokens, [N, K] each; None where none are recorded.
+        """Ids and logprobs of the top-k tokens, [N, K] each; None if not recorded.
 
-        Columns "id.0", "logp.0", "id.1", ..., as `Engine.top` names them.  Which ids they are
-        has to be fixed before the token is drawn: an id that was added because it was drawn
-        makes the true report look like a lie.
+        Columns "id.0", "logp.0", "id.1", ..., as in `Engine.top`.  The ids must be fixed before
+        sampling: an id that was added because it was sampled makes a correct report look wrong.
         """
         k = sum(name.startswith("id.") for name in self.columns)
         if not k:
@@ -116,7 +115,7 @@ class Trace:
         about: Mapping[str, str] | None = None,
         lost_S: ArrayLike | None = None,
     ) -> Trace:
-        """The record of a batch; none of its sequences was lost where `lost_S` is left out."""
+        """The record of a batch; without `lost_S` no sequence was lost."""
         return cls(
             sequence_S=np.array(batch.sequence_S, dtype=np.int64),
             length_S=np.array(length_S, dtype=np.int64),
@@ -142,9 +141,9 @@ class Trace:
 
 
 def answered(trace: Trace, batch: Batch) -> Trace:
-    """Scores of a batch in which a lost sequence has its given tokens, and NaN for their logprobs.
+    """Scores of a batch in which a lost sequence has its given tokens, with NaN logprobs.
 
-    So its tokens count as missing (law 1), where two traces of unequal lengths would not align.
+    So its tokens count as missing (law 1); two traces of unequal lengths would not align.
     """
     if not trace.lost_S.any():
         return trace
@@ -163,14 +162,14 @@ def answered(trace: Trace, batch: Batch) -> Trace:
 
 
 def with_ends(trace: Trace, width: int, ends: Sequence[int]) -> Trace:
-    """A trace in which each answer that stops early has an end token.
+    """A trace in which each response that stops early has an end token.
 
-    One that an engine cut or aborted has none.  The model would have gone on, no one knows by
-    which token, so one without a logprob is added: it counts as missing (law 1).
+    A response that an engine cut or aborted has none.  The model would have continued with an
+    unknown token, so one without a logprob is added: it counts as missing (law 1).
 
     Args:
-        width: tokens that an answer had room for.
-        ends: ids that end an answer; of none, nothing can be told.
+        width: most tokens of a response.
+        ends: ids that end a response; without any, the end cannot be determined.
     """
     if not ends:
         return trace
@@ -191,7 +190,7 @@ def with_ends(trace: Trace, width: int, ends: Sequence[int]) -> Trace:
 
 
 def unended(trace: Trace) -> int:
-    """Answers whose last token has no logprob, as `with_ends` adds it."""
+    """Responses whose last token has no logprob, as added by `with_ends`."""
     last_S = np.cumsum(trace.length_S)[trace.length_S > 0] - 1
     return int(np.isnan(trace.columns["logp"][last_S]).sum())
 
@@ -216,11 +215,11 @@ def some(trace: Trace, sequences: Sequence[int]) -> Trace:
 
 @dataclass(frozen=True)
 class TracePair:
-    """Two kernels on the same tokens; `infer` drew them, `train` re-scored them.
+    """Two kernels on the same tokens: sampled by `infer`, scored by `train`.
 
     Args:
-        group_S: the prompt group of each sequence, where anyone who made the pair knows it.
-        labels: name -> text of each sequence, likewise; "" where it has none.
+        group_S: the prompt group of each sequence, if known.
+        labels: name -> text of each sequence, if known; "" if it has none.
     """
 
     infer: Trace
@@ -237,7 +236,7 @@ class TracePair:
 
     @property
     def usable_N(self) -> Array:
-        """Whether a token is evidence (law 1).
+        """The mask of tokens that are evidence (law 1).
 
         A train logprob of -inf is (the weight is 0); an infer logprob of -inf, a NaN or a
         +inf on either side is not, and counts as missing.
@@ -247,7 +246,7 @@ class TracePair:
 
 
 def align(train: Trace, infer: Trace) -> TracePair:
-    """Same sequences, same tokens, or an error that names the first difference.
+    """Check for equal sequences and tokens; the error names the first difference.
 
     Raises:
         EvidenceError: the two traces do not concern the same tokens.

@@ -140,7 +140,7 @@ def test_a_locked_store_takes_nothing_and_the_snapshot_stands(tmp_path, clock, m
     assert leader.follow(controllers.message([], first=20))["taken"] == 0
     assert leader.snapshot is before
     assert "database is locked" in leader.status().store
-    with pytest.raises(MeasurementError, match="it cannot be kept now: "):
+    with pytest.raises(MeasurementError, match="the change cannot be stored now: "):
         leader.pin("first=a", "stable", 60, actor="ann", reason="x")
     assert controllers.status(leader, "first=a").pin is None
     other.rollback()
@@ -322,7 +322,7 @@ def test_rows_that_only_a_promotion_asked_for_cost_train_nothing(tmp_path, clock
         pass
     assert leader.follow(controllers.message([], first=20))["taken"] == 20
     scoring = leader.status().scoring
-    assert (scoring.scored, scoring.outside) == (10, {"rows that only a promotion asked for": 10})
+    assert (scoring.scored, scoring.outside) == (10, {"rows sampled only for a promotion": 10})
     leader.close()
 
 

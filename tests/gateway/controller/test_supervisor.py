@@ -91,16 +91,16 @@ def test_a_leader_that_cannot_be_begun_is_tried_until_it_can(begun):
         assert watched.ready.wait(WAIT_S)
         watched.supervised.check()
     assert watched.said[0] == (
-        "the leader ended with exit code 1: no process can be begun: Cannot allocate memory; it is "
-        "started again in 0.01 s, and routing.without_snapshot decides which pool serves until it "
-        "is ready"
+        "the leader ended with exit code 1: no process can be started: Cannot allocate memory; it "
+        "is started again in 0.01 s, and routing.without_snapshot decides which pool serves until "
+        "it is ready"
     )
 
 
 def test_a_leader_that_cannot_be_begun_again_is_tried_until_it_can(begun):
     begun.add(2)
     with Watched() as watched:
-        watched.line("the leader is there again, at http://127.0.0.1:1")
+        watched.line("the leader is running again at http://127.0.0.1:1")
         assert watched.supervised.where() == "http://127.0.0.1:1"
     assert watched.said[0] == "\ufffd"
     ended = [line for line in watched.said if line.startswith("the leader ended")]
@@ -108,7 +108,7 @@ def test_a_leader_that_cannot_be_begun_again_is_tried_until_it_can(begun):
         "the leader ended with exit code 0; it is started again in 0.01 s, and the gateway follows "
         "the last routes until they expire"
     )
-    assert "no process can be begun: Cannot allocate memory" in ended[1]
+    assert "no process can be started: Cannot allocate memory" in ended[1]
 
 
 def test_a_leader_that_is_killed_before_it_is_ready_is_started_again(begun, monkeypatch, tmp_path):

@@ -42,7 +42,7 @@ def test_a_limit_relative_to_stable_is_left_out(tmp_path):
     found = watched(tmp_path, more=more)
     assert {left.clause for left in found.left_out} == {"beside"}
     assert {left.why for left in found.left_out} == {
-        "its limit is relative to what stable, or train itself, shows"
+        "its limit is relative to a value of the stable or train kernel"
     }
 
 
@@ -59,7 +59,7 @@ def test_a_mean_without_a_bound_is_left_out_for_nothing_would_bring_its_slice_ba
     found = select_cells(unbounded)
     assert {cell.clause for cell in found.watched} == {"tv", "sampler_fidelity"}
     assert {left.why for left in found.left_out} == {
-        "its mean has no bound, so that nothing could bring its slice back"
+        "its mean is unbounded, so the return test could never pass"
     }
 
 

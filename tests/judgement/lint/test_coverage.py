@@ -16,21 +16,21 @@ def test_a_coverage_that_can_be_kept_and_broken_is_no_error(more):
     ("clause", "message", "hint"),
     [
         ("", "clause 'c' has no limit", "add at_least: 0.005"),
-        (", at_most: 0.5", "rescored_ratio takes at_least", "write at_least: 0.005"),
+        (", at_most: 0.5", "scoring_rate takes at_least", "write at_least: 0.005"),
         (
             ", at_least: 1.5",
-            "rescored_ratio is at most 1: it can never be at least 1.5",
+            "scoring_rate is at most 1: it can never be at least 1.5",
             "write a share, such as 0.005",
         ),
         (
             ", at_least: 0",
-            "rescored_ratio is always at least 0: the clause can never fail",
+            "scoring_rate is always at least 0: the clause can never fail",
             "write a share, such as 0.005",
         ),
-        (", at_least: 0.1, aggregate: mean", "rescored_ratio takes no aggregate", "remove it"),
+        (", at_least: 0.1, aggregate: mean", "scoring_rate takes no aggregate", "remove it"),
         (
             ", at_least: 0.1, slices: depth",
-            "rescored_ratio is counted on the whole",
+            "scoring_rate is counted on the whole",
             "remove slices: how much of each was served is not in the log",
         ),
     ],
@@ -51,7 +51,7 @@ def test_a_promise_is_no_matter_of_an_hour():
 def test_a_coverage_is_no_promise():
     assert problems("metric: rescored_ratio, at_least: 0.1") == [
         (
-            "rescored_ratio is a validity check, a precondition of the promises in statistical",
+            "scoring_rate is a validity check, a precondition of the promises in statistical",
             "move the clause to observability.clauses",
         )
     ]

@@ -31,8 +31,8 @@ def test_a_place_under_a_file(tmp_path):
     (tmp_path / "file").write_text("x")
 
     assert refused(tmp_path / "file" / "a" / "ledger.db") == (
-        f"{tmp_path}/file/a/ledger.db cannot be made: Not a directory\n"
-        "  hint: name another place for the ledger"
+        f"{tmp_path}/file/a/ledger.db cannot be created: Not a directory\n"
+        "  hint: give another location for the ledger"
     )
 
 
@@ -40,7 +40,7 @@ def test_a_place_under_a_file(tmp_path):
 def test_a_place_where_nobody_may_write():
     assert refused("/proc/ledger.db") == (
         "/proc/ledger.db: unable to open database file\n"
-        "  hint: check that the disk is local and writable, and that there is room"
+        "  hint: check that the disk is local and writable, and has free space"
     )
 
 
@@ -53,7 +53,7 @@ def test_a_file_of_something_else(tmp_path):
             call(str(path))
         assert str(error.value) == (
             f"{path} is not an SQLite file\n"
-            "  hint: name another place for the ledger; an exported one ends in .jsonl"
+            "  hint: give another location for the ledger; an exported one ends in .jsonl"
         )
     assert path.read_text() == "to be done: everything" * 100
 
@@ -66,7 +66,7 @@ def test_a_database_of_something_else(tmp_path):
     before = path.read_bytes()
 
     assert refused(path) == (
-        f"{path} is an SQLite file without a ledger\n  hint: name another place for the ledger"
+        f"{path} is an SQLite file without a ledger\n  hint: give another location for the ledger"
     )
     assert path.read_bytes() == before
 
@@ -137,7 +137,7 @@ def test_an_entry_is_kept_though_its_witness_is_not(where, swift_path, monkeypat
 
         assert str(error.value) == (
             f"entry 2 is kept, and {witness} cannot be written: Is a directory\n"
-            "  hint: make room, or name another place for the head checkpoint"
+            "  hint: free disk space, or give another location for the head checkpoint"
         )
         assert [e.seq for e in ledger.entries()] == [1, 2]
 
@@ -192,7 +192,7 @@ def test_a_database_that_is_not_there(cluster):
     said = refused(over_tcp(cluster, PASSWORD, "nowhere"))
 
     assert 'database "nowhere" does not exist\n' in said
-    assert said.endswith("hint: make it with createdb or createuser, or correct the URL")
+    assert said.endswith("hint: create it with createdb or createuser, or correct the URL")
 
 
 def test_a_role_that_may_not_make_tables(cluster):

@@ -157,7 +157,7 @@ def test_another_key_is_one_problem_and_not_one_for_each_entry(where):
 
     assert said(verify_at(where, key=b"two")) == [
         f"{name} was created with a key, and another one is given",
-        "none of the 6 entries has its hash under this key: this is another key",
+        "none of the 6 entries has its hash under this key: the key is wrong",
     ]
 
 
@@ -480,8 +480,8 @@ def test_nothing_is_appended_to_an_export(swift_path):
         ledger.append("a", [Record("k", "ci", 1.0, {})], after=0)
 
     assert str(error.value) == (
-        f"{path} is an exported ledger, and nothing is appended to it\n"
-        "  hint: name the ledger that it was exported from"
+        f"{path} is an exported ledger, which is read-only\n"
+        "  hint: give the ledger that it was exported from"
     )
 
 

@@ -113,7 +113,7 @@ def test_a_url_that_is_none_is_refused_unseen(url):
         Hook(url, "--slack")
     assert str(error.value) == (
         "--slack takes a URL that begins with http:// or https://\n"
-        "  hint: what was given is not shown, for it may be a secret"
+        "  hint: the value is not shown, because it may be a secret"
     )
 
 

@@ -1,4 +1,4 @@
-# What calibrating yields: a limit a clause, why it is not smaller, and what it is worth.
+# The result of a calibration: a limit per clause, the reason of its size, and its power.
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from typing import Any, Literal
 from servanda.contract.model import Place
 from servanda.traces.serialization import to_plain
 
-# what a limit cannot be smaller for
+# reasons why a limit is not smaller
 Binds = Literal["sampling", "together", "self-noise", "record", "fact"]
 
 
-# metrics whose limit is what one can afford to lose
+# metrics whose limit is an acceptable loss
 _BUDGETS = ("reward_drift", "reward_gap", "policy_gradient_bias", "ratio_budget")
-_SKEWED = 0.5  # of a mean, carried by 5 % of the groups: the bootstrap knows too little of them
+_SKEWED = 0.5  # share of a mean in 5 % of the groups, above which the bootstrap is unreliable
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One clause's limit, from a run of a pair that is accepted.
+    """One clause's limit, from a run of an accepted pair.
 
     Args:
-        slice: the one that decides: no smaller limit serves it.
-        measured, floor: there, in the unit of the limit; of a percentile the percentile of
-            what was measured, and of each side against itself.
-        before: the limit that the contract had; None where it had no such clause.
-        limit: None where it is refused.
-        power: share of the later runs in which the clause holds on all its slices; None for
-            a fact, which a sample has no part in.
-        top: share of the mean that the top 5 % of the prompt groups carry, on the slice that
-            decides; None of a percentile or a fact.
-        note: where a limit is refused, why; of a fact, by how much it is beyond the run's.
+        slice: the deciding slice, which needs this limit.
+        measured, floor: on that slice, in the unit of the limit; for a percentile clause the
+            measured percentile, and that of the noise.
+        before: the earlier limit; None without such a clause.
+        limit: None if refused.
+        power: share of later runs in which the clause holds on all its slices; None for a fact.
+        top: share of the mean in the top 5 % of the prompt groups, on the deciding slice; None for
+            a percentile or a fact.
+        note: the reason of a refusal; for a fact, its distance from the run's value.
     """
 
     clause: str
@@ -53,7 +52,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A clause whose limit stays as it is, and why."""
+    """A clause whose limit is unchanged, with the reason."""
 
     clause: str
     reason: str
@@ -61,13 +60,13 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The limits that a pair like this one keeps, at the contract's sizes and confidence.
+    """The limits that such a pair keeps, at the contract's sizes and confidence.
 
     Args:
-        asked: the power that was asked for; power: the share of later runs in which all
+        asked: the requested power; power: the share of later runs in which all
             enforced clauses that were calibrated on samples hold at once; None: none was.
         groups: workload -> prompt groups of the run, and of a later one.
-        resamples: how many later runs were drawn.
+        resamples: number of simulated later runs.
     """
 
     rows: tuple[Limit, ...]
@@ -84,7 +83,7 @@ class Calibration:
 
     @property
     def notes(self) -> dict[Place, str]:
-        """Place of a limit that changed -> what it was, as a comment of the contract."""
+        """Place of a changed limit -> its earlier value, as a comment in the contract."""
         return {
             (*row.place, "at_most"): f"calibrated: was {row.before:g}"
             for row in self.rows
@@ -93,7 +92,7 @@ class Calibration:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What anyone who takes these limits should know first."""
+        """Warnings about these limits."""
         warnings = []
         for row in self.rows:
             if row.limit is None:

@@ -1,4 +1,4 @@
-# The standard set: what one would promise of any pair, instead of a contract's own clauses.
+# The standard set of clauses, instead of a contract's own.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servanda.theory.stats.interval import units_at_best
 
 
 class _Clause(NamedTuple):
-    """One clause, under a limit that says nothing yet."""
+    """One clause with a placeholder limit."""
 
     id: str
     section: str
@@ -39,11 +39,11 @@ _EVERY_SLICE = ("tv",)
 def standard(plan: Plan, text: str, without: Collection[str] = ()) -> str:
     """The text of a contract with the standard set as its numerical and statistical sections.
 
-    Left out is what the contract declares nothing for (golden texts, a reward), a percentile
-    that its sizes cannot show even of identical kernels, and the ids in `without`.
+    Omitted are clauses without their declarations (golden texts, a reward), percentiles that even
+    identical kernels could not show at these sizes, and the ids in `without`.
 
     Args:
-        plan: of the contract; text: its own.
+        plan: plan of the contract; text: its text.
     """
     reward = plan.contract.reward
     width = reward.range[1] - reward.range[0] if reward else 0.0
@@ -76,7 +76,7 @@ def _possible(plan: Plan, clause: _Clause, width: float) -> bool:
 
 
 def _replaced(text: str, block: str) -> str:
-    """The text with another block where its promises were."""
+    """The text with its clauses replaced by another block."""
     root = YAML(typ="safe", pure=True).compose(text)
     assert isinstance(root, MappingNode)
     at = None

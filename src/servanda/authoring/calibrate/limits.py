@@ -1,4 +1,4 @@
-# Limits: for each clause the smallest one that a pair like this one keeps.
+# Limits: the smallest limit per clause that such a pair keeps.
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from servanda.judgement.plan import Plan
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.precision import CAPTURES, captured, eta
 
-FEWEST = 50  # prompt groups of a run, or of a slice: fewer are no ground to draw from
+FEWEST = 50  # fewest prompt groups of a run, or of a slice, for resampling
 _FACTS = (Fact, BoundedFact, CalibrationFact)
 _BEYOND = "no token of the run exceeds the limit, so the run says nothing about rarer ones"
 _UNKNOWN = "the effect of rounding to {} on this metric is not known"
-_COARSE = ("bfloat16", "float16")  # a limit that they reach is of rounding, not of kernels
+_COARSE = ("bfloat16", "float16")  # limits up to this are caused by rounding, not by kernels
 _RECORD = "let the engine record its logprobs as float32 or float64"
 
 
@@ -42,7 +42,7 @@ class _ClauseLimit:
     Args:
         decides: the slice that needs the limit.
         step: of the limit; highest: the last one at which the clause could still fail.
-        capture: what logprobs are recorded in.
+        capture: format of the recorded logprobs.
     """
 
     clause: Clause
@@ -60,7 +60,7 @@ class _ClauseLimit:
 
     @property
     def holds(self) -> NDArray[np.bool_]:
-        """In which of the later runs all slices hold, [B]."""
+        """Mask of the later runs in which all slices hold, [B]."""
         return np.all([cell.holds(self.limit) for cell in self.cells], axis=0)
 
     def raised(self) -> None:
@@ -111,7 +111,7 @@ def calibrate(
     resamples: int,
     rng: np.random.Generator,
 ) -> Calibration:
-    """The smallest limits that a pair like the one of a run keeps, clause by clause.
+    """The smallest limits that the pair of a run keeps, clause by clause.
 
     One limit serves all slices of a clause.  It has two significant digits, and is never
     below twice the noise floor, where red would not be red, nor below what the record
@@ -119,11 +119,11 @@ def calibrate(
     fails most often is raised until they do.
 
     Args:
-        plan: of the run, with the attempt at whose price a later run is judged.
+        plan: plan of the run; its attempt defines the threshold of later runs.
         closed: its rounds, by workload.
         judged: its cells, for facts about the golden texts.
         power: the probability that a later run of the contract's full size holds, in (0, 1).
-        resamples: later runs that are drawn.
+        resamples: number of simulated later runs.
 
     Raises:
         EvidenceError: too few prompt groups, or nothing in the contract can be calibrated.
@@ -181,7 +181,7 @@ def calibrate(
 def _later_runs(
     plan: Plan, closed: Mapping[str, Rounds], resamples: int, rng: np.random.Generator
 ) -> dict[str, NDArray[np.float64]]:
-    """Workload -> how often each of its prompt groups comes up in each later run."""
+    """Workload -> count of each of its prompt groups in each later run."""
     counts = {}
     for schedule in plan.schedules:
         wanted = any(
@@ -241,7 +241,7 @@ def _clause_limit(cells: Sequence[Resampled], power: float, capture: str) -> _Cl
 
 
 def _too_few_groups(later: Resampled, highest: int) -> str:
-    """Why no limit of a percentile is shown at these sizes, though no token exceeds it; or ""."""
+    """Why no percentile limit can be shown at these sizes, even without violations; or ""."""
     if later.kind.feed.threshold is None:
         return ""
     size = int(later.count_BG[0].sum())
@@ -260,7 +260,7 @@ def _highest(cells: Sequence[Resampled]) -> int:
     feed = cells[0].kind.feed
     most = feed.value(1.0) if feed.threshold is None else math.inf
     if feed.threshold is not None:
-        # beyond the largest value nothing changes any more
+        # no change beyond the largest value
         metric = cells[0].cell.clause.metric
         most = DIVERGENCES[metric].span[1] if metric in DIVERGENCES else math.inf
         top = max(later.largest(selves=True) for later in cells)
@@ -281,7 +281,7 @@ def _capture(closed: Rounds) -> str:
 
 
 def _together(limits: Sequence[_ClauseLimit], power: float) -> float | None:
-    """Raise limits until all promises hold at once often enough; the share in which they do."""
+    """Raise limits until all clauses hold together often enough; returns that share."""
     if not limits:
         return None
     while True:
@@ -294,10 +294,10 @@ def _together(limits: Sequence[_ClauseLimit], power: float) -> float | None:
 
 
 def _fact_limit(cells: Sequence[Cell], judged: Sequence[CellVerdict]) -> Limit | str:
-    """What was found on the golden texts, and twice the noise floor beyond it.
+    """The value on the golden texts plus twice the noise floor.
 
-    In other batches each side may be off by its noise floor, and so their difference by
-    both: exact for a metric that obeys the triangle inequality.
+    In other batches each side may differ by its noise floor, and so their difference by both: exact
+    for metrics with the triangle inequality.
     """
     clause = cells[0].clause
     mine = [c for c in judged if c.clause == clause.id]

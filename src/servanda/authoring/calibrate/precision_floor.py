@@ -1,7 +1,7 @@
-# Record: the smallest value that rounding of the recorded logprobs alone leaves of a metric.
+# Precision floor: the value of a metric from rounding of the recorded logprobs alone.
 #
-# Two identical kernels, the logprobs of one rounded: each log ratio is off by an error that is
-# spread evenly over [-eta, eta], and that of one token says nothing of the next one's.
+# For two identical kernels with the logprobs of one rounded, the error of each log ratio is uniform
+# on [-eta, eta] and independent between tokens.
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _GRID = 2049
 
 
 def record_floor(later: Resampled, capture: str) -> float | None:
-    """What rounding alone reads as, in the unit of the metric, on answers as long as these.
+    """The effect of rounding alone, in the unit of the metric, for responses of these lengths.
 
-    A reward drift is that of a sum of errors, taken as normal: 8 % below the truth at answers
-    of one token, 1 % at eight.
+    A reward drift uses a normal approximation of the sum of errors: 8 % too low for responses of
+    one token, 1 % for eight.
 
     Args:
         capture: what logprobs are recorded in.
 
     Returns:
-        None where it is not known for the metric.
+        None if unknown for the metric.
     """
     kind, clause = later.kind, later.cell.clause
     if clause.metric in DIVERGENCES:
@@ -44,7 +44,7 @@ def record_floor(later: Resampled, capture: str) -> float | None:
     lengths = np.concatenate([view.pair.infer.length_S for view in later.rounds.own])
     lengths = lengths[lengths > 0]
     if isinstance(kind, Gap):
-        # an error is as often up as down, and weights above 1 may leave less than nothing
+        # errors are symmetric, and weights above 1 may give a negative value
         token = kind.factor * max(float(weight_gap(error_N, kind.psi).mean()), 0.0)
         if not isinstance(kind, AnswerGap) or not len(lengths):
             return token

@@ -1,5 +1,5 @@
-# Recorder: a run's closed rounds as the clauses saw them, kept instead of weighed; and which runs
-# are a ground for limits: those whose numbers are what they claim to be.
+# Recorder: the data of a run's closed rounds for clauses, stored instead of evaluated; and the
+# check that a run is valid for calibration.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servanda.judgement.verdict import Verdict
 
 @dataclass(frozen=True)
 class _PassThrough:
-    """A kind whose statistics of a round are what it was shown."""
+    """A kind whose statistics of a round are its input."""
 
     kind: Kind
     counts: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class Rounds:
     """The closed rounds of one workload.
 
     Args:
-        own: of each round; selves: of each round, (train, infer) against themselves.
+        own: per round, of both kernels; selves: per round, (train, infer) compared with themselves.
     """
 
     own: tuple[View, ...]
@@ -47,12 +47,12 @@ class Rounds:
 
     @property
     def groups(self) -> int:
-        """Prompt groups that were launched."""
+        """Prompt groups that were dispatched."""
         return sum(view.launched for view in self.own)
 
 
 def closed_rounds(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Mapping[str, Rounds]:
-    """Every workload's closed rounds that a clause is judged on; pure."""
+    """The closed rounds of every workload with a clause; pure."""
     cells = tuple(replace(cell, kind=_PassThrough(cell.kind)) for cell in plan.cells)  # type: ignore[arg-type]
     evidence = weigh(replace(plan, cells=cells), key, rounds)
     by_workload: dict[str, Rounds] = {}
@@ -66,13 +66,12 @@ def closed_rounds(plan: Plan, key: EvidenceKey, rounds: Iterable[Round]) -> Mapp
 
 
 def accept(plan: Plan, verdict: Verdict) -> None:
-    """Refuse a run that says nothing about a pair one could accept.
+    """Refuse a run that is invalid for calibration.
 
-    A run that breaks its limits is taken: anyone who calibrates says that the pair is good.
+    A run that exceeds its limits is accepted: calibration assumes that the pair is good.
 
     Raises:
-        EvidenceError: a kernel with a fault on purpose, a guard that failed, or trouble in
-            measuring.
+        EvidenceError: an injected fault, a failed validity check, or a measurement error.
     """
     kernels = plan.contract.kernels
     for side, kernel in (("train", kernels.train), ("infer", kernels.infer)):

@@ -1,9 +1,9 @@
-# Resampling: later runs of the same pair, drawn from the one that was measured.
+# Resampling: simulated later runs of the same pair, from the measured one.
 #
-# What the pair is like is known from one run only, so it is drawn as well: each later run
-# first draws how often each prompt group of this run would come up (the Bayesian bootstrap,
-# Rubin 1981), then that many groups.  Drawing groups of this run as they are would take its
-# mean for the pair's, and promise 90 % where 82 % hold.
+# The pair is known from one run only, so its distribution is sampled too: each later run first
+# samples the weights of this run's prompt groups (the Bayesian bootstrap, Rubin 1981), then groups
+# by these weights.  Resampling groups directly would take the run's mean for the pair's, and
+# predict 90 % where 82 % hold.
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from servanda.theory.stats.interval import units_to_decide
 from servanda.theory.stats.log_moment import NEG
 
 Floats = NDArray[np.float64]
-_TOP = 0.05  # of the prompt groups: those that a skewed metric rests on
+_TOP = 0.05  # share of the prompt groups that dominate a skewed metric
 
 
 def draw_counts(groups: int, size: int, resamples: int, rng: np.random.Generator) -> Floats:
-    """How often each prompt group comes up in each later run, [B, G].
+    """The count of each prompt group in each later run, [B, G].
 
     Args:
-        groups: of the run that was made.
+        groups: number of prompt groups of the run.
         size: prompt groups of a later run.
     """
     weight_BG = rng.standard_exponential((resamples, groups))
@@ -38,7 +38,7 @@ def draw_counts(groups: int, size: int, resamples: int, rng: np.random.Generator
 
 
 def top_share(total_G: Floats) -> float:
-    """What the largest twentieth of the prompt groups carries of their sum; 0 where it is 0.
+    """The share of the largest 5 % of the prompt groups in their sum; 0 if that is 0.
 
     Values below 0, which only sampling noise gives, count as 0.
 
@@ -54,11 +54,11 @@ def top_share(total_G: Floats) -> float:
 
 @dataclass(frozen=True)
 class Resampled:
-    """A cell in later runs: whether it holds there, limit by limit.
+    """A cell in later runs: whether it holds, per limit.
 
     Args:
-        count_BG: how often each prompt group of this run comes up in each of them.
-        log_price: what `holds` costs, nats.
+        count_BG: count of each prompt group in each later run.
+        log_price: log threshold of `holds`, nats.
     """
 
     cell: Cell
@@ -69,14 +69,14 @@ class Resampled:
     _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, limit: float) -> Certificate:
-        """The kind, held to another limit, in the unit of the metric."""
+        """The kind with another limit, in the unit of the metric."""
         feed = self.kind.feed
         if feed.threshold is not None:
             return replace(self.kind, feed=replace(feed, threshold=limit))
         return replace(self.kind, feed=replace(feed, limit=(limit - feed.low) / feed.scale))
 
     def holds(self, limit: float) -> NDArray[np.bool_]:
-        """In which of the later runs the cell holds, [B]."""
+        """Mask of the later runs in which the cell holds, [B]."""
         if limit not in self._known:
             kind = self.at(limit)
             growth_BK = self.count_BG @ self._growth(kind)
@@ -89,12 +89,12 @@ class Resampled:
         return bool(self.holds(limit).mean() >= power)
 
     def needed(self, limit: float) -> int | None:
-        """Prompt groups like those of this run that show a limit; None where none do."""
+        """The number of such prompt groups that show a limit; None if none does."""
         growth_K = self._growth(self.at(limit)).mean(axis=0)
         return units_to_decide(growth_K, 1, self.log_price)
 
     def _growth(self, kind: Certificate) -> Floats:
-        """What one draw of each prompt group adds to the evidence, [G, K], nats."""
+        """The contribution of each prompt group to the log e-value, [G, K], nats."""
         x = kind.feed.limit
         total_G, tokens_G, missing_G = self._sums(kind.feed)
         if self.cell.claim == "population":
@@ -128,7 +128,7 @@ class Resampled:
         return self._known["logs"]  # type: ignore[return-value]
 
     def _units(self, feed: Feed) -> Units:
-        """Of all rounds, their prompt groups numbered through."""
+        """The units of all rounds, with consecutive prompt group numbers."""
         kind = replace(self.kind, feed=feed)
         parts = [kind.units(self.cell, view) for view in self.rounds.own]
         starts = np.cumsum([0, *(len(part.missing_G) for part in parts)])
@@ -146,16 +146,18 @@ class Resampled:
 
     @property
     def top(self) -> float | None:
-        """What the top 5 % of the prompt groups carry of a mean; None for a percentile."""
+        """The share of the top 5 % of the prompt groups in a mean; None for a percentile."""
         feed = self.kind.feed
         if feed.threshold is not None:
             return None
         total_G, tokens_G, _ = self._sums(feed)
-        met_G = tokens_G > 0  # of the whole run, a small slice is met by a twentieth anyway
+        met_G = tokens_G > 0  # of the whole run: a small slice is met by few groups anyway
         return top_share((total_G - feed.best * tokens_G)[met_G])
 
     def clear_of_noise(self, limit: float) -> bool:
-        """Whether twice the noise floor stays within the limit, so that beyond it is red."""
+        """Whether twice the noise floor is within the limit, so that exceeding it is a
+        violation.
+        """
         kind = self.at(limit)
         floor = self._floor(kind)
         return floor is None or 2 * floor + kind.feed.low / kind.feed.scale <= kind.feed.limit
@@ -165,7 +167,7 @@ class Resampled:
         return kind.floor(self.cell, noise)
 
     def measured(self) -> float | None:
-        """The mean, or the percentile, of what was measured; None where nothing was."""
+        """The measured mean or percentile; None without data."""
         if self.kind.feed.threshold is not None:
             return self._percentile(self.rounds.own)
         total_G, tokens_G, _ = self._sums(self.kind.feed)
@@ -173,7 +175,7 @@ class Resampled:
         return self.kind.feed.value(float(total_G.sum() / n)) if n else None
 
     def floor(self) -> float | None:
-        """The same, of the noisier side against itself; None where it was not measured."""
+        """The noise floor of the noisier side; None if not measured."""
         if self.kind.feed.threshold is None:
             floor = self._floor(self.kind)
             return None if floor is None else self.kind.feed.value(floor)
@@ -182,10 +184,10 @@ class Resampled:
         return max((value for value in percentiles if value is not None), default=None)
 
     def largest(self, *, selves: bool = False) -> float:
-        """The largest finite value that was measured; 0 where there is none.
+        """The largest finite measured value; 0 if there is none.
 
         Args:
-            selves: whether a side against itself counts as well.
+            selves: whether to include the noise data.
         """
         more = [view for views in self.rounds.selves for view in views] if selves else []
         values = self._values((*self.rounds.own, *more))

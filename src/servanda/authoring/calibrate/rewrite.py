@@ -1,4 +1,4 @@
-# Rewriting: other values in the text of a contract, and every other character as it was.
+# Rewriting: replaces values in the text of a contract, with all other characters unchanged.
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from servanda.contract.model import Place
 from servanda.contract.yaml_reader import Source
 from servanda.errors import ContractError
 
-# kernels may stand under either word
+# kernels may use either key
 _WORDS = {"train": ("train", "reference"), "infer": ("infer", "candidate")}
 _NONE: Mapping[Place, str] = MappingProxyType({})
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)+")  # an anchor stands before its value
 
 
 def rewritten(text: str, values: Mapping[Place, str], notes: Mapping[Place, str] = _NONE) -> str:
-    """The text of a contract with some of its scalars written anew.
+    """The text of a contract with some scalars replaced.
 
     Args:
-        text: of a contract that was read without a problem.
-        values: place -> how it is written, such as ("statistical", 0, "at_most") -> "0.02".
-        notes: place -> a comment, which gets a line of its own above that of its value.
+        text: text of a valid contract.
+        values: place -> new text, such as ("statistical", 0, "at_most") -> "0.02".
+        notes: place -> comment, on a separate line above its value.
 
     Raises:
-        ContractError: two of the places are one through an alias, and want different values.
+        ContractError: two places are one by an alias, with different values.
     """
     root = YAML(typ="safe", pure=True).compose(text)
     spans: dict[tuple[int, int], str] = {}
@@ -55,7 +55,7 @@ def rewritten(text: str, values: Mapping[Place, str], notes: Mapping[Place, str]
 
 
 def _comment(text: str, line: int, note: str) -> str:
-    """A line as far in as the one that starts there, and ended as it is."""
+    """A comment line with the indentation and the line end of the next line."""
     old = text[line:].split("\n", 1)[0]
     indent = old[: len(old) - len(old.lstrip(" \t"))]
     return f"{indent}# {note}" + ("\r\n" if old.endswith("\r") else "\n")

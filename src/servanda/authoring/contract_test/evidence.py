@@ -1,4 +1,4 @@
-# The data of a case as evidence, look after look: synthetic rounds, or those of a recorded run.
+# The data of a case as evidence, per evaluation: synthetic rounds, or those of a recorded run.
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from servanda.judgement.schedule import Schedule
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.agreement import Agreement
 
-_MADE = "rehearsed"  # instead of a kernel's digest: nobody ran
+_MADE = "rehearsed"  # instead of a kernel's digest: no kernel ran
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run measured: judged again by another contract on the same prompts and draws.
+    """The measurements of a run, to be judged by another contract on the same prompts and samples.
 
     Args:
-        key: of its evidence; golden, rounds: what was measured, the rounds in order.
+        key: its evidence key; golden, rounds: the measurements, rounds in order.
     """
 
     key: EvidenceKey
@@ -43,15 +43,15 @@ class Recording:
 
 @dataclass(frozen=True)
 class Data:
-    """What a case gives a contract to judge.
+    """The data of a case.
 
     Args:
-        plan: in which what is not given is judged by that.
-        once: evidence that is there from the first look on.
-        round: (workload, index) -> a round; its first prompt groups where it is cut.
-        groups: prompt groups of the last look, where an expectation says none.
-        not_given: clauses whose data is missing, each with what it lacks.
-        done: called after the last look.
+        plan: plan in which clauses without data are inconclusive.
+        once: evidence available from the first evaluation on.
+        round: (workload, index) -> round; its first prompt groups if it is cut.
+        groups: prompt groups of the last evaluation, as default of expectations.
+        not_given: clauses without data, each with the missing data.
+        done: called after the last evaluation.
     """
 
     plan: Plan
@@ -63,16 +63,16 @@ class Data:
 
 
 class GrowingEvidence:
-    """The evidence of a case as it grows, look after look."""
+    """The growing evidence of a case, per evaluation."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
         self._closed = data.once
 
     def after(self, groups: int) -> Evidence:
-        """The evidence of so many prompt groups of every workload, no fewer than before.
+        """The evidence of a number of prompt groups of every workload, non-decreasing.
 
-        As in a run, rounds are closed whole; the last one is cut where a look falls inside it.
+        As in a run, rounds are complete; only the last one is cut at an evaluation inside it.
         """
         cut = Evidence(self._closed.key, self._closed.plan)
         for schedule in self.data.plan.schedules:
@@ -89,7 +89,7 @@ class GrowingEvidence:
 
 
 def _as_written(evidence: Evidence) -> Evidence:
-    """Of series that somebody wrote: sides that are equal in every bit are meant to be."""
+    """Of series that someone wrote: sides that are equal in every bit are meant to be."""
     rounds, once = (
         {name: replace(part, agreement=Agreement()) for name, part in parts.items()}
         for parts in (evidence.rounds, evidence.once)
@@ -98,14 +98,14 @@ def _as_written(evidence: Evidence) -> Evidence:
 
 
 def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first: int = 0) -> Data:
-    """The data of a case that gives series.
+    """The data of a case with series.
 
     Args:
-        leg: of a promotion, whose tokens are other draws; first: prompt groups of the series
-            that passed before it.
+        leg: step of a promotion, with separate samples; first: prompt groups of the series before
+            it.
 
     Raises:
-        ContractError: when it is looked at: tokens follow no series, or no token follows one.
+        ContractError: on evaluation: tokens follow no series, or a series has no token.
     """
     case = test.cases[i]
     given = Given.of(test, case)
@@ -162,17 +162,17 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
             )
 
     lengths = [len(series) for series in (case.traffic or {}).values()]
-    # a leg may be over before each of its slices was met
+    # a step may end before each of its slices was met
     done = {} if leg else {"done": refuse_unfollowed}
     return Data(plan, once, make_round, min(lengths, default=0), _not_given(plan, lacks), **done)
 
 
 def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Data:
-    """The data of a case that names a run.
+    """The data of a case with a recorded run.
 
     Raises:
-        EvidenceError: the run measured other prompts, or drew others.
-        ContractError: when it is looked at: the run has fewer prompt groups.
+        EvidenceError: the run has other prompts or samples.
+        ContractError: on evaluation: the run has fewer prompt groups.
     """
     case = test.cases[i]
     plan = make_plan(plan.contract, plan.corpora, plan.golden, attempt=run.key.attempt)
@@ -217,7 +217,7 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
 
 
 def _lacks(cell: Cell, run: Recording) -> str:
-    """What a recorded run does not hold of a cell; "" where nothing is missing."""
+    """The data of a cell that a recorded run lacks; "" if nothing is missing."""
     kind, metric = cell.kind, cell.clause.metric
     if kind.source in ("timing", "batches", "corners"):
         return "rounds and golden texts are what is read of a recorded run"

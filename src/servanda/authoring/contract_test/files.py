@@ -1,5 +1,4 @@
-# Contract tests from files: the tests, the contracts that they name, and the runs that were
-# measured; what `run_test` is handed.
+# Contract tests from files: the tests, their contracts, and recorded runs, as input of `run_test`.
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from servanda.traces.corpus import Corpus
 
 @dataclass(frozen=True)
 class PreparedTest:
-    """A test with all that it is rehearsed with.
+    """A test with its contract, texts and recorded runs.
 
     Args:
         file: of the test, as it was named; path, text: of its contract.
-        recorded: runs, under the names that cases give them.
+        recorded: runs, by the names in the cases.
     """
 
     file: Path
@@ -39,17 +38,17 @@ class PreparedTest:
     recorded: dict[str, Recording]
 
     def run(self, contract: Contract | None = None) -> SuiteResult:
-        """The answers of the contract, or of another one of the same files.
+        """The results for the contract, or for another one of the same files.
 
         Raises:
-            ContractError, EvidenceError: as `run_test` does.
+            ContractError, EvidenceError: as in `run_test`.
         """
         contract = contract or self.contract
         return run_test(self.test, contract, self.corpora, self.golden, recorded=self.recorded)
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files of tests that paths name: as they are, or all of a folder.
+    """The test files of paths: single files, or all of a folder.
 
     Raises:
         ContractError: a folder has none.
@@ -68,7 +67,7 @@ def prepare_tests(file: Path) -> tuple[PreparedTest, ...]:
     """The tests of a file, with the contracts and runs that they name.
 
     Raises:
-        ContractError: what is wrong with the text of a test or of a contract, in its own places.
+        ContractError: problems of a test's or a contract's text, with their places.
         EvidenceError, MeasurementError: a recorded run cannot be read.
     """
     data = load.bytes_of(file, f"give a {SUFFIX} file, or a folder of them")

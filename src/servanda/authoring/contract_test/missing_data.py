@@ -1,4 +1,4 @@
-# What a case gives, and what it does not: a clause without data is judged inconclusive by name.
+# The data of a case, and the missing data: a clause without data is inconclusive.
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _TOKENS = 16  # of each timed request
 
 @dataclass(frozen=True)
 class NotGiven(Later):
-    """The case has no data of the clause: inconclusive, with what it lacks."""
+    """The case has no data of the clause: inconclusive, with the missing data."""
 
     def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
         return super().judge(cell, rounds, floor, look).but(note=f"not given: {self.reason}")
 
 
 class NotGivenPromise(NotGiven):
-    """The same of a cell that shares in alpha: what the others are charged stays as it is."""
+    """The same for a cell with a share of alpha, which keeps the thresholds of the others."""
 
     counts: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Given:
-    """The data of a case besides its series; what it does not say, the test may say for all."""
+    """The data of a case besides its series; defaults are those of the test."""
 
     golden: Mapping[str, float]
     timing: Mapping[str, float | Level]
@@ -70,7 +70,7 @@ class Given:
         )
 
     def lacks(self, cell: Cell) -> str:
-        """What has to be given for a cell to be judged; "" where nothing is missing."""
+        """The data that a cell needs and the case lacks; "" if nothing is missing."""
         kind, clause = cell.kind, cell.clause
         if kind.source in ("golden", "corners"):
             if not isinstance(kind, Fact | BoundedFact):
@@ -100,10 +100,10 @@ class Given:
 
 
 def without(plan: Plan, lacks: Sequence[str]) -> Plan:
-    """The plan in which what is not given is judged by that; nothing else changes.
+    """The plan in which cells without data are inconclusive; otherwise unchanged.
 
     Args:
-        lacks: of each cell, what has to be given for it; "" where nothing is missing.
+        lacks: per cell, its missing data; "" if nothing is missing.
     """
     cells = []
     for cell, reason in zip(plan.cells, lacks, strict=True):

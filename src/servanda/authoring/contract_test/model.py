@@ -1,4 +1,4 @@
-# What a contract test says, as frozen values: given such data, this contract answers so.
+# A contract test as frozen values: data, and the expected verdicts of a contract.
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Level(Value):
 
 
 class Clock(Value):
-    """Virtual time: a promotion is looked at again and again, as prompt groups come in."""
+    """Virtual time: a promotion is evaluated repeatedly, as prompt groups arrive."""
 
     every: Duration = Field(gt=0, description="Between two looks; the first is at 0s.")
     groups: Whole = Field(ge=1, description="Prompt groups that come in between two looks.")
@@ -50,7 +50,7 @@ class Clock(Value):
 
 
 class Act(Value):
-    """What somebody does to the promotion, before the look of that time."""
+    """An action of a person on the promotion, before the evaluation at that time."""
 
     at: Duration
     approve: str | None = Field(None, min_length=1, description="Who says yes.")
@@ -64,7 +64,7 @@ class Act(Value):
 
 
 class Expectation(Value):
-    """What the contract answers at one look."""
+    """The expected verdict at one evaluation."""
 
     after: Whole | None = Field(
         None, ge=0, description="Prompt groups of the look; default the end of the series."
@@ -136,7 +136,7 @@ class ContractTest(Value):
     timing: dict[str, Number | Level] | None = Field(None, description="Of cases that give none.")
     cases: tuple[Case, ...] = Field(min_length=1)
 
-    # where each part stands in the text that the test was read from, if it was
+    # places of the parts in the text, if the test was read from one
     _near: Callable[[Place], Where] | None = PrivateAttr(None)
 
     def placed(self, near: Callable[[Place], Where]) -> ContractTest:
@@ -146,5 +146,5 @@ class ContractTest(Value):
         return test
 
     def where(self, *place: str | int) -> Where | None:
-        """Where a part stands, such as ("cases", 0, "expect", 1), or what holds it."""
+        """The place of a part, such as ("cases", 0, "expect", 1), or of its parent."""
         return self._near(place) if self._near else None

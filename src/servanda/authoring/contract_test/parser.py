@@ -1,6 +1,6 @@
 # Reading contract tests: text -> ContractTest, or every error at once, each with its place.
 #
-# As the contract language is read, and by the same passes.  A file may hold several documents.
+# Read like the contract language, by the same passes.  A file may contain several documents.
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _SYNTHETIC = (
 
 
 def read_tests(text: str, name: str) -> tuple[ContractTest, ...]:
-    """The contract tests that a text states, in its order; each knows its places.
+    """The contract tests of a text, in order, with their places.
 
     Args:
         text: the whole text; name: of its file, for messages.
 
     Raises:
-        ContractError: everything that is wrong, in the order of the text.
+        ContractError: all problems, in the order of the text.
     """
     tests: list[ContractTest] = []
     problems: list[Problem] = []
@@ -78,7 +78,7 @@ def _documents(text: str) -> Iterator[str]:
     starts = [0, *(match.start() for match in _DOCUMENT.finditer(text))]
     ends = [*starts[1:], len(text)]
     parts = [(start, text[start:end]) for start, end in zip(starts, ends, strict=True)]
-    # what stands before the first --- is a document only if it says something
+    # the text before the first --- is a document only if it is not empty
     documents = [(start, part) for start, part in parts if _says_something(part)]
     for start, part in documents or parts[:1]:
         yield "\n" * text.count("\n", 0, start) + part
@@ -115,7 +115,7 @@ def _read(text: str, name: str) -> ContractTest | list[Problem]:
 
 
 def _contradictions(test: ContractTest) -> Iterator[Finding]:
-    """What one part of a test says against another."""
+    """Contradictions between parts of a test."""
     first: dict[str, int] = {}
     for i, case in enumerate(test.cases):
         path = ("cases", i)

@@ -1,7 +1,8 @@
-# A promotion in virtual time: looks at fixed intervals, the series of a case as what comes in.
+# A promotion in virtual time: evaluations at fixed intervals, with the series of a case as data.
 #
-# The steps are those of a real one (`begin`, `advance`, and what people do); only the clock and
-# the tokens are made.  The series go on with time: what passes on one leg is not seen on the next.
+# The steps are those of a real one (`begin`, `advance`, and actions of people); only the clock and
+# the tokens are synthetic.  The series continue with time: data of one step is not repeated on the
+# next.
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ _SIMULATED = "rehearsed"  # the run's name, and the reason of every act
 
 @dataclass(frozen=True)
 class LegPlan(Plan):
-    """The plan of one leg, on which the contract's own prompts are what users ask."""
+    """The plan of one step, with the contract's own prompts as user requests."""
 
     @cached_property
     def schedules(self) -> tuple[Schedule, ...]:
-        """As planned; those of a live leg draw in an order of their own."""
+        """As planned; those of a live step have a separate order."""
         return tuple(
             replace(s.planned, seed=s.seed) if isinstance(s, Arrivals) else s
             for s in super().schedules
@@ -39,11 +40,11 @@ class LegPlan(Plan):
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a promotion stands after one look.
+    """The state of a promotion after one evaluation.
 
     Args:
-        at: virtual seconds; leg: that was looked at; share: of the traffic that infer serves.
-        verdict: of the look, and its prompt groups; paged: who was, until then.
+        at: virtual seconds; leg: evaluated step; share: share of the traffic that infer serves.
+        verdict: of the evaluation, and its prompt groups; paged: people paged until then.
     """
 
     at: float
@@ -55,7 +56,7 @@ class Moment:
 
 
 def simulate(test: ContractTest, i: int, plan: Plan) -> tuple[list[Moment], tuple[str, ...]]:
-    """Every look of a case with a clock, in order, and what the data of any leg lacks.
+    """Every evaluation of a case with a clock, in order, and the missing data of any step.
 
     Raises:
         ContractError: an act that the promotion refuses, at its place in the test.
@@ -83,7 +84,7 @@ class _Run:
         self._follow(begin(_SIMULATED, key, self.course, now=0.0))
 
     def evaluate(self, tick: int) -> Moment:
-        """Acts that are due, one look, and what follows from it."""
+        """Due actions, one evaluation, and its consequences."""
         now, self._fails = tick * self.clock.every, ""
         acts = sorted(enumerate(self.test.cases[self.i].acts), key=lambda act: act[1].at)
         while self._done < len(acts) and acts[self._done][1].at <= now:
@@ -104,7 +105,7 @@ class _Run:
         return Moment(now, self._state, leg, share, self._verdict, tuple(self._paged))
 
     def _enter(self, leg: Leg, first: int) -> None:
-        """Begin a leg: what is gathered on it begins from nothing."""
+        """Begin a step without evidence."""
         plan = self.plan
         plan = make_plan(plan.contract, plan.corpora, plan.golden, leg=leg)
         plan = LegPlan(**{field.name: getattr(plan, field.name) for field in fields(plan)})

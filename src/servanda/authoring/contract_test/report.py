@@ -1,4 +1,4 @@
-# A rehearsal in words: for people, and for whatever shows test results.
+# The results of contract tests as text, and as JUnit XML.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GLYPH = {True: "✓", False: "✗"}
 
 
 def render(results: Sequence[SuiteResult]) -> str:
-    """Every case with what was expected and found, the deciding cell, and the place of a failure.
+    """Every case with expected and found results, the deciding cell, and the place of a failure.
 
     The last line counts them.
     """
@@ -48,7 +48,7 @@ def _case_lines(case: CaseResult) -> Iterator[str]:
 
 
 def _expectation_line(look: Evaluation) -> str:
-    """When, what was answered, and the cell that decided it."""
+    """The time, the verdict, and the deciding cell."""
     if look.at is not None:
         return f"at {duration_text(look.at)}, {format.line(look.stands)}"
     after = f"after {count(look.groups, 'prompt group')}"

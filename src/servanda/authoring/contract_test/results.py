@@ -1,4 +1,4 @@
-# What a rehearsal found: case by case, look by look, what was expected and what was answered.
+# The results of contract tests: per case and evaluation, expected and found.
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from servanda.traces.serialization import to_plain
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that an expectation says, and what the contract answered.
+    """One expected result, and the result found.
 
     Args:
         what: "verdict", "actions", "can_promote", or the name of a cell.
-        cell: the one that decided; None where none did.
+        cell: the deciding cell, if any.
         where: in the text of the test.
     """
 
@@ -34,11 +34,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One expectation, and the verdict that it was held against.
+    """One expectation with its verdict.
 
     Args:
         groups: prompt groups that were judged.
-        at: with a clock, the virtual seconds of the look; stands: where the promotion is then.
+        at: with a clock, the virtual seconds of the evaluation; stands: the promotion's state then.
     """
 
     groups: int
@@ -59,7 +59,7 @@ class CaseResult:
 
     Args:
         expectations: in the order of the text.
-        not_given: clauses whose data the case does not give, each with what it lacks.
+        not_given: clauses without data in the case, each with the missing data.
     """
 
     name: str
@@ -74,7 +74,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A contract's answers to all cases of one test.
+    """A contract's results for all cases of one test.
 
     Args:
         test, contract: their names; digest: of the contract.

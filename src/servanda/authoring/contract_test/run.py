@@ -1,6 +1,6 @@
-# Contract tests, run: a contract answers the cases of a test, by the very steps that judge a run.
+# Runs contract tests: judges the cases of a test by the same steps as a run.
 #
-# No kernel is run: tokens are made from the series, weighed and judged as measured ones are.
+# No kernel is run: tokens are generated from the series, and judged like measured ones.
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def run_test(
     *,
     recorded: Mapping[str, Recording] | None = None,
 ) -> SuiteResult:
-    """A contract's answers to the cases of a test; pure, and the same for the same seed.
+    """A contract's results for the cases of a test; pure, and determined by the seed.
 
     Args:
         corpora, golden: the texts that the contract names.
         recorded: runs, under the names that cases give them.
 
     Raises:
-        ContractError: the contract cannot be planned, in its own places; or the test concerns
-            what the contract, the run or its own case does not have, in the test's.
-        EvidenceError: a recorded run is not of this contract's prompts and draws.
+        ContractError: the contract cannot be planned; or the test refers to parts that the
+            contract, the run or its case lacks.
+        EvidenceError: a recorded run has other prompts or samples than this contract.
     """
     plan = make_plan(contract, corpora, golden)
     problems = [*misfits(test, plan)]
@@ -72,7 +72,7 @@ def run_test(
 
 
 def _run_case(test: ContractTest, i: int, data: Data) -> CaseResult:
-    """One case: a look at each number of prompt groups, and each expectation held against its."""
+    """One case: an evaluation at each number of prompt groups, with its expectations."""
     case = test.cases[i]
     problems = [*_vacuous(test, i, data.plan)]
     if problems:
@@ -90,7 +90,7 @@ def _run_case(test: ContractTest, i: int, data: Data) -> CaseResult:
 
 
 def _vacuous(test: ContractTest, i: int, plan: Plan) -> Iterator[Problem]:
-    """Cells that an expectation names, and whose answer hangs on nothing that the case gives."""
+    """Cells of an expectation whose result does not depend on the case's data."""
     for j, expectation in enumerate(test.cases[i].expect):
         for name in expectation.cells:
             kinds = [
@@ -109,7 +109,7 @@ def _is_named(name: str, clause: str, part: str) -> bool:
 
 
 def _run_promotion(test: ContractTest, i: int, plan: Plan) -> CaseResult:
-    """One case with a clock: each expectation held against the latest look of its time."""
+    """One case with a clock: each expectation held against the latest evaluation of its time."""
     case = test.cases[i]
     assert case.clock is not None
     moments, not_given = simulate(test, i, plan)
@@ -168,13 +168,13 @@ def _checks(
 
 
 def _decider(cells: Sequence[CellVerdict]) -> CellVerdict | None:
-    """The cell with the worst answer, and of those the one nearest to its limit or beyond."""
+    """The cell with the worst outcome, of those the one with the largest ratio to its limit."""
     applicable = [cell for cell in cells if cell.outcome != "not applicable"]
     return next(iter(worst_first(applicable)), None)
 
 
 def _action_text(actions: Sequence[str | Mapping[str, Any]]) -> str:
-    """Actions as a contract writes them; their order says nothing."""
+    """Actions as in contracts, independent of their order."""
     texts = [
         action
         if isinstance(action, str)

@@ -1,8 +1,8 @@
-# Series: what the tokens of a slice show, prompt group after prompt group, in one line of text.
+# Series: the log ratios of a slice's tokens, per prompt group, in one line of text.
 #
 #   0.01x400          the log ratio 0.01, in each of 400 prompt groups
 #   0..0.5x400        a ramp: 0 in the first of them, 0.5 in the last
-#   gap(0.01)x400     drawn anew for each token; an argument may be a ramp as well
+#   gap(0.01)x400     sampled for each token; an argument may be a ramp as well
 #   _x3               tokens without a logprob: lost
 #
 # Unit nat, one sign: log_ratio = logp_train - logp_infer.
@@ -42,7 +42,7 @@ Ramp = tuple[float, float]
 
 @dataclass(frozen=True)
 class Chance:
-    """What a draw is made of: a standard normal and a uniform of each token, [N]."""
+    """The random numbers of a sample: a standard normal and a uniform per token, [N]."""
 
     normal_N: Array
     uniform_N: Array
@@ -56,9 +56,9 @@ class Draw:
     """A distribution of the log ratio of one token.
 
     Args:
-        takes: names of its arguments; summary: what it is, in one line.
+        takes: names of its arguments; summary: description in one line.
         of: (arguments, each [N], and chance) -> nats, [N].
-        refuses: what is wrong with a value of its arguments; "" where nothing is.
+        refuses: the problem of a value of its arguments; "" if none.
     """
 
     takes: tuple[str, ...]
@@ -134,7 +134,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Series:
-    """What a slice shows, for each launched prompt group in turn."""
+    """The series of a slice over dispatched prompt groups."""
 
     items: tuple[Item, ...]
     text: str
@@ -150,10 +150,10 @@ class Series:
         return np.cumsum([0, *(item.count for item in self.items)])
 
     def values(self, group_N: Array, chance: Chance) -> Array:
-        """The log ratio of each token, [N], nats; NaN where it is lost, or the series is over.
+        """The log ratio of each token, [N], nats; NaN if it is lost, or after the series.
 
         Args:
-            group_N: launched prompt group of each token, from 0.
+            group_N: dispatched prompt group of each token, from 0.
         """
         values_N = np.full(len(group_N), np.nan)
         near = slice(0, 0)
@@ -178,7 +178,8 @@ def parse(value: object) -> Series:
     """A series from its text.
 
     Raises:
-        PydanticCustomError: it is none; the context has `at`, the offset in the text, and `hint`.
+        PydanticCustomError: it is invalid; the context has `at`, the offset in the text, and
+            `hint`.
     """
     if isinstance(value, Series):
         return value

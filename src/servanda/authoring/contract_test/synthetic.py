@@ -1,9 +1,9 @@
-# Synthetic rounds: the tokens of a series, as two kernels would have recorded them.
+# Synthetic rounds: the tokens of a series, in the form of two kernels' records.
 #
 # The schedule is the plan's own, so prompts, labels and groups are real.  A token's context is
 # a geometric distribution whose ratio differs from token to token, so that ranks, masses and
 # entropies are exact; train's logprob is infer's plus the log ratio of the series.
-# Axes: S sequences in launch order, N tokens of all sequences.
+# Axes: S sequences in dispatch order, N tokens of all sequences.
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Array = NDArray[Any]
 
 _GRID = 2.0**40  # of logprobs: sums and differences of such numbers are exact
 _RATIOS = (0.02, 0.98)  # of the geometric contexts: from .1 to 4.9 nats of entropy
-_PROMPT = 32  # tokens of a prompt, where no slice asks how many
+_PROMPT = 32  # tokens of a prompt, if no slice uses its length
 _CLASSES = 5  # of tokens: all but the end, which no answer of a rehearsal has
 
 
 @dataclass(frozen=True)
 class Steered:
-    """Series and the slices that they steer, the first that a token falls into deciding."""
+    """Series with their slices; a token follows the first slice that contains it."""
 
-    parts: tuple[tuple[str, Cut | None, Series], ...]  # None: whatever is left
+    parts: tuple[tuple[str, Cut | None, Series], ...]  # None: the rest
 
     @classmethod
     def of(
@@ -67,10 +67,10 @@ class Traffic:
     """The rounds of one workload of a rehearsed case.
 
     Args:
-        seed: of all draws; width: tokens of each answer; temperature: at which they are drawn.
-        first: prompt groups of the series that passed before the first of these rounds.
-        own, noise, stable: the series of the two kernels, of each against itself, and of the
-            stable kernel; None where the case gives none.
+        seed: seed of all samples; width: tokens of each response; temperature: of the sampling.
+        first: prompt groups of the series before the first of these rounds.
+        own, noise, stable: the series of the two kernels, of the noise of each, and of the stable
+            kernel; None if missing in the case.
     """
 
     plan: Plan
@@ -84,14 +84,14 @@ class Traffic:
     first: int = 0
 
     def round(self, index: int) -> tuple[Round, frozenset[str]]:
-        """One whole round, and the names of the series that any of its tokens follows.
+        """One complete round, and the names of the series that its tokens follow.
 
-        The same at every look, and in every case with the same series.
+        The same at every evaluation, and in every case with the same series.
 
         Raises:
-            ContractError: tokens that no series is for.
+            ContractError: tokens without a series.
         """
-        assert self.own is not None  # without traffic there is no look beyond 0 groups
+        assert self.own is not None  # without traffic there is no evaluation beyond 0 groups
         units = self.schedule.units(index)
         infer = self._drawn(units, f"infer {index}")
         peers = {}
@@ -114,7 +114,7 @@ class Traffic:
     def _prompt_tokens(self) -> Array:
         """Tokens of each prompt, [rows]: as given, or on either side of every edge of a slice.
 
-        No one can count the tokens of a text without a tokenizer.
+        Text prompts have no token count without a tokenizer.
         """
         corpus = self.schedule.corpus
         edges = {
@@ -130,7 +130,7 @@ class Traffic:
         return np.array([len(ids) if ids else n for ids, n in zip(given, chosen, strict=True)])
 
     def _drawn(self, units: tuple[Unit, ...], stream: str) -> Trace:
-        """Answers of full width, with all that a kernel records of its own draws."""
+        """Responses of full width, with a kernel's record of its own samples."""
         n = len(units) * self.width
         random = _generator(self.seed, self.schedule.name, f"draw {stream}")
         low, high = _RATIOS
@@ -169,10 +169,10 @@ class Traffic:
     def _pair(
         self, infer: Trace, units: tuple[Unit, ...], steered: Steered, stream: str
     ) -> tuple[TracePair, frozenset[str]]:
-        """The drawn tokens with train's logprobs: infer's plus the log ratio of the series."""
+        """The sampled tokens with train's logprobs: infer's plus the log ratio of the series."""
         n = len(infer.token_N)
         random = _generator(self.seed, self.schedule.name, f"ratio {stream}")
-        # by Box and Muller, whose digits hang on no version of numpy
+        # Box-Muller, independent of the NumPy version
         radius_N = np.sqrt(-2 * np.log1p(-random.random(n)))
         normal_N = radius_N * np.cos(2 * np.pi * random.random(n))
         chance = Chance(normal_N, random.random(n))
@@ -196,7 +196,7 @@ class Traffic:
         own = {name: infer.columns[name] for name in ("logp", "mass_before")}
         drawn = {name: np.where(lost_N, np.nan, own[name]) for name in own}
         logp_N = drawn["logp"] + ratio_N
-        # what train holds of the other tokens is not said: in proportion to infer's
+        # train's masses of the other tokens are proportional to infer's
         others_N = -np.expm1(np.minimum(logp_N, 0.0)) / -np.expm1(drawn["logp"])
         scored = {"logp": logp_N, "mass_before": drawn["mass_before"] * others_N}
         pair = TracePair(
@@ -206,7 +206,7 @@ class Traffic:
 
 
 def first_groups(whole: Round, groups: int) -> Round:
-    """The first prompt groups of a round: what is there at a look before it is closed."""
+    """The first prompt groups of a round, for an evaluation before it is closed."""
     drawn = list(dict.fromkeys(unit.group for unit in whole.units))[:groups]
     units = tuple(unit for unit in whole.units if unit.group in {*drawn})
     return replace(

@@ -1,4 +1,4 @@
-# Whether a test fits the contract that it is held against: slices, cells, metrics and sizes.
+# Whether a test matches its contract: slices, cells, metrics and sizes.
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Place = tuple[str | int, ...]
 
 
 def width_of(test: ContractTest, width: int) -> int:
-    """Tokens of each answer: as many as the test says, or as a workload has room for."""
+    """Tokens of each response: given by the test, or the workload's limit."""
     return min(test.answer_tokens or width, width)
 
 
 def misfits(test: ContractTest, plan: Plan) -> Iterator[Problem]:
-    """What a test says that its contract does not know, each at its place in the test."""
+    """Parts of a test that its contract lacks, each with its place in the test."""
     yield from _levels(test, plan, (), test.golden, test.timing)
     for i, case in enumerate(test.cases):
         path = ("cases", i)
@@ -90,7 +90,7 @@ def _expectation(
             message = f"no cell is named {quoted(name)}"
             yield Problem(message, test.where(*path, "cells", name), hint)
     legs = [leg.name for leg in course_of(plan.contract)]
-    # a promotion that is in full for long enough has one leg after another
+    # a promotion in full has one window after another
     pattern = "|".join([*map(re.escape, legs), *(["full-[1-9][0-9]*"] if "full-1" in legs else [])])
     if expectation.leg is not None and not re.fullmatch(pattern, expectation.leg):
         hint = f"known: {', '.join(legs)}"
@@ -103,7 +103,7 @@ def _expectation(
 def _sizes(
     test: ContractTest, plan: Plan, case: Case, path: Place, expectation: Expectation
 ) -> Iterator[Problem]:
-    """Whether there is as much as the look asks for, and whether it is made in a minute."""
+    """Whether the data suffices for the evaluation, and whether it takes at most a minute."""
     if case.clock is not None:
         looks = case.clock.looks(expectation.at or 0.0)
         groups = looks * case.clock.groups

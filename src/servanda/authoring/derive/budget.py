@@ -1,4 +1,4 @@
-# What is asked of a derivation, and the budgets in it that make no sense by themselves.
+# The request for a derivation, and the check that its budgets are meaningful.
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from servanda.theory.bounds.importance_weights import PSI, Psi
 
 @dataclass(frozen=True)
 class Request:
-    """Budgets, and the two kernels and texts that they are for; None: not asked for.
+    """Budgets with their kernels and texts; None: not requested.
 
     Args:
-        prompts, golden: paths as the contract is to name them.
-        tokens: new tokens of an answer at most.
+        prompts, golden: paths as written in the contract.
+        tokens: most new tokens of a response.
         lines: most, and mean, lines of a prompt group.
-        reward_drift: of the expected reward of whole answers, in units of the reward.
-        reward_of: your own reward, as a contract names it: the budget is then held on that,
-            both kernels sampling; "": on every reward in the range.
+        reward_drift: of the expected reward of whole responses, in units of the reward.
+        reward_of: name of your own reward in contracts: the budget is then for it, with samples of
+            both kernels; "": for every reward in the range.
         bias: of a policy gradient, in units of advantage x score norm.
-        loss: what a token's loss is divided by; the bias is of an answer unless it is token_mean.
-        ratio_share: of the clip range, that the kernels may use up.
-        capture: the format that the coarser side records its logprobs in, see precision.py.
-        aligned: the kernels agree operation by operation, so the field's are no measure.
+        loss: divisor of a token's loss; the bias is per response unless it is token_mean.
+        ratio_share: share of the clip range that the kernels may use.
+        capture: format of the coarser side's recorded logprobs, see precision.py.
+        aligned: whether the kernels agree operation by operation, so that field data does not
+            apply.
         most: prompt groups that a run may have.
     """
 
@@ -60,17 +61,17 @@ class Request:
 
     @property
     def reward_gap(self) -> bool:
-        """Whether the budget is held on one reward that is measured."""
+        """Whether the budget is for one measured reward."""
         return bool(self.reward_of)
 
     @property
     def span(self) -> float:
-        """Of the reward."""
+        """The range of the reward."""
         return self.reward_range[1] - self.reward_range[0]
 
     @property
     def share(self) -> float:
-        """The budget as a share of the reward's range: a TV of whole answers."""
+        """The budget as a share of the reward's range: a TV of whole responses."""
         assert self.reward_drift is not None
         return self.reward_drift / self.span
 
@@ -90,20 +91,21 @@ class Request:
 
     @property
     def gap(self) -> float:
-        """The gap of weights that the budget of the bias leaves."""
+        """The weight gap that the bias budget allows."""
         assert self.bias is not None
         return self.bias / self.factor
 
     @property
     def counted(self) -> tuple[float, float]:
-        """What the tokens of the longest answer count for together, and the root of the sum of
-        squares: 1 and 1 where each token is a unit."""
+        """The total weight of the longest response's tokens, and the root of the sum of squares: 1
+        and 1 if each token is a unit.
+        """
         weight_N = loss_weights(self.loss, [1 if self.loss == "token_mean" else self.tokens])
         return float(weight_N.sum()), math.hypot(*weight_N.tolist())
 
     @property
     def declared(self) -> Contract:
-        """What the contract says of the trainer, and nothing else of it."""
+        """The parts of the contract about the trainer."""
         reward = Reward.model_construct(range=self.reward_range, of=self.reward_of or None)
         gradient = Gradient.model_construct(
             advantage=self.advantage,
@@ -117,7 +119,7 @@ class Request:
 
     @property
     def rho(self) -> float:
-        """The log-ratio that uses up the share of the clip range on its narrower side, nats."""
+        """The log-ratio that uses the share of the clip range on its narrower side, nats."""
         assert self.clip_range is not None and self.ratio_share is not None
         low, high = self.clip_range
         down = -math.log1p(-low) if low < 1 else math.inf
@@ -125,10 +127,10 @@ class Request:
 
 
 def refuse_nonsense(request: Request) -> None:
-    """Budgets that nothing could fail, or that lack what they are made of.
+    """Refuse budgets that nothing can exceed, or with missing declarations.
 
     Raises:
-        ContractError: the first of them, with the next move.
+        ContractError: the first problem, with a hint.
     """
     budgets = (request.reward_drift, request.bias, request.ratio_share)
     if all(budget is None for budget in budgets):
@@ -169,7 +171,7 @@ def _no_budget(budget: float) -> str:
 
 
 def _refuse_declared(request: Request) -> None:
-    """What lint finds in the declarations, in terms of the options."""
+    """Raise lint's findings in the declarations, in terms of the options."""
     problems = []
     for finding in learning(request.declared):
         hint = finding.hint

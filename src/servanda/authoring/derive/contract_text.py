@@ -23,7 +23,7 @@ _NAMES = {
     "abs_log_ratio_nats": "the log-ratio of 99 % of the tokens",
     "logit_osc_nats": "the drift of golden logits",
 }
-# the first two lines are those of a preset, which its completion leaves out
+# the first two lines are those of a preset, which the completion omits
 _TEMPLATE = """\
 # derived
 #
@@ -142,7 +142,7 @@ def _budgets(request: Request) -> Iterator[str]:
 
 
 def _declared(request: Request) -> Iterator[str]:
-    """What the trainer declares: nothing of it is measured."""
+    """The trainer's declarations, which are not measured."""
     if request.reward_drift is not None:
         low, high = request.reward_range
         of = f", of: {json.dumps(request.reward_of)}" if request.reward_of else ""
@@ -185,5 +185,5 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def _number(value: float) -> str:
-    """As YAML reads it back to the last bit."""
+    """A number as YAML text, exact."""
     return repr(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)

@@ -1,9 +1,8 @@
-# The derivation: which clauses keep a budget, which numbers would suffice, and what it takes.
+# The derivation: clauses for a budget, sufficient numbers, and the needed sample size.
 #
-# Enforced is the clause that certifies the budget itself.  What would suffice for it further
-# up the chain is monitored, and so is the tail, which would if every token kept it: both move
-# sooner and say where to look, but a kernel may exceed them and still keep the budget, so they
-# fail no contract.
+# Enforced is the clause that certifies the budget itself.  Sufficient clauses further up the chain
+# are monitored, and so is the tail, which suffices if every token keeps it: both react sooner and
+# localise a fault, but a kernel may exceed them within the budget, so they fail no contract.
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from servanda.theory.bounds.sequence import osc_for_reward_drift
 from servanda.theory.divergence.precision import CAPTURES
 
 _LOGITS = 16.0  # nats: the largest logits of language models lie in [16, 32)
-_WEIGHTS = 0.1  # how far weights scatter around 1, for sizes only
-_REWARDS = 0.5  # how far the difference of two rewards scatters, as a share of their range
-_SHARE = 0.01  # of tokens that p99 leaves
+_WEIGHTS = 0.1  # standard deviation of weights around 1, for sizes only
+_REWARDS = 0.5  # standard deviation of the difference of two rewards, as a share of their range
+_SHARE = 0.01  # share of tokens beyond p99
 _UNSURE = (
     " An estimate where the claim is realised: the TV of the tokens measured is that of other "
     "answers only about."
@@ -34,14 +33,14 @@ _TOKENS = ("sampler", "order", "same_tokens")
 
 @dataclass(frozen=True)
 class Derivation:
-    """A contract, and what is said of it.
+    """A derived contract with its description.
 
     Args:
-        text: of the contract.
-        enforced, monitored: its clauses in words.
-        left_out: what no clause was written for, and why.
+        text: text of the contract.
+        enforced, monitored: its clauses, as text.
+        left_out: the reasons for omitted clauses.
         expected: prompt groups that decide a kernel at half of the budget, a projection.
-        offline: the first look and the limit.
+        offline: the first evaluation and the limit.
     """
 
     text: str
@@ -53,10 +52,10 @@ class Derivation:
 
 
 def derive(request: Request) -> Derivation:
-    """The contract that keeps the budgets.
+    """Derive the contract for the budgets.
 
     Raises:
-        ContractError: a budget that no run can certify, or that lacks what it is made of.
+        ContractError: a budget that no run can certify, or with missing declarations.
     """
     refuse_nonsense(request)
     if request.reward_drift is not None and not request.reward_gap:
@@ -66,7 +65,7 @@ def derive(request: Request) -> Derivation:
     size = RunSize(
         (1 - request.confidence) / 2, request.claim, request.tokens, request.lines, request.most
     )
-    cells = len(requirements) + 1  # the fidelity guard has its share of alpha, too
+    cells = len(requirements) + 1  # the fidelity check also has a share of alpha
     needs = [size.groups(requirement, cells) for requirement in requirements]
     for line, requirement, needed in zip(enforced, requirements, needs, strict=True):
         if needed > request.most:
@@ -74,7 +73,7 @@ def derive(request: Request) -> Derivation:
     monitored = [*_monitored(request)]
     drift, why_not = _logit_route(request)
     offline = size.offline(math.ceil(max(needs)))
-    expected = max(math.ceil(max(needs)), offline[0])  # nothing holds before the first look
+    expected = max(math.ceil(max(needs)), offline[0])  # nothing holds before the first evaluation
     return Derivation(
         text=contract_text(request, [*enforced, *monitored], drift, why_not, expected, offline),
         enforced=tuple(line.words for line in enforced),
@@ -85,7 +84,7 @@ def derive(request: Request) -> Derivation:
     )
 
 
-# what is enforced
+# enforced clauses
 
 
 def _enforced(request: Request) -> Iterator[tuple[DerivedClause, Requirement]]:
@@ -149,7 +148,7 @@ def _enforced(request: Request) -> Iterator[tuple[DerivedClause, Requirement]]:
 
 
 def _gap_requirement(request: Request) -> Requirement:
-    """Of a token, or of the longest answer, whose tokens count for more than one."""
+    """The requirement per token, or per longest response with weighted tokens."""
     most, scatter = request.counted
     low, high = request.psi.span
     each = "token" if request.loss == "token_mean" else "sequence"
@@ -157,13 +156,13 @@ def _gap_requirement(request: Request) -> Requirement:
 
 
 def _assumes(request: Request, metric: str) -> str:
-    """What the clause rests on besides what every number from sampled tokens does."""
+    """The additional assumptions of the clause."""
     kind = CHAIN[metric].under(request.declared)
     assert issubclass(kind, ChainCertificate)
     return ", ".join(kind.assumes)
 
 
-# what would suffice
+# sufficient clauses
 
 
 def _monitored(request: Request) -> Iterator[DerivedClause]:
@@ -230,7 +229,7 @@ def _untouched(request: Request) -> float:
 
 
 def _logit_route(request: Request) -> tuple[DerivedClause | None, str]:
-    """The clause on golden texts that would suffice for every budget, or why there is none."""
+    """The clause on golden texts that suffices for every budget, or why there is none."""
     if request.golden is None:
         return None, "no golden texts were given"
     ways = [*_oscs(request)]
@@ -277,11 +276,11 @@ def _oscs(request: Request) -> Iterator[tuple[float, str]]:
 
 
 def _rounding(dtype: str) -> float:
-    """What logits in this format drift by; those of float32 and wider are not rounded further."""
+    """The drift of logits in this format; float32 and wider are not rounded further."""
     return float(osc_from_rounding(_LOGITS, CAPTURES[dtype])) if CAPTURES[dtype] < 24 else 0.0
 
 
 def _down(limit: float) -> float:
-    """Three digits, rounded down: what would suffice still does."""
+    """Three digits, rounded down, so that the number still suffices."""
     unit = 10.0 ** (math.floor(math.log10(limit)) - 2)
     return float(f"{math.floor(limit / unit * (1 + 1e-12)) * unit:.3g}")

@@ -1,5 +1,5 @@
-# What no run can certify: budgets below the precision of the record, or of a run's size; and
-# answers so long that the stacks that there are spend more than the budget.
+# Infeasible budgets: below the precision of the record, or of a run's size; and responses so long
+# that existing stacks exceed the budget.
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from servanda.theory.bounds.sequence import osc_for_reward_drift, sequence_tv_ga
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, eta
 
 _STEPS = 14  # of a bisection: to a thousandth
-_LONGEST = 1e9  # prompt groups that anybody would ask for
+_LONGEST = 1e9  # largest sensible number of prompt groups
 
 
 def refuse_unresolved(request: Request) -> None:
-    """A budget below what rounding alone reads as: of the record, or of a kernel's own logits.
+    """Refuse a budget below the effect of rounding: of the record, or of a kernel's logits.
 
     Raises:
-        ContractError: which one, and which budget is above.
+        ContractError: names the budget, and a feasible one.
     """
     error = eta(request.capture)
     bias = 2 * error * request.factor * request.counted[0] if request.bias is not None else 0.0
@@ -62,7 +62,7 @@ def refuse_unresolved(request: Request) -> None:
 def too_many(
     line: DerivedClause, requirement: Requirement, needed: float, size: RunSize, cells: int
 ) -> ContractError:
-    """That a budget is too small for a run, and which one is not."""
+    """The error for a budget that is too small for a run, with a feasible one."""
     hints = []
     if line.aggregate != "p99":  # a share of tokens needs the same run whatever its threshold
         enough = _enough(line.limit, requirement, size, cells)
@@ -82,7 +82,7 @@ def too_many(
 
 
 def _enough(limit: float, requirement: Requirement, size: RunSize, cells: int) -> float | None:
-    """The smallest budget of two digits that a run decides; None: none below the range is."""
+    """The smallest two-digit budget that a run decides; None: none below the range."""
     over_best = requirement.limit - requirement.best
     most = (1.0 - requirement.best) / over_best
 
@@ -111,14 +111,14 @@ _FIELD_KL = 6.4e-4  # Qwen3-8B, SGLang against Megatron: arXiv 2510.11370
 _FIELD_NATS = 0.011  # mean |dlogp|, Qwen3-4B, vLLM against Megatron: vllm-project/vime#64
 # kernels that were aligned operation by operation, mean |dlogp|: blog.vllm.ai, IsoExec
 _ALIGNED_NATS = 3.24e-5
-_VACUOUS = 0.99  # TV of whole answers that leaves a reward nearly its whole range
+_VACUOUS = 0.99  # TV of whole responses that allows a reward nearly its whole range
 
 
 def refuse_horizon(request: Request) -> None:
-    """Answers over which 16-bit kernels of the field spend more than the budget.
+    """Refuse responses over which 16-bit kernels of the field exceed the budget.
 
     Raises:
-        ContractError: what a token would have to keep to, and what to promise instead.
+        ContractError: names the needed bound per token, and an alternative clause.
     """
     if request.aligned or not (_rounded(request.train) or _rounded(request.infer)):
         return
@@ -127,7 +127,7 @@ def refuse_horizon(request: Request) -> None:
         return
     typical = float(sequence_tv_gaussian(request.tokens * _FIELD_KL))
     needed = nats_for(request.share, request.tokens)
-    # the two figures are of different stacks: below one of them is not below the field
+    # the two figures are of different stacks: compare with the smaller one
     if request.share >= typical or needed >= _FIELD_NATS:
         return
     everywhere = float(
@@ -149,7 +149,7 @@ def refuse_horizon(request: Request) -> None:
 
 
 def nats_for(tv: float, tokens: int) -> float:
-    """The mean |dlogp| of a token at which answers have this TV, by `sequence_tv_gaussian`.
+    """The mean |dlogp| of a token at which responses have this TV, by `sequence_tv_gaussian`.
 
     >>> round(nats_for(0.02, 8192), 5)
     0.00044

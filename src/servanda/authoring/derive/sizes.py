@@ -1,4 +1,4 @@
-# Sizes: what it takes to decide a budget, before anything is measured.
+# Sizes: the samples needed to decide a budget, before any measurement.
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Literal
 
 from servanda.theory.stats.reachable import reach
 
-MOST = 100_000  # prompt groups that a run may have, unless somebody asks for more
+MOST = 100_000  # default limit of prompt groups of a run
 _ROUND = 64  # of a workload
-_FIRST = 256  # prompt groups before which nothing holds, where a run has more
-_GUARD = 5_000  # tokens in which sampler_fidelity sees a hidden top-p of .95
+_FIRST = 256  # fewest prompt groups for `holds`, in a larger run
+_GUARD = 5_000  # tokens in which sampler_fidelity detects a hidden top-p of 0.95
 _MARGIN = 1.5  # half of the runs need more than what is expected
-_FILL = 0.5  # of the room for tokens: answers end before it is used up
+_FILL = 0.5  # share of the allowed tokens that responses use
 _ENDLESS = 1e12
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A clause as its certificate sees it.
+    """The parameters of a clause's certificate.
 
     Args:
-        limit, best: of the mean of x in [0, 1]: what is promised, and what identical kernels
-            have (above 0 for a signed value).
-        each: what has a value of its own.
-        variance: of x, a guess, for a value that lies close to `best`; None: all or nothing,
-            which is the worst case of a mean.
-        sides: ends that are certified; each has its share of alpha.
+        limit, best: of the mean of x in [0, 1]: the limit, and the value of identical kernels
+            (above 0 for a signed value).
+        each: the unit that has a value.
+        variance: estimated variance of x, for values close to `best`; None: x is 0 or 1, the worst
+            case.
+        sides: number of certified ends; each has a share of alpha.
     """
 
     limit: float
@@ -44,7 +44,7 @@ class Requirement:
         each: Literal["token", "sequence"],
         scatter: float | None = None,
     ) -> Requirement:
-        """Of a value within a span that scatters by so much, in its own units."""
+        """From a value's range and standard deviation, in its own units."""
         low, high = span
         scale = high - low
         variance = None if scatter is None or low == 0 else (scatter / scale) ** 2
@@ -80,11 +80,11 @@ class Requirement:
 
 @dataclass(frozen=True)
 class RunSize:
-    """What a run is made of, besides its clauses.
+    """The size of a run.
 
     Args:
-        alpha: of a first attempt.
-        tokens: new tokens of an answer at most; lines: most, and mean, lines of a group.
+        alpha: alpha of a first attempt.
+        tokens: most new tokens of a response; lines: most, and mean, lines of a group.
         most: prompt groups that a run may have.
     """
 
@@ -104,7 +104,7 @@ class RunSize:
         return requirement.units(alpha=self.alpha, cells=cells) / each
 
     def offline(self, expected: float) -> tuple[int, int]:
-        """The first look, and the limit of a run that is expected to need so many groups."""
+        """The first evaluation and the limit of a run with this expected number of groups."""
         tokens = self.lines[1] * self.tokens * _FILL
         first = max(math.ceil(_GUARD / tokens / _ROUND) * _ROUND, _FIRST)
         last = max(math.ceil(_MARGIN * expected / _ROUND) * _ROUND, first)

@@ -1,4 +1,4 @@
-# What one version of a contract promises more or less than another.
+# Differences between the promises of two versions of a contract.
 #
-# values: one change.  directions: what a move of one value means.  rules: which direction each
-# field of the language has.  compare: two contracts, field by field.
+# values: one change.  directions: the meaning of a change of one value.  rules: the direction of
+# each field of the language.  compare: two contracts, field by field.

@@ -1,4 +1,4 @@
-# The fields of a clause and of a slice whose direction hangs on other parts of the contract.
+# Fields of a clause and of a slice whose direction depends on other parts of the contract.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT = Rule(
 
 
 def _rank(clause: Clause, pair: Pair) -> float | None:
-    """The share of the tokens that a limit covers; None of a mean, and of at_least."""
+    """The share of the tokens that a limit covers; None for a mean, and for at_least."""
     if clause.at_most is None:
         return None
     unsaid = "max" if pair.place[0] == "numerical" else ""
@@ -47,7 +47,7 @@ AGGREGATE = Rule(
 
 
 def _concurrency(old: int, new: int, pair: Pair) -> Kind:
-    # the owners here are loads: which limit it is stands in the clauses around them
+    # the owners here are loads: the limit is in their clauses
     for contract in pair.contracts:
         clause = next(c for _, _, c in contract.clauses() if c.id == pair.place[-3])
         if clause.at_most is None:
@@ -63,7 +63,7 @@ CONCURRENCY = Rule(
 
 
 def slices(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
-    """Slices by name; a clause that names none applies to every one its metric is defined on."""
+    """Slices by name; a clause without slices applies to all on which its metric is defined."""
     if old == new:
         return
     before, after = (
@@ -78,7 +78,7 @@ def slices(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
 
 
 def claim(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
-    """A clause that makes no claim makes the contract's; what became of that is said there."""
+    """A clause without a claim has the contract's, whose change is reported there."""
     if old == new:
         return
     before, after = (
@@ -90,7 +90,7 @@ def claim(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
 
 
 def workload(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
-    """A clause that names no workload is judged on the first."""
+    """A clause without a workload is judged on the first."""
     before, after = (
         contract.workload_of(clause)
         for contract, clause in zip(pair.contracts, pair.owners, strict=True)
@@ -98,7 +98,7 @@ def workload(pair: Pair, old: Any, new: Any, why: str) -> Iterator[Change]:
     names = f"{before or 'none'} -> {after or 'none'}"
     olds, news = (contract.all_workloads for contract in pair.contracts)
     if old is None and new is None and after not in olds and before not in news:
-        return  # the workload itself was replaced, and that is said there
+        return  # the workload itself was replaced, which is reported there
     if before != after:
         yield pair.change("retargeted", names, why)
     elif old != new:

@@ -1,4 +1,4 @@
-# The walk: two contracts, field by field, and what each difference means.
+# The comparison of two contracts, field by field, with the meaning of each difference.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servanda.contract.policy import Escalation
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.scope import slices_of
 
-_NAMES = {"id", "name"}  # what items are found again by
+_NAMES = {"id", "name"}  # identifying keys of items
 _ONLY_RENAMED = "did it only change its name? evidence is kept by it"
 _ANOTHER_KIND = "a number, or what follows from something else: neither keeps the other"
 _THERE_ANYWAY = "a validity check that applies even if it is not written"
@@ -25,7 +25,7 @@ _ANOTHER_SECTION = "judged on other texts, by another procedure"
 
 @dataclass(frozen=True)
 class _Item:
-    """One of many: its value, where it stands, and the place that a change of it names."""
+    """An item of a list: its value, its index, and its place in changes."""
 
     value: BaseModel
     at: Place
@@ -34,19 +34,18 @@ class _Item:
 
     @property
     def content(self) -> str:
-        """All of it but its name; a clause of another section is another."""
+        """The item without its name; a clause of another section is a different one."""
         section = self.place[0] if isinstance(self.value, Clause) else ""
         return as_text([section, self.value.model_dump(exclude=_NAMES)])
 
 
 def changes(old: Contract, new: Contract) -> tuple[Change, ...]:
-    """What a contract says otherwise than an older one, in the order of the language.
+    """The changes of a contract against an older one, in the order of the language.
 
-    No file is opened: contracts are compared as they are written.
+    Files are not opened: contracts are compared as written.
 
     Returns:
-        Nothing for contracts that are equal; read backwards, tightened is loosened and added is
-        removed.
+        Empty for equal contracts; in reverse, tightened becomes loosened and added removed.
 
     >>> from servanda.contract.model import API_VERSION
     >>> kernel = {"engine": "table", "model": "q.json"}
@@ -76,7 +75,7 @@ def _fields(pair: Pair, old: BaseModel, new: BaseModel) -> Iterator[Change]:
         elif isinstance(rule, Items):
             yield from _items(inner, rule, *map(_FINDERS[name], inner.contracts))
         else:
-            assert isinstance(rule, With)  # compared with another field
+            assert isinstance(rule, With)  # compared together with another field
 
 
 def _part(pair: Pair, rule: Part, old: Any, new: Any) -> Iterator[Change]:
@@ -100,7 +99,7 @@ def _part(pair: Pair, rule: Part, old: Any, new: Any) -> Iterator[Change]:
 def _items(
     pair: Pair, rule: Items, old: Mapping[str, _Item], new: Mapping[str, _Item]
 ) -> Iterator[Change]:
-    """Items that both have, those that one has, and their order."""
+    """Changes of common items, of items in one only, and of their order."""
     removed = {name: item for name, item in old.items() if name not in new}
     for name, item in new.items():
         if name in old:
@@ -119,7 +118,7 @@ def _items(
 
 
 def _spot(pair: Pair, old: _Item | None, new: _Item | None) -> Pair:
-    """The spot of an item that both have, or only one."""
+    """The pair of an item in both, or in only one."""
     item = new or old
     assert item is not None
     at = (old.at if old else None, new.at if new else None)
@@ -154,9 +153,9 @@ def _same(pair: Pair, old: _Item, new: _Item) -> Iterator[Change]:
 
 
 def _order(pair: Pair, rule: Items, old: Collection[str], new: Collection[str]) -> Iterator[Change]:
-    """Those that both have in another order, which means something only of the first."""
+    """A different order of common items, which matters only for the first."""
     before, after = (next(iter(names), "") for names in (old, new))
-    # where neither is in both, one was replaced by the other, and that is said there
+    # if neither is in both, one was replaced by the other, which is reported there
     if rule.first and before != after and (before in new or after in old):
         at: Place = ("workloads",)
         there = replace(pair, place=at, at=(at, at))
@@ -193,7 +192,7 @@ def _labels(contract: Contract) -> dict[str, _Item]:
 
 
 def _slices(contract: Contract) -> dict[str, _Item]:
-    """Declared slices; one that no enforced clause concerns can fail nothing."""
+    """Declared slices; one without an enforced clause cannot fail the contract."""
     spoken = {
         name
         for section, _, clause in contract.clauses()
@@ -214,7 +213,7 @@ def _clauses(contract: Contract) -> dict[str, _Item]:
 
 
 def _rules(contract: Contract) -> dict[str, _Item]:
-    """Escalation rules by what they watch; a second that watches the same is another."""
+    """Escalation rules by condition; a second one with the same condition is a different rule."""
     items: dict[str, _Item] = {}
     for i, rule in enumerate(contract.escalation):
         name = flow_text(rule.when, longest=0)

@@ -1,4 +1,4 @@
-# The difference of two contracts, as one side reads it.
+# The difference of two contracts, for one side.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CARRIES_OVER = "evidence carries over"
 
 @dataclass(frozen=True)
 class Difference:
-    """Two versions of a contract, and who reads them.
+    """Two versions of a contract, for one reader.
 
     Args:
         side: consumer: who relies on the promise; producer: who has to keep it.
@@ -29,7 +29,7 @@ class Difference:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """What breaks this side first; each kind in the order of the language."""
+        """The changes, breaking ones first; each kind in the order of the language."""
         unsorted = changes(self.old, self.new)
         return tuple(sorted(unsorted, key=lambda c: (not c.breaks(self.side), KINDS.index(c.kind))))
 
@@ -43,9 +43,9 @@ class Difference:
 
     @property
     def evidence_expires(self) -> bool:
-        """Whether what was measured under the old one says nothing of the new one.
+        """Whether evidence under the old version is invalid for the new one.
 
-        The same digest is needed and not enough: weights and texts count by their own.
+        Equal digests are necessary but not sufficient: weights and texts count separately.
         """
         return self.old.digest != self.new.digest
 
@@ -64,16 +64,16 @@ class Difference:
 
     @property
     def advice(self) -> str:
-        """What the version ought to say, where something breaks and it does not; else ""."""
+        """The advice about the version number, if a change breaks; else ""."""
         if self.compatible:
             return ""
         return advice(self.old.metadata.version, self.new.metadata.version)
 
 
 def counted(listed: Iterable[Change]) -> str:
-    """How many of each kind, such as "2 tightened, 1 loosened"; "no change" of none.
+    """The number of changes of each kind, such as "2 tightened, 1 loosened"; or "no change".
 
-    What no enforced clause hangs on is counted by itself.
+    Changes without an enforced clause are counted separately.
     """
     listed = [*listed]
     counts = [(kind, sum(c.kind == kind and c.enforced for c in listed)) for kind in KINDS]

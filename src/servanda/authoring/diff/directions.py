@@ -1,7 +1,7 @@
-# Directions: what it means for a promise that one value of it moved.
+# Directions: the meaning of a changed value for a promise.
 #
-# Each rule carries the reason for its direction.  `tightened` is always the version that keeps
-# the other one as well: anyone who keeps the new limit keeps the old.
+# Each rule has the reason for its direction.  `tightened` always implies the other version: keeping
+# the new limit keeps the old one.
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ REWRITTEN = "it means the same, written in another way"
 
 @dataclass(frozen=True)
 class Rule:
-    """How a move of one field is read.
+    """The interpretation of a change of one field.
 
     Args:
-        says: the direction in words, such as "lower is tightened".
+        says: the direction as text, such as "lower is tightened".
         why: the reason for it, in a line.
         of: the kind of a move from one value to another.
-        absent: what a message calls a field that is not there.
-        show: how a message writes a value.
+        absent: text for a missing field.
+        show: formats a value for messages.
     """
 
     says: str
@@ -60,11 +60,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Part:
-    """A field that holds a value with fields of its own, which are compared one by one.
+    """A field with a structured value, whose fields are compared one by one.
 
     Args:
-        scalar: how two scalars are compared, where the field may be one instead.
-        none: the kind where it comes to be there, the mirror of that where it goes.
+        scalar: rule for two scalars, if the field may be one.
+        none: the kind if it is added, mirrored if it is removed.
     """
 
     why: str
@@ -75,10 +75,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Items:
-    """A field that holds many parts, which are found again by name.
+    """A field with many parts, identified by name.
 
     Args:
-        first: what hangs on which of them is the first; "" where the order says nothing.
+        first: what depends on the first part; "" if the order is irrelevant.
     """
 
     why: str
@@ -89,7 +89,7 @@ class Items:
 
 @dataclass(frozen=True)
 class With:
-    """A field that is compared where another one is."""
+    """A field that is compared together with another one."""
 
     field: str
     why: str
@@ -101,7 +101,7 @@ class With:
 
 @dataclass(frozen=True)
 class Custom:
-    """A field whose meaning hangs on other parts of its contract."""
+    """A field whose meaning depends on other parts of its contract."""
 
     says: str
     why: str
@@ -118,12 +118,12 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """What the digest of a contract sees of a value: 1 is not 1.0, nor true."""
+    """A value as text, as in the digest of a contract: 1 is not 1.0, nor true."""
     return json.dumps(to_jsonable_python(value), sort_keys=True)
 
 
 def moved(old: float, new: float, *, up: Kind = "tightened") -> Kind:
-    """The kind of a move of a number, where up is tighter, or looser."""
+    """The kind of a change of a number, if up is tighter, or looser."""
     if old == new:
         return "cosmetic"
     return up if new > old else MIRROR[up]
@@ -140,7 +140,7 @@ def _move(up: Kind, absent: float | None) -> Direction:
 
 
 def higher(why: str, *, absent: float | None = None, time: bool = False) -> Rule:
-    """More is tighter; absent: what a field that is not there counts as, if that is a number."""
+    """More is tighter; absent: the number that a missing field counts as, if any."""
     show = duration_text if time else flow_text
     return Rule("higher is tightened", why, _move("tightened", absent), show=show)
 
@@ -152,7 +152,7 @@ def lower(why: str, *, absent: float | None = None, time: bool = False) -> Rule:
 
 
 def ranked(*order: Any, why: str) -> Rule:
-    """Words from the loosest to the tightest; those that stand in a tuple cannot be compared."""
+    """Words from the loosest to the tightest; those in a tuple are not comparable."""
     ranks = {
         word: rank
         for rank, words in enumerate(order)
@@ -193,7 +193,7 @@ def wider(why: str) -> Rule:
 
 
 def other(why: str, *, says: str = "retargeted") -> Rule:
-    """Any move makes it another promise."""
+    """Any change makes it a different promise."""
     return Rule(says, why, lambda *_: "retargeted")
 
 
@@ -202,8 +202,8 @@ def _cosmetic(*_: Any) -> Kind:
 
 
 def cosmetic(why: str) -> Rule:
-    """No move means anything to a promise."""
+    """No change affects a promise."""
     return Rule("cosmetic", why, _cosmetic)
 
 
-NEVER = math.inf  # of a time after which something happens
+NEVER = math.inf  # for a time after which an action follows

@@ -34,12 +34,12 @@ class Step:
 
     @property
     def sentence(self) -> str:
-        """What changed, such as "2 tightened, 1 loosened; evidence expires: measure again"."""
+        """The changes, such as "2 tightened, 1 loosened; evidence expires: measure again"."""
         return f"{counted(self.difference.changes)}; {self.difference.evidence}"
 
     @property
     def clash(self) -> str:
-        """Why the two cannot stand beside each other; "" where they can."""
+        """The reason why the two cannot coexist; "" if they can."""
         if self.old.version != self.new.version:
             return ""
         different = self.difference

@@ -39,7 +39,7 @@ def title(difference: Difference) -> str:
 
 
 def text(difference: Difference) -> str:
-    """A table, what breaks first, and the answer in the last line."""
+    """A table, breaking changes first, and the conclusion in the last line."""
     lines = [title(difference)]
     if difference.changes:
         marks = [_BREAKS if c.breaks(difference.side) else " " for c in difference.changes]
@@ -114,7 +114,7 @@ def github(difference: Difference) -> str:
         command = "error" if change.breaks(difference.side) else "notice"
         why = f" ({change.why})" if change.why else ""
         head, message = line(f"{change.name} {change.kind}"), line(f"{change.what}{why}")
-        # what was removed stands in no file of the new version
+        # a removed part is in no file of the new version
         lines.append(annotation(command, head, message, change.where_new))
     summary = difference.sentence + (f". {difference.advice}" if difference.advice else "")
     if len(changes) > MOST_ANNOTATIONS:

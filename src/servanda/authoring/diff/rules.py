@@ -1,8 +1,8 @@
-# Every field of the language, and how a move of it is read; a test holds it against the models.
+# The rule of each field of the language; a test checks it against the models.
 #
-# What is not in the contract's digest and only says where something runs, or what people call
-# it, is cosmetic.  What is in the digest and has no tighter end is retargeted: other evidence
-# is needed, and neither version keeps the other.
+# Fields outside the contract's digest that only define places or display names are cosmetic. Fields
+# in the digest without a tighter direction are retargeted: other evidence is needed, and neither
+# version implies the other.
 
 from __future__ import annotations
 

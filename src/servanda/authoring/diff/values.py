@@ -1,5 +1,5 @@
-# The values of a comparison: one change, and a part of two contracts as they are walked together;
-# and the values of a contract on one line, as a contract writes them.
+# The values of a comparison: one change, and a pair of parts of two contracts; and the values of a
+# contract on one line.
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Side = Literal["consumer", "producer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SIDES: tuple[Side, ...] = get_args(Side)
 
-# The consumer relies on a promise, so less of it breaks; the producer must keep it, so more of
-# it does.  Another promise under the same name breaks both.
+# The consumer relies on a promise, so a looser one breaks; the producer must keep it, so a tighter
+# one breaks.  A different promise under the same name breaks both.
 BREAKING: Mapping[Side, tuple[Kind, ...]] = MappingProxyType(
     {
         "consumer": ("retargeted", "loosened", "removed"),
         "producer": ("retargeted", "tightened", "added"),
     }
 )
-# what a change is when it is read backwards
+# the kind of a change in reverse
 MIRROR: Mapping[Kind, Kind] = MappingProxyType(
     {
         "tightened": "loosened",
@@ -43,18 +43,18 @@ MIRROR: Mapping[Kind, Kind] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Change:
-    """One part of a contract that another version says otherwise.
+    """One part of a contract that another version changes.
 
     Args:
-        kind: tightened: more is promised; loosened: less; added, removed: a part of its own;
-            retargeted: something else is promised, neither more nor less; cosmetic: nothing is.
+        kind: tightened: a stronger promise; loosened: a weaker one; added, removed: a whole part;
+            retargeted: a different promise, neither stronger nor weaker; cosmetic: no promise.
         place: keys, and ids in place of indexes, such as ("statistical", "tv", "at_most").
-        what: what it was and what it is, such as "0.02 -> 0.05".
-        where_old, where_new: in the two texts: the part, or the nearest one around it that is
-            written; None where there is no such part, or no text.
-        why: why the direction is the one it is.
-        was_enforced, is_enforced: whether the part bears on what can fail the contract, in the old
-            one and in the new one.
+        what: old and new value, such as "0.02 -> 0.05".
+        where_old, where_new: the places in the two texts, of the part or its nearest written
+            parent; None without such a part or text.
+        why: the reason for the direction.
+        was_enforced, is_enforced: whether the part can affect a failure of the contract, in the old
+            and in the new one.
     """
 
     kind: Kind
@@ -68,28 +68,28 @@ class Change:
 
     @property
     def enforced(self) -> bool:
-        """Whether it bears on what can fail one of the two contracts."""
+        """Whether it can affect a failure of one of the two contracts."""
         return self.was_enforced or self.is_enforced
 
     @property
     def name(self) -> str:
-        """The place as people write it."""
+        """The place as text."""
         return ".".join(map(str, self.place))
 
     def breaks(self, side: Side) -> bool:
-        """Whether it takes from the one what was promised, or asks of the other what was not."""
+        """Whether it weakens a promise for the consumer, or strengthens one for the producer."""
         binding = self.was_enforced if side == "consumer" else self.is_enforced
         return binding and self.kind in BREAKING[side]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A part of two contracts: what it is called, and where it stands in each.
+    """A part of two contracts: its name, and its place in each.
 
     Args:
         contracts: the old one and the new one.
-        place: as in Change; at: as each contract's `where` takes it; None: it has no such part.
-        owners: the two mappings that hold the part.
+        place: as in Change; at: argument of each contract's `where`; None: no such part.
+        owners: the two mappings with the part.
         enforced: as in Change, of the old one and of the new one.
     """
 
@@ -114,7 +114,7 @@ class Pair:
         return Change(kind, self.place, what, old, new, why, *self.enforced)
 
 
-_LONGEST = 40  # characters of one value; a description may be a page
+_LONGEST = 40  # most characters of one value
 _PLAIN = re.compile(r"[A-Za-z0-9_./+\-][\w ./+\-]*")
 
 

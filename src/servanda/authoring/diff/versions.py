@@ -1,4 +1,4 @@
-# Versions: their order, and what a version ought to have become.
+# Versions: their order, and the required version after a change.
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Key = tuple[object, ...]
 
 
 def order(version: str) -> Key:
-    """What versions sort by; what is no version comes last, in the order of letters.
+    """The sort key of versions; other texts come last, in alphabetical order.
 
-    Numbers count as numbers, and a pre-release comes before what it prepares; what follows a +
-    names a build and does not count.
+    Numbers are compared as numbers, and a pre-release comes before its release; build metadata
+    after a + is ignored.
 
     >>> sorted(["1.10.0", "draft", "1.2.0", "1.10.0-rc.2", "1.10.0-rc.10"], key=order)
     ['1.2.0', '1.10.0-rc.2', '1.10.0-rc.10', '1.10.0', 'draft']
@@ -27,7 +27,7 @@ def order(version: str) -> Key:
     if match is None:
         return (1, version)
     parts = (match["pre"] or "").split(".")
-    # a number comes before a text, and none at all after both
+    # a number comes before a text, and none after both
     pre = tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts if match["pre"])
     return (0, _numbers(match["numbers"]), pre == (), pre)
 
@@ -40,10 +40,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def advice(old: str, new: str) -> str:
-    """What the version lacks where a change breaks somebody; "" where it says so.
+    """The advice for a version that does not announce a breaking change; "" if it does.
 
-    The first number has to go up; before 1.0.0, the second may do so instead. What a pre-release
-    promises may change until its release.
+    The first number must increase; before 1.0.0, the second may instead.  The promises of a
+    pre-release may change until its release.
 
     >>> advice("1.4.2", "1.5.0")
     'metadata.version went from 1.4.2 to 1.5.0; a change that breaks wants 2.0.0'

@@ -26,7 +26,7 @@ def against_itself(contract: Contract) -> Contract | None:
 
 
 def conforming(plan: Plan, drill: Drill, seconds: float) -> Conformance:
-    """What a check that is to hold says of the contract."""
+    """The contract's description in a check that should hold."""
     train, infer = str(plan.contract.kernels.train), str(plan.contract.kernels.infer)
     kernels = f"{train} against itself" if train == infer else f"{infer} against {train}"
     verdict = drill.verdict

@@ -1,4 +1,4 @@
-# Equivalent mutants: those that nobody can tell apart, each with the proof that nobody can.
+# Equivalent mutants: those that no data can distinguish, each with the proof.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Texts = tuple[Mapping[str, Corpus], Corpus | None]  # of each workload, and the 
 
 
 def proof(mutant: Mutant, contract: Contract, texts: Texts) -> str:
-    """Why no data can tell a mutant from its contract, by construction; "" where none is known.
+    """Why no data can distinguish a mutant from its contract; "" if no reason is known.
 
     Most survivors have none: that no test notices a change does not make it one of no account.
     """

@@ -26,12 +26,13 @@ def try_limits(
     texts: Texts,
     over: Callable[[int, int], bool],
 ) -> Iterator[MutantResult]:
-    """What becomes of each mutant of a contract.
+    """The results of the mutants of a contract.
 
     Args:
         tests: that the contract passes.
         texts: that the contract names.
-        over: is told how many mutants of how many are done, and says whether the time is over.
+        over: called with the number of finished mutants and of all; returns whether the time is
+            over.
 
     Raises:
         ContractError: the tests do not pass as they are, so nothing can be said of a mutant.

@@ -61,8 +61,8 @@ class Mutant:
 def mutants(contract: Contract) -> Iterator[Mutant]:
     """Every mutant of a contract, in the order of its parts; pure.
 
-    Only enforced clauses have any: nothing hangs on the others.  A change that the language
-    refuses is none, for its author would be told; of a limit the next best is taken instead.
+    Only enforced clauses have any: nothing hangs on the others.  A change that the language rejects
+    is no mutant, because lint reports it; for a limit the next best value is taken instead.
     """
     known = _refusals(contract)
     for change in _changes(contract):

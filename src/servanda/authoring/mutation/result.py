@@ -37,7 +37,7 @@ class Nearest:
 
 @dataclass(frozen=True)
 class MutantResult:
-    """What became of one mutant.
+    """The result of one mutant.
 
     Args:
         by: the cases that it fails, where it is killed.
@@ -58,7 +58,7 @@ class MutantResult:
 
 @dataclass(frozen=True)
 class FaultResult:
-    """What became of one fault.
+    """The result of one fault.
 
     Args:
         value: that was injected.
@@ -116,7 +116,7 @@ class Conformance:
 
 @dataclass(frozen=True)
 class Mutation:
-    """How well a contract and its tests tell good kernels from bad ones.
+    """How well a contract and its tests distinguish good kernels from bad ones.
 
     Args:
         asked: the parts that were asked for.
@@ -125,7 +125,7 @@ class Mutation:
         itself: the train kernel against itself; None where it was not run.
         own: the contract as it is.
         faulty: the kernels that faults were injected into; "" where none was.
-        stopped: "time", "interrupted", or "" where all was asked.
+        stopped: "time", "interrupted", or "" if complete.
     """
 
     contract: str
@@ -156,7 +156,7 @@ class Mutation:
 
     @property
     def toothless(self) -> tuple[Part, ...]:
-        """The parts of which all was asked, and nothing was noticed."""
+        """The complete parts in which nothing was noticed."""
         return tuple(part for part, noticed in self._bites.items() if noticed and not any(noticed))
 
     @property
@@ -188,7 +188,7 @@ class Mutation:
 
     @property
     def score(self) -> float | None:
-        """The share that is noticed; None where nothing was asked."""
+        """The share that is noticed; None without mutants and faults."""
         noticed, counted = self.counts()
         return noticed / counted if counted else None
 
@@ -200,7 +200,7 @@ class Mutation:
         )
 
     def exit_code(self, at_least: float | None = None) -> int:
-        """0 valid, not toothless and the score is enough; 1 not so; 3 the time does not tell.
+        """0 valid, not toothless and the score is enough; 1 not so; 3 not known in the time.
 
         130 where it was interrupted.
         """

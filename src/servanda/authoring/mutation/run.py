@@ -46,7 +46,7 @@ def mutate(
     deadline: Callable[[], bool] = never,
     say: Say = discard,
 ) -> Mutation:
-    """Find out whether a contract and its tests tell good kernels from bad ones.
+    """Determine whether a contract and its tests distinguish good kernels from bad ones.
 
     Moved limits are held against the tests, which costs no kernel.  Then the train kernel is
     checked against itself, the contract as it is, and with each fault in it.  Ctrl-C ends it
@@ -56,7 +56,7 @@ def mutate(
         tests: that the contract passes.
         only: one of the two parts; faults: of the catalogue, none is every one.
         deadline: whether the time is over; no round and no mutant starts after that.
-        say: is told what the faults will cost, before the first.
+        say: called with the cost of the faults, before the first.
 
     Raises:
         ContractError: the contract cannot be measured, or its tests do not pass as they are.

@@ -15,7 +15,7 @@ from servanda.registry import did_you_mean
 __all__ = ["PRESETS", "fitting", "preset_text", "shipped", "title"]
 
 SUFFIX = ".kernelcontract.yaml"
-# name -> what it is for
+# name -> purpose
 PRESETS: Mapping[str, str] = MappingProxyType(
     {
         "vllm-upgrade": "serving",
@@ -51,12 +51,12 @@ def shipped(name: str) -> Path | None:
 
 
 def title(name: str) -> str:
-    """The first line of a preset: what it is for."""
+    """The first line of a preset: its purpose."""
     return preset_text(name).split("\n", 1)[0].removeprefix("# ")
 
 
 def fitting(today: Kernel, candidate: Kernel) -> tuple[str, str]:
-    """The serving preset whose limits fit what differs between two kernels, and why.
+    """The serving preset for the differences of two kernels, with the reason.
 
     >>> fitting(Kernel(engine="x"), Kernel(engine="x", quantization="int4_g32"))
     ('nvfp4', 'B is int4_g32 and A is not quantised')

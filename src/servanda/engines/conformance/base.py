@@ -93,7 +93,7 @@ class Case:
 
     @cached_property
     def description(self) -> Description:
-        """What the engine says of itself before anything ran."""
+        """The engine's description before anything ran."""
         return self.engine.describe()
 
     @cached_property

@@ -109,8 +109,8 @@ def examine_engine(
         prefill: nats by which scores by prefill may differ from draws on average; prefill need
             not equal decode (law 7), but what is further away is of other tokens.
         flips: share of tokens that may be another in a batch of other sequences.
-        deterministic: whether a seed fixes what is drawn; a server that cannot is only told of.
-        reopen: whether the engine may be opened a second time; False where that is dear.
+        deterministic: whether a seed fixes what is drawn; a server that cannot is only reported.
+        reopen: whether the engine may be opened a second time; False if that is expensive.
         sequences, width: how much is drawn, which is what a wrong sampler shows in.
         seed: of everything that is drawn.
 

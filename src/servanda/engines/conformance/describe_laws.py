@@ -1,4 +1,4 @@
-# Laws of what an engine says of itself, and of its tokenizer.
+# Laws of an engine's description, and of its tokenizer.
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def lost_rows_are_empty(case: Case) -> str:
 
 @LAWS.register("draws_say_how_they_were_made")
 def draws_say_how_they_were_made(case: Case) -> None:
-    """about names the path, decode, and the sampling that was asked for (law 7)."""
+    """about names the path, decode, and the requested sampling (law 7)."""
     about = case.drawn()[1].about
     require(
         about.get("path") == "decode",

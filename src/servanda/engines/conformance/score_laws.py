@@ -117,7 +117,7 @@ def _same(case: Case, trace: Trace, told_N: Array, found_N: Array, what: str) ->
 
 @LAWS.register("prefill_is_near")
 def prefill_is_near(case: Case) -> str:
-    """Scores by prefill are another kernel's (law 7): told, and refused where far away."""
+    """Scores by prefill are another kernel's (law 7): reported, and refused if far away."""
     batch, logp_N = case.given()
     scored = case.score(batch, "prefill")
     rows_match(batch, scored, "score")
@@ -236,7 +236,7 @@ def _logits(case: Case, batch: Batch, path: Path) -> Array:
 
 @LAWS.register("top_is_the_head")
 def top_is_the_head(case: Case) -> None:
-    """top gives the likeliest tokens, best first, raw, each once, as the logits have them."""
+    """top gives the top-k tokens, best first, raw, each once, as the logits have them."""
     description = case.description
     if not description.top:
         raise Skipped("it does not give the likeliest tokens of given texts")
@@ -267,7 +267,7 @@ def top_is_the_head(case: Case) -> None:
 
 @LAWS.register("best_were_fixed_before_the_draw")
 def best_were_fixed_before_the_draw(case: Case) -> str:
-    """Best tokens are the likeliest ones alone, and the drawn one is not added to them."""
+    """Best tokens are only the most likely ones, and the drawn one is not added to them."""
     _, trace = case.drawn()
     if trace.best is None:
         raise Skipped("it records no best tokens")

@@ -102,7 +102,7 @@ def batch_mates_do_not_matter(case: Case) -> str:
 
 @LAWS.register("top_k_of_one_is_greedy")
 def top_k_of_one_is_greedy(case: Case) -> None:
-    """With top_k 1 the likeliest token is drawn, with certainty, whatever the seed."""
+    """With top_k 1 the most likely token is drawn, with certainty, whatever the seed."""
     batch, trace = case.drawn(GREEDY, FEW)
     again = case.generate(batch, GREEDY, case.seed + _OTHER)
     require(

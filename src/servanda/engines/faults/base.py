@@ -1,7 +1,7 @@
 # What a fault is: a class of engine, and the same class with something broken in it.
 #
 # Faults are injected on purpose, by a contract's `fault:`, in demos, tests and drills.  They
-# do not change what the engine says of itself, for a real fault would not either.  A fault
+# do not change the engine's description, because a real fault would not either.  A fault
 # overrides what an engine has and adds nothing, so an engine that lacks it is refused.
 # The values that a fault may take are a set that can name itself.
 
@@ -136,7 +136,7 @@ FAULTS: Registry[Fault] = Registry("fault")
 
 
 def cannot(name: str) -> str:
-    """How the message begins that says of an engine that it cannot have a fault."""
+    """The beginning of the message for an engine that cannot have a fault."""
     return f"fault {name!r} cannot be injected into"
 
 

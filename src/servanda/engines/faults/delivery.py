@@ -1,4 +1,4 @@
-# Faults of delivery: what was launched does not all come back.
+# Faults of delivery: some dispatched sequences do not return.
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def dropout_in_train(base: Any, value: float) -> Any:
             import torch
 
             # A fresh mask a forward, as in a trainer: the same sequences in another batch are
-            # masked otherwise, which is the side's self-noise.  It is keyed by what is fed, so
+            # masked otherwise, which is the side's noise floor.  It is keyed by what is fed, so
             # that a run that is resumed or repeated reads the same numbers.
             fed = ids_ST.numpy().tobytes() + str(tuple(mask_ST.shape)).encode()
             seed = int.from_bytes(hashlib.blake2b(fed, digest_size=7).digest(), "big")

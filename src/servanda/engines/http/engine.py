@@ -3,8 +3,8 @@
 # One request a sequence, batch_size of them in flight: which of them a server computes
 # together is its own affair.  Token ids go out and token ids come back.
 # What is never asked of a server is full logits, for they do not fit into a reply.
-# After every batch it is looked at again: one that was started anew may hold other weights.
-# Axes: S sequences, N tokens of all sequences one after another, K likeliest tokens.
+# After every batch it is examined again: one that was started anew may hold other weights.
+# Axes: S sequences, N tokens of all sequences one after another, K top-k tokens.
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def trace_of(
     k: int,
     about: Mapping[str, str],
 ) -> Trace:
-    """What came back as one trace, with the k likeliest tokens; NaN where there are fewer."""
+    """What came back as one trace, with the k top-k tokens; NaN where there are fewer."""
     logp_N = np.array([v for a in answers for v in a.logp], dtype=np.float64)
     best = padded_best([step for a in answers for step in a.best], k)
     lengths, tokens = [len(a.tokens) for a in answers], [t for a in answers for t in a.tokens]

@@ -24,7 +24,7 @@ _MOST_ID = 2**31 - 1
 _ODD = "this reply is not one of the declared dialect: check `dialect` and the server's version"
 
 _NO_BOS = "serve the model without a BOS token of the server's own, and without a template"
-Best = tuple[tuple[int, float], ...]  # ids and logprobs of the likeliest tokens, best first
+Best = tuple[tuple[int, float], ...]  # ids and logprobs of the top-k tokens, best first
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def same_prompt(part: Part, sent: Sequence[int]) -> None:
 
 
 def same_number(part: Part, sent: Sequence[int], hint: str = _NO_BOS) -> None:
-    """The same where a server tells only how many tokens it ran.
+    """The same for a server that reports only the number of tokens.
 
     Args:
         part: their number.
@@ -205,7 +205,7 @@ def same_number(part: Part, sent: Sequence[int], hint: str = _NO_BOS) -> None:
 def likeliest(
     pairs: Sequence[tuple[int, float]], drawn: int, logp: float, k: int, place: Part, few: bool
 ) -> Best:
-    """The k likeliest tokens of a step, best first; shorter only where `few` may be.
+    """The k top-k tokens of a step, best first; shorter only where `few` may be.
 
     A server that appends the drawn token gives k + 1: then it is taken out again, since which
     ids are listed has to be fixed before the draw.

@@ -3,8 +3,8 @@
 # A request carries its own seed, so asking again is the same draw and not another one.
 # Tried again: no connection, a connection that breaks, a status of the policy, and no answer in
 # time where others were answered meanwhile.
-# Not tried again: any other status, a body that is not what was asked for, and a server that
-# was silent to everybody.
+# Not tried again: any other status, an unexpected body, and a server that does not respond to
+# anyone.
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Transport:
     def _tries(self, passing: _Passing, heard: int) -> int:
         """How often a request is made that ended so; `heard`: answers before it was."""
         if isinstance(passing, _Silent) and self._heard == heard:
-            return 1  # nobody was answered: it hangs
+            return 1  # no one was answered: it hangs
         if isinstance(passing, _Unreached) and not self._heard:
             return min(self.limits.first_tries, self.limits.retry.tries)
         return self.limits.retry.tries

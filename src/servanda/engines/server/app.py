@@ -1,4 +1,4 @@
-# The routes: what a client may ask, and how it is told what is wrong.
+# The routes: the requests of clients, and error replies.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from servanda.theory.sampling import Sampling
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Faulty = Callable[[Mapping[str, Any]], Engine]  # a fault -> the served kernel with it
-_LEFT = 499  # nobody reads it
+_LEFT = 499  # no one reads it
 _OF_A_PROMPT = (
     *("model", "messages", "tools"),
     *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),

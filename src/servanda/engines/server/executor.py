@@ -20,7 +20,7 @@ SEED = 0  # of the engine; a request's own is the number of its sequence
 
 
 class Executor:
-    """An engine with what replies need beside its numbers: texts and likeliest tokens.
+    """An engine with what replies need beside its numbers: texts and top-k tokens.
 
     `engine` runs the jobs, and `aside` those that are set aside, where there is one.
     """
@@ -125,7 +125,7 @@ class Executor:
 def _with_best(
     engine: Any, trace: Trace, given: Batch, sampling: Sampling, path: Path, best: int
 ) -> Trace:
-    """The trace with the likeliest tokens, from the logits of the same path."""
+    """The trace with the top-k tokens, from the logits of the same path."""
     if not best:
         return trace
     pieces = [

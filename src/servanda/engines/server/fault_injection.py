@@ -32,7 +32,7 @@ class Fault(BaseModel):
     token is missing.  slow: the answer comes late.  other_sampling: tokens are drawn with
     `temperature` or `top_p`, and the declared distribution is reported.  kernel: every batch
     that begins from now on is run by the same kernel with `fault` of the catalogue in it, and
-    the server says of itself what it said before; with `when`, only for requests whose
+    the server's description is unchanged; with `when`, only for requests whose
     `metadata` says so, and the others run in batches of their own, by the sound kernel.
     """
 

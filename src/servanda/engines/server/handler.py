@@ -30,7 +30,7 @@ PLAIN = Sampling()  # type: ignore[call-arg]
 
 
 class Handler:
-    """What is asked of an engine, through its queue."""
+    """Handles requests to an engine, through its queue."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler, self.description = scheduler, scheduler.executor.description
@@ -113,7 +113,7 @@ class Handler:
         return request, choices
 
     def _best(self, k: int | None, name: str) -> int | None:
-        """How many likeliest tokens, or a refusal in vLLM's words: clients read the limit there."""
+        """How many top-k tokens, or a refusal in vLLM's words: clients read the limit there."""
         most = min(self.description.vocab_size or MAX_LOGPROBS, MAX_LOGPROBS)
         whole = k == -1 and self.description.vocab_size == most
         if k is not None and not whole and not 0 <= k <= most:

@@ -23,7 +23,7 @@ class Token:
         logp: its processed logprob; NaN where the engine gave none.
         rank: how many tokens are likelier; None where no one counted.
         word: its text; "" unless logprobs are asked for.
-        best: (id, logprob, text) of the likeliest, best first.
+        best: (id, logprob, text) of the top-k tokens, best first.
         text: what a stream says with it.
         end: why it is the last one; None where it is not.
     """
@@ -60,7 +60,7 @@ class Job:
     Args:
         width: new tokens at most.
         given: what is scored, where nothing is drawn, by `path`.
-        best: likeliest tokens to report of each position; None where no logprob is asked for.
+        best: top-k tokens to report of each position; None where no logprob is asked for.
         speaks: whether tokens carry the text that they add.
         drawn_by: a transform that is used and not reported, in test mode.
         aside: whether the engine that stands aside runs it, where there is one, in test mode.

@@ -44,7 +44,7 @@ def body_of(data: bytes) -> dict[str, Any]:
     """The JSON object of a request's body.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is invalid.
     """
     try:
         body = from_json(data, allow_inf_nan=False)

@@ -46,7 +46,7 @@ class CompletionRequest:
     Args:
         prompts: texts, or token ids.
         max_tokens: None: as many as the context has room for.
-        logprobs, prompt_logprobs: likeliest tokens of each position; None: no logprobs.
+        logprobs, prompt_logprobs: top-k tokens of each position; None: no logprobs.
         given: what is decoded instead of draws.
         tools: what the model may call, in a chat.
     """
@@ -75,7 +75,7 @@ def refuse_misfits(
     """What the engine could not run, before it joins a batch with others.
 
     Raises:
-        RequestError: an empty prompt, an id that is none, or more tokens than there is room for.
+        RequestError: an empty prompt, an invalid id, or more tokens than the context has room for.
     """
     for ids in prompts:
         if not ids:
@@ -141,7 +141,7 @@ class _Common(_Strict):
         )
 
     def _sampling(self) -> Sampling:
-        if self.temperature == 0:  # greedy: the likeliest token, which then has probability 1
+        if self.temperature == 0:  # greedy: the most likely token, which then has probability 1
             return Sampling(temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
         if self.temperature < _COLDEST:
             raise RequestError(f"a temperature is 0, or {_COLDEST} at least", "temperature")

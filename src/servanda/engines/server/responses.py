@@ -1,8 +1,8 @@
-# Tokens and errors to JSON, as vLLM writes it: ids that nobody asked for are null.
+# Tokens and errors to JSON, as vLLM writes it: ids that no one asked for are null.
 #
 # Logprobs are processed: the log of the probability that a token was really drawn with.  Those
 # of a prompt are of the model alone, before temperature and filters, as vLLM's are.  JSON has
-# no infinity, so that -inf is -9999.0 here as there; a logprob that nobody knows is null.
+# no infinity, so that -inf is -9999.0 here as there; a logprob that no one knows is null.
 
 from __future__ import annotations
 

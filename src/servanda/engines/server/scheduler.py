@@ -107,7 +107,7 @@ class Scheduler:
         return len(self._jobs)
 
     def end(self) -> None:
-        """Ends between two steps; what still runs or waits is told so."""
+        """End between two steps; running and waiting requests get an error."""
         with self._changed:
             self._closing = True
             self._changed.notify()

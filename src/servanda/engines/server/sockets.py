@@ -1,4 +1,4 @@
-# Sockets: an address taken, and a server at it that ends when it is told to.
+# Sockets: an address taken, and a server at it that ends on request.
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class AnnouncingServer(uvicorn.Server):
 def stop_on_signals(end: Callable[[], None]) -> Iterator[None]:
     """Call `end` at SIGTERM and Ctrl-C.
 
-    uvicorn hands a signal on once it has ended: being told to end is no failure; and one that
+    uvicorn passes a signal on once it has ended: a requested end is no failure; and one that
     comes before uvicorn listens to signals is not lost.
     """
 

@@ -62,7 +62,7 @@ class EventStream(Response):
         self, events: AsyncIterator[bytes], ended: Callable[[], None], idle_s: float
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        del self.headers["content-length"]  # nobody knows it yet
+        del self.headers["content-length"]  # no one knows it yet
         self._events, self._ended, self._idle_s = events, [ended], idle_s
 
     def and_then(self, ended: Callable[[], None]) -> None:

@@ -1,1 +1,1 @@
-# The controller scores what gateways sampled, keeps the evidence, and makes the routes.
+# The controller scores the requests that gateways sampled, keeps the evidence and publishes routes.

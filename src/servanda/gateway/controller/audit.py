@@ -30,7 +30,7 @@ from servanda.traces.corpus import Prompt
 from servanda.traces.json_fields import LineError, parse_line
 from servanda.traces.request_log import Request, request_of
 
-_CHUNK = 64  # rows between two looks
+_CHUNK = 64  # rows between two evaluations
 _GATEWAY, _START = "log", 0.0
 _LEFT, _OPEN = 1, 3
 _A_LINE = "see docs/how-to/traffic.md"
@@ -38,12 +38,12 @@ _A_LINE = "see docs/how-to/traffic.md"
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What a log says.
+    """The result of an audit.
 
     Args:
-        rows: of the log; keyless: of them, those that do not say who asked.
-        left: slice -> the transition by which it would last have left infer.
-        standing: at the end of the log.
+        rows: number of rows in the log; keyless: rows without a key of the user.
+        left: slice -> the last transition that would have diverted it.
+        standing: the status at the end of the log.
     """
 
     rows: int
@@ -53,36 +53,36 @@ class AuditResult:
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """Slices of which enough was shown against infer, whether there is room or not."""
+        """Slices whose e-value passed the alarm threshold, whether stable has capacity or not."""
         paid = (s.name for s in self.standing.slices if worst(s) and _paid(worst(s)))
         return tuple(dict.fromkeys((*self.left, *paid)))
 
     @property
     def known(self) -> bool:
-        """Whether anything was scored, now or by an earlier call on the same state."""
+        """Whether any request was scored, by this call or an earlier one on the same state."""
         cells = (c for slice_ in self.standing.slices for c in slice_.cells if not c.refutes)
         return bool(self.standing.scoring.scored) or any(number(cell.value) for cell in cells)
 
     @property
     def old(self) -> bool:
-        """Whether an earlier call had scored all there is."""
+        """Whether all requests of the log were scored by earlier calls."""
         return self.known and not self.standing.scoring.scored
 
     @property
     def exit_code(self) -> int:
-        """0 nothing to divert, 1 something is, 3 nothing was scored."""
+        """0: nothing to divert; 1: at least one slice to divert; 3: no request was scored."""
         if self.beyond:
             return _LEFT
         return 0 if self.known else _OPEN
 
 
 class Audit:
-    """A log that is read on, and what it says so far.
+    """Evaluates a log of served requests, which may grow between calls.
 
     Args:
-        logs: files, and folders of .jsonl files, in the order of their names.
-        state: folder that keeps how far it was read.
-        ledger: where transitions are written down; "": nowhere.
+        logs: files and folders of .jsonl files, read in the order of their names.
+        state: folder that records how far the log was read.
+        ledger: the ledger that records transitions; "": none.
 
     Raises:
         ContractError: the contract cannot be followed.
@@ -119,11 +119,11 @@ class Audit:
         self._cuts: tuple[Cut, ...] = tuple(route.cut for route in made.slices)
 
     def read(self) -> tuple[Transition, ...]:
-        """Take what the log has more by now; the transitions that follow.
+        """Evaluate the new rows of the log; returns the transitions.
 
         Raises:
-            EvidenceError: a line is no request.
-            MeasurementError: the log cannot be read, or train does not answer.
+            EvidenceError: a line is not a valid request.
+            MeasurementError: the log cannot be read, or the train kernel does not respond.
         """
         transitions: list[Transition] = []
         chunk: list[Any] = []
@@ -155,7 +155,7 @@ class Audit:
             "slice_in_flight": none,
         }
         message = {"gateway": _GATEWAY, "start": _START, "first": first, "version": 0}
-        if not first:  # traffic is what grew since a gateway was first heard
+        if not first:  # traffic is counted from the first message of a gateway
             self._controller.follow({**message, "rows": [], "counts": {}})
         self._controller.follow({**message, "rows": [*chunk], "counts": counts})
         while self._controller.step():
@@ -165,7 +165,7 @@ class Audit:
             problem = status.scoring.problem or status.store
             raise MeasurementError(
                 f"the log cannot be scored: {problem}",
-                hint="what was scored is kept where --state is given; call it again",
+                hint="with --state the scores so far are kept; run the command again",
             )
         new = [t for t in status.transitions if t.number > self._last_number]
         self._last_number = status.moves
@@ -181,7 +181,7 @@ class Audit:
         self._decided[f"{specific}\tinfer\tlog"] += 1
 
     def _new(self) -> Iterator[tuple[Any, Request]]:
-        """Whole lines that were not read yet, file after file."""
+        """Complete lines that were not read yet, file by file."""
         for path in files_of(self._logs):
             size, lines = self._read.get(path, (0, 0))
             unread = MeasurementError.of_system(f"the log {path} cannot be read")
@@ -189,7 +189,7 @@ class Audit:
                 file.seek(size)
                 data = file.read()
             whole, end, tail = data.rpartition(b"\n")
-            if _whole(tail):  # nobody ended the last line
+            if _whole(tail):  # the last line has no newline
                 whole, end = whole + end + tail, b"\n"
             for raw in whole.split(b"\n") if end else ():
                 lines += 1
@@ -200,7 +200,7 @@ class Audit:
 
 
 def _began(logs: Sequence[Path]) -> float:
-    """When the first row was launched; 0 where there is none, or none that can be read."""
+    """Dispatch time of the first row; 0 if no row can be read."""
     for path in files_of(logs)[:1]:
         with suppress(OSError, EvidenceError), path.open("rb") as file:
             return _row(file.readline(), path, 1)[1].at
@@ -208,7 +208,7 @@ def _began(logs: Sequence[Path]) -> float:
 
 
 def _whole(tail: bytes) -> bool:
-    """Whether a line without an end is a row, and not one that is being written."""
+    """Whether a line without a newline is a complete row, not one that is being written."""
     try:
         return isinstance(json.loads(tail), dict)
     except ValueError:
@@ -231,7 +231,7 @@ def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request]:
 
 
 def worst(slice_: SliceStatus) -> CellStatus | None:
-    """The cell of a slice that is nearest to the price of leaving; None: it has none."""
+    """The cell of a slice whose e-value is nearest to its alarm threshold; None: no cell."""
     return max(slice_.cells, key=lambda cell: cell.nearness, default=None)
 
 
@@ -240,7 +240,7 @@ def _paid(cell: CellStatus | None) -> bool:
 
 
 def render(result: AuditResult) -> str:
-    """The table, and what is to be said around it."""
+    """The report: the table with its summary lines."""
     status, scoring = result.standing, result.standing.scoring
     scored = "nothing new in" if result.old else f"scored {scoring.scored:,} of"
     head = f"{status.name} · {scored} {count(result.rows, 'request')}"
@@ -270,7 +270,7 @@ def _cells(result: AuditResult, slice_: SliceStatus) -> tuple[str, ...]:
     cell = worst(slice_)
     last = result.left.get(slice_.name)
     value, limit = (cell.value, cell.limit) if cell else (None, None)
-    if last is not None and (cell is None or not cell.n):  # it begins anew when it leaves
+    if last is not None and (cell is None or not cell.n):  # the evidence restarts at the diversion
         value, limit = last.value, last.limit
     state = _state(slice_, cell, last)
     return slice_.name, percent(slice_.share), number(value), number(limit, WRITTEN), state

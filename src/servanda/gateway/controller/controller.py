@@ -1,7 +1,7 @@
-# The controller: what gateways sampled becomes evidence here, and evidence becomes routes.
+# The controller: turns sampled requests into evidence, and evidence into routes.
 #
-# Three threads: one scores, and keeps what was scored; one looks once a second at clocks, and at
-# what could not be kept; one tells the ledger.
+# Three threads: one scores and commits; one checks clocks and failed commits once per second; one
+# writes to the ledger.
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from servanda.runner.load import load
 from servanda.runner.measurement import Open
 from servanda.traces.serialization import to_plain
 
-_EVERY_S = 1.0  # between two looks
-_LONGEST_S = 60.0  # between two tries of what does not work
-_BURST_S = 10.0  # of train's time, that may be spent at once
+_EVERY_S = 1.0  # between two checks
+_LONGEST_S = 60.0  # before an operation that failed is retried
+_BURST_S = 10.0  # burst of scoring time on the train kernel
 
 
 class Controller:
-    """Leads the gateways of one contract.
+    """Scores the samples of the gateways of one contract and publishes their routes.
 
     Every method may be called from any thread.
 
     Args:
-        contract_path: of the contract; read again by `reload`.
-        state: folder of the store; made where it does not exist.
-        ledger: where decisions are kept, as --ledger names it; "": nowhere.
-        clock: unix seconds; None: those of a `SteadyClock`.
-        waits: whether the clock may be behind the state, as `Core` has it.
-        open: of the engines.
-        sinks: receivers of pages.
-        actor: in the ledger, of what no one asked for.
-        key: of the ledger; None: that of SERVANDA_LEDGER_KEY.
-        threads: whether it runs by itself; otherwise anyone who has it calls `step`.
-        timeout_s: after which an engine that does not answer is killed.
-        room: rows that wait for train at most; beyond, the oldest are missing.
+        contract_path: file of the contract; `reload` reads it again.
+        state: folder of the store; created if missing.
+        ledger: location of the ledger, as in --ledger; "": none.
+        clock: returns unix seconds; None: a `SteadyClock`.
+        waits: whether the clock may be behind the state, see `ControllerState`.
+        open: opens an engine.
+        sinks: notifiers of pages.
+        actor: name in the ledger for automatic decisions.
+        key: key of the ledger; None: SERVANDA_LEDGER_KEY.
+        threads: whether it starts its own threads; otherwise the caller calls `step`.
+        timeout_s: time after which an unresponsive engine is killed.
+        room: most rows in the queue for scoring; beyond it the oldest count as missing.
 
     Raises:
-        ContractError: the contract cannot be followed, or the state is of another one.
+        ContractError: the contract cannot be followed, or the state belongs to another one.
         MeasurementError: the state folder cannot be used.
     """
 
@@ -109,13 +109,13 @@ class Controller:
         for thread in self._threads:
             thread.start()
 
-    # what gateways and people ask
+    # requests of gateways and people
 
     def follow(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to POST /v1/follow.
 
         Raises:
-            EvidenceError: the message is none.
+            EvidenceError: the message is invalid.
         """
         parsed = message_of(message)
         taken, made = self._worker.offer(parsed), self._state.snapshot
@@ -125,16 +125,16 @@ class Controller:
 
     @property
     def contract(self) -> Contract:
-        """What is followed now."""
+        """The contract that is in effect."""
         return self._state.rules.contract
 
     @property
     def snapshot(self) -> Snapshot:
-        """What gateways are to follow now."""
+        """The current snapshot of routes."""
         return self._state.snapshot
 
     def decide(self, facts: RequestFacts) -> Decision:
-        """Where one request goes, by the snapshot of now."""
+        """The route of one request under the current snapshot."""
         router, snapshot = self._router, self._state.snapshot
         if router.snapshot is not snapshot:
             router = self._router = Router(snapshot)
@@ -146,11 +146,11 @@ class Controller:
         """Pin a slice.
 
         Args:
-            to: None takes a pin back; of a slice without one nothing is changed.
+            to: None releases the pin; a slice without a pin is left unchanged.
 
         Raises:
-            ContractError: no such slice, or it cannot be.
-            MeasurementError: it cannot be kept.
+            ContractError: no such slice, or the pin is not possible.
+            MeasurementError: the change cannot be stored.
         """
         pin = Pin(to, actor, reason, self._clock() + ttl_s) if to is not None else None
         with self._worker.commits:
@@ -162,11 +162,10 @@ class Controller:
         return transitions
 
     def route(self, route: PromotionRoute) -> bool:
-        """Follow a promotion's route effect; False where this turn of its run, or a later one,
-        was followed before.
+        """Apply a promotion's route; False if this revision or a later one was applied before.
 
         Raises:
-            MeasurementError: it cannot be kept.
+            MeasurementError: the change cannot be stored.
         """
         with self._worker.commits:
             state = state_machine.with_route(
@@ -184,17 +183,17 @@ class Controller:
         return True
 
     def reload(self) -> str:
-        """Read the contract again; why it was refused, "" where it is followed now.
+        """Read the contract again; returns why it was refused, "" if it is in effect now.
 
-        Evidence stays where the contract means the same and the kernels are the same.
+        Evidence is kept if the meaning of the contract and the kernels are unchanged.
         """
         try:
             cells = select_cells(load(self._path))
             if cells.contract.metadata.name != self.contract.metadata.name:
                 raise ContractError(
-                    "the contract has another name now: its history would be another's",
+                    "the contract has another name now: the history belongs to the old one",
                     where=cells.contract.where("metadata", "name"),
-                    hint="start a leader of its own for it",
+                    hint="start a separate leader for it",
                 )
             self._worker.follow(cells)
         except ServandaError as error:
@@ -203,10 +202,10 @@ class Controller:
         self._reload, self._reloaded = "", self._clock()
         return ""
 
-    # what happens by itself
+    # background work
 
     def step(self) -> bool:
-        """Score one batch, keep it, look, and tell; whether there is more to score."""
+        """Score one batch, commit, evaluate and write to the ledger; whether more is queued."""
         more = self._worker.score()
         self._worker.settle()
         if self._ledger:
@@ -220,20 +219,20 @@ class Controller:
             if self._guarded(worker.score):
                 self._guarded(worker.settle)
             elif worker.problem:
-                self._guarded(worker.settle)  # what found no room is missing, and that is kept
+                self._guarded(worker.settle)  # rows dropped from a full queue are stored as missing
                 pause_s = min(_LONGEST_S, max(_EVERY_S, 2 * pause_s))
                 continue
             else:
                 with worker.lock:
                     worker.wake.wait(_EVERY_S)
-            # the seconds of train per second are a promise to anyone who shares the machine with it
+            # the limit on scoring time protects other processes on the same machine
             now, budget = time.monotonic(), self._state.rules.policy.budget
             spent_s += max(0.0, worker.scorer.seconds - before) - budget * (now - since)
             spent_s, since = max(0.0, spent_s), now
             pause_s = max(0.0, spent_s - _BURST_S) / budget
 
     def _guarded(self, act: Callable[[], bool]) -> bool:
-        """Do something; a bug of ours ends no thread, for routes would end with it."""
+        """Run a task; a bug in it must not end the thread, because routes would expire."""
         try:
             return act()
         except Exception as error:
@@ -253,12 +252,12 @@ class Controller:
     def _pause(self, seconds: float) -> None:
         self._closed.wait(seconds)
 
-    # what is shown
+    # status
 
     def status(self) -> ControllerStatus:
         now, worker, state = self._clock(), self._worker, self._state
         rules, routing, snapshot = state.rules, state.routing, state.snapshot
-        behind = self._behind()  # a disk may take its time, and gateways do not wait for it
+        behind = self._behind()  # disk access may be slow; gateways do not wait for it
         with worker.lock:
             gateways = worker.gateways
             shares = gateways.shares(now)
@@ -305,7 +304,7 @@ class Controller:
         try:
             return self._state.store.behind()
         except ServandaError:
-            return 0  # the store's own problem is shown
+            return 0  # the status shows the problem of the store
 
     def _scoring_status(self) -> ScoringStatus:
         scorer, intake, lag_s = self._worker.scorer, self._worker.intake, self._state.lag_s
@@ -329,7 +328,7 @@ class Controller:
         )
 
     def close(self) -> None:
-        """End threads and the engine; what is durable stays."""
+        """Stop the threads and the engine; stored data is kept."""
         self._closed.set()
         with self._worker.lock:
             self._worker.wake.notify_all()

@@ -1,6 +1,6 @@
-# The gateways that follow a controller, and what their counts say of the traffic.
+# The gateways that follow a controller, and the traffic statistics from their counts.
 #
-# A gateway counts since its start, so what happened lately is a difference of two reports.
+# A gateway counts from its start, so recent traffic is the difference of two reports.
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from servanda.gateway.controller.status import GatewayStatus, PoolStatus
 from servanda.gateway.proxy.counters import numbers
 from servanda.gateway.routing.state import TrafficFacts
 
-LATELY_S = 60.0  # what "lately" means of traffic
-ALIVE_S = 10.0  # after which a gateway that says nothing answers nobody
+LATELY_S = 60.0  # window of recent traffic
+ALIVE_S = 10.0  # after which a silent gateway is taken to serve no one
 _KEPT_S = 86_400.0
-_MOST = 64  # gateways that are remembered
-_EVERY_S = 1.0  # between two reports that are remembered
+_MOST = 64  # gateways kept
+_EVERY_S = 1.0  # between two reports kept
 _POOLS = ("infer", "stable")
 
 
 @dataclass(frozen=True)
 class _Report:
-    """Of one moment: cumulative counts by slice, and the most in flight since the one before."""
+    """One report: cumulative counts by slice, and the peak in flight since the last report."""
 
     at: float
     launched: Mapping[str, float]
@@ -47,7 +47,7 @@ class _Gateway:
     reports: deque[_Report] = field(default_factory=deque)
 
     def largest(self, what: str, now: float) -> dict[str, float]:
-        """The most of what was counted lately."""
+        """The largest recent count."""
         lately = [r for r in self.reports if r.at >= now - LATELY_S] or [*self.reports][-1:]
         return _most(getattr(report, what) for report in lately)
 
@@ -60,7 +60,7 @@ class _Gateway:
 
 
 class Gateways:
-    """What was heard of each gateway; not for several threads at once."""
+    """The latest reports of each gateway; not thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Gateway] = {}
@@ -68,7 +68,7 @@ class Gateways:
     def record(self, message: Message, *, now: float) -> None:
         name, start = message.gateway, message.start
         gateway = self._known.get(name)
-        # one that begins again while its clock went back is the same gateway all the same
+        # a gateway that restarts with an earlier clock is still the same gateway
         silent = gateway is not None and start != gateway.start and now - gateway.heard > ALIVE_S
         if gateway is None or start > gateway.start or silent:
             gateway = self._known[name] = _Gateway(start)
@@ -76,14 +76,14 @@ class Gateways:
                 if old != name:
                     del self._known[old]
         elif start < gateway.start:
-            return  # a message of a process that has ended
+            return  # a late message of an ended process
         gateway.heard, gateway.version, gateway.counts = now, message.version, message.counts
         if message.latest is not None:
             gateway.skew_s = max(0.0, message.latest - now)
         report = _report(message.counts, now)
-        if gateway.reports and gateway.reports[-1].at > now:  # a clock that went back
+        if gateway.reports and gateway.reports[-1].at > now:  # the clock was set back
             gateway.reports = deque(replace(r, at=min(r.at, now)) for r in gateway.reports)
-        # the oldest is what growth is counted from, so only what came after it is merged
+        # growth is counted from the oldest report, so only later ones are merged
         if len(gateway.reports) > 1 and now - gateway.reports[-2].at < _EVERY_S:
             last = gateway.reports.pop()
             peak, flying = _most((last.peak, report.peak)), _most((last.flying, report.flying))
@@ -94,7 +94,7 @@ class Gateways:
 
     @property
     def any(self) -> bool:
-        """Whether one was heard at all."""
+        """Whether any gateway has reported."""
         return bool(self._known)
 
     def facts(self, now: float, floors: Mapping[tuple[str, str], float]) -> TrafficFacts:
@@ -108,10 +108,11 @@ class Gateways:
         )
 
     def shares(self, now: float) -> dict[str, float]:
-        """slice -> of all requests lately, how many lay in it.
+        """slice -> its share of all recent requests.
 
-        By what infer was sent and by what was decided, the larger one: of a slice that stable
-        serves infer is sent little, and a request is decided for its most specific slice.
+        The larger of two counts, requests sent to the infer kernel and decisions: a slice that
+        stable serves sends few requests to infer, and a decision counts only for the most
+        specific slice.
         """
         alive = self._alive(now)
         launched, decided = (
@@ -128,7 +129,7 @@ class Gateways:
         return {name: min(1.0, share) for name, share in shares.items()}
 
     def rates(self, now: float) -> dict[str, float]:
-        """slice -> requests a second that infer is sent, lately."""
+        """slice -> recent requests per second that are sent to the infer kernel."""
         rates: list[dict[str, float]] = []
         for gateway in self._alive(now):
             took = now - gateway.reports[0].at
@@ -137,7 +138,7 @@ class Gateways:
         return _sum(rates)
 
     def pools(self, now: float, most: int | None) -> dict[str, PoolStatus]:
-        """Of each pool; `most`: that stable can answer at a time."""
+        """The status of each pool; `most`: the capacity of stable in concurrent requests."""
         alive = self._alive(now)
         return {
             pool: PoolStatus(
@@ -152,7 +153,8 @@ class Gateways:
     def served(self, key: str) -> dict[str, dict[str, int]]:
         """slice -> pool -> requests since gateways started; key: "answers" or "would".
 
-        A gateway counts a request for its most specific slice, and all lie in the whole traffic.
+        A gateway counts a request for its most specific slice; every request counts for the whole
+        traffic.
         """
         served: dict[str, dict[str, int]] = {}
         for gateway in self._known.values():
@@ -183,13 +185,13 @@ class Gateways:
 
     def _alive(self, now: float) -> list[_Gateway]:
         for gateway in self._known.values():
-            gateway.heard = min(gateway.heard, now)  # a clock that went back
+            gateway.heard = min(gateway.heard, now)  # the clock was set back
         for name in [n for n, gateway in self._known.items() if now - gateway.heard > _KEPT_S]:
             del self._known[name]
         return [gateway for gateway in self._known.values() if now - gateway.heard <= ALIVE_S]
 
     def _peak(self, pool: str, now: float) -> float:
-        """The most at a time lately, all gateways at their most together."""
+        """The sum over gateways of their recent peaks."""
         return math.fsum(g.largest("peak", now).get(pool, 0.0) for g in self._alive(now))
 
 

@@ -1,9 +1,9 @@
-# Intake: rows from gateways, put into one order that no answer has a say in.
+# Intake: merges the rows of all gateways into one order that does not depend on any response.
 #
-# Each start of a gateway numbers its rows in launch order and sends a closed prefix.  Rows of
-# several are merged by (time of launch, gateway, start, number).  A gateway that waits for an
-# answer is waited for, however long that takes: if the rows of others went before, slow answers
-# would come later than fast ones.  Only one that is not heard any more holds nobody up.
+# Each gateway process numbers its rows in dispatch order and sends a closed prefix.  Rows are
+# merged by (dispatch time, gateway, start, number).  If a gateway waits for a response, the merge
+# waits too: otherwise slow responses would come later than fast ones.  Only a gateway that has
+# stopped reporting is skipped.
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from servanda.traces.json_fields import LineError
 from servanda.traces.request_log import Request, request_of, unanswered
 
 NO_ROW = "a row that cannot be read"
-UNREAD = "an answer that cannot be read"  # it was launched all the same: it is missing
-APART = "rows that only a promotion asked for"
-VANISHED = "rows that never came: their numbers were passed over"
-_SILENT_S = 5.0  # after which a gateway that says nothing is not waited for
-_STREAMS = 256  # starts of gateways that are remembered
-_SHOWN = 200  # characters of what is wrong with a row
-_RAREST = 1e-9  # chance of being sampled: an estimate weighs a row by its inverse
-Start = tuple[str, float]  # a gateway, and when its process began
+UNREAD = "unreadable response"  # dispatched all the same: missing
+APART = "rows sampled only for a promotion"
+VANISHED = "rows that never arrived"
+_SILENT_S = 5.0  # after which a silent gateway is skipped
+_STREAMS = 256  # gateway processes kept
+_SHOWN = 200  # characters of an error message
+_RAREST = 1e-9  # inclusion probability: an estimate weights a row by its inverse
+Start = tuple[str, float]  # (gateway, start of its process)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One sampled request as it came.
+    """One sampled request.
 
     Args:
-        at: when it was launched, unix seconds; never before the row before it.
-        request: None where it could not be read.
-        chance: of being sampled, as it was at launch.
-        version: of the snapshot that it was launched under; 0: not known.
-        drawn: slices whose sample it is part of, with the chance of each; None: no one said.
-        slices: that it lay in at launch, where no one knows its prompt; None: the prompt is known.
-        best: likeliest tokens of each step that infer was asked for.
-        outside: why it is no evidence; "" where it is, as far as it was looked at.
-        checked: whether it was looked at.
-        dropped: it found no room, and train does not score it.
+        at: dispatch time, unix seconds; non-decreasing within a stream.
+        request: None if it could not be read.
+        chance: inclusion probability at dispatch.
+        version: version of the snapshot at dispatch; 0: unknown.
+        drawn: slices whose sample contains it, each with its probability; None: unknown.
+        slices: its slices at dispatch if its prompt is unknown; None: the prompt is known.
+        best: number of top-k logprobs requested per token.
+        outside: reason why it is no evidence; "" if it is, as far as checked.
+        checked: whether it was validated.
+        dropped: the queue was full, so that it is not scored.
     """
 
     start: Start
@@ -61,14 +61,14 @@ class Row:
 
     @property
     def tokens(self) -> int:
-        """That wait for train."""
+        """Tokens to be scored."""
         if self.request is None or self.dropped or self.slices is not None:
             return 0
         return len(self.request.prompt) + len(self.request.tokens)
 
     @property
     def size(self) -> int:
-        """Numbers that it holds in memory."""
+        """How many numbers it holds in memory."""
         if self.request is None:
             return 0
         best = sum(map(len, self.request.best))
@@ -81,12 +81,12 @@ class Row:
 
 @dataclass
 class Stream:
-    """What came from one start of a gateway.
+    """The rows of one gateway process.
 
     Args:
-        next: number of the row that is expected; taken: of the first that is not durable.
-        at: launch of the last row; heard: when it was heard last, by our clock.
-        waits: whether rows that were launched wait there for an answer, or for room here.
+        next: number of the next expected row; taken: number of the first row that is not durable.
+        at: dispatch time of the last row; heard: time of the last message, by our clock.
+        waits: whether dispatched rows wait there for a response, or for space here.
     """
 
     next: int
@@ -98,13 +98,13 @@ class Stream:
 
 
 class Intake:
-    """Rows that wait to be scored, in their order; not for several threads at once.
+    """Rows queued for scoring, in their order; not thread-safe.
 
     Args:
-        taken: of each start, the first row that is not durable.
-        rows, tokens: that wait for train at most; beyond, the oldest are dropped.
-        held, size: rows that are kept at all, and numbers in them; beyond, a gateway keeps
-            its own.
+        taken: per process, number of the first row that is not durable.
+        rows, tokens: capacity of the queue for scoring; beyond it the oldest are dropped.
+        held, size: most rows held at all, and numbers in them; beyond these a gateway keeps its own
+            rows.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Intake:
         self._size = 0  # numbers in the rows that are not durable
         self._queue: deque[Row] = deque()
         self.outside: Counter[str] = Counter()
-        self.wrong = ""  # with the last row that could not be read
+        self.wrong = ""  # of the last unreadable row
         self.dropped = 0
-        self.under_way = 0  # rows that were handed out, and are not durable
+        self.under_way = 0  # rows handed out and not durable yet
 
     def offer(self, message: Message, *, now: float) -> int:
-        """Take a message; the number of the first row that is not durable."""
+        """Accept a message; returns the number of the first row that is not durable."""
         start, first = (message.gateway, message.start), message.first
         stream = self.streams.get(start)
         if stream is None:
@@ -139,8 +139,8 @@ class Intake:
             stream.next = first
         for number, data in enumerate(message.rows, start=first):
             if number < stream.next:
-                continue  # it came before
-            # one of each start is taken always, or the others would wait for it
+                continue  # a repeated row
+            # one row per process is always accepted, or the merge would wait for it
             full = self.waiting >= self._held or self._size >= self._most
             if full and stream.rows:
                 break
@@ -152,10 +152,10 @@ class Intake:
         return stream.taken
 
     def take(self, rows: int, tokens: int, *, now: float, dropped: bool = False) -> list[Row]:
-        """The next rows in order: a batch of at most so many, and one at least where there is.
+        """The next rows in order: a batch of limited size, with at least one row if any is queued.
 
         Args:
-            dropped: only such as train is not needed for.
+            dropped: only rows that need no scoring.
         """
         self._merge(now)
         self._drop()
@@ -173,12 +173,12 @@ class Intake:
         return batch
 
     def put_back(self, rows: Sequence[Row]) -> None:
-        """Rows that were taken and could not be scored now."""
+        """Return rows that could not be scored now to the queue."""
         self._queue.extendleft(reversed(rows))
         self.under_way -= len(rows)
 
     def durable(self, rows: Iterable[Row]) -> None:
-        """Rows that are kept now, in order."""
+        """Mark rows as stored, in order."""
         for row in rows:
             self.under_way -= 1
             self._size -= row.size
@@ -200,7 +200,7 @@ class Intake:
         return sum(row.tokens for row in self._all())
 
     def starts(self) -> Iterator[Start]:
-        """Of each row that waits to be scored."""
+        """The gateway process of each queued row."""
         return (row.start for row in self._all())
 
     def _all(self) -> Iterator[Row]:
@@ -209,11 +209,11 @@ class Intake:
             yield from stream.rows
 
     def _merge(self, now: float) -> None:
-        """Move what is next in the one order from the streams to the queue."""
-        # of each gateway the start that was heard last: its clock may have gone back in between
+        """Move the next rows in merge order from the streams to the queue."""
+        # per gateway the process that reported last: its clock may have been set back
         newest: dict[str, tuple[float, float]] = {}
         for (name, began), stream in self.streams.items():
-            stream.heard = min(stream.heard, now)  # a clock that went back
+            stream.heard = min(stream.heard, now)  # the clock was set back
             latest = (stream.heard, began)
             newest[name] = max(latest, newest.get(name, latest))
         while True:
@@ -226,11 +226,11 @@ class Intake:
                 alive = began == newest[name][1] and now - other.heard <= _SILENT_S
                 may = alive and (other.waits or other.heard < head.rows[0].at)
                 if not other.rows and may and (other.at, name, began) < place:
-                    return  # it may have one that was launched before
+                    return  # it may have an earlier row
             self._queue.append(head.rows.popleft())
 
     def _drop(self) -> None:
-        """Give up the oldest rows beyond the bounds: what was launched last says most."""
+        """Drop the oldest rows beyond the capacity: recent ones are more informative."""
         live = [i for i, row in enumerate(self._queue) if not row.dropped]
         tokens = sum(row.tokens for row in self._queue)
         for n, i in enumerate(live):
@@ -252,7 +252,7 @@ class Intake:
             self.outside[NO_ROW] += 1
             return Row(start, number, max(after, 0.0), None, outside=NO_ROW, checked=True)
         version = data.get("x-version")
-        # a clock that is ahead says nothing of the future
+        # a clock that is ahead cannot date a row in the future
         at = max(after, min(request.at, now))
         known = version if isinstance(version, int) and not isinstance(version, bool) else 0
         apart = APART if drawn == {} else ""
@@ -263,7 +263,7 @@ class Intake:
         )
 
     def _request(self, data: dict[str, Any]) -> Request:
-        # an answer that cannot be read is lost: what it is like may not decide whether it counts
+        # an unreadable response counts as lost: the response must not decide whether it counts
         try:
             return request_of(data)
         except LineError as wrong:
@@ -272,7 +272,7 @@ class Intake:
             return request
 
     def _forget(self) -> None:
-        """Starts that ended long ago."""
+        """Forget processes that ended long ago."""
         while len(self.streams) > _STREAMS:
             done = [start for start, stream in self.streams.items() if not stream.rows]
             if not done:
@@ -283,11 +283,11 @@ class Intake:
 def inclusion_of(
     data: Mapping[str, Any],
 ) -> tuple[float, dict[str, float] | None, tuple[str, ...] | None]:
-    """How a row came into the sample: its chance, the slices that drew it with the chance of
-    each, and its slices where its prompt is not known.
+    """The inclusion of a row in the sample: its probability, the slices that sampled it with the
+    probability of each, and its slices if its prompt is unknown.
 
     Raises:
-        LineError: a row says what cannot be.
+        LineError: a field is invalid.
     """
     return _chance(data.get("x-chance")), _drawn(data.get("x-drawn")), _slices(data)
 

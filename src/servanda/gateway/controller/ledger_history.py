@@ -1,8 +1,8 @@
-# What a ledger keeps of a controller, and whether what it keeps can have happened.
+# The entries that a controller writes to a ledger, and the check that they are consistent.
 #
 # A run of a ledger is named after the contract.  In it each controller's store has its own name
-# ("leader"), and numbers what it says from 1 ("o"): so the same is never said twice, a store that
-# was lost begins a history of its own, and two controllers do not get in each other's way.
+# ("leader") and numbers its entries from 1 ("o").  So no entry is written twice, a lost store
+# begins a new history, and two controllers do not interfere.
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from servanda.promotion.state import Effect
 from servanda.traces.serialization import from_plain, to_plain
 
 ROUTED = "routed"
-_HAIR = 1e-9  # nats, of rounding on the way through JSON
-# status -> where evidence, or the clock, may bring a slice from there
+_HAIR = 1e-9  # nats: rounding by JSON
+# status -> statuses that may follow, by evidence or by the clock
 _MOVES: Mapping[str, tuple[str, ...]] = {
     "active": ("active", "suspect", "quarantined"),
     "suspect": ("suspect", "active", "quarantined"),
@@ -34,7 +34,7 @@ _MOVES: Mapping[str, tuple[str, ...]] = {
 
 
 def run_of(contract: str) -> str:
-    """The run that the controllers of a contract write to, by its name."""
+    """The name of the run that the controllers of a contract write to."""
     return f"{contract}-gateway"
 
 
@@ -48,11 +48,11 @@ def gateway_entry(
     why: str,
     fingerprints: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """The body of an entry that says what is followed from now on.
+    """The body of an entry that records the contract and slices in effect from now on.
 
     Args:
-        stands: where each slice stands; transitions: how many there were before.
-        o: number of the entry among its controller's; why: it is written.
+        stands: status of each slice; transitions: number of transitions before.
+        o: number of the entry within its controller; why: reason of the entry.
     """
     policy, contract = rules.policy, rules.contract
     enter = math.log(policy.enter_evidence * rules.cells)
@@ -80,10 +80,10 @@ def gateway_entry(
 def routed_entry(
     transition: Transition, before: SliceState | None, *, leader: str, o: int, run: str
 ) -> dict[str, Any]:
-    """The body of an entry that says how a slice moved, and on which evidence.
+    """The body of an entry that records a transition of a slice with its evidence.
 
     Args:
-        before: the slice with the evidence that was looked at.
+        before: the slice with the evidence that was evaluated.
     """
     plain = to_plain(transition)
     moved = plain["before"] != plain["after"]
@@ -101,7 +101,7 @@ def routed_entry(
 
 
 def _effects(transition: Transition, leader: str, run: str) -> tuple[Effect, ...]:
-    """Who is told: everybody of a route that changed, and whom the rules name."""
+    """The notifications: of a changed route to all, of pages to the people that the rules name."""
     key = f"{run}:{leader[:8]}:{transition.number}"
     body = {"run": run, "status": transition.after, "from": transition.before}
     body |= {"slice": transition.slice, "why": f"{transition.slice}: {transition.reason}"}
@@ -116,7 +116,7 @@ def _effects(transition: Transition, leader: str, run: str) -> tuple[Effect, ...
 
 @dataclass
 class _StoreHistory:
-    """What the entries of one controller said so far."""
+    """The state derived from the entries of one controller so far."""
 
     o: int = 0
     number: int = 0
@@ -125,7 +125,7 @@ class _StoreHistory:
 
 
 def gateway_runs(ledger: Ledger) -> Iterator[str]:
-    """Runs of controllers, in the order in which they began."""
+    """The runs of controllers, oldest first."""
     for run in ledger.runs():
         first = next(iter(ledger.entries(run)), None)
         if first is not None and first.kind == GATEWAY:
@@ -133,12 +133,12 @@ def gateway_runs(ledger: Ledger) -> Iterator[str]:
 
 
 def disagreements(ledger: Ledger) -> tuple[Problem, ...]:
-    """Entries of controllers that cannot have followed from those before them."""
+    """Entries of controllers that are inconsistent with the entries before them."""
     return tuple(p for run in gateway_runs(ledger) for p in run_problems(ledger.entries(run)))
 
 
 def run_problems(entries: Iterable[Entry]) -> Iterator[Problem]:
-    """What is wrong with the entries of one run, each with its place."""
+    """The problems of the entries of one run, each with its place."""
     leaders: dict[str, _StoreHistory] = {}
     for entry in entries:
         if entry.kind == DELIVERED:
@@ -194,7 +194,7 @@ def _routed(history: _StoreHistory, t: Transition) -> Iterator[str]:
     if after not in STATUSES or before not in STATUSES:
         yield f"says {t.slice} went from {t.before} to {t.after}, and there is no such status"
     elif after not in _MOVES[before] and t.slice != "all":
-        # the whole may be taken along from wherever it stands
+        # the whole traffic may be diverted from any status
         yield f"says {t.slice} went from {t.before} to {t.after} in one step"
     yield from _evidence_problems(history, t, before, after)
 
@@ -222,7 +222,7 @@ def _evidence_problems(
 
 
 def _status(text: str) -> str:
-    """Without the pin."""
+    """The status without the pin."""
     return text.partition(",")[0]
 
 

@@ -1,7 +1,7 @@
-# From the outbox of a controller's store to the ledger, and from there to people.
+# Delivers the outbox of a controller's store to the ledger, and from there to notifiers.
 #
-# A record is in the store with the decision itself, and leaves it when the ledger has it.  The
-# ledger may be away for as long as it likes, and a process killed in between says nothing twice.
+# A record is stored with its decision and deleted once the ledger has it.  So the ledger may be
+# unavailable for any time, and a process killed in between writes no entry twice.
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TRIES = 3  # to append, while others append to the same run
 
 
 class LedgerOutbox:
-    """Delivers records to the ledger, then to the receivers.
+    """Delivers records to the ledger, then to the notifiers.
 
     Args:
-        open_: the ledger; each time anew, for a connection may be lost.
-        run, leader: whose entries they are; now: unix seconds; wait: seconds.
+        open_: opens the ledger; called each time, because a connection may be lost.
+        run, leader: the owner of the entries; now: returns unix seconds; wait: sleeps for seconds.
 
-    `problem`, `missed`: what stands against the ledger, and against a receiver; "" for nothing.
+    `problem`, `missed`: the problem of the ledger and of a notifier; "" for none.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class LedgerOutbox:
     ) -> None:
         self._store, self._open, self._sinks = store, open_, sinks
         self._run, self._leader, self._now, self._wait = run, leader, now, wait
-        self._seq = self._n = self._o = 0  # of the run, and of our own entries in it
-        self._late = bool(sinks)  # effects of an earlier life may wait
+        self._seq = self._n = self._o = 0  # of the run, and of its own entries in it
+        self._late = bool(sinks)  # notifications of an earlier process may be pending
         self.problem = self.missed = ""
 
     def deliver(self) -> bool:
-        """Tell what waits; whether all of it is told."""
+        """Deliver all pending records; returns whether none is left."""
         try:
             if not self._store.behind() and not self._late:
                 return True
@@ -81,7 +81,7 @@ class LedgerOutbox:
             self._late = bool(self._sinks)
 
     def _read(self, ledger: Ledger) -> None:
-        """Take what was written to the run since."""
+        """Read the entries that were written to the run since."""
         for entry in ledger.entries(self._run, since=self._seq):
             self._seq, self._n = entry.seq, entry.n
             if entry.body.get("leader") == self._leader:

@@ -1,4 +1,4 @@
-# Where the slices of a gateway stand by what a ledger holds, and nobody else is asked.
+# The status of a gateway's slices, read from the ledger alone.
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LONGEST = 80  # characters of a name
 
 @dataclass(frozen=True)
 class LedgerSlice:
-    """Where a slice stands, such as "quarantined" or "active, pinned to stable".
+    """The status of a slice, such as "quarantined" or "active, pinned to stable".
 
     Args:
-        since: unix seconds; acted: whether it is done, and not only told.
+        since: unix seconds; acted: whether the decision is acted on, not only reported.
     """
 
     stands: str = "active"
@@ -32,17 +32,17 @@ class LedgerSlice:
 
     @property
     def away(self) -> bool:
-        """Whether stable serves it, or would."""
+        """Whether stable serves it, or would if decisions were acted on."""
         status, _, pin = self.stands.partition(_PIN)
         return pin == "stable" or (status in AWAY and pin != "infer")
 
 
 @dataclass(frozen=True)
 class LedgerStatus:
-    """A gateway's run, as its latest entries leave it.
+    """The status of a gateway's run after its latest entries.
 
     Args:
-        at: of the latest entry, unix seconds.
+        at: time of the latest entry, unix seconds.
     """
 
     run: str
@@ -52,10 +52,10 @@ class LedgerStatus:
 
 
 def ledger_statuses(ledger: Ledger) -> tuple[LedgerStatus, ...]:
-    """The runs of gateways, in the order in which they began.
+    """The runs of gateways, oldest first.
 
     Raises:
-        LedgerError: an entry is none that a controller writes.
+        LedgerError: an entry was not written by a controller.
     """
     return tuple(_status_of(run, ledger.entries(run)) for run in gateway_runs(ledger))
 
@@ -68,7 +68,7 @@ def _status_of(run: str, entries: Iterable[Entry]) -> LedgerStatus:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(
                 f"entry {entry.seq} of run {run} cannot be replayed: {error}",
-                hint="`servanda promotion ledger verify` says what is wrong with it",
+                hint="`servanda promotion ledger verify` lists the problems",
             ) from None
     return status
 

@@ -1,4 +1,4 @@
-# Messages: what gateways and promotions send to a controller, read strictly.
+# Messages of gateways and promotions to a controller, validated strictly.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Meta
 from servanda.errors import EvidenceError
 from servanda.traces.json_fields import json_text
 
-_MOST = 2**53  # beyond, not every number of JSON is a whole one
+_MOST = 2**53  # larger integers are not exact in JSON
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Count = Annotated[int, Meta(ge=0, lt=_MOST)]
@@ -23,9 +23,9 @@ class Message(msgspec.Struct, frozen=True):
     """The body of POST /v1/follow.
 
     Args:
-        gateway: its name; start: of its process, unix seconds.
-        version: of the snapshot that it has; 0: none.
-        first: number of the first row.
+        gateway: its name; start: start of its process, unix seconds.
+        version: version of its snapshot; 0: none.
+        first: number of the first row in the message.
     """
 
     gateway: Name
@@ -37,19 +37,19 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def latest(self) -> float | None:
-        """When its last row was launched, by its own clock; None: it has no row."""
+        """Dispatch time of its last row, by its own clock; None: it has no row."""
         rows = (row for row in self.rows if isinstance(row, Mapping))
         return max((float(row["at"]) for row in rows if _is_number(row.get("at"))), default=None)
 
     @property
     def launched(self) -> int:
-        """Rows since its start, those included that have no answer yet; 0: not known."""
+        """Rows since its start, including those without a response yet; 0: unknown."""
         sampled: Any = self.counts.get("sampled")
         return int(sampled) if _is_number(sampled) else 0
 
 
 class PromotionRoute(msgspec.Struct, frozen=True):
-    """A promotion's route effect, see docs/how-to/effects.md; turn: None: of no promotion."""
+    """A promotion's route effect, see docs/how-to/effects.md; turn: its revision, if any."""
 
     run: Name
     leg: Name
@@ -60,19 +60,19 @@ class PromotionRoute(msgspec.Struct, frozen=True):
 
 
 def message_of(data: Any) -> Message:
-    """A message as JSON has it.
+    """Validate a JSON message.
 
     Raises:
-        EvidenceError: it is none.
+        EvidenceError: it is invalid.
     """
-    return converted(Message, data, "a gateway's message", "are both of this version?")
+    return converted(Message, data, "a gateway's message", "do both have this version of servanda?")
 
 
 def converted(kind: type[T], data: Any, noun: str, hint: str) -> T:
     """JSON data as a struct.
 
     Raises:
-        EvidenceError: it is none; which field, its value, and the type that is expected.
+        EvidenceError: invalid data; the text names the field, its value and the expected type.
     """
     try:
         return msgspec.convert(data, kind)

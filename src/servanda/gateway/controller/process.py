@@ -1,4 +1,4 @@
-# The process of a controller: its settings, and the lines that it prints while it runs.
+# The process of a controller: its settings, and the lines that it prints.
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from servanda.promotion.notify.sinks import sinks_of
 from servanda.report.format import count
 from servanda.traces.serialization import from_plain
 
-_LOOK_S = 0.5  # between two looks at what became of it
-_GRACE_S = 5  # what requests under way have, once it is told to end
+_LOOK_S = 0.5  # between two checks of its state
+_GRACE_S = 5  # grace period for requests in flight at shutdown
 Say = Callable[[str], None]
 
 
@@ -35,10 +35,10 @@ class Settings:
 
     Args:
         host, port: of its listener.
-        held: (name, role, key) of holders beside those of the file `keys`.
+        held: (name, role, key) of holders in addition to the file `keys`.
         tls: the listener's certificate, and its private key, as `ListenerFiles` takes them.
-        webhook, slack, command: receivers of pages.
-        urls: (kernel, url) of the pools as gateways have them.
+        webhook, slack, command: notifiers of pages.
+        urls: (kernel, url) of the pools in the gateways.
     """
 
     contract: str
@@ -59,10 +59,10 @@ class ControllerProcess:
     """A controller behind its listener, in this process.
 
     Args:
-        say: prints a line for people.
-        bound_at: is given the listener's URL, before anything is opened.
-        ready: is called once gateways are heard.
-        say_files: prints a line about keys and certificate that were read again; None: as `say`.
+        say: prints a log line.
+        bound_at: called with the listener's URL, before anything is opened.
+        ready: called once gateways can connect.
+        say_files: prints a log line about reloaded keys and certificates; None: same as `say`.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class ControllerProcess:
         self._contract = (Path(settings.contract),)
 
     def reload(self, *_: object) -> None:
-        """Read contract, keys and certificate again, soon; from any thread, and by a signal."""
+        """Request a reload of contract, keys and certificate; from any thread or signal handler."""
         self._reload.set()
         if self._files is not None:
             self._files.demand()
 
     def end(self) -> None:
-        """From any thread."""
+        """Request the end; from any thread."""
         self._ended.set()
         if self._listener is not None:
             self._listener.end()
@@ -138,12 +138,12 @@ class ControllerProcess:
                 controller.close()
 
     def _watch(self, controller: Controller) -> None:
-        """Print what changes, and take over a contract that was written anew."""
+        """Print changes, and reload a contract file that was rewritten."""
         self._stamps = stamps_of(self._contract)
         while not self._ended.wait(_LOOK_S):
             try:
                 self._check(controller)
-            except Exception as error:  # a bug of ours, after which nothing would be taken over
+            except Exception as error:  # a bug must not stop later reloads
                 bug = f"a bug of servanda: {type(error).__name__}: {error}"
                 if bug != self._bug:
                     self._say(f"! {bug}")
@@ -152,7 +152,7 @@ class ControllerProcess:
     def _check(self, controller: Controller) -> None:
         self._print(controller.status())
         now = stamps_of(self._contract)
-        # a file that is not there is just being written anew
+        # a missing file is being rewritten
         if now not in (self._stamps, (None,)) or self._reload.is_set():
             self._stamps = now
             self._reload.clear()
@@ -176,9 +176,9 @@ class ControllerProcess:
         problem = controller.reload()
         if problem:
             self._say(f"the contract is not taken over, and the one before stays:\n{problem}")
-            self._problems = (*self._problems, problem)  # it is said
+            self._problems = (*self._problems, problem)  # already printed
             return
-        contract = controller.contract  # and not the file, which may be another one by now
+        contract = controller.contract  # not the file, which may have changed since
         name, version = contract.metadata.name, contract.metadata.version
         now = controller.status()
         evidence = "its evidence stays" if now.contract == before else "evidence begins anew"
@@ -192,22 +192,20 @@ class ControllerProcess:
         }
         for pool, url in self._settings.urls:
             if urls[pool] not in (url, None):
-                self._say(
-                    f"  {pool} is another server there: gateways ask it once they are started anew"
-                )
+                self._say(f"  {pool} has another URL there: restart the gateways to use it")
 
 
 def main() -> None:
-    """A controller as the child of the process that started it.
+    """Run a controller as a child process.
 
-    Its settings are the first line on standard input; `reload` may follow, and the end of the
-    input, which is also the end of the parent however that came, is its own.  Standard output
-    is JSON lines: {"at": URL}, {"ready": true}, {"say": text}, {"failed": text, "code": n}.
+    Its settings are the first line on standard input; `reload` lines may follow.  It ends when its
+    input ends, which happens however the parent ends.  Standard output is JSON lines: {"at": URL},
+    {"ready": true}, {"say": text}, {"failed": text, "code": n}.
     """
     out, lock = sys.stdout, threading.Lock()
 
     def send(**event: Any) -> None:
-        with lock, contextlib.suppress(OSError):  # nobody listens any more
+        with lock, contextlib.suppress(OSError):  # the parent has ended
             print(json.dumps(event), file=out, flush=True)
 
     settings = from_plain(Settings, json.loads(sys.stdin.readline()))
@@ -216,7 +214,7 @@ def main() -> None:
         say=lambda line: send(say=line),
         bound_at=lambda url: send(at=url),
         ready=lambda: send(ready=True),
-        say_files=lambda _: None,  # the parent reads the same files, and says so
+        say_files=lambda _: None,  # the parent reloads the same files and prints it
     )
 
     def read_commands() -> None:

@@ -1,7 +1,7 @@
-# The referee: the train kernel, begun when it is needed and again when it is dead.
+# The reference scorer: the train kernel, started on demand and restarted if it has died.
 #
-# It serves nobody.  A batch that it refuses is tried by halves, down to the rows that it cannot
-# score, which have no number then; where it does not answer at all, nothing is decided of a row.
+# It serves no user.  A batch that it rejects is split in halves, down to the rows that it cannot
+# score, which get no logprob.  If it does not respond at all, no row is decided.
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ from servanda.runner.round_files import in_order
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch, Trace, answered
 
-_NICE = 10  # below everything that serves
-_LOADING_S = 1800.0  # that a large model may take to load, at least
+_NICE = 10  # process priority below all serving processes
+_LOADING_S = 1800.0  # allowed for loading a large model
 
 
 class DeadEngineError(MeasurementError):
-    """Train is dead, and cannot be begun again now."""
+    """The train engine has died and cannot be restarted now."""
 
 
 class Referee:
-    """One train engine.
+    """The reference scorer: one train engine.
 
     Args:
-        sampling: that logprobs are asked for.
-        admit: refuses what the engine says of itself, by an error.
-        timeout_s: after which an engine that does not answer is killed; one that loads may take
-            half an hour.
-        clock: seconds that only go forward.
+        sampling: sampling parameters of the logprobs.
+        admit: checks the engine's description; raises to refuse it.
+        timeout_s: time after which an unresponsive engine is killed; loading may take half an hour.
+        clock: monotonic seconds.
 
-    `seconds`: of calls that were answered; who waits for one that hangs, or loads, scores nothing.
+    `seconds`: total time of completed calls; a call that hangs or loads a model is not counted.
     """
 
     def __init__(
@@ -70,10 +69,10 @@ class Referee:
         return self._engine is not None
 
     def start(self) -> None:
-        """Load it, where it is not.
+        """Load the engine if it is not loaded.
 
         Raises:
-            MeasurementError: it does not answer, or says to be what it may not be.
+            MeasurementError: it does not respond, or is not an admissible kernel.
         """
         if self._ended:
             raise MeasurementError("the leader ends")
@@ -83,7 +82,7 @@ class Referee:
         try:
             if self._ended:
                 raise MeasurementError("the leader ends")
-            with suppress(AttributeError, OSError):  # not every engine is a child
+            with suppress(AttributeError, OSError):  # not every engine is a child process
                 os.setpriority(os.PRIO_PROCESS, engine.pid, _NICE)  # type: ignore[attr-defined]
             loading_s = max(self._timeout_s, _LOADING_S)
             described: Description = self._timed(engine, engine.describe, loading_s)
@@ -97,10 +96,10 @@ class Referee:
             self._loading = None
 
     def score(self, batch: Batch) -> dict[int, NDArray[np.float64]]:
-        """Sequence -> logprobs of its tokens; one that could not be scored is left out.
+        """Sequence -> logprobs of its tokens; sequences that could not be scored are left out.
 
         Raises:
-            DeadEngineError: it is dead, and cannot be begun again now.
+            DeadEngineError: the engine has died and cannot be restarted now.
         """
         try:
             trace = self._once(batch)
@@ -120,23 +119,23 @@ class Referee:
         engine, described = self._engine, self.described
         assert engine is not None and described is not None
         path = path_of(self._kernel, "train")
-        # engines number sequences from 0, in order
+        # engines number sequences from 0 in order
         rows = replace(batch, sequence_S=tuple(range(len(batch))))
         began = self._clock()
         try:
             ask = lambda: in_order(rows, engine.score, self._sampling, path)  # noqa: E731
             trace = answered(self._timed(engine, ask, self._timeout_s), rows)
-        except EvidenceError as error:  # it speaks of other sequences
+        except EvidenceError as error:  # its output is for other sequences
             raise MeasurementError(f"train: {error}") from None
         self.seconds += self._clock() - began
         record = self._contract.observability.record
         as_declared(trace, "train", self._kernel, path, self._sampling, described, record)
         if trace.continuations != rows.continuations:
-            raise MeasurementError("train scored other tokens than it was given")
+            raise MeasurementError("the train kernel scored other tokens than requested")
         return trace
 
     def _timed(self, engine: Engine, call: Callable[[], Any], seconds: float) -> Any:
-        """A call of an engine, which is closed where it takes too long."""
+        """Call an engine; close it if the call takes too long."""
         timer = Timer(seconds, engine.close)
         timer.daemon = True
         timer.start()
@@ -146,9 +145,9 @@ class Referee:
             timer.cancel()
 
     def _revive(self, error: MeasurementError) -> None:
-        """Begin a dead engine again; one that lives refused the rows."""
+        """Restart a dead engine; one that is alive rejected the rows."""
         engine = self._engine
-        if engine is None:  # it was ended in between
+        if engine is None:  # it was closed meanwhile
             raise DeadEngineError(f"{error}; the leader ends")
         try:
             self._timed(engine, engine.describe, self._timeout_s)
@@ -162,18 +161,18 @@ class Referee:
             raise DeadEngineError(f"{error}; {again}") from None
 
     def adopt(self, other: Referee) -> None:
-        """Take over the engine of another one, which has none then."""
+        """Take over the engine of another scorer, which then has none."""
         self.close()
         self._engine, self.described, other._engine = other._engine, other.described, None
 
     def close(self) -> None:
-        """End the engine; it is begun again when it is needed."""
+        """Close the engine; it is restarted on demand."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
 
     def end(self) -> None:
-        """End the engine for good, also one that is just being loaded."""
+        """Close the engine permanently, also while it is loading."""
         self._ended = True
         loading = self._loading
         if loading is not None:

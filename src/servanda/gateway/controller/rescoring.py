@@ -1,7 +1,7 @@
-# Rescoring: train's word on what infer answered, and what the two say of each watched cell.
+# Rescoring: the train kernel's logprobs of responses, and the statistics of each watched cell.
 #
-# Every row that was taken comes out again, in order: with a number, or as missing.  A row that
-# train cannot score is missing by itself; an engine that does not answer at all is begun again.
+# Each row that goes in comes out again, in order, with a value or as missing.  A row that the train
+# kernel cannot score is missing on its own; an engine that does not respond is restarted.
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ from servanda.theory.stats.agreement import Agreement
 from servanda.traces.request_log import Request
 from servanda.traces.trace import Batch, Trace, align
 
-ANOTHER = "answered by another build of infer"
-ODD = "an answer that cannot be weighed"
-COPIED = "its logprobs are train's in every bit, and the contract declares no `bitwise: true`"
-EARLIER = "launched under an earlier contract"
+ANOTHER = "served by another build of infer"
+ODD = "a response without usable logprobs"
+COPIED = (
+    "its logprobs equal the train kernel's bit for bit, and the contract has no `bitwise: true`"
+)
+EARLIER = "dispatched under an earlier contract"
 ONE_KERNEL = "train and infer have one fingerprint: the reference scorer must not serve"
-_SEEDS = 65_536  # of requests, that are remembered
-_AGAIN_S = 60.0  # before infer is asked once more who it is
-_LARGEST = 10**4000  # seed, for Python reads no longer numbers back
-_SMOOTH = 0.2  # weight of the latest batch in what a request costs
+_SEEDS = 65_536  # of requests, kept
+_AGAIN_S = 60.0  # before the infer kernel is asked for its description again
+_LARGEST = 10**4000  # seed: Python parses no integers with more digits
+_SMOOTH = 0.2  # weight of the latest batch in the mean cost of a request
 
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A row, and what it says; None where it is no evidence.
+    """A row with its statistics; None if it is no evidence.
 
     Args:
-        seed: that it asked for, where it is evidence.
+        seed: its sampling seed, if it is evidence.
     """
 
     row: Row
@@ -58,10 +60,10 @@ class ScoredRow:
 
 
 class TrainDownError(MeasurementError):
-    """Train does not answer, and no row was counted.
+    """The train kernel does not respond; no row was counted.
 
     Args:
-        rows: to be given again.
+        rows: to be submitted again.
     """
 
     def __init__(self, message: str, rows: Sequence[Row]) -> None:
@@ -69,18 +71,18 @@ class TrainDownError(MeasurementError):
         self.rows = rows
 
 
-# what is not known of a server that has not answered yet
+# placeholder of a server that has not responded yet
 _UNASKED = Description(fingerprint={}, tensors={}, tokens="", vocab_size=0, eos=())
 
 
 class Scorer:
-    """One train engine, begun when it is needed and again when it is dead.
+    """Scores sampled requests with the reference scorer.
 
     Args:
-        clock: seconds that only go forward.
-        timeout_s: after which an engine that does not answer is killed.
-        seeds: that earlier requests had.
-        since: version of the first snapshot of this contract.
+        clock: monotonic seconds.
+        timeout_s: time after which an unresponsive engine is killed.
+        seeds: seeds of earlier requests.
+        since: version of the first snapshot under this contract.
     """
 
     def __init__(
@@ -116,11 +118,11 @@ class Scorer:
         self.agreement = Agreement()
 
     def start(self) -> None:
-        """Load train and ask infer what it is, where that is not known yet.
+        """Load the train engine and get the infer kernel's description, if not done yet.
 
         Raises:
             ContractError: the two are one kernel.
-            MeasurementError: one of them does not answer, or they are not of one policy.
+            MeasurementError: one of them does not respond, or they run different policies.
         """
         if self.infer is None or self._asked_at is None:
             with closing(self._open(self.cells.contract.kernels.infer, "infer")) as engine:
@@ -130,30 +132,30 @@ class Scorer:
 
     @property
     def described(self) -> dict[str, Description]:
-        """What the kernels say of themselves, as far as they were asked."""
+        """The descriptions of the kernels, as far as known."""
         known = {"train": self.train.described, "infer": self.infer}
         return {side: described for side, described in known.items() if described is not None}
 
     def _admit(self, train: Description) -> None:
-        """Refuse a train kernel that is an arm itself, or of another policy than infer."""
+        """Refuse a train kernel that is a serving backend, or of another policy than infer."""
         infer = self.infer or _UNASKED
         if train.digest == infer.digest:
             contract = self.cells.contract
             raise ContractError(
                 ONE_KERNEL,
                 where=contract.where("kernels", "train"),
-                hint="let train be the kernel that infer is held to, on an engine of its own",
+                hint="set kernels.train to the reference kernel, on a separate engine",
             )
         same_policy(train, infer)
         nothing = Batch((), (), self.cells.width)
-        # logprobs that say nothing of the draw are refused before the first of them comes
+        # logprobs without information on the sample are refused before the first row
         self._replay_engine(()).generate(nothing, self.cells.workload.sampling.transform, 0)
 
     def score(self, rows: Sequence[Row]) -> list[ScoredRow]:
-        """What rows say, in their order.  Train is not asked for those that were dropped.
+        """The statistics of rows, in order; dropped rows are not scored.
 
         Raises:
-            TrainDownError: train does not answer.
+            TrainDownError: the train kernel does not respond.
         """
         try:
             if not all(row.dropped or row.outside or row.slices is not None for row in rows):
@@ -166,7 +168,7 @@ class Scorer:
             raise TrainDownError(str(error), rows) from None
         self.outside.update(row.outside for row in rows if row.outside and row.request)
         copied = bool(objection(self.cells.contract, self.agreement))
-        if copied:  # infer reports train's logprobs, or is train: nothing was compared
+        if copied:  # infer reports train's logprobs, or is train: there is no comparison
             statistics = {}
         unknown = [row for row in evidence if row.slices is not None]
         self.missing += len(unknown)
@@ -178,9 +180,9 @@ class Scorer:
         return [ScoredRow(r, statistics.get(_place(r)), _seed(r)) for r in rows]
 
     def _statistics_by_row(self, rows: Sequence[Row]) -> dict[tuple[str, float, int], Statistics]:
-        """What rows say; one that cannot be weighed does not keep the others from it.
+        """The statistics of rows; an unusable row does not affect the others.
 
-        Its answer is lost then: what it is like may not decide whether the request counts.
+        Its response counts as lost: the response must not decide whether the request counts.
         """
         try:
             return dict(zip(map(_place, rows), self._statistics(rows), strict=True))
@@ -196,9 +198,9 @@ class Scorer:
         return {**self._statistics_by_row(rows[:middle]), **self._statistics_by_row(rows[middle:])}
 
     def _checked(self, row: Row) -> Row:
-        """The row, with why it is no evidence where it is none.
+        """The row, with the reason if it is no evidence.
 
-        Once, for its seed is remembered; but the contract may be another by now.
+        Checked once, because its seed is recorded; but the contract may have changed since.
         """
         earlier = 0 < row.version < self.since
         if row.checked:
@@ -216,7 +218,7 @@ class Scorer:
         elif known and fingerprint and known != fingerprint:
             why = ANOTHER
             if self._asked_at is not None and self._clock() - self._asked_at > _AGAIN_S:
-                self._asked_at = None  # it may be another build by now
+                self._asked_at = None  # the build may have changed
         else:
             why = self._entrance.outside(row.request, prompt=row.slices is None)
         return replace(row, outside=why, checked=True)
@@ -247,7 +249,7 @@ class Scorer:
         return statistics_of(self.cells, requests, pair, [row.best > 0 for row in rows])
 
     def _fits(self, request: Request, tokens: int) -> bool:
-        """Whether train may be asked: ids that it has no row for end some engines for good."""
+        """Whether the row can be scored: unknown token ids kill some engines."""
         about = self.train.described or _UNASKED
         most = max((*request.prompt, *request.tokens))
         if about.vocab_size and most >= about.vocab_size:
@@ -261,7 +263,7 @@ class Scorer:
     def _train_on(
         self, batch: Batch, infer: Trace, wanted: dict[int, Request]
     ) -> tuple[Trace, int]:
-        """Train on some rows, and NaN on the others; and how many of them could not be scored."""
+        """Logprobs of the train kernel on some rows, NaN on the others; and how many failed."""
         train = replace(infer, columns={"logp": np.full(len(infer.token_N), np.nan)})
         if not wanted:
             return train, 0
@@ -278,7 +280,7 @@ class Scorer:
         return train, failed
 
     def _score_with_train(self, given: Batch, again: Sequence[Request]) -> dict[int, Any]:
-        """row -> train's logprobs, and those of `again` as -1, -2, ...; some may be missing."""
+        """row -> train's logprobs, and those of `again` as -1, -2, ...; may be incomplete."""
         batch = Batch(
             (*given.sequence_S, *range(-1, -1 - len(again), -1)),
             (*given.prompts, *(r.prompt for r in again)),
@@ -296,7 +298,7 @@ class Scorer:
         return scores
 
     def adopt(self, other: Scorer, *, engine: bool) -> None:
-        """Take over what another one counted and remembers, and its engine if asked."""
+        """Take over the counts and seeds of another scorer, and its engine if requested."""
         self._seeds, self._entrance = other.seeds, None
         self.outside, self.seconds = other.outside, other.seconds
         self.scored, self.missing = other.scored, other.missing
@@ -309,7 +311,7 @@ class Scorer:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of requests that were evidence, the oldest first."""
+        """Seeds of requests that were evidence, oldest first."""
         return tuple(self._entrance.seeds) if self._entrance is not None else self._seeds
 
 

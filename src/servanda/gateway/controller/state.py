@@ -1,7 +1,7 @@
-# The state of a controller, and the one way in which it changes.
+# The state of a controller, and the only way in which it changes.
 #
-# A change is worked out first, kept second, and only then what everybody sees.  Where it cannot
-# be kept nothing has happened: no row was taken, and the snapshot that gateways have stands.
+# A change is computed first, then stored, and only then visible.  If it cannot be stored, nothing
+# has changed: no row was accepted, and the current snapshot remains valid.
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from servanda.promotion.run.history import GATEWAY
 from servanda.traces.request_log import OTHER_PROMPT
 from servanda.traces.serialization import from_plain, to_plain
 
-_SHOWN = 50  # transitions that are shown
-_RECORDS = 256  # records for the ledger that are remembered
-_RENEWED = 0.5  # of its life that a snapshot has left when it is renewed
-_VERSIONS = 2**40  # more snapshots than any controller makes: one a second for 30,000 years
+_SHOWN = 50  # transitions in the status
+_RECORDS = 256  # records for the ledger, kept
+_RENEWED = 0.5  # fraction of its lifetime left when a snapshot is renewed
+_VERSIONS = 2**40  # more snapshots than any controller makes: one per second for 30,000 years
 
 
 @dataclass(frozen=True)
 class StoredMeta:
-    """What is durable beside the state.
+    """The durable metadata of the state.
 
     Args:
-        leader: the name of the store in the ledger; salt: key of the split, hex.
+        leader: name of the store in the ledger; salt: key of the traffic split, hex.
         version: of the last snapshot; o: number of the last record for the ledger.
         since: version of the first snapshot whose rows are evidence.
         name: of the contract; contract: its digest.
-        kernels: digest of each, as far as they said who they are.
-        opened: digest of what the ledger was told is followed.
+        kernels: digest of each kernel, as far as known.
+        opened: digest of the contract and slices last recorded in the ledger.
     """
 
     leader: str
@@ -70,14 +70,14 @@ class StoredMeta:
 
 @dataclass(frozen=True)
 class Change:
-    """What is to become of the state.
+    """A change of the state.
 
     Args:
-        state: after it, before anybody looked at the slices.
-        transitions: that made it.
-        scored: rows whose evidence is in it, or that are none.
-        rules, meta: where they are others from now on; why: as the middle of a sentence.
-        fresh: whether evidence begins anew.
+        state: the new state, before the slices are evaluated.
+        transitions: the transitions that led to it.
+        scored: rows that it covers, evidence or not.
+        rules, meta: new values, if they change; why: a clause for the middle of a sentence.
+        fresh: whether the evidence restarts.
     """
 
     state: RoutingState
@@ -91,16 +91,16 @@ class Change:
 
 
 class ControllerState:
-    """Not for several threads at once; `routing` and `snapshot` may be read by any.
+    """Not thread-safe, but any thread may read `routing` and `snapshot`.
 
     Args:
         now: unix seconds.
-        actor: in the ledger, of what no one asked for.
-        waits: whether time stands still where the state is later than `now`, until that is
-            reached, as in an audit that reads its log again; else its times are set back.
+        actor: name in the ledger for automatic decisions.
+        waits: whether the clock stands still until `now` reaches the time of the state, as in an
+            audit that reads its log again; otherwise the times of the state are set back.
 
     Raises:
-        ContractError: the folder is another contract's.
+        ContractError: the folder belongs to another contract.
         MeasurementError: it cannot be used.
     """
 
@@ -125,7 +125,7 @@ class ControllerState:
                 if self.meta.name != name:
                     raise ContractError(
                         f"{self.store.path} is the state of {self.meta.name}, and this is {name}",
-                        hint="a history belongs to one contract: name another --state",
+                        hint="a state folder belongs to one contract: name another --state",
                     )
                 same = self.meta.contract == cells.contract.digest
                 state = from_plain(RoutingState, self.store.meta("state"))
@@ -137,11 +137,11 @@ class ControllerState:
             self.shown = from_plain(tuple[Transition, ...], shown)
             self.taken: dict[Start, int] = self.store.taken()
             self._lost = False
-            # the latest for the ledger, which takes each once, should the file be lost
+            # the latest records: the ledger accepts each once, in case the file is lost
             self._records: deque[tuple[int, Any]] = deque(
                 self.store.outbox().items(), maxlen=_RECORDS
             )
-            # what gateways have may be younger than what was kept here last
+            # gateways may have a later snapshot than the last stored one
             version = self.meta.version + 1
             self.meta = replace(self.meta, version=version, contract=cells.contract.digest)
             salt = self.meta.salt
@@ -159,7 +159,7 @@ class ControllerState:
             raise
 
     def follow(self, cells: WatchedCells, *, keep: bool, now: float) -> Change:
-        """The change to other rules."""
+        """The change to a new version of the contract."""
         rules = cells.rules
         meta = replace(self.meta, contract=cells.contract.digest)
         effect = "its evidence stays" if keep else "evidence begins anew"
@@ -172,7 +172,7 @@ class ControllerState:
         )
 
     def identify(self, described: Mapping[str, Description], *, now: float) -> Change | None:
-        """The change, where kernels are others than the evidence concerns; None: they are not."""
+        """The change if the kernels differ from those of the evidence; None if not."""
         before = self.meta.kernels
         digests = {side: kernel.digest for side, kernel in described.items()}
         others = {side: digest for side, digest in digests.items() if before.get(side) != digest}
@@ -182,7 +182,9 @@ class ControllerState:
         meta = replace(self.meta, kernels={**before, **others})
         changed = [side for side in others if side in before]
         if not changed:
-            return Change(self.routing, meta=meta, why=f"{' and '.join(others)} said who they are")
+            return Change(
+                self.routing, meta=meta, why=f"{' and '.join(others)} reported their identity"
+            )
         return Change(
             machine.rebase(self.rules, self.routing, now=now, keep=False),
             meta=replace(meta, since=meta.version + 1),
@@ -191,15 +193,15 @@ class ControllerState:
         )
 
     def outrun(self, version: int) -> None:
-        """A gateway has a later snapshot than was ever made here: go on behind it.
+        """Continue after the version of a gateway's snapshot that is later than any made here.
 
-        Not to the end of all numbers: no later one could be made, and no one would follow.
+        Not beyond the largest version: no later snapshot could be made after it.
         """
         if version < _VERSIONS:
             self.meta = replace(self.meta, version=max(self.meta.version, version))
 
     def with_evidence(self, scored: Sequence[ScoredRow]) -> Change:
-        """The change by rows, in their order."""
+        """The change by scored rows, in order."""
         state, stored = self.routing, []
         for scored_row in scored:
             if scored_row.statistics is None or scored_row.row.outside:
@@ -223,10 +225,10 @@ class ControllerState:
         rates: Mapping[str, float],
         cost_s: float,
     ) -> bool:
-        """Look at the slices, and keep all that changed; whether it could be kept.
+        """Evaluate the slices and store all changes; returns whether they were stored.
 
         Args:
-            facts: None: no one was heard yet, and no one looks.
+            facts: None: no gateway has reported yet, so slices are not evaluated.
         """
         rules, meta = change.rules or self.rules, change.meta or self.meta
         state, transitions = change.state, change.transitions
@@ -238,7 +240,7 @@ class ControllerState:
             rules, state, version=meta.version + 1, salt=meta.salt, now=now, samples=shares
         )
         new = self._newer(snapshot, meta, now)
-        # digest of what routing follows: a change of it is told
+        # digest of the routing rules: a change is recorded
         cells = [(cell.name, cell.limit, cell.diverts) for cell in rules.watched]
         policy = rules.policy.model_dump(mode="json")
         opened = digest_of([rules.digest, policy, cells, dict(meta.kernels)])
@@ -254,7 +256,7 @@ class ControllerState:
         quiet = replace(state, clock=0.0) == replace(self.routing, clock=0.0)
         same = quiet and not new and not records and meta == self.meta
         if same and not change.scored and not self._lost:
-            self.routing, self.rules = state, rules  # whom rules page may be all that changed
+            self.routing, self.rules = state, rules  # perhaps only the people to page changed
             return True
         outbox = {meta.o + i: to_plain(record) for i, record in enumerate(records, start=1)}
         meta = replace(meta, o=meta.o + len(records), version=meta.version + new)
@@ -272,7 +274,7 @@ class ControllerState:
         self.routing, self.meta, self.rules, self.shown = state, meta, rules, shown
         self._records.extend(outbox.items())
         others = {start: n for start, n in self.taken.items() if start not in taken}
-        self.taken = dict([*others.items(), *taken.items()][-STARTS:])  # the latest last
+        self.taken = dict([*others.items(), *taken.items()][-STARTS:])  # newest last
         self.epoch += change.fresh
         if new:
             self.snapshot = snapshot
@@ -284,7 +286,7 @@ class ControllerState:
     def _opened(
         self, rules: Rules, change: Change, transitions: Sequence[Transition], now: float
     ) -> Record:
-        """The record before those of the transitions of a change."""
+        """The record that precedes the transitions of a change."""
         statuses = {name: status_text(s) for name, s in change.state.slices.items()}
         statuses |= {t.slice: t.before for t in reversed(transitions)}
         meta = change.meta or self.meta
@@ -306,7 +308,7 @@ class ControllerState:
             self._lost = True
         try:
             if self._lost:
-                # everything that is known here, for the file has nothing
+                # everything known here: the file is empty
                 taken = {**self.taken, **commit.taken}
                 outbox = {**dict(self._records), **commit.outbox}
                 self.store.renew(replace(commit, taken=taken, outbox=outbox))
@@ -320,12 +322,12 @@ class ControllerState:
         return True
 
     def _newer(self, snapshot: Snapshot, meta: StoredMeta, now: float) -> bool:
-        """Whether a snapshot says something else than the one that gateways have, or it ends."""
+        """Whether a snapshot differs from the current one, or the current one expires."""
         old = self.snapshot
         life = snapshot.valid_until - now
         if old.valid_until - now <= _RENEWED * life or meta.version > old.version:
             return True
-        # rows that are launched under an old contract are no evidence any more
+        # rows dispatched under an old contract are no evidence any more
         return meta.since > old.version or differ(old, snapshot)
 
 

@@ -1,4 +1,4 @@
-# What one scored request says of each watched cell.  Pure: two traces go in.
+# The statistics of one scored request for each watched cell.  Pure: from two traces.
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from servanda.traces.request_log import Request
 from servanda.traces.trace import Trace, TracePair, align, some
 
 Statistics = Mapping[tuple[str, str], GroupRatio | RequestDraws]
-_AGAIN = 16  # one row in so many is scored once more
+_AGAIN = 16  # one row in so many is scored twice
 
 
 def statistics_of(
     cells: WatchedCells, requests: Sequence[Request], pair: TracePair, best: Sequence[bool]
 ) -> tuple[Statistics, ...]:
-    """Of each request, the cells that it meets.
+    """The statistics of each request on its cells.
 
     Args:
-        best: whether it was asked for its likeliest tokens.
-        pair: both kernels on the requests, in their order; one that was lost, or that train
-            has no number for, has missing tokens.
+        best: whether top-k logprobs were requested.
+        pair: logprobs of both kernels, in order; a request that was lost or not scored has missing
+            tokens.
     """
     view = view_of(cells, requests, pair)
     statistics: list[dict[tuple[str, str], GroupRatio | RequestDraws]] = [{} for _ in requests]
@@ -53,7 +53,7 @@ def statistics_of(
 
 
 def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
-    """Of each request; all room of one that was lost is missing."""
+    """The sampled tokens of each request; for a lost one the maximum length counts as missing."""
     starts = np.cumsum(infer.length_S) - infer.length_S
     for start, length in zip(starts.tolist(), infer.length_S.tolist(), strict=True):
         tokens = slice(start, start + length)
@@ -61,7 +61,7 @@ def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
             yield RequestDraws.nothing(length or width)
             continue
         ids_NK, logp_NK = (column[tokens] for column in infer.best)
-        kept_K = ~np.isnan(logp_NK).all(axis=0)  # other requests of the batch may have more
+        kept_K = ~np.isnan(logp_NK).all(axis=0)  # other requests of the batch may be longer
         if not kept_K.any():
             yield RequestDraws.nothing(length)
             continue
@@ -69,10 +69,10 @@ def _draws(infer: Trace, width: int) -> Iterator[RequestDraws]:
 
 
 def nothing_of(cells: WatchedCells, slices: Collection[str], *, best: bool) -> Statistics:
-    """Of a request whose prompt no one knows: all the room that it had is missing.
+    """The statistics of a request with unknown prompt: its maximum length counts as missing.
 
     Args:
-        best: whether it was asked for its likeliest tokens.
+        best: whether top-k logprobs were requested.
     """
     none = np.zeros(1)
     statistics: dict[tuple[str, str], GroupRatio | RequestDraws] = {
@@ -87,9 +87,9 @@ def nothing_of(cells: WatchedCells, slices: Collection[str], *, best: bool) -> S
 
 
 class SelfNoise:
-    """Train against itself: one row in so many is scored once more, in the next batch.
+    """The noise floor of the train kernel: some rows are scored again in the next batch.
 
-    `waiting`: requests that the next batch is to have besides its own.
+    `waiting`: requests to be scored again with the next batch.
     """
 
     def __init__(self) -> None:
@@ -103,11 +103,11 @@ class SelfNoise:
 
     @property
     def floors(self) -> dict[tuple[str, str], float]:
-        """The mean of x of each cell that was met."""
+        """The noise floor of each cell that has data."""
         return {name: total / n for name, (total, n) in self._noise.items() if n}
 
     def compared(self, cells: WatchedCells, scores: Mapping[int, NDArray[np.float64]]) -> None:
-        """Take the second scores: those of the first that waits as -1, of the next as -2, ..."""
+        """Record the second scores: of the first waiting request as -1, of the next as -2, ..."""
         for i, (request, first) in enumerate(self._first):
             logp = scores.get(-1 - i)
             if logp is None:
@@ -127,7 +127,7 @@ class SelfNoise:
         requests: Mapping[int, Request],
         scores: Mapping[int, NDArray[np.float64]],
     ) -> None:
-        """Choose among the rows of a batch that were scored, by their number alone."""
+        """Choose among the scored rows of a batch, by their number alone."""
         for row, request in requests.items():
             self._scored += 1
             if self._scored % _AGAIN == 1:
@@ -137,7 +137,7 @@ class SelfNoise:
 
 
 def view_of(cells: WatchedCells, requests: Sequence[Request], pair: TracePair) -> View:
-    """Requests as the clauses see them: each a prompt group of its own."""
+    """The view of requests for the clauses: each request is one prompt group."""
     trace: Trace = pair.infer
     prompts = [
         Prompt(line=row, token_ids=request.prompt, labels=dict(request.labels))

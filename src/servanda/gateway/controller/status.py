@@ -14,7 +14,7 @@ from servanda.gateway.routing.state import Transition
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A cell: a clause on a slice.
+    """A cell: one clause on one slice.
 
     Args:
         value, interval: estimate, weighted by inverse inclusion probability, and two standard

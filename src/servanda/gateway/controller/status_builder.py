@@ -95,7 +95,7 @@ def _cell(
 
 
 def _interval(cell: WatchedCell, track: Track) -> tuple[float, float] | None:
-    """Rough: as if tokens were independent draws of a yes or a no, which has the largest spread."""
+    """Approximate: as for independent Bernoulli samples, which have the largest variance."""
     if cell.refutes or track.weights <= 0 or not track.tokens:
         return None
     center = min(1.0, max(0.0, mean(track)))

@@ -1,7 +1,7 @@
-# The store of a controller: an SQLite file with everything that it must not forget.
+# The store of a controller: an SQLite file with its durable data.
 #
-# A commit is one transaction: the state, how far each gateway's rows are in it, what the ledger
-# is to be told of it, and the numbers of each sample.  No text is kept, and of users a keyed hash.
+# A commit is one transaction: the state, the progress of each gateway's rows, the records for the
+# ledger, and the numbers of each sample.  It stores no text, and of users only a keyed hash.
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from servanda.gateway.controller.intake import Start
 
 FILE = "leader.db"
 _LAYOUT = 1
-_PATIENCE_S = 2.0  # for another process that reads
+_PATIENCE_S = 2.0  # for another process that reads the file
 _KEPT_S = 7 * 86_400.0  # of samples
 _KEPT = 200_000
-STARTS = 256  # of gateways, that are remembered
+STARTS = 256  # of gateways, kept
 _SEEDS = 65_536
-_EVERY = 64  # commits between two sweeps
+_EVERY = 64  # commits between two cleanups
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS taken
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS seeds (id INTEGER PRIMARY KEY, seed TEXT);
 
 @dataclass(frozen=True)
 class Sample:
-    """What is kept of one scored request in one cell."""
+    """The stored numbers of one scored request in one cell."""
 
     at: float
     slice: str
@@ -54,12 +54,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Commit:
-    """What becomes durable together.
+    """The data of one transaction.
 
     Args:
         meta: name -> plain data.
-        taken: of each start of a gateway, the first row that is not in the state.
-        outbox: number -> a record for the ledger.
+        taken: per gateway process, number of the first row that is not in the state.
+        outbox: number -> record for the ledger.
     """
 
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -70,13 +70,13 @@ class Commit:
 
 
 class Store:
-    """See above; for several threads, one of which at a time is in it.
+    """The store; thread-safe by a lock.
 
     Args:
-        folder: made where it does not exist; held by this process until `close`.
+        folder: created if missing; locked by this process until `close`.
 
     Raises:
-        MeasurementError: it cannot be written, is no store, or another controller has it.
+        MeasurementError: it cannot be written, is not a store, or another controller uses it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,7 +92,7 @@ class Store:
             raise
 
     def meta(self, name: str) -> Any:
-        """Plain data, or None."""
+        """Stored plain data, or None."""
         rows = self._rows("SELECT value FROM meta WHERE name = ?", name)
         return json.loads(rows[0][0]) if rows else None
 
@@ -104,7 +104,7 @@ class Store:
         return tuple(int(seed) for (seed,) in self._rows("SELECT seed FROM seeds ORDER BY id"))
 
     def outbox(self, most: int = 256) -> dict[int, Any]:
-        """What the ledger was not told yet, oldest first."""
+        """Records that are not in the ledger yet, oldest first."""
         rows = self._rows("SELECT n, record FROM outbox ORDER BY n LIMIT ?", most)
         return {n: json.loads(record) for n, record in rows}
 
@@ -112,10 +112,10 @@ class Store:
         return self._rows("SELECT count(*) FROM outbox")[0][0]
 
     def commit(self, commit: Commit) -> None:
-        """Keep all of it, or nothing.
+        """Store all of it, or nothing.
 
         Raises:
-            MeasurementError: it could not be kept; the same again may be.
+            MeasurementError: it could not be stored; a retry may succeed.
         """
         with self._guarded(), self._present() as db:
             db.executemany(
@@ -141,15 +141,15 @@ class Store:
         self._commits += 1
 
     def delete_outbox(self, until: int) -> None:
-        """The ledger has every record up to a number."""
+        """Delete the records up to a number: the ledger has them."""
         with self._guarded(), self._present() as db:
             db.execute("DELETE FROM outbox WHERE n <= ?", (until,))
 
     def check_present(self) -> None:
-        """Refuse to write to a file that no one will find again.
+        """Refuse to write to a deleted or replaced file.
 
         Raises:
-            MeasurementError: the file is not where it was, or another one is.
+            MeasurementError: the file is gone or was replaced.
         """
         with self._lock:
             if self._db is not None and _identity(self.path) != self._inode:
@@ -160,10 +160,10 @@ class Store:
                 raise MeasurementError(f"{self.path} is gone")
 
     def renew(self, commit: Commit) -> None:
-        """Begin the file again with all there is, where it is gone.
+        """Create the file again with all data if it is gone.
 
         Raises:
-            MeasurementError: it cannot be begun.
+            MeasurementError: it cannot be created.
         """
         with self._lock:
             if self._db is None:
@@ -191,7 +191,7 @@ class Store:
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # it holds the key of the split; what SQLite puts beside it has the same rights
+        # it holds the key of the traffic split; SQLite's side files get the same mode
         self.path.touch(0o600)
         self._db = sqlite3.connect(self.path, timeout=_PATIENCE_S, check_same_thread=False)
         try:
@@ -214,7 +214,7 @@ class Store:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """One thread at a time; what SQLite raises becomes a MeasurementError."""
+        """Serialise access; SQLite's exceptions become a MeasurementError."""
         with self._lock:
             try:
                 yield
@@ -224,12 +224,12 @@ class Store:
                         self._db.rollback()
                 raise MeasurementError(
                     f"{self.path} cannot be used: {error}",
-                    hint="free the disk or the lock; nothing is lost, and it is tried again",
+                    hint="free the disk or the lock; nothing is lost, and the write is retried",
                 ) from None
 
 
 def _sweep(db: sqlite3.Connection) -> None:
-    """What is too old, or too much."""
+    """Delete data that is too old or beyond the limits."""
     (last,) = db.execute("SELECT coalesce(max(id), 0) FROM samples").fetchone()
     db.execute(
         "DELETE FROM samples WHERE id <= ? OR at < (SELECT max(at) FROM samples) - ?",
@@ -237,7 +237,7 @@ def _sweep(db: sqlite3.Connection) -> None:
     )
     (last,) = db.execute("SELECT coalesce(max(id), 0) FROM seeds").fetchone()
     db.execute("DELETE FROM seeds WHERE id <= ?", (last - _SEEDS,))
-    # written last, and not begun last: a gateway may outlive many others
+    # by last write, not by start: a gateway may outlive many others
     db.execute(
         "DELETE FROM taken WHERE rowid NOT IN "
         "(SELECT rowid FROM taken ORDER BY rowid DESC LIMIT ?)",
@@ -254,7 +254,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _hold(folder: Path) -> int | None:
-    """The lock of a folder: two controllers would write one state in turn."""
+    """Lock a folder, so that no two controllers write one state."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder / "leader.lock", os.O_RDWR | os.O_CREAT, 0o600)

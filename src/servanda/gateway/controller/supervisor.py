@@ -1,4 +1,4 @@
-# A controller as a child process of a gateway: started, heard, and started again where it died.
+# A controller as a child process of a gateway: started, monitored, and restarted if it dies.
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from servanda.gateway.controller.process import Say, Settings
 # not `-m`, which would put the current folder first among the places to import from
 _CHILD = "import sys; sys.path.pop(0); from servanda.gateway.controller.process import main; main()"
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before it is started again
-_END_S = 20.0  # until it has ended by itself
+_END_S = 20.0  # for a normal exit
 
 
 class Supervisor:
-    """The controller of one gateway, in a process of its own.
+    """The controller of one gateway, in a separate process.
 
-    It ends with its parent, however that ends: its standard input ends then.  One that dies is
-    started again.  Only if the first one says why it cannot lead, it is not: what it was told is
-    wrong, and the next one would say the same.
+    It ends with its parent, because its standard input is closed then.  If it dies, it is
+    restarted, except when the first process reports that its settings are invalid: a restart
+    would fail the same way.
 
     Args:
-        say: takes a line for people, from any thread.
+        say: prints a log line, from any thread.
     """
 
     def __init__(self, settings: Settings, say: Say) -> None:
@@ -36,9 +36,9 @@ class Supervisor:
         self._process: subprocess.Popen[str] | None = None
         self._closing = threading.Event()
         self._was_ready = False
-        self._failed: ServandaError | None = None  # what the last one said
+        self._failed: ServandaError | None = None  # last error of the process
         self._refusal: ServandaError | None = None
-        self._lock = threading.RLock()  # of a signal, that comes in between
+        self._lock = threading.RLock()  # requested by a signal in between
         self._thread = threading.Thread(target=self._supervise, name="leader", daemon=True)
         self._on_ready: Say = lambda _: None
         self._on_refused: Callable[[], None] = lambda: None
@@ -49,9 +49,9 @@ class Supervisor:
         """Start it, and return at once.
 
         Args:
-            ready: called with its URL once the first one hears gateways; what it raises is a
+            ready: called with its URL once the first process accepts gateways; an exception is a
                 refusal.
-            refused: called once there will be none, for a reason that `check` raises.  Both are
+            refused: called if there will be no controller; `check` raises the reason.  Both are
                 called from a thread.
         """
         self._on_ready, self._on_refused = ready, refused
@@ -61,14 +61,14 @@ class Supervisor:
         """The URL of its listener.
 
         Raises:
-            MeasurementError: it has none yet.
+            MeasurementError: it has no address yet.
         """
         if not self.url:
             raise MeasurementError("the leader is being started, and has no address yet")
         return self.url
 
     def check(self) -> None:
-        """Raise why there is no controller, where there will be none.
+        """Raise the reason if there will be no controller.
 
         Raises:
             ContractError: the contract or the keys are wrong.
@@ -78,14 +78,14 @@ class Supervisor:
             raise self._refusal
 
     def reload(self) -> None:
-        """Let it read the contract again; one that is just being started reads it anyway."""
+        """Make it reload the contract; a process that is starting reads it anyway."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.write("reload\n")
                 self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let it end; made to, where it does not."""
+        """End the process, by force if it does not end."""
         self._closing.set()
         self._end()
         if not self._thread.is_alive():
@@ -96,7 +96,7 @@ class Supervisor:
             self._thread.join()
 
     def _supervise(self) -> None:
-        died = 0  # times in a row, without having been ready in between
+        died = 0  # failures in a row without being ready in between
         while not self._closing.is_set():
             ready, code, why = self._once()
             if self._closing.is_set():
@@ -124,10 +124,10 @@ class Supervisor:
             self.restarts += 1
 
     def _once(self) -> tuple[bool, int, str]:
-        """Run a controller to its end.
+        """Run one controller process to its end.
 
         Returns:
-            Whether it was ready, its exit status, and why there was no process.
+            Whether it was ready, its exit status, and the reason if no process could start.
         """
         with self._lock:
             if self._closing.is_set():
@@ -138,11 +138,11 @@ class Supervisor:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    errors="replace",  # of a library that prints
-                    start_new_session=True,  # Ctrl-C is the parent's to handle
+                    errors="replace",  # output of a library
+                    start_new_session=True,  # the parent handles Ctrl-C
                 )
-            except OSError as error:  # there may be memory again later
-                return False, 1, f"no process can be begun: {error.strerror or error}"
+            except OSError as error:  # memory may be available later
+                return False, 1, f"no process can be started: {error.strerror or error}"
             assert process.stdin and process.stdout
             with contextlib.suppress(OSError):
                 process.stdin.write(json.dumps(asdict(self._settings)) + "\n")
@@ -157,17 +157,17 @@ class Supervisor:
         return ready, code, ""
 
     def _handle_event(self, line: str) -> bool:
-        """Take what it said; whether it is ready now."""
+        """Handle one event; returns whether it is ready now."""
         try:
             event = json.loads(line)
         except ValueError:
             event = None
-        if not isinstance(event, dict):  # a library that prints
+        if not isinstance(event, dict):  # output of a library
             self._say(line.rstrip("\n"))
             return False
         if "at" in event:
             self.url = event["at"]
-            # the next one has to be where gateways look for it
+            # a restarted process must use the same address
             self._settings = replace(self._settings, port=urlsplit(self.url).port or 0)
         elif "say" in event:
             self._say(event["say"])
@@ -179,9 +179,9 @@ class Supervisor:
         return False
 
     def _on_ready_event(self) -> bool:
-        """It hears gateways; whether it may go on."""
+        """Handle its first readiness; returns whether it may go on."""
         if self._was_ready:
-            self._say(f"the leader is there again, at {self.url}")
+            self._say(f"the leader is running again at {self.url}")
             return True
         try:
             self._on_ready(self.url)

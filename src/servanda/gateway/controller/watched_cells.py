@@ -1,11 +1,11 @@
-# Which cells of a contract routing acts on, and which it leaves to others.
+# The cells of a contract that routing watches, and those that it does not.
 #
-# Routing needs to know the slice of a request before it is sent, so it watches enforced
-# certificates on slices of labels and of the length of the prompt, and on the whole.  It speaks
-# of a population of requests, whatever the contract claims: one request is one prompt group.
+# Routing must know the slice of a request before dispatch, so it watches enforced anytime-valid
+# bounds on slices by label or prompt length, and on the whole traffic.  Its claim is about the
+# population of requests, whatever the contract claims: one request is one prompt group.
 #
-# Beside them it watches, on each of these slices, whether tokens are drawn from the distribution
-# that infer reports: certificates compare logprobs, and another temperature need not show in them.
+# On each of these slices it also tests whether tokens are sampled from the distribution that the
+# infer kernel reports: the bounds compare logprobs, which another temperature need not change.
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from servanda.judgement.slices.rules import LABEL, Cut
 from servanda.runner.load import compile
 
 _TOKENS = "request.prompt_tokens"
-_FIDELITY = "sampler_fidelity"  # the metric, and the name of the clause where a contract has none
+_FIDELITY = "sampler_fidelity"  # the metric, and the default name of its clause
 
 
 @dataclass(frozen=True)
 class WatchedCells:
-    """What of a contract is watched on live traffic.
+    """The cells of a contract that are watched on live traffic.
 
     Args:
-        plan: of its last stage.
-        by_name: (clause, slice) -> the cell, whose prompt groups are requests.
-        watched: the same cells as routing sees them, in the order of the contract, and one for
-            how tokens are drawn on each of their slices.
-        left_out: the other enforced ones.
+        plan: plan of its last stage.
+        by_name: (clause, slice) -> cell; its prompt groups are requests.
+        watched: the same cells in the form of routing, in the order of the contract, plus one
+            sampler test per slice.
+        left_out: the other enforced cells.
     """
 
     contract: Contract
@@ -56,17 +56,17 @@ class WatchedCells:
 
     @property
     def workload(self) -> Workload:
-        """Traffic is one: the first."""
+        """The workload of the traffic: the first."""
         return self.plan.schedules[0].workload
 
     @property
     def width(self) -> int:
-        """New tokens that a request has room for."""
+        """Most new tokens of a request."""
         return self.plan.schedules[0].width
 
     @cached_property
     def draws(self) -> tuple[WatchedCell, ...]:
-        """What is watched of how tokens are drawn."""
+        """The watched tests of the sampler."""
         return tuple(cell for cell in self.watched if cell.refutes)
 
     @cached_property
@@ -75,18 +75,19 @@ class WatchedCells:
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """That any slice is cut by."""
+        """The fields that slices are defined by."""
         return frozenset(field for cut in self.cuts for field in cut.fields)
 
 
 def select_cells(contract: Contract) -> WatchedCells:
-    """What routing watches of a contract.
+    """Select the cells that routing watches.
 
-    A contract without live stages is watched as one that serves everybody.  Where no rule asks
-    for a divert, and nothing is done anyway, what is shown is what `divert: slice` would do.
+    A contract without live stages is watched as if infer served all traffic.  If no rule diverts,
+    and decisions are only recorded, the status shows the effect of `divert: slice`.
 
     Raises:
-        ContractError: nothing can be watched, no one here can score, or the referee is an arm.
+        ContractError: no cell can be watched, no scorer is available, or the reference scorer is a
+            serving backend.
     """
     problems = [*_refused(contract)]
     if problems:
@@ -94,7 +95,7 @@ def select_cells(contract: Contract) -> WatchedCells:
     if not any(c.enforced and "full" in c.stages for c in contract.statistical):
         raise _nothing(contract, ())
     full = next((leg for leg in course_of(contract) if leg.stage == "full"), Leg("full", share=1.0))
-    # traffic has no last request: what is decided here is decided by anyone who looks, not by sizes
+    # traffic has no last request: decisions are sequential, not by sample size
     plan = compile(contract, leg=replace(full, if_inconclusive="wait"))
     width = plan.schedules[0].width
     cells: dict[tuple[str, str], Cell] = {}
@@ -137,36 +138,36 @@ def _refused(contract: Contract) -> Iterator[Problem]:
         yield Problem(
             "kernels.train and kernels.infer are one kernel: the reference scorer must not serve",
             contract.where("kernels", "train"),
-            "let train be the kernel that infer is held to, on an engine of its own",
+            "set kernels.train to the reference kernel, on a separate engine",
         )
     elif contract.stable is not None and _one_server(train, contract.stable):
         yield Problem(
             "kernels.train and stable are one server: the reference scorer must not serve",
             contract.where("kernels", "train", "url"),
-            "let train have a server of its own, or an engine such as transformers",
+            "give kernels.train a separate server, or an engine such as transformers",
         )
 
 
 def _one_server(kernel_: Kernel, other: Kernel) -> bool:
-    """Whether two kernels are asked at one place, with or without the /v1 of its API."""
+    """Whether two kernels have one URL, with or without the /v1 of its API."""
     places = [base_of(kernel.url or "") for kernel in (kernel_, other)]
     return bool(places[0]) and places[0] == places[1]
 
 
 def _run(kernel: Any) -> dict[str, Any]:
-    """What a kernel is, but for the name that people gave it."""
+    """A kernel's definition without its title."""
     return kernel.model_dump(exclude={"title"})
 
 
 def _unwatched(cell: Cell) -> str:
-    """Why a cell cannot be watched here; "" where it can."""
+    """The reason why a cell cannot be watched; "" if it can."""
     kind = cell.kind
     if not isinstance(kind, Certificate):
-        return getattr(kind, "reason", "") or "it is no certificate about sampled tokens"
+        return getattr(kind, "reason", "") or "it is no anytime-valid bound on sampled tokens"
     if isinstance(kind, RelativeCertificate):
-        return "its limit is relative to what stable, or train itself, shows"
+        return "its limit is relative to a value of the stable or train kernel"
     if not kind.feed.proves:
-        return "its mean has no bound, so that nothing could bring its slice back"
+        return "its mean is unbounded, so the return test could never pass"
     late = sorted(f for f in cell.cut.fields if f != _TOKENS and not f.startswith(LABEL))
     if late:
         return f"{', '.join(late)} is not known before the request"
@@ -191,10 +192,10 @@ def _watched(contract: Contract, cell: Cell) -> WatchedCell:
 
 
 def _draws(contract: Contract, watched: Sequence[WatchedCell]) -> Iterator[WatchedCell]:
-    """How tokens are drawn, on each slice that has a cell.
+    """The sampler test on each slice that has a cell.
 
-    The contract's own clause gives the name.  It moves a slice where any cell of the slice does,
-    for it says whether those mean anything, or where a rule of its own asks for it.
+    The contract's own clause gives the name.  The test diverts a slice if any cell of the slice
+    may, because the cells depend on it, or if a rule for it says so.
     """
     taken = {cell.clause for cell in watched}
     own = (c.id for c in contract.observability.clauses if c.metric == _FIDELITY and c.enforced)
@@ -220,7 +221,7 @@ Diverts = Literal["", "slice", "all"]
 
 
 def _actions_of(contract: Contract, clause: str, section: str) -> tuple[Diverts, tuple[str, ...]]:
-    """What rules ask for where a clause is violated: what is diverted, and who is paged."""
+    """The actions of rules for a violated clause: what is diverted, and who is paged."""
     actions = [action_of(do) for rule in _rules(contract, clause, section) for do in rule.do]
     to = {value for name, value in actions if name == "divert"}
     every = (action_of(do)[0] for rule in contract.escalation for do in rule.do)
@@ -229,7 +230,7 @@ def _actions_of(contract: Contract, clause: str, section: str) -> tuple[Diverts,
 
 
 def _rules(contract: Contract, clause: str, section: str) -> Iterator[Any]:
-    """Rules that are met where a clause is violated."""
+    """Rules that apply if a clause is violated."""
     for rule in contract.escalation:
         when = rule.when
         ours = when.get("clause") == clause or when.get("section") == section

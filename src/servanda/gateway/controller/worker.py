@@ -1,7 +1,7 @@
-# The worker of a controller: rows in, evidence kept, routes out.  It has no thread of its own.
+# The worker of a controller: turns rows into stored evidence and routes.  It starts no thread.
 #
-# Three locks, taken in this order: one for the engine, one for what is kept, and one that is
-# never held for long, for anyone who follows or looks does not wait.
+# Three locks, taken in this order: for the engine, for stored data, and one that is held only
+# briefly, so that gateways and readers of the status do not wait.
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.runner.measurement import Open
 
 _TOKENS = 65_536  # of a batch
-_EARLY_S = 30.0  # in which gateways find a controller that was begun again
+_EARLY_S = 30.0  # in which gateways reconnect to a restarted controller
 _POINTS, _POINT_S = 720, 5.0  # of the history of each slice
 
 
 class Worker:
-    """Takes the steps of a controller; from any thread.
+    """Performs the steps of a controller; thread-safe.
 
     Args:
-        clock: unix seconds.
-        timeout_s: after which an engine that does not answer is killed.
-        room: rows that wait for train at most.
+        clock: returns unix seconds.
+        timeout_s: time after which an unresponsive engine is killed.
+        room: most rows in the queue for scoring.
 
-    `problem`: why nothing is scored; "" where it is.
+    `problem`: the reason why scoring has stopped; "" if it works.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Worker:
         self.history: dict[str, deque[tuple[float, float]]] = {}
         self.scorer = self._new_scorer(cells)
         self.problem = ""
-        # with the epoch that they were scored in
+        # with the epoch of their scoring
         self._done: deque[tuple[int, ScoredRow]] = deque()
         self._pointed = float("-inf")
         try:
             self.scorer.start()
         except ContractError:
             raise
-        except ServandaError as error:  # it is asked again with the first row
+        except ServandaError as error:  # its description is requested with the first row
             self.problem = _first(error)
         self.settle()
 
@@ -77,7 +77,7 @@ class Worker:
         )
 
     def offer(self, message: Message) -> int:
-        """Take a gateway's message; the number of the first row that is not durable."""
+        """Accept a gateway's message; returns the number of the first row that is not durable."""
         now = self._clock()
         with self.lock:
             taken = self.intake.offer(message, now=now)
@@ -89,7 +89,7 @@ class Worker:
         return taken
 
     def score(self) -> bool:
-        """Score one batch; whether there was one, and it could be."""
+        """Score one batch; returns whether a batch was scored."""
         size = self.cells.contract.kernels.train.batch_size
         with self._scores:
             epoch = self.state.epoch
@@ -110,7 +110,7 @@ class Worker:
         return bool(scored) and not self.problem
 
     def _without_train(self, down: TrainDownError, size: int) -> list[ScoredRow]:
-        """Rows that found no room are missing, whether train answers or not."""
+        """Count rows dropped from a full queue as missing; needs no train kernel."""
         with self.lock:
             self.intake.put_back(down.rows)
             rows = self.intake.take(size, _TOKENS, now=self._clock(), dropped=True)
@@ -122,7 +122,7 @@ class Worker:
             return []
 
     def settle(self) -> bool:
-        """Keep what was scored, and look at the slices; whether that could be kept."""
+        """Store scored rows and evaluate the slices; returns whether they were stored."""
         with self.commits:
             change = self.state.identify(self.scorer.described, now=self._clock())
             if change is not None:
@@ -130,7 +130,7 @@ class Worker:
                     return False
                 self.scorer.since = self.state.meta.since
             waiting = [*self._done]
-            # of kernels that nobody asks about any more there is no evidence
+            # scores of replaced kernels are no evidence
             scored = [s if e == self.state.epoch else ScoredRow(s.row) for e, s in waiting]
             if not self.commit(self.state.with_evidence(scored)):
                 return False
@@ -142,12 +142,12 @@ class Worker:
             return True
 
     def commit(self, change: Change) -> bool:
-        """Keep a change; whether that could be done."""
+        """Store a change; returns whether it was stored."""
         now = self._clock()
         with self.lock:
             facts = self.gateways.facts(now, self.scorer.noise.floors)
             rates = self.gateways.rates(now)
-            # after a restart nothing is known of the traffic for a moment, and that is no news
+            # after a restart the traffic is unknown for a moment, which is not recorded
             early = not self.gateways.any and now < self._began + _EARLY_S
         cost_s = self.scorer.cost_s or 0.0
         return self.state.commit(
@@ -155,29 +155,29 @@ class Worker:
         )
 
     def commit_or_raise(self, change: Change) -> None:
-        """Keep what a person asked for.
+        """Store a change that a person requested.
 
         Raises:
-            MeasurementError: it cannot be kept, and nothing was changed.
+            MeasurementError: it cannot be stored, and nothing was changed.
         """
         if not self.commit(change):
             raise MeasurementError(
-                f"it cannot be kept now: {self.state.problem}",
-                hint="nothing was changed; ask again when the store works",
+                f"the change cannot be stored now: {self.state.problem}",
+                hint="nothing was changed; repeat the request when the store works",
             )
 
     def follow(self, cells: WatchedCells) -> None:
         """Follow another version of the contract.
 
         Raises:
-            ServandaError: it cannot be; the one before is followed as it was.
+            ServandaError: it is refused; the previous version stays in effect.
         """
         with self._scores:
             old, new = self.cells.contract, cells.contract
             scorer, same = self._new_scorer(cells), old.kernels.train == new.kernels.train
             scorer.adopt(self.scorer, engine=same)
             try:
-                scorer.start()  # it may load for longer than a route lasts: others keep and look
+                scorer.start()  # loading may take longer than a route lasts: other threads continue
                 with self.commits:
                     keep = old.digest == new.digest
                     self.commit_or_raise(self.state.follow(cells, keep=keep, now=self._clock()))
@@ -192,7 +192,7 @@ class Worker:
             self.settle()
 
     def _remember(self) -> None:
-        """How near each slice is to a decision, for the page."""
+        """Record how near each slice is to a decision, for the page."""
         now = self._clock()
         if now - self._pointed < _POINT_S:
             return

@@ -1,1 +1,1 @@
-# What strangers reach: the listener of a gateway and of its controller, keys, limits, refusals.
+# The public listener of a gateway and its controller: keys, limits, error replies.

@@ -1,5 +1,5 @@
-# Keys: who may ask a gateway or its controller for what.  Their texts are kept as digests alone,
-# and no message repeats one, nor the line that it stands in.
+# API keys and their rights on a gateway or its controller.  Only digests are stored, and no message
+# contains a key or its line.
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from servanda.registry import nearest, quoted
 Role = Literal["client", "viewer", "operator", "admin", "gateway"]
 Right = Literal["ask", "read", "pin", "reload", "follow", "route"]
 ROLES: tuple[Role, ...] = get_args(Role)
-# right -> roles that have it, the least one first
+# right -> roles that have it, the lowest first
 RIGHTS: Mapping[Right, tuple[Role, ...]] = {
     "ask": ("client",),
     "read": ("viewer", "operator", "admin"),
     "pin": ("operator", "admin"),
     "reload": ("admin",),
     "follow": ("gateway",),
-    "route": ("gateway",),  # snapshot and decide: they tell where a request lands
+    "route": ("gateway",),  # snapshot and decide, which reveal the route of a request
 }
 SHORTEST = 16  # characters of a key
 _FIELDS = ("name", "role", "key", "key_env")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,79}")
-_KEY = re.compile("[!-~]+")  # what a header can carry
+_KEY = re.compile("[!-~]+")  # characters allowed in a header
 _FORM = "write - {name: anna, role: operator, key_env: ANNA_KEY}"
 _LARGEST = 1 << 20  # bytes of a file
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Whose key it is."""
+    """The holder of a key."""
 
     name: str
     role: Role
@@ -53,17 +53,17 @@ class Holder:
 
 
 class Keys:
-    """The keys that are known, as keyed digests, and who holds each.
+    """The known keys, as keyed digests, with their holders.
 
-    They may be exchanged while they are in use, by `take`.
+    They can be replaced while in use, by `take`.
 
     Args:
         held: (name, role, key) of each holder.
-        warning: what is wrong with the file's permissions; "" for nothing.
+        warning: the problem of the file's permissions; "" if none.
     """
 
     def __init__(self, *held: tuple[str, Role, str], warning: str = "") -> None:
-        # one value, so that nobody sees the digests of one file with the salt of another
+        # one value, so that digests and salt are always of one file
         self._known: tuple[bytes, tuple[tuple[bytes, Holder], ...]] = secrets.token_bytes(32), ()
         self.warning = warning
         self._add(held)
@@ -75,14 +75,14 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path, environ: Mapping[str, str] = os.environ) -> Keys:
-        """From a file: a YAML list of {name, role, key} or {name, role, key_env}.
+        """Read a file: a YAML list of {name, role, key} or {name, role, key_env}.
 
         Args:
-            environ: where the variables of key_env are looked up.
+            environ: environment with the variables of key_env.
 
         Raises:
-            ContractError: it cannot be read, or every problem of it at once, each with its
-                place; a key is in none of them.
+            ContractError: it cannot be read, or all its problems, each with its place and without
+                keys.
         """
         data, places = _listed(_text_of(path), str(path))
         problems = sorted(_problems(data, places, environ), key=_place)
@@ -92,16 +92,16 @@ class Keys:
         return cls(*held, warning=_warning(path))
 
     def plus(self, *held: tuple[str, Role, str]) -> Keys:
-        """The same keys, and those of further holders: (name, role, key) of each."""
+        """These keys plus those of further holders: (name, role, key) of each."""
         keys = copy(self)
         keys._add(held)
         return keys
 
     def take(self, others: Keys) -> None:
-        """Know these from now on, and none of those before.
+        """Replace all keys.
 
         Raises:
-            ContractError: users needed a key, and would need none.
+            ContractError: clients needed a key, and would not any more.
         """
         if self.clients and not others.clients:
             raise ContractError(
@@ -112,7 +112,7 @@ class Keys:
 
     @property
     def clients(self) -> bool:
-        """Whether users need a key."""
+        """Whether clients need a key."""
         return any(holder.role == "client" for _, holder in self._known[1])
 
     @property
@@ -120,7 +120,7 @@ class Keys:
         return tuple(holder for _, holder in self._known[1])
 
     def who(self, authorization: str | None) -> Holder | None:
-        """Whose key a header holds; it takes equally long for every wrong one.
+        """The holder of the key in a header; in constant time for wrong keys.
 
         Args:
             authorization: the header's value, `Bearer KEY`, or `Basic` with any user and KEY for
@@ -129,7 +129,7 @@ class Keys:
         who = None
         salt, held = self._known
         given = _digest(salt, _given(authorization))
-        for digest, holder in held:  # to the end: where it was found cannot be timed
+        for digest, holder in held:  # no early exit, against timing attacks
             if hmac.compare_digest(given, digest):
                 who = holder
         return who
@@ -143,7 +143,7 @@ def _digest(salt: bytes, key: str) -> bytes:
 
 
 def _given(authorization: str | None) -> str:
-    """The key in a header; "", which no one holds, where there is none."""
+    """The key in a header; "" without one."""
     scheme, _, rest = (authorization or "").strip().partition(" ")
     if scheme.lower() == "bearer":
         return rest.strip()
@@ -166,7 +166,7 @@ def _text_of(path: Path) -> str:
 
 
 def _listed(text: str, name: str) -> tuple[list[Any], Marks]:
-    """What a file lists.  What the reader of YAML says may repeat a key, so it is not shown."""
+    """The entries of a file.  YAML errors may contain a key, so they are not shown."""
     try:
         data, places, problems = yaml_reader.read(text, name, noun="file of keys", listed=True)
     except ContractError as error:
@@ -180,7 +180,7 @@ def _listed(text: str, name: str) -> tuple[list[Any], Marks]:
 
 
 def _bare(where: Where | None) -> Where | None:
-    """The place without its line, which may hold a key."""
+    """The place without the text of its line, which may contain a key."""
     return where and replace(where, text="")
 
 
@@ -236,7 +236,7 @@ def _role(holder: dict[str, Any], at: Where | None) -> Iterator[Problem]:
 
 
 def _amiss(holder: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is wrong with a holder's key, and the next move."""
+    """The problem of a holder's key, and the hint."""
     if ("key" in holder) == ("key_env" in holder):
         yield "a holder needs either key or key_env", "key_env names a variable of the environment"
         return
@@ -246,7 +246,7 @@ def _amiss(holder: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple
         return
     if "key_env" in holder:
         if key not in environ:
-            # what is no name of a variable may be a key in the wrong place
+            # an invalid variable name may be a misplaced key
             name = quoted(key) if re.fullmatch("[A-Z][A-Z0-9_]{0,59}", key) else "of this name"
             yield f"there is no variable {name}", "export it before the start"
             return

@@ -1,11 +1,11 @@
-# Time that nobody sets: pins, dwells and routes last as long as they were meant to.
+# A clock that cannot be set: pins, hold times and routes keep their durations.
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# the boot clock goes on while a machine is suspended, which the monotonic one does not
+# the boot clock includes suspended time, unlike the monotonic one
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -14,12 +14,12 @@ def _steady() -> float:
 
 
 class SteadyClock:
-    """Unix seconds as the system's clock had them at the start, which go on at an even pace.
+    """Unix seconds from the system's clock at the start, continued by a monotonic clock.
 
-    Who sets the system's clock afterwards changes nothing here.
+    Later changes of the system's clock have no effect.
 
     Args:
-        wall: unix seconds by the system's clock; steady: seconds that no one can set.
+        wall: unix seconds of the system's clock; steady: monotonic seconds.
     """
 
     def __init__(
@@ -33,5 +33,5 @@ class SteadyClock:
 
     @property
     def moved_s(self) -> float:
-        """By how much the system's clock was set forward since the start."""
+        """Seconds by which the system's clock was set forward since the start."""
         return self._wall() - self()

@@ -1,4 +1,4 @@
-# Error replies, as OpenAI's clients read them.  Each says what to do.
+# Error replies in OpenAI's format, each with a next step.
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TYPES: Mapping[int, str] = {
 
 
 class ErrorReply(Exception):  # noqa: N818 - what a client is told, as a word
-    """A request that gets an error for an answer.
+    """An error reply to a request.
 
     Args:
-        code: a word for programs; retry_s: after which it may be sent again.
+        code: machine-readable code; retry_s: time before a retry.
     """
 
     def __init__(self, status: int, message: str, code: str, retry_s: int | None = None) -> None:
@@ -40,7 +40,7 @@ class ErrorReply(Exception):  # noqa: N818 - what a client is told, as a word
 
     @property
     def event(self) -> bytes:
-        """The same in the middle of a stream."""
+        """The error as an event in a stream."""
         return b"data: " + self.body + b"\n\n"
 
 

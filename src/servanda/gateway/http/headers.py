@@ -1,4 +1,4 @@
-# Headers: which of a client's go to an upstream, and which of an upstream's come back.
+# Headers: those forwarded to an upstream, and those returned to the client.
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import NamedTuple
 
 Header = tuple[bytes, bytes]
 
-# of one connection, and no other's business (RFC 9110, 7.6.1)
+# hop-by-hop headers (RFC 9110, 7.6.1)
 _HOP = frozenset(
     b"connection keep-alive te trailer transfer-encoding upgrade http2-settings".split()
 )
-# which would let a client choose where it lands, or say for the gateway what it is not
+# headers by which a client could choose its pool or impersonate the gateway
 _OURS = frozenset(
     b"host content-length expect x-rewrite-url x-http-method x-http-method-override "
     b"x-method-override".split()
 )
-# of whence a request comes, or for whom: a client may write anything there, and an upstream
-# that believes what the gateway sends would believe them
+# about the origin of a request: a client may forge them, and an upstream that trusts the gateway
+# would trust them
 _WHENCE = frozenset(
     b"forwarded x-real-ip x-client-ip x-cluster-client-ip true-client-ip cf-connecting-ip".split()
 )
-# the date is that of the reply that the client gets; another address would go past us
+# the date is that of the client's reply; another address would bypass the gateway
 _NOT_BACK = _HOP | {b"date", b"alt-svc"}
-# of a body's very bytes
+# headers about the exact bytes of a body
 OF_A_BODY = ("content-md5", "digest", "content-digest", "repr-digest")
 _NO_LONGER = frozenset((b"content-length", b"etag", *(name.encode() for name in OF_A_BODY)))
 _BEGIN = (b"x-servanda-", b"proxy-", b"x-mirror-", b"x-envoy-")
@@ -31,15 +31,15 @@ _BEGIN_SENT = (*_BEGIN, b"x-forwarded-", b"x-original-")
 _LEFT_OUT = _HOP | _OURS | _WHENCE
 SESSIONS = (b"x-session-id", b"x-user-id", b"x-tenant-id")  # in the order of vLLM's router
 _READ = frozenset((b"authorization", b"content-length", b"transfer-encoding", *SESSIONS))
-_USUAL = (b"", b"close", b"keep-alive")  # of a connection: no header of its own is named
-_NAME_BYTES = 256  # of a session's name
+_USUAL = (b"", b"close", b"keep-alive")  # values of `connection` that name no header
+_NAME_BYTES = 256  # most characters of a session's name
 
 
 def upstream_headers(headers: Iterable[Header], key: str, keeps: bool) -> list[tuple[str, str]]:
-    """A client's headers, as an upstream gets them.
+    """The headers for an upstream, from a client's.
 
     Args:
-        key: the upstream's; keeps: whether the client's own is passed on where there is none.
+        key: the upstream's key; keeps: whether the client's own is forwarded without one.
     """
     passed, named = [], b""
     for name, value in headers:
@@ -59,10 +59,10 @@ def upstream_headers(headers: Iterable[Header], key: str, keeps: bool) -> list[t
 
 
 def client_headers(headers: Iterable[Header], *, rewritten: bool = False) -> list[Header]:
-    """An upstream's headers, as the client gets them.
+    """The headers for the client, from an upstream's.
 
     Args:
-        rewritten: whether its body is another one, and no longer has that length or digest.
+        rewritten: whether the body was changed, so that length and digest are invalid.
     """
     passed, named = [], b""
     for raw, value in headers:
@@ -81,7 +81,7 @@ def client_headers(headers: Iterable[Header], *, rewritten: bool = False) -> lis
 
 
 def text(value: bytes) -> str:
-    """Bytes of a head, as aiohttp writes them again: in UTF-8."""
+    """Bytes of a head as text in UTF-8, as aiohttp writes it."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -93,12 +93,12 @@ def _parts(named: bytes) -> set[bytes]:
 
 
 class Head(NamedTuple):
-    """What a gateway itself reads of a request's headers.
+    """The request headers that a gateway uses.
 
     Args:
-        size: bytes of all of them.
-        length, chunked: of the body; neither where there is none.
-        session: what the client calls its session; "" where it names none.
+        size: total bytes.
+        length, chunked: of the body; neither without a body.
+        session: the client's session name; "" if none.
     """
 
     size: int
@@ -109,7 +109,7 @@ class Head(NamedTuple):
 
 
 def read_head(headers: Iterable[Header]) -> Head:
-    """The head, in one pass; of a header that is there twice, the last one."""
+    """The head, in one pass; of repeated headers the last one counts."""
     size, values = 0, {}
     for name, value in headers:
         size += len(name) + len(value) + 4

@@ -1,4 +1,4 @@
-# Socket, signals and limits of a server that strangers reach: a gateway, or its controller.
+# Socket, signals and limits of a public server: a gateway or its controller.
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from servanda.engines.tls import Certificate
 from servanda.errors import MeasurementError
 from servanda.gateway.http.error_replies import ErrorReply, Header, send_error
 
-HEAD_BYTES = 64 << 10  # of a request's line and headers
-HEAD_S = 30.0  # from a connection, or the head's first byte, to its last
+HEAD_BYTES = 64 << 10  # bytes of a request's line and headers
+HEAD_S = 30.0  # time from the connection, or the head's first byte, to its last
 KEEP_ALIVE_S = 75  # longer than the usual pause of a client's pool
-_AHEAD = 8  # requests that a connection sends before the first of them is answered
+_AHEAD = 8  # pipelined requests per connection
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
-    """A socket at the address, with clients that wait in it; port 0 takes a free one.
+    """A listening socket at the address; port 0 takes a free one.
 
     Args:
-        option: of the command line, which named the port.
+        option: command-line option of the port, for messages.
 
     Raises:
-        MeasurementError: the address is taken, or none of this machine's.
+        MeasurementError: the address is in use, or not of this machine.
     """
     hint = f"{option} takes another address; port 0 is a free one"
     taken = sockets.bound(host, port, hint)
@@ -49,18 +49,18 @@ def bind(host: str, port: int, option: str) -> socket.socket:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with a bound on the bytes and on the time of a request's head.
+    """uvicorn's protocol, with limits on the bytes and the time of a request's head.
 
-    A head that comes in one piece, as nearly all do, costs nothing more.  What follows the last
-    chunk of a body is no header, and has the same bound.
+    A head in one piece, the usual case, has no overhead.  Trailers after the last chunk of a body
+    have the same limits.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._in_head, self._head = True, 0  # bytes of it, where it came in pieces
-        self._after = 0  # bytes since the body's last
+        self._in_head, self._head = True, 0  # its bytes, if it came in pieces
+        self._after = 0  # bytes since the end of the body
         self._late: asyncio.TimerHandle | None = None
-        self._earlier: list[RequestResponseCycle] = []  # requests before the last, unanswered
+        self._earlier: list[RequestResponseCycle] = []  # earlier requests without a response
         self.parser: Any = Parser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -70,7 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
         super().connection_lost(exc)
-        for cycle in self._earlier:  # uvicorn tells the last one alone
+        for cycle in self._earlier:  # uvicorn reports only the last one
             cycle.disconnected = True
             cycle.message_event.set()
 
@@ -80,13 +80,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._in_head and before:  # else it was the end of the last body
+        if self._in_head and before:  # otherwise it was the end of the last body
             self._head += len(data)
         if max(self._head, 0 if self._in_head else self._after) > HEAD_BYTES:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
         elif self._late is None and (self._in_head or self.cycle.response_complete):
-            # what is left of a body that was answered already has no more time than a head
+            # the rest of a body after its response has the time limit of a head
             self._late = self.loop.call_later(HEAD_S, self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -107,18 +107,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.declines:
-            return  # its head is read once more
+            return  # its head is parsed again
         self._in_head, self._head, self._after = False, 0, 0
         self._in_time()
         before, app = self.cycle, self.app
         refused = head_error(self.parser.get_http_version(), self.headers)
-        if refused is not None:  # in its turn: a request before it may not be answered yet
+        if refused is not None:  # in order: an earlier request may have no response yet
             self.app = _refusing(refused)
         super().on_headers_complete()
         self.app = app
         if before is not None and not before.response_complete:
             self._earlier = [c for c in self._earlier if not c.response_complete] + [before]
-            if len(self._earlier) <= _AHEAD:  # else nobody would hear that the client hangs up
+            if len(self._earlier) <= _AHEAD:  # or a disconnect would go unnoticed
                 self.flow.resume_reading()
 
     def _in_time(self) -> None:
@@ -128,11 +128,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class Parser:
-    """The parser of httptools, that declines to upgrade to another protocol.
+    """The parser of httptools, which declines protocol upgrades.
 
-    A server that does not speak what a client offers (h2c, by Java's HttpClient) answers by
-    HTTP/1.1 (RFC 9110, 7.8).  httptools drops the body of such a request, so that its head is
-    read once more, without the offer.
+    A server without the offered protocol (h2c, by Java's HttpClient) responds with HTTP/1.1 (RFC
+    9110, 7.8).  httptools drops the body of such a request, so its head is parsed again without the
+    offer.
     """
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
@@ -140,7 +140,7 @@ class Parser:
 
     @property
     def declines(self) -> bool:
-        """Whether what is read just now makes an offer; CONNECT asks for a tunnel instead."""
+        """Whether the current head has an upgrade offer; CONNECT requests a tunnel instead."""
         return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
 
     def feed_data(self, data: bytes) -> None:
@@ -157,7 +157,7 @@ class Parser:
             self._parser.feed_data(head)
 
     def _head(self) -> bytes:
-        """The head that was read, without the offer."""
+        """The head without the upgrade offer."""
         version, protocol = self._parser.get_http_version().encode(), self._protocol
         lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), protocol.url, version)]
         lines += [b"%s: %s" % header for header in protocol.headers if header[0] != b"upgrade"]
@@ -170,16 +170,16 @@ class Parser:
 def _parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(protocol)
     with contextlib.suppress(AttributeError):  # httptools before 0.6.3
-        # as uvicorn does: a request is answered though more came after its `connection: close`
+        # like uvicorn: a request is served although more data follows its `connection: close`
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
 
 
 def head_error(version: str, headers: Sequence[Header]) -> ErrorReply | None:
-    """Why a head is refused that servers read differently; None for one that all read alike.
+    """The refusal of a head that servers interpret differently; None if unambiguous.
 
     Args:
-        version: of HTTP, as the request's line has it; headers: names in lower case.
+        version: HTTP version of the request line; headers: names in lower case.
     """
     if version not in ("1.0", "1.1"):
         message = f"HTTP/{version} is not spoken here: ask by HTTP/1.1"
@@ -201,9 +201,9 @@ def _refusing(error: ErrorReply) -> ASGIApp:
 
 
 class DrainingServer(sockets.AnnouncingServer):
-    """A server that goes on for a while after SIGTERM, for those who have not heard of it.
+    """A server that continues for a while after SIGTERM, for clients that do not know of it yet.
 
-    Another signal ends it at once, and so does Ctrl-C.
+    Another signal or Ctrl-C ends it at once.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class DrainingServer(sockets.AnnouncingServer):
     ) -> None:
         super().__init__(config, ready)
         self._drain_s, self._draining = drain_s, draining
-        self._end: float | None = None  # steady seconds
+        self._end: float | None = None  # monotonic seconds
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig != signal.SIGTERM or not self._drain_s or self._end is not None:
@@ -231,13 +231,14 @@ class DrainingServer(sockets.AnnouncingServer):
 
 
 class Listener:
-    """An application at a socket, until it is told to end.
+    """An application at a socket, until its end is requested.
 
     Args:
-        certificate: that clients are shown; None: it speaks plain HTTP.
-        grace_s: what requests under way have left then.
-        ready: called once requests are taken.
-        drain_s: for which it goes on after SIGTERM; draining: called then, in a signal's handler.
+        certificate: TLS certificate; None: plain HTTP.
+        grace_s: grace period for requests in flight at the end.
+        ready: called once requests are accepted.
+        drain_s: how long it continues after SIGTERM; draining: called at SIGTERM, in the signal
+            handler.
     """
 
     def __init__(
@@ -255,13 +256,13 @@ class Listener:
         config = uvicorn.Config(
             sockets.ends_quietly(app),
             http=BoundedProtocol,
-            loop="auto",  # uvloop, where there is one
+            loop="auto",  # uvloop, if installed
             ws="none",
             lifespan="on",
             log_level="error",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # anyone who connects says nothing of whence
+            proxy_headers=False,  # no proxy headers from clients
             backlog=sockets.BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=grace_s,
@@ -271,8 +272,8 @@ class Listener:
             config.ssl = certificate.context
 
         def begun() -> None:
-            # modules live as long as the process: to look at all of them for garbage takes tens
-            # of milliseconds each time, in which everybody waits
+            # modules live as long as the process: garbage collection over them takes tens of
+            # milliseconds each time, during which all requests wait
             gc.collect()
             gc.freeze()
             ready()
@@ -280,18 +281,18 @@ class Listener:
         self._server = DrainingServer(config, begun, drain_s, draining)
 
     def end(self) -> None:
-        """Take no more requests, and end once those under way have; from any thread."""
+        """Accept no more requests, and end after those in flight; from any thread."""
         self._server.should_exit = True
 
     def run(self) -> None:
         """Serve until SIGTERM, Ctrl-C or `end`.
 
         Raises:
-            MeasurementError: the application did not start; it said why.
+            MeasurementError: the application did not start; it printed the reason.
         """
 
         try:
             with sockets.stop_on_signals(self.end):
                 self._server.run(sockets=[self._taken])
-        except SystemExit:  # of uvicorn, where its application does not start
+        except SystemExit:  # uvicorn's exit if its application does not start
             raise MeasurementError("the server did not start") from None

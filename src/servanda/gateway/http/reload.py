@@ -1,4 +1,4 @@
-# Files that are read again while what they say is in use: keys, and certificates.
+# Files that are reloaded while in use: keys and certificates.
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from servanda.engines.tls import Certificate
 from servanda.errors import ContractError
 from servanda.gateway.http.api_keys import Keys, Role
 
-_LOOK_S = 0.5  # between two looks at a file
+_LOOK_S = 0.5  # between two checks of a file
 Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
 class ReloadedFiles:
-    """Files that are read again once they were written, or on demand.
+    """Files that are reloaded after a change, or on demand.
 
     Args:
-        files: that are read together.
-        stamps: of the files, when they were read first.
-        read: reads them, and gives a line for people; a ContractError says why what was read
-            before stays in use.
-        say: takes a line for people, from any thread.
+        files: files that are read together.
+        stamps: stamps of the files at their first reading.
+        read: reads them and returns a log line; on a ContractError the previous data stays in use.
+        say: prints a log line, from any thread.
     """
 
     def __init__(
@@ -38,13 +37,13 @@ class ReloadedFiles:
         self._demanded = threading.Event()
 
     def demand(self) -> None:
-        """Have them read at the next look, though they have not changed; from any thread, and
-        by a signal."""
+        """Request a reload at the next check; from any thread or signal handler."""
         self._demanded.set()
 
     def read_changed(self) -> None:
-        """Read them if they were written, and have not changed since the look before: half a
-        file can be read without an error, too."""
+        """Read them if they changed and are stable since the last check, because a partial file may
+        be valid.
+        """
         now, before = stamps_of(self._files), self._latest_stamps
         self._latest_stamps = now
         written = now != self._read_stamps and now == before and None not in now
@@ -60,7 +59,7 @@ class ReloadedFiles:
 
 
 def stamps_of(files: Sequence[Path]) -> Stamps:
-    """Of each file, a value that differs once it is written; None where there is none."""
+    """A stamp of each file that changes when it is written; None if missing."""
     return tuple(map(_stamp, files))
 
 
@@ -73,14 +72,14 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 class ListenerFiles:
-    """The keys and the certificate of a listener, as their files are now.
+    """The keys and the certificate of a listener, reloaded from their files.
 
     Args:
-        keys: a file of keys; None: there is none.
+        keys: file of keys; None: no keys.
         tls: the certificate's chain, and its private key, as `Certificate` takes them; None: the
             listener speaks plain HTTP.
-        say: takes a line for people, from any thread.
-        held: (name, role, key) of holders that are in no file.
+        say: prints a log line, from any thread.
+        held: (name, role, key) of holders outside the file.
 
     Raises:
         ContractError: a file is wrong.
@@ -99,7 +98,7 @@ class ListenerFiles:
         self.scheme = "https" if tls else "http"
 
     def demand(self) -> None:
-        """Have all of them read soon; from any thread, and by a signal."""
+        """Request a reload of all files; from any thread or signal handler."""
         for files in self._rereads:
             files.demand()
 
@@ -109,7 +108,7 @@ class ListenerFiles:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Look at them again and again, in a thread, as long as the block runs."""
+        """Check the files periodically in a thread, during the block."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -136,7 +135,7 @@ class ListenerFiles:
             text = f"{file} was read again: it has {known} keys"
             return f"{text}\n! {keys.warning}" if keys.warning else text
 
-        stamps = stamps_of((file,))  # before it is read: what is written meanwhile is seen
+        stamps = stamps_of((file,))  # before the reading, so that later writes are detected
         keys = read()
         self._rereads.append(ReloadedFiles((file,), stamps, again, say))
         return keys

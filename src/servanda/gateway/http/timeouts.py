@@ -1,8 +1,8 @@
-# Timeouts: every wait of a request has an end, and a client that hangs up ends all of them.
+# Timeouts: every wait of a request is limited, and a disconnect of the client ends it.
 #
-# One timer a request, which is moved only when it goes off too early or would too late; and,
-# for a request that takes more than a moment, one task that listens to the client.  Either
-# ends the request by cancelling its task, and `why` says which it was.
+# One timer per request, which is moved only if it fires too early or would fire too late; and, for
+# longer requests, one task that listens to the client.  Either ends the request by cancelling its
+# task; `why` is the reason.
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from starlette.types import Receive
 
 Wait = Literal["body", "reply", "part", "client"]
 Why = Literal["", "body", "reply", "part", "client", "total", "gone"]
-_MOMENT_S = 0.05  # a task that listens costs more than a short request does otherwise
+_MOMENT_S = 0.05  # a listening task costs more than the rest of a short request
 
 
 class Timeouts:
-    """Of the task that makes it.
+    """The timeouts of the task that creates it.
 
     Args:
-        total_s: after which the request ends, whatever it waits for.
-        loop: that runs the task; before Python 3.12 finding it out is a system call.
+        total_s: time limit of the request.
+        loop: the loop of the task; before Python 3.12 its lookup is a system call.
     """
 
     def __init__(self, total_s: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -39,11 +39,11 @@ class Timeouts:
         self.why: Why = ""
 
     def wait_for(self, what: Wait, seconds: float) -> None:
-        """What is waited for from now on, and how long at most.
+        """Set the current wait and its time limit.
 
         Raises:
-            CancelledError: it has ended.  Before Python 3.12 a `wait_for` whose work is done in
-                the same turn swallows that, and nothing would end the request any more.
+            CancelledError: the request has ended.  Before Python 3.12 a `wait_for` whose work
+                completes in the same loop turn swallows a cancellation, so it is raised here again.
         """
         if self.why:
             raise asyncio.CancelledError
@@ -56,23 +56,23 @@ class Timeouts:
             self._arm(until)
 
     def listen(self, receive: Receive) -> None:
-        """End the request when its client hangs up; its body has been read.
+        """End the request when its client disconnects; its body has been read.
 
-        One that hung up before is heard a moment later.
+        An earlier disconnect is noticed a moment later.
         """
         self._receive = receive
         if self._took_a_moment:
             self._listener = self._loop.create_task(self._listen(receive))
 
     def again(self) -> None:
-        """A wait was ended, and the request goes on otherwise."""
+        """Continue the request after a timeout."""
         self.why = ""
-        with contextlib.suppress(AttributeError):  # before Python 3.11 nobody counts
+        with contextlib.suppress(AttributeError):  # before Python 3.11
             self._task.uncancel()  # type: ignore[attr-defined]
 
     @property
     def over(self) -> bool:
-        """Whether nothing more may be tried, or no one would hear of it."""
+        """Whether there is no time for another attempt, or the client has disconnected."""
         return self._gone or self._loop.time() >= self._end
 
     def done(self) -> None:

@@ -1,8 +1,8 @@
-# Paths: which requests under /v1, beside completions, clients may have passed on to stable.
+# Allowed paths: the requests under /v1, other than completions, that are forwarded to stable.
 #
-# They are sent with the operator's key, and servers have more under /v1 than inference: vLLM
-# loads and unloads adapters there, others keep files and jobs of all their users in one list.
-# So a path that nobody listed is refused.
+# They are sent with the operator's key, and servers have more than inference under /v1: vLLM loads
+# and unloads adapters there, others list files and jobs of all users.  So a path that is not listed
+# is refused.
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import re
 from servanda.errors import ContractError
 from servanda.gateway.http.error_replies import ErrorReply
 
-# inference, which leaves nothing behind for others, and what only reads.  Not here, though
-# OpenAI has them: files, batches, fine-tuning and stored chats, which belong to the upstream's
-# key and so to every client at once; and ways to delete or cancel.
+# stateless inference and read-only paths.  Not included, though OpenAI has them: files, batches,
+# fine-tuning and stored chats, which belong to the upstream's key and so to all clients; and paths
+# that delete or cancel.
 OPEN = (
     "GET /v1/models",
     "GET /v1/models/*",
     "POST /v1/responses",
-    "GET /v1/responses/*",  # one that is known by its id, which cannot be guessed
+    "GET /v1/responses/*",  # a response by its id, which cannot be guessed
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",
@@ -35,9 +35,9 @@ OPEN = (
     "POST /v1/images/generations",
     "POST /v1/images/edits",
 )
-# of the controller: what steers a gateway is on another listener
+# of the controller, which has a separate listener
 _LEADERS = re.compile(r"/v1/(follow|status|route|admin)(/|$)")
-# a path that some server would read as another one
+# a path that some servers normalise to another one
 _ODD_RAW = re.compile(r"[^\x21-\x7e]|[\\?#;]|%(?![0-9a-fA-F]{2})")
 _ODD_PATH = re.compile(r"//|/\.{1,2}(/|$)|[\x00-\x1f\x7f\\%?#;\ufffd]")
 _RULE = re.compile(r"(?:([A-Z]+) )?(/v1(?=/)(?:/[\w.\-~:@]+)*(?:/\*)?)", re.ASCII)
@@ -45,14 +45,14 @@ _SHOWN = 200  # characters of a path in a message
 
 
 class AllowedPaths:
-    """The paths that are open to clients.
+    """The paths that clients may use.
 
     Args:
-        more: beside `OPEN`: `[METHOD ]PATH`, every method where none is named; a `/*` at the end
-            stands for all that lies below.
+        more: in addition to `OPEN`: `[METHOD ]PATH`, every method where none is named; a `/*` at
+            the end stands for all that lies below.
 
     Raises:
-        ContractError: one of them is no path.
+        ContractError: one of them is not a path.
     """
 
     def __init__(self, *more: str) -> None:
@@ -73,7 +73,7 @@ class AllowedPaths:
                 self._exact.setdefault(path, set()).add(method)
 
     def methods(self, path: str) -> set[str]:
-        """The methods that a path may be asked by, `*` for every one; none where it is closed.
+        """The methods allowed on a path, `*` for all; empty if the path is closed.
 
         Args:
             path: decoded.
@@ -86,13 +86,13 @@ class AllowedPaths:
         return below | self._exact.get(path, set())
 
     def check(self, method: str, path: str, raw_path: bytes) -> None:
-        """Pass a request that clients may have sent on.
+        """Check that a request may be forwarded.
 
         Args:
-            path: decoded once, as the upstream will; raw_path: as it came, without its query.
+            path: decoded once, as the upstream does; raw_path: as received, without its query.
 
         Raises:
-            ErrorReply: no such path, or none that is open.
+            ErrorReply: no such path, or it is closed.
         """
         odd = _ODD_PATH.search(path) or _ODD_RAW.search(raw_path.decode("latin-1"))
         if odd or not path.startswith("/v1/") or _LEADERS.match(path):

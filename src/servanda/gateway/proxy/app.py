@@ -1,6 +1,6 @@
-# The application: which paths there are, who may ask, and how a client is told what is wrong.
+# The application: its paths, authentication, and error replies to clients.
 #
-# Pure ASGI: a stream is not wrapped by anything.
+# Pure ASGI: streams are not wrapped.
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _ALLOWED_BY_KEY = "give a key of role client as `Authorization: Bearer KEY`"
 
 
 class App:
-    """A gateway behind its paths.
+    """The ASGI application of a gateway.
 
     Attributes:
-        in_flight: requests that are being answered.
-        draining: whether it was told to end, and no new requests should be sent to it.
+        in_flight: number of requests in flight.
+        draining: whether it is shutting down, so that no new requests should be sent.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -91,7 +91,7 @@ class App:
         timeouts = Timeouts(self._total_s, self._loop)
         exchange = Exchange(scope, receive, send, timeouts, self._limits)
         if self.draining:
-            # the client's next request finds another gateway
+            # the client's next request reaches another gateway
             exchange.more.append((b"connection", b"close"))
         entered = False
         try:
@@ -123,7 +123,7 @@ class App:
                     del self._of_key[exchange.holder]
 
     def _admit(self, exchange: Exchange) -> None:
-        """Find out who asks, and refuse a request without a key or without room for it."""
+        """Authenticate a client, and refuse a request without a key or beyond the limits."""
         limits = self._limits
         target = len(exchange.scope["raw_path"]) + len(exchange.scope["query_string"])
         if exchange.head.size + target > limits.header_bytes:
@@ -157,7 +157,7 @@ class App:
             await send_error(exchange.send, error, tuple(exchange.more))
 
     async def _cancelled(self, exchange: Exchange) -> None:
-        """A wait that took too long, a client that has gone, or a server that ends."""
+        """Handle a timeout, a disconnected client, or the shutdown of the server."""
         why = exchange.timeouts.why
         if why == "gone":
             return

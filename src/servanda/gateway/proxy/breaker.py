@@ -1,8 +1,8 @@
-# Circuit breakers: a pool that fails again and again is left alone for a while.
+# Circuit breakers: a pool that fails repeatedly gets no requests for a while.
 #
-# A pool that cannot be connected to fails everybody.  Any other failure may be the fault of the
-# request that met it.  So of those each client has one vote, by what its latest request met, and
-# no client keeps a pool from the others by sending requests that fail.
+# A refused connection affects all clients.  Any other failure may be the fault of the request. Of
+# those, each client has one vote, by the outcome of its latest request, so that no client can open
+# the breaker for others by sending requests that fail.
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Literal
 
 State = Literal["closed", "open", "half-open"]
 _LONGEST_S = 60.0
-_CLIENTS = 1024  # that are remembered
+_CLIENTS = 1024  # clients kept
 
 
 class Breaker:
-    """Closed while all is well; open after failures; then half-open, for one trial at a time.
+    """Closed normally; open after failures; then half-open, for one trial at a time.
 
-    It opens after `failures` connections in a row that could not be made; or where requests of
-    more than half of the clients that were answered lately failed, `failures` in a row in all.
+    It opens after `failures` failed connections in a row, or if requests of more than half of the
+    recent clients failed, `failures` in a row in total.
 
     Args:
-        clock: seconds, steady.
-        rest_s: how long it is open at first; twice as long each time that its trials fail.
-        trials: that may be under way at a time while it is half-open; None: any number, for
-            what only some requests can tell.
-        window_s: what "lately" means.
+        clock: monotonic seconds.
+        rest_s: time for which it stays open at first; doubled each time that its trials fail.
+        trials: most concurrent trials while it is half-open; None: unlimited, for failures that
+            only some requests can show.
+        window_s: how long a client counts as recent.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Breaker:
     ) -> None:
         self._clock, self._failures, self._rest_s, self._trials = clock, failures, rest_s, trials
         self._window_s = window_s
-        # client -> when it was answered last, and how many of its requests failed in a row then
+        # client -> (time of its last outcome, its failures in a row)
         self._votes: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._unreached = self._trying = 0
         self._next_s = rest_s
         self._until: float | None = None
         self._tried = 0.0
-        # since it was opened last: clients whose trial failed, and until when each of them waits
+        # since the last opening: clients whose trial failed, and until when each of them waits
         self._resting: dict[str, float] = {}
-        # of the last two different clients that asked, who and when
+        # the last two different clients and the times of their requests
         self._last = self._other = ("", -math.inf)
 
     @property
@@ -59,11 +59,11 @@ class Breaker:
 
     @property
     def wait_s(self) -> int:
-        """Whole seconds until something may be tried."""
+        """Whole seconds until the next trial is allowed."""
         return 1 if self._until is None else max(1, round(self._until - self._clock()))
 
     def enter(self, client: str) -> bool:
-        """Whether a request may pass; anyone who does says later how it went, or that it left."""
+        """Whether a request may pass; the caller later reports its outcome or its end."""
         now = self._clock()
         if client != self._last[0]:
             self._other = self._last
@@ -72,7 +72,7 @@ class Breaker:
             return True
         if now < max(self._until, self._resting.get(client, self._until)):
             return False
-        # a trial that takes longer than the rest did keeps nobody else from trying
+        # a trial that takes longer than the open time does not block other trials
         busy = self._trials is not None and self._trying >= self._trials
         if busy and now < self._tried + self._next_s:
             return False
@@ -81,7 +81,7 @@ class Breaker:
         return True
 
     def succeeded(self, client: str) -> None:
-        """A request of this client had its answer."""
+        """Record the success of a request."""
         self._unreached = 0
         if self.state == "half-open":
             self._votes.clear()
@@ -91,7 +91,7 @@ class Breaker:
         self._vote(client, 0)
 
     def failed(self, client: str) -> None:
-        """A request of this client failed, and it may have been the request."""
+        """Record a failure that may be the fault of the request."""
         self._unreached = 0
         self._vote(client, self._votes.get(client, (0.0, 0))[1] + 1)
         state = self.state
@@ -106,7 +106,7 @@ class Breaker:
             self._open(self._next_s)
 
     def unreachable(self) -> None:
-        """There was no connection to be had."""
+        """Record a refused connection."""
         self._unreached += 1
         state = self.state
         if state == "half-open":
@@ -115,7 +115,7 @@ class Breaker:
             self._open(self._next_s)
 
     def abandoned(self) -> None:
-        """A request ended without saying anything of the pool."""
+        """Record a request that ended without information about the pool."""
         self._trying = max(0, self._trying - 1)
 
     def _vote(self, client: str, failures: int) -> None:
@@ -127,12 +127,12 @@ class Breaker:
     def _most_fail(self) -> bool:
         since = self._clock() - self._window_s
         lately = [failures for at, failures in self._votes.values() if at >= since]
-        # no client is counted more often than would be enough if it were the only one
+        # one client's count is capped at the number that would suffice if it were the only one
         met = sum(min(failures, self._failures) for failures in lately)
         return met >= self._failures and 2 * sum(map(bool, lately)) > len(lately)
 
     def _alone(self, client: str) -> bool:
-        """Whether no other client has asked lately."""
+        """Whether there is no other recent client."""
         since = self._clock() - self._window_s - self._next_s
         return all(name == client or at < since for name, at in (self._last, self._other))
 

@@ -1,8 +1,8 @@
 # One request for a completion, from its body to the last byte of its reply.
 #
-# Everything that concerns evidence is decided before anything is sent: the pool, whether it is
-# sampled, what it is asked for.  What the answer is like changes none of it.  A reply that has
-# begun is of one pool to its end.
+# All decisions about evidence are made before dispatch: the pool, whether the request is sampled,
+# and the logprobs requested.  The response changes none of them.  A reply that has begun comes from
+# one pool to its end.
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from servanda.gateway.proxy.upstreams import (
 )
 from servanda.gateway.routing.model import Pool
 
-_WAITS = ("reply", "part", "total")  # that a pool lets end
-_TURN = 8 << 10  # bytes of a stream that are taken apart before others have their turn
-# of a client's headers, what a sampled request says otherwise
+_WAITS = ("reply", "part", "total")  # phases whose timeout is a failure of the pool
+_TURN = 8 << 10  # bytes of a stream that are parsed before other tasks run
+# client headers that a sampled request replaces
 _OF_ITS_OWN = frozenset(("accept-encoding", *named.OF_A_BODY))
-# why a pool gave no reply -> status, message, code and retry_s of what the client gets
+# reason of a missing reply -> status, message, code and retry_s for the client
 _NO_REPLY: Mapping[str, tuple[int, str, str, int | None]] = {
     "connect": (502, "cannot be reached; try again", "no_upstream", 1),
     "broken": (502, "broke its reply off; try again", "broken", 1),
@@ -59,11 +59,11 @@ class CompletionHandler:
 
 
 class _AskStable(Exception):  # noqa: N818 - what is to be done
-    """Infer gave no reply, and stable may be asked; its text is the `why` of `UpstreamError`."""
+    """Infer gave no reply and stable may be tried; its text is the `why` of `UpstreamError`."""
 
 
 class _Completion:
-    """One request, with what was decided of it."""
+    """One request, with the decisions about it."""
 
     def __init__(
         self, gateway: Gateway, mirror: Mirror, exchange: Exchange, routed: RoutedRequest
@@ -72,8 +72,8 @@ class _Completion:
         self._exchange, self._routed = exchange, routed
         self._path = exchange.with_query(routed.path)
         self._capture: LogprobCapture | None = None
-        self._pool: Pool | None = None  # whose reply the client gets; None as long as it gets none
-        self._infer_failure = ""  # why infer gave no reply, until stable was asked the same
+        self._pool: Pool | None = None  # pool of the client's reply; None before it begins
+        self._infer_failure = ""  # why infer gave no reply, until stable has handled the request
 
     async def answer(self) -> None:
         gateway, exchange, routed = self._gateway, self._exchange, self._routed
@@ -99,14 +99,14 @@ class _Completion:
             counts.replied(decision, self._pool, exchange.first_s)
 
     def _enter(self, pool: Pool) -> Pool:
-        """The pool that answers, to which an explicit session keeps."""
+        """The pool of the request; an explicit session stays on one pool."""
         pool = self._gateway.enter(pool, self._exchange.client)
         if self._exchange.head.session:
             self._gateway.sessions.put(self._routed.facts.sticky, pool)
         return pool
 
     async def _answer_from(self, pool: Pool) -> None:
-        """Have the request answered by a pool; _AskStable: infer gave no reply, stable may."""
+        """Forward the request to a pool; _AskStable: infer gave no reply, stable may be tried."""
         gateway, counts, slices = self._gateway, self._gateway.counts, self._routed.decision.slices
         server, row, self._logprob_request = gateway.servers[pool], None, None
         if pool == "infer":
@@ -140,13 +140,13 @@ class _Completion:
         response = await self._send(server)
         status, packed = response.status, is_packed(response)
         if self._logprob_request is not None and (status in BAD_REQUEST or packed):
-            # perhaps it is what was added: the client's request is sent as it was
+            # perhaps the added fields are refused: the original request is sent
             add(self._gateway.counts.reflexes, "refused sample")
             self._lost, self._logprob_request = "packed" if packed else "refused", None
             with closing(response):
                 text = await read_body(response, self._exchange.limits.reply_bytes)
             response = await self._send(server)
-            if response.status == 200:  # else it may be the client's own words that it says
+            if response.status == 200:  # otherwise the text may quote the client
                 server.best = allowed_best(text, server.best)
         if self._logprob_request is not None and response.status != 200:
             self._lost, self._logprob_request = f"status {response.status}", None
@@ -182,12 +182,12 @@ class _Completion:
         return response
 
     def _check_status(self, server: Server, pool: Pool, response: Response) -> None:
-        """Refuse an error that another pool may not have, and a reply that leads elsewhere."""
+        """Raise on an error that another pool may not have, and on a redirect."""
         status = response.status
         if status in BROKEN:
             if self._gateway.has_fallback(pool):
                 raise UpstreamError("5xx")
-            server.breaker.abandoned()  # it may be the request, and nobody else is left to ask
+            server.breaker.abandoned()  # it may be the request, and no other pool is left
         elif server.breaker.state != "closed":
             server.breaker.succeeded(self._exchange.client)
         if 300 <= status < 400 and status != 304:
@@ -196,7 +196,7 @@ class _Completion:
             raise ErrorReply(502, message, "redirect")
 
     async def _forward_sampled(self, server: Server, response: Response) -> None:
-        """Send a sampled reply on, without what was asked for beside it."""
+        """Forward a sampled reply without the added logprobs."""
         exchange, limits = self._exchange, self._exchange.limits
         assert self._logprob_request is not None
         capture = LogprobCapture(self._logprob_request, limits.line_bytes, limits.reply_bytes)
@@ -205,7 +205,7 @@ class _Completion:
         headers = self._with_decision(raw, "infer")
         if not is_stream(response):
             body, whole = await read_start(response, limits.reply_bytes)
-            if not whole:  # no length said so before
+            if not whole:  # not known from a content-length
                 self._lost, self._capture = "overlong", None
                 await forward(exchange, response, headers, server.about, body)
                 return
@@ -221,7 +221,7 @@ class _Completion:
         try:
             async for data in response.content.iter_any():
                 for at in range(0, len(data), _TURN):
-                    if at:  # a stream without pauses is not the only one
+                    if at:  # let other tasks run during a stream without pauses
                         await asyncio.sleep(0)
                     if part := capture.feed(data[at : at + _TURN]):
                         await exchange.part(part)
@@ -233,10 +233,10 @@ class _Completion:
         await exchange.end()
 
     async def _give_up_on(self, server: Server, why: str) -> None:
-        """Go on where a pool gave no reply, or only a part of one."""
+        """Handle a missing or partial reply of a pool."""
         exchange, over = self._exchange, self._exchange.timeouts.over
         if not exchange.begun:
-            self._pool = None  # the client has nothing of the reply that began
+            self._pool = None  # the client has received no part of the reply
         if not exchange.begun and not over and self._gateway.has_fallback(server.name):
             if why == "connect":
                 server.breaker.unreachable()
@@ -244,7 +244,7 @@ class _Completion:
                 self._infer_failure = why
             raise _AskStable(why)
         if why == "timeout" and exchange.begun and over:
-            server.breaker.abandoned()  # a long answer is no fault, nor is a slow reader
+            server.breaker.abandoned()  # a long response or a slow reader is no failure of the pool
         else:
             self._gateway.record_failure(server, why, exchange.client)
         status, message, code, retry_s = _NO_REPLY[why]
@@ -254,19 +254,19 @@ class _Completion:
         await exchange.give_up(error)
 
     def _compare(self, *, stable_answered: bool) -> None:
-        """Count infer's failure once stable was asked the same."""
+        """Record infer's failure once stable has handled the same request."""
         why, self._infer_failure = self._infer_failure, ""
         infer = self._gateway.servers["infer"]
         if why and stable_answered:
             self._gateway.record_failure(infer, why, self._exchange.client)
-        elif why:  # a request that no pool answers is at fault itself
+        elif why:  # a request that fails on all pools is at fault itself
             infer.breaker.abandoned()
 
     async def _cancelled(self, server: Server, pool: Pool) -> None:
-        """Go on where a wait took too long; anyone who cancelled otherwise is obeyed."""
+        """Handle a timeout; any other cancellation is propagated."""
         exchange, why = self._exchange, self._exchange.timeouts.why
         whole = self._capture is not None and self._capture.whole
-        if why and not whole:  # an answer that only had to reach its client is one
+        if why and not whole:  # a complete response that was only being forwarded counts
             self._lost = "timeout" if why in _WAITS else why
         if why in _WAITS:
             self._gateway.counts.answered(pool, "timeout")

@@ -1,4 +1,4 @@
-# The configuration of a gateway: whom it may ask, how long it waits, how much it takes on.
+# The configuration of a gateway: its upstreams, timeouts and limits.
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ class Upstream:
 
     Args:
         url: http://HOST:PORT, without the /v1.
-        key: sent as `Authorization: Bearer KEY`; "": the client's own header is passed on,
-            unless the gateway has keys itself.
-        dialect: how token ids and logprobs are asked for.
-        served: what the server calls the kernel's model: a request that names another one (an
-            adapter, say) is no evidence of this kernel; "": every name is the kernel's.
-        defaults: of what a request may leave unsaid about its sampling, what the server takes:
-            temperature, top_p, top_k, min_p and penalties, those that are not neutral at least;
-            None: no one knows, and only requests that say all of it are evidence.
-        context: tokens that it runs at most, prompt and answer together; None: no one knows.
-        limit: new tokens that a request gets at most which names no number; None: what there is
-            room for.
-        mute: requests whose answers it gives without token ids, so that they are no evidence.
-        masks: whether it is known to make tokens impossible where a chat may call tools.
-        best: likeliest tokens that a sampled request asks for, at most.
-        connect_s, first_byte_s, idle_s: longest wait for a connection, for the first byte of
-            a reply (of one that is not streamed: for all of it), and between two of its parts;
-            total_s: for everything.
-        verify: what https is verified against; None: what `servanda.engines.tls.trusted` trusts.
-        probe: asks the server what it is, and gives the same with its answer, where that is not
-            known yet; raises MeasurementError where it does not answer.
-        keep_s: how long an unused connection is kept; shorter than the server keeps it.
+        key: sent as `Authorization: Bearer KEY`; "": the client's own header is forwarded, unless
+            the gateway has its own keys.
+        dialect: the form of requests for token ids and logprobs.
+        served: the server's name of the kernel's model: a request for another model (such as an
+            adapter) is no evidence for this kernel; "": any name is the kernel's.
+        defaults: the server's defaults of sampling parameters: temperature, top_p, top_k, min_p and
+            penalties, at least those that are not neutral; None: unknown, and only requests that
+            give all of them are evidence.
+        context: most tokens of prompt and response together; None: unknown.
+        limit: default limit of new tokens; None: the rest of the context.
+        mute: requests whose responses it returns without token ids, so that they are no evidence.
+        masks: whether it restricts tokens by a grammar if a chat may call tools.
+        best: most top-k logprobs that a sampled request asks for.
+        connect_s, first_byte_s, idle_s: timeouts for a connection, for the first byte of a reply
+            (for the whole reply if it is not streamed), and between two of its parts; total_s: for
+            the whole request.
+        verify: TLS context for https; None: that of `servanda.engines.tls.trusted`.
+        probe: asks the server for its description and returns the upstream with it; None: known
+            already; raises MeasurementError if it does not respond.
+        keep_s: how long an idle connection is kept; shorter than the server's own limit.
     """
 
     url: str
@@ -71,7 +70,7 @@ class Upstream:
         if parts is None or parts.username:
             raise ContractError(
                 f"an upstream's url is {self.url!r}",
-                hint="write http://HOST:PORT or https://HOST:PORT; a key is given beside it",
+                hint="write http://HOST:PORT or https://HOST:PORT; give the key separately",
             )
 
     @property
@@ -81,25 +80,25 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a gateway takes on; beyond it a client is refused with the reason.
+    """The limits of a gateway; beyond them a request is refused with the reason.
 
     Args:
-        body_bytes, header_bytes: of a request; reply_bytes: of a reply that was sampled: one
-            that is not streamed has to be read whole; line_bytes: of one event of a sampled
-            stream, the first of which may have all ids of a prompt.  What is longer passes on,
-            and is a lost sample.
-        in_flight: requests that are being answered; in_flight_per_key: of them, of one client.
-        body_s: how long a body may take to arrive; stall_s: how long a client may read nothing
-            of what waits for it.
-        rows, row_bytes: samples that wait for the controller; beyond them a row is sent as lost,
-            and beyond `4 * rows` no request is sampled.
-        row_s: after which a sample without an answer is lost, so that it holds up no other.
-        mirror_in_flight, mirror_per_s: of requests that infer is mirrored.
-        count_s: how long a prompt may take to be counted.
-        read_bytes: of a body, beyond which its prompt is not counted, and it is neither sampled
-            nor mirrored: taking it apart would keep everybody else waiting.
-        sessions, session_s: how many are remembered, and how long after their last request.
-        drain_s: what requests under way have left, once the gateway is told to end.
+        body_bytes, header_bytes: of a request; reply_bytes: of a sampled reply, which is buffered
+            if it is not streamed; line_bytes: of one event of a sampled stream, the first of which
+            may contain all ids of a prompt.  A longer reply is forwarded and counts as a lost
+            sample.
+        in_flight: most concurrent requests; in_flight_per_key: most of one client.
+        body_s: time for a body to arrive; stall_s: time for which a client may read nothing.
+        rows, row_bytes: samples queued for the controller; beyond them a row is sent as lost, and
+            beyond `4 * rows` no request is sampled.
+        row_s: time after which a sample without a response counts as lost, so that it delays no
+            other.
+        mirror_in_flight, mirror_per_s: limits of mirrored requests.
+        count_s: timeout for counting the tokens of a prompt.
+        read_bytes: size of a body above which its prompt is not counted, and it is neither sampled
+            nor mirrored: parsing it would delay all others.
+        sessions, session_s: how many sessions are kept, and for how long after their last request.
+        drain_s: grace period for requests in flight at shutdown.
     """
 
     body_bytes: int = 32 << 20
@@ -127,11 +126,11 @@ class LogFiles:
     """The files of a log of sampled requests.
 
     Args:
-        folder: of one gateway alone.
-        file_bytes, file_s: of a file, about; the next row begins another one.
-        keep_s: a file is deleted once no one wrote to it for so long; None: never.
-        tokens: whether rows have token ids of prompts and answers; else they say that a request
-            was sent, and when, and no one can judge them again.
+        folder: used by one gateway only.
+        file_bytes, file_s: approximate size and age of a file; the next row begins a new one.
+        keep_s: a file is deleted this long after its last write; None: never.
+        tokens: whether rows contain the token ids of prompts and responses; without them a row only
+            records the dispatch, and cannot be judged again.
     """
 
     folder: Path
@@ -143,18 +142,19 @@ class LogFiles:
 
 @dataclass(frozen=True)
 class Config:
-    """What a gateway is told at its start; everything else comes with snapshots.
+    """The configuration of a gateway at its start; everything else comes with snapshots.
 
     Args:
-        infer: the pool under test; stable: the other one, None where there is none.
-        controller: who makes the snapshots, url and key of role `gateway`; None: no one.
-        name: of this gateway, among those of one controller.
-        without: who serves before the first snapshot, and whatever is no completion.
-        log: of sampled requests; None: none is written.
-        keys: whom it knows; users need a key where it has one of role `client`.
-        labels: name -> api_key, route or request.metadata.KEY, until a snapshot says.
-        shows: whether replies say their decision's id and their pool.
-        allow: paths that clients may reach at stable, beside `allowed_paths.OPEN`.
+        infer: the pool under test; stable: the other pool, or None.
+        controller: the source of snapshots, with URL and key of role `gateway`; None: no
+            controller.
+        name: name of this gateway, unique per controller.
+        without: the pool before the first snapshot, and for requests that are no completions.
+        log: log of sampled requests; None: not written.
+        keys: its API keys; clients need a key if there is one of role `client`.
+        labels: name -> api_key, route or request.metadata.KEY, until the first snapshot.
+        shows: whether replies contain the id of their decision and their pool.
+        allow: paths forwarded to stable in addition to `allowed_paths.OPEN`.
     """
 
     infer: Upstream
@@ -170,7 +170,7 @@ class Config:
     allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        AllowedPaths(*self.allow)  # refused before anything is opened
+        AllowedPaths(*self.allow)  # checked before anything is opened
         if self.without == "stable" and self.stable is None:
             raise ContractError(
                 "stable serves while no route is known, and there is no stable pool",

@@ -1,9 +1,9 @@
-# Rows to the controller, and snapshots from it, in one question a second at least.
+# Sends rows to the controller and receives snapshots, at least once per second.
 #
-# Rows go again until the controller says that they are safe, so that it may die at any time; a
-# snapshot is followed if it is later than the one before.  A message that is refused is sent
-# again with half its rows, down to none: a row that is refused where none of it is not is lost,
-# and keeps no other one waiting.
+# Rows are sent again until the controller confirms that they are stored, so that it may die at any
+# time; a snapshot is used if it is later than the last one.  A refused message is sent again with
+# half its rows, down to none.  If one row is refused and an empty message is not, the row is lost
+# and does not block the others.
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from servanda.gateway.proxy.upstreams import Server, UpstreamError
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
 from servanda.gateway.routing.router import Router
 
-_SELDOM_S, _OFTEN_S = 1.0, 0.2  # between two questions: where nothing waits, and where rows do
+_SELDOM_S, _OFTEN_S = 1.0, 0.2  # between two messages: without rows, and with rows
 _WAIT_S = 10.0
-_MOST = 16 << 20  # bytes of an answer
-_SALT, _LARGEST = 64, 2**53  # bytes; a number that every reader of JSON knows
-# statuses by which it may be a row that the controller cannot take
+_MOST = 16 << 20  # bytes of a response
+_SALT, _LARGEST = 64, 2**53  # bytes; an integer that every JSON reader can represent
+# statuses that may mean an invalid row
 _OF_A_ROW = (400, 413, 422, 500)
 
 
@@ -43,23 +43,23 @@ _read = msgspec.json.Decoder(_Reply).decode
 
 
 class ControllerSync:
-    """Sends rows to a controller, and takes snapshots from it.
+    """Sends rows to a controller and receives snapshots.
 
     Args:
-        controller: None: there is none, and rows go to the log alone.
+        controller: None: no controller; rows go only to the log.
     """
 
     def __init__(self, gateway: Gateway, controller: Server | None) -> None:
         self._gateway, self._controller = gateway, controller
         self._ready = asyncio.Event()
         self._over = False
-        self._rows = MESSAGE_ROWS  # of a message, at most
-        self._took = False  # whether a snapshot came that the controller is to hear of
-        self._heard_alone = False  # whether the last message had no rows, and was heard
+        self._rows = MESSAGE_ROWS  # most rows of a message
+        self._took = False  # whether to confirm a new snapshot
+        self._heard_alone = False  # whether the last message had no rows and was accepted
         gateway.launches.on_ready = self._ready.set
 
     async def run(self) -> None:
-        """Until it is told to stop."""
+        """Run until `stop`."""
         if self._controller is not None:
             await self._controller.open()
         while not self._over:
@@ -69,7 +69,7 @@ class ControllerSync:
             await asyncio.sleep(_OFTEN_S)
             took, self._took = self._took, False
             if self._controller is not None and self._controller.about.probe is not None:
-                continue  # nobody knows where it is: asking again costs nothing
+                continue  # its address is not known yet: a retry costs nothing
             if not well or not (took or self._gateway.launches.waiting()):
                 self._ready.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -80,20 +80,20 @@ class ControllerSync:
     def stop(self, running: asyncio.Future[None]) -> None:
         """End `run`.
 
-        Before Python 3.12 a `wait_for` whose work is done in the same turn swallows a
-        cancellation, so that alone may be one that no one hears.
+        Before Python 3.12 a `wait_for` whose work completes in the same loop turn swallows a
+        cancellation, so a cancellation alone is not sufficient.
         """
         self._over = True
         running.cancel()
 
     async def close(self) -> None:
-        """Say the last rows, if the controller hears them."""
+        """Send the last rows, if the controller responds."""
         await self.once()
         if self._controller is not None:
             await self._controller.close()
 
     async def once(self) -> bool:
-        """Ask once; whether there was an answer."""
+        """Send one message; returns whether there was a response."""
         gateway = self._gateway
         gateway.launches.sweep()
         if gateway.log is not None:
@@ -125,7 +125,7 @@ class ControllerSync:
             return False
         try:
             self._accept(_read(text), asked_at)
-        except Exception:  # whatever it says, it is asked again
+        except Exception:  # whatever the error, it is sent again
             add(gateway.counts.reflexes, "odd snapshot")
             return False
         self._heard_alone = not self._rows
@@ -147,11 +147,11 @@ class ControllerSync:
         )
 
     def _accept(self, reply: _Reply, asked_at: float) -> None:
-        """Take an answer over.
+        """Apply a response.
 
         Args:
-            asked_at: when it was asked for: a snapshot is valid for as long as the controller says,
-                from then on and by our own clock, whatever both clocks say.
+            asked_at: when it was requested: a snapshot is valid for the controller's duration from
+                then on, by our own clock, even if the two clocks differ.
         """
         gateway = self._gateway
         gateway.launches.taken(min(reply.taken, gateway.launches.last))
@@ -164,7 +164,7 @@ class ControllerSync:
             raise ValueError("a snapshot has a number")
         if not (reply.now > 0 and math.isfinite(reply.now)):
             raise ValueError("a leader says by which time its snapshot ends")
-        # what cannot decide is found out here, and not by a user
+        # an invalid snapshot must fail here, not in a user's request
         Router(snapshot).decide(RequestFacts("", ""), now=gateway.now())
         left_s = snapshot.valid_until - reply.now
         self._took = gateway.take(replace(snapshot, valid_until=asked_at + left_s))

@@ -1,4 +1,4 @@
-# Counts: what a gateway did since its start, in plain numbers.  The controller adds gateways up.
+# Counters of a gateway since its start.  The controller adds up gateways.
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ WHOLE = "all"
 _LARGEST = 2**53  # of a count
 # upper bounds of buckets, seconds; one more bucket holds what is above them
 OVERHEAD_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
-# seconds that a sampled request waits for its evidence
+# delay from a sampled request to its evidence
 LAG_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 @dataclass
 class Histogram:
-    """Seconds, counted in buckets.
+    """A histogram of seconds.
 
-    Not `prometheus_client.Histogram`, whose buckets are read from `collect` alone, and added up.
+    Not `prometheus_client.Histogram`, whose buckets are available only from `collect`, cumulated.
 
     Args:
-        bounds: upper ones, rising; buckets: how many lie in each, not added up.
+        bounds: upper bounds, increasing; buckets: count of each, not cumulative.
     """
 
     bounds: tuple[float, ...]
@@ -40,7 +40,7 @@ class Histogram:
         self.sum += seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """{"buckets": {bound: how many lie between it and the bound before}, "sum": seconds}.
+        """{"buckets": {bound: count between it and the bound before}, "sum": seconds}.
 
         >>> told = Histogram((0.1, 1.0), [3, 0, 2], 70.0).to_dict()
         >>> told["buckets"], told["sum"]
@@ -52,28 +52,28 @@ class Histogram:
 
 @dataclass
 class Counts:
-    """Cumulative since the gateway's start, unless said; mirrored requests are in no other count.
+    """Cumulative since the gateway's start, unless stated; mirrored requests are in no other count.
 
     Args:
-        decisions: "slice\\tpool\\treason" -> requests; the slice is the most specific one.
-        would: "slice\\tpool" -> requests that would go there, if every slice acted.
+        decisions: "slice\\tpool\\treason" -> requests, counted for the most specific slice.
+        would: "slice\\tpool" -> requests that would go there if every decision were acted on.
         statuses: "pool\\tstatus" -> replies: 2xx, 4xx, 5xx, or connect, timeout, broken, gone.
-        answers: "slice\\tpool" -> requests whose reply came from that pool, "none" where there was
-            none; the slice is the most specific one.
-        failovers: why infer gave no reply -> requests that stable was asked instead: connect,
-            timeout, broken, 5xx, or breaker where infer was not asked at all.
-        first_byte: pool -> seconds between asking it and the first byte of its reply's body.
-        sampled, dropped: requests that were sampled, and those of them that were given up.
-        unsampled: why a request that was drawn for the sample is no evidence -> how many.
-        mirrored, mirror_dropped: that infer was mirrored, and was not without room.
-        launched: slice -> requests that infer was sent; every slice of a request.
-        in_flight: pool -> requests now; peak: the most since the last report.
-        slice_in_flight: slice -> requests at infer, the mean since the last report.
-        pools: pool -> "closed", or "open" where its circuit breaker lets nothing through.
-        reflexes: kind -> how often something was wrong that needs no statistics.
-        log: why the log of sampled requests takes no rows now, "" where it does.
-        prompts: of sampled answers, whether infer ran the prompt that stable makes of the request:
-            "equal", "other", or "unknown" where stable did not say.
+        answers: "slice\\tpool" -> requests whose reply came from that pool, "none" without a
+            reply, counted for the most specific slice.
+        failovers: reason -> requests that failed over from infer to stable: connect, timeout,
+            broken, 5xx, or breaker if infer was not tried.
+        first_byte: pool -> seconds from the dispatch to the first byte of the reply's body.
+        sampled, dropped: number of sampled requests, and of dropped ones among them.
+        unsampled: reason -> requests selected for the sample that are no evidence.
+        mirrored, mirror_dropped: number of mirrored requests, and of those dropped at the limit.
+        launched: slice -> requests sent to infer, counted for every slice of a request.
+        in_flight: pool -> requests now; peak: maximum since the last report.
+        slice_in_flight: slice -> mean number of requests at infer since the last report.
+        pools: pool -> "closed", or "open" if its circuit breaker is open.
+        reflexes: kind -> number of faults that need no statistics.
+        log: the problem of the log of sampled requests, "" if none.
+        prompts: of sampled responses, whether infer ran the same prompt tokens as stable: "equal",
+            "other", or "unknown" if stable did not report them.
     """
 
     decisions: dict[str, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Counts:
         add(self.would, f"{name}\t{decision.would or 'refused'}")
 
     def replied(self, decision: Decision, pool: Pool | None, first_s: float | None) -> None:
-        """Who a request's reply came from in the end, and how long its first byte took."""
+        """Record the pool of a reply and the time to its first byte."""
         add(self.answers, f"{_of(decision)}\t{pool or 'none'}")
         if pool is not None and first_s is not None:
             self.first_byte[pool].add(first_s)
@@ -122,7 +122,7 @@ class Counts:
         self.in_flight[pool] -= 1
 
     def report(self) -> dict[str, Any]:
-        """Everything, as JSON has it; what is since the last report begins anew."""
+        """All counts as JSON data; resets those that count since the last report."""
         report = asdict(self)
         report["overhead"] = self.overhead.to_dict()
         report["first_byte"] = {pool: of.to_dict() for pool, of in self.first_byte.items()}
@@ -135,7 +135,7 @@ def _of(decision: Decision) -> str:
 
 
 def numbers(counts: Any) -> Iterator[tuple[str, Any]]:
-    """The counts of a mapping that a gateway sent; whatever else it holds is left out."""
+    """The valid counts of a mapping from a gateway."""
     if isinstance(counts, Mapping):
         for key, n in counts.items():
             if isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < _LARGEST:
@@ -147,7 +147,7 @@ def add(counts: dict[str, int], key: str) -> None:
 
 
 class InFlightMeans:
-    """How many requests of each slice infer answers at a time, as a mean over time."""
+    """The time-averaged number of requests in flight at infer, per slice."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._since = clock, clock()
@@ -156,14 +156,14 @@ class InFlightMeans:
         self._moved: dict[str, float] = {}
 
     def move(self, slices: tuple[str, ...], by: int) -> None:
-        """Requests of these slices begin (1) or end (-1)."""
+        """Record that requests of these slices begin (1) or end (-1)."""
         at = self._clock()
         for name in slices:
             self._settle(name, at)
             self._now[name] = self._now.get(name, 0) + by
 
     def means(self) -> dict[str, float]:
-        """Since the last call."""
+        """The means since the last call."""
         at = self._clock()
         span = at - self._since
         for name in [*self._now]:

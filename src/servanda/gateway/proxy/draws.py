@@ -1,7 +1,7 @@
-# Draws: what a request asks of the draw, or why its answer says nothing of the kernel's law.
+# Sampling parameters of a request, or the reason why its response is no evidence for the kernel.
 #
-# What is looked at is what a user asked for, before anything is sent (law 5).  A field that
-# nobody here knows may change the draw.
+# Only the user's request is examined, before dispatch (law 5).  An unknown field may change the
+# sampling.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servanda.gateway.proxy.config import Upstream
 from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.server_kinds import KINDS, ServerKind
 
-_MOST = 2**63 - 1  # of a number that others can read too
+_MOST = 2**63 - 1  # largest integer that other readers can parse
 _WHOLE = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
 _NUMBER = _WHOLE | Annotated[float, Meta(ge=-_MOST, le=_MOST)]
 _SAMPLING: Mapping[str, Any] = {
@@ -26,7 +26,7 @@ _SAMPLING: Mapping[str, Any] = {
     "min_p": _NUMBER,
     "seed": _WHOLE,
 }
-# of no consequence for what is drawn, or said in the reply itself
+# without effect on sampling, or reported in the reply
 _HARMLESS = frozenset(
     (
         *("model", "stream", "stream_options", "user", "metadata", "store", "service_tier"),
@@ -39,17 +39,17 @@ _HARMLESS = frozenset(
         *("chat_template_kwargs", "documents"),
     )
 )
-# looked at one by one
+# checked individually
 _LOOKED_AT = ("n", "stop", "stop_token_ids", "tools", "tool_choice", "parallel_tool_calls")
-# field -> values that change nothing
+# field -> neutral values
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {**NEUTRAL, "echo": (False,)}
-# fields that make tokens impossible, by whatever name a server knows a grammar: the logprobs do
-# not say which, so no token of such an answer is one
+# fields that restrict tokens by a grammar, under the names of various servers: the logprobs do not
+# show which tokens, so such a response is no evidence
 _MASKS = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("json_schema", "regex", "ebnf", "grammar", "structural_tag"),
 )
-# why a request is no evidence, besides the fields above
+# further reasons why a request is no evidence
 UNKNOWN = "unknown field"
 PROMPTS = "several prompts"
 CONTENT = "content besides text"
@@ -64,7 +64,7 @@ REASONS: tuple[str, ...] = (*dict.fromkeys((*_NEUTRAL, *_LOOKED_AT, *_MASKS, *_O
 
 
 class _Text(msgspec.Struct, tag_field="type", tag="text"):
-    """A part of a message, besides which there are images."""
+    """A text part of a message; other parts are images."""
 
 
 class _Message(msgspec.Struct):
@@ -75,7 +75,7 @@ _messages = msgspec.json.Decoder(list[_Message]).decode
 
 
 class NoEvidence(Exception):  # noqa: N818 - what a request is
-    """A request is none; `why` is one of REASONS."""
+    """A request is no evidence; `why` is one of REASONS."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -85,10 +85,10 @@ class NoEvidence(Exception):  # noqa: N818 - what a request is
 def sampling_of(
     request: CompletionRequest, fields: Mapping[str, Raw], values: Mapping[str, Any], pool: Upstream
 ) -> dict[str, Any]:
-    """What is asked for, as a row has it: what the request leaves unsaid is the server's.
+    """The sampling parameters for a row; missing ones are the server's defaults.
 
     Raises:
-        NoEvidence: it is none.
+        NoEvidence: the request is no evidence.
     """
     own = {name: value for name, value in values.items() if value is not None}
     if pool.defaults is None and not own.keys() >= {*DECIDING}:
@@ -109,9 +109,9 @@ def sampling_of(
             raise NoEvidence(name)
     kind = KINDS[pool.dialect]
     n = own.get("n", 1)
-    if type(n) is not int or n < 1:  # of several choices that with index 0 is a draw of the law
+    if type(n) is not int or n < 1:  # of several choices, the one with index 0 is a valid sample
         raise NoEvidence("n")
-    # an answer that ends where the request says has the same law, if all of its tokens come
+    # a stop sequence does not change the distribution, if all tokens are returned
     stops = [name for name in ("stop", "stop_token_ids") if own.get(name) and not kind.stops]
     if why := next(iter(stops), "") or _tools(own, kind, pool.masks):
         raise NoEvidence(why)
@@ -127,7 +127,7 @@ def sampling_of(
 
 
 def _tools(fields: Mapping[str, Any], kind: ServerKind, masks: bool) -> str:
-    """Why a chat that may call tools is none; one that must is held to a grammar."""
+    """The reason why a chat that may call tools is no evidence; a forced call uses a grammar."""
     tools = fields.get("tools") or []
     choice = fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
@@ -150,7 +150,7 @@ def _is_strict(tool: Any) -> bool:
 
 
 def _most(request: CompletionRequest, fields: Mapping[str, Any], pool: Upstream) -> int:
-    """New tokens that it gets at most: those that it names, or what its server allows."""
+    """Most new tokens: the request's limit, or the server's."""
     kind = KINDS[pool.dialect]
     most = fields.get("max_tokens")
     if request.chat or kind.either:
@@ -174,13 +174,13 @@ def _numbers(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filtered(sampling: Mapping[str, Any]) -> bool:
-    """Whether fewer tokens can be drawn than the model has."""
+    """Whether a filter restricts the tokens that can be sampled."""
     top_k, top_p, min_p = (sampling.get(name) for name in ("top_k", "top_p", "min_p"))
     return bool((top_k or 0) > 0 or (top_p is not None and top_p < 1) or (min_p or 0) > 0)
 
 
 def _texts_only(messages: Raw | None) -> bool:
-    """Whether nothing but texts is in a chat: what an image becomes, ids do not say."""
+    """Whether a chat contains only text: token ids do not represent images."""
     try:
         return messages is not None and bool(_messages(messages))
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-# An exchange: one request of a client, and how its reply is sent on.
+# An exchange: one request of a client, and the forwarding of its reply.
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from servanda.gateway.proxy.config import Limits, Upstream
 from servanda.gateway.proxy.upstreams import ClientError, Response, UpstreamError
 
 _EVENTS = "text/event-stream"
-_WHOLE = 65_536  # bytes of a reply that is read before any of it is sent
+_WHOLE = 65_536  # bytes of a reply that are buffered before the first is sent
 
 
 class ClientGone(Exception):  # noqa: N818 - a client may leave
-    """The client hung up before its request had come."""
+    """The client disconnected before its request was complete."""
 
 
 @dataclass
 class Exchange:
-    """One request, and what has become of it.
+    """One request and the state of its reply.
 
     Args:
-        holder: name of whose key it came with; "" where users need none.
-        begun: whether any of the reply was sent; streams: whether it is of events, to which
-            one may be added; last: its last part.
-        at_fault: why its body was not read to its end, while an upstream was sent it.
-        busy_s: seconds that were not spent waiting for others, so far; since: when the last
-            wait ended.
-        sent: when an upstream was asked, the last time; first_s: how long the first byte of the
-            reply's body took from then; None where none came.
+        holder: name of the holder of its key; "" if clients need no key.
+        begun: whether any of the reply was sent; streams: whether it is an event stream, to which
+            an event may be added; last: its last part.
+        at_fault: why its body could not be read completely while it was forwarded.
+        busy_s: seconds not spent waiting for others, so far; since: when the last wait ended.
+        sent: last dispatch to an upstream; first_s: time from then to the first byte of the reply's
+            body; None without one.
     """
 
     scope: Scope
@@ -66,7 +65,7 @@ class Exchange:
 
     @property
     def client(self) -> str:
-        """Who asks, by what no client can make up: the name of its key, or its address."""
+        """The client's unforgeable identity: the name of its key, or its address."""
         return self.holder or self.address
 
     def with_query(self, path: str) -> str:
@@ -74,7 +73,7 @@ class Exchange:
         return f"{path}?{query.decode('latin-1')}" if query else path
 
     def pause(self) -> None:
-        """The exchange waits for somebody from now on."""
+        """Mark the begin of a wait for another party."""
         self.busy_s += perf_counter() - self.since
 
     def resume(self) -> None:
@@ -85,7 +84,7 @@ class Exchange:
 
         Raises:
             ErrorReply: it is too long.
-            ClientGone: it never came to its end.
+            ClientGone: the client disconnected.
         """
         most = self.limits.body_bytes
         self.pause()
@@ -111,14 +110,14 @@ class Exchange:
         self._came()
         self.timeouts.wait_for("client", self.limits.stall_s)
         await self.send(_start(status, [*headers, *self.more]))
-        if len(body) > _WHOLE:  # more than a connection takes at once: it is waited for
+        if len(body) > _WHOLE:  # more than the connection's buffer: wait for it
             await self.parts(body)
             await self.end()
         else:
             await self.send({"type": "http.response.body", "body": body})
 
     async def start(self, response: Response, headers: list[Header]) -> None:
-        """The head of a reply whose parts come one by one."""
+        """Send the head of a reply that is sent in parts."""
         self.begun = True
         whole = response.content_length is not None or is_packed(response)
         self.streams = is_stream(response) and not whole
@@ -126,14 +125,14 @@ class Exchange:
         await self.send(_start(response.status, [*headers, *self.more]))
 
     async def part(self, data: bytes) -> None:
-        """The next part of a reply; a client that reads nothing is given up."""
+        """Send the next part of a reply; a client that stops reading is disconnected."""
         self._came()
         self.last = data
         self.timeouts.wait_for("client", self.limits.stall_s)
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def parts(self, data: bytes) -> None:
-        """A long part, of which a slow client has all the time that it takes bytes of it."""
+        """Send a long part; a slow client is not cut off while it reads."""
         for at in range(0, len(data), _WHOLE):
             await self.part(data[at : at + _WHOLE])
 
@@ -146,7 +145,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b""})
 
     async def give_up(self, error: ErrorReply) -> None:
-        """End a reply that cannot go on: a stream by an event that says so, any other by a cut."""
+        """End an incomplete reply: a stream by an error event, any other by a disconnect."""
         if not self.streams:
             self.cut()
             return
@@ -155,10 +154,10 @@ class Exchange:
         await self.end()
 
     def cut(self) -> None:
-        """Close the connection in the middle of a reply: the client sees that it is not whole."""
+        """Close the connection in the middle of a reply: the client sees that it is incomplete."""
         holder: Any = getattr(self.send, "__self__", None)  # uvicorn's, of the connection
         with suppress(AttributeError):
-            holder.disconnected = True  # or it would report that the reply is not complete
+            holder.disconnected = True  # otherwise it would log an incomplete reply
             holder.transport.abort()
 
 
@@ -181,17 +180,17 @@ async def forward(
     about: Upstream,
     begun: bytes = b"",
 ) -> None:
-    """Send a reply on, byte for byte.
+    """Forward a reply, byte for byte.
 
     Args:
-        begun: what was read of it already.
+        begun: bytes of it that were read already.
 
     Raises:
-        UpstreamError: it broke off; before any of it was sent where `begun` is false.
+        UpstreamError: it broke off; if `begun` is false, before any of it was sent.
     """
     length = response.content_length
     content = response.content
-    if response.status in (204, 304):  # a length is that of a body that does not come
+    if response.status in (204, 304):  # a content-length is that of an absent body
         headers = [(name, value) for name, value in headers if name != b"content-length"]
         length = 0
     try:
@@ -205,7 +204,7 @@ async def forward(
         await exchange.parts(begun)
         exchange.pause()
         timeouts, idle_s = exchange.timeouts, about.idle_s
-        timeouts.wait_for("part", about.first_byte_s)  # a head is often sent before its turn
+        timeouts.wait_for("part", about.first_byte_s)  # a head may be sent early
         async for data in content.iter_any():
             await exchange.part(data)
             timeouts.wait_for("part", idle_s)

@@ -1,7 +1,7 @@
-# The gateway: what all requests share, and what one of them is decided by.
+# The gateway: the state that all requests share, and the routing of each.
 #
-# It does no statistics.  It follows a snapshot until that expires, and acts by itself only
-# where a pool does not answer, or answers with what is no number.
+# It computes no statistics.  It follows a snapshot until that expires, and decides on its own only
+# if a pool does not respond or returns invalid logprobs.
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from servanda.gateway.routing.model import Pool, RequestFacts, Snapshot
 from servanda.gateway.routing.router import Router
 from servanda.traces.request_log import OTHER_PROMPT
 
-_MEET_S = 5.0  # between two questions what infer is
-_ODD_IN_A_ROW = 3  # sampled answers without sense, after which infer rests
-_ODD_REST_S, _ODD_WINDOW_S = 30.0, 600.0  # few requests are sampled
+_MEET_S = 5.0  # between two requests for infer's description
+_ODD_IN_A_ROW = 3  # invalid sampled responses that open infer's circuit breaker
+_ODD_REST_S, _ODD_WINDOW_S = 30.0, 600.0  # long, because few requests are sampled
 
 
 class Gateway:
-    """One gateway of one process.
+    """One gateway process.
 
     Args:
-        now: unix seconds, which go on evenly; clock: steady ones.
+        now: returns unix seconds without jumps; clock: monotonic seconds.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Gateway:
             await server.open()
 
     async def wait_for_infer(self) -> None:
-        """Ask infer what it is until it says so: a server that loads its model is busy."""
+        """Request infer's description until it responds: it may still be loading its model."""
         infer = self.servers["infer"]
         while infer.about.probe is not None:
             await asyncio.sleep(_MEET_S)
@@ -91,8 +91,8 @@ class Gateway:
                 infer.about = await asyncio.to_thread(infer.about.probe)
 
     async def settle(self) -> None:
-        """End what is under way for no one; rows without an answer are lost."""
-        while self._tasks:  # what ends may ask for its prompt's ids
+        """End background work; rows without a response count as lost."""
+        while self._tasks:  # ending tasks may request the ids of a prompt
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -105,14 +105,14 @@ class Gateway:
             await server.close()
 
     def take(self, snapshot: Snapshot) -> bool:
-        """Follow a snapshot; False where a later one is followed already."""
+        """Use a snapshot; False if a later one is in use."""
         if self.snapshot is not None and snapshot.version <= self.snapshot.version:
             return False
         self.router = Router(snapshot, self.config.without)
         return True
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that no client waits for."""
+        """Run a task that no client waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -120,10 +120,10 @@ class Gateway:
     async def route(
         self, request: CompletionRequest, exchange: Exchange, path: str
     ) -> RoutedRequest:
-        """Decide where a request goes, by what is known before it is sent anywhere."""
+        """Route a request by the facts known before its dispatch."""
         router, holder, session = self.router, exchange.holder, exchange.head.session
         self._last += 1
-        # an id that no request had before; it is not the client's, who could send one twice
+        # a unique id; the client's own could repeat
         name = f"{self._prefix}-{self._last:x}"
         if router.counts_tokens:
             exchange.pause()
@@ -132,7 +132,7 @@ class Gateway:
         else:
             tokens = request.known_tokens
         sources = router.snapshot.labels if router.snapshot is not None else self.config.labels
-        # what a client names is its own: nobody shares a session with another's key
+        # session names are per client: no session is shared between keys
         if session:
             sticky = f"session {holder} {session}"
         elif request.user:
@@ -153,20 +153,20 @@ class Gateway:
         return RoutedRequest(request, path, facts, decision, user, exchange.client)
 
     def _user_hash(self, request: CompletionRequest, exchange: Exchange) -> str:
-        """A keyed hash of who asked: evidence of one user is not that of many."""
+        """A keyed hash of the user, because evidence must come from several users."""
         user = exchange.head.session or request.user or exchange.address
         who = f"key {exchange.holder}" if exchange.holder else f"user {user}"
         salt = bytes.fromhex(self.snapshot.salt) if self.snapshot is not None else b""
         return pseudonym(salt, who)
 
     def enter(self, pool: Pool, client: str) -> Pool:
-        """The pool that answers: the one that was decided, or stable where infer is broken.
+        """The pool of a request: the decided one, or stable if infer's circuit breaker is open.
 
         Args:
-            client: who asks.
+            client: identity of the client.
 
         Raises:
-            ErrorReply: there is none.
+            ErrorReply: no pool is available.
         """
         server = self.servers.get(pool)
         if server is None:
@@ -188,14 +188,14 @@ class Gateway:
         )
 
     def has_fallback(self, pool: str) -> bool:
-        """Whether another pool is asked where this one gives no answer."""
+        """Whether another pool can be tried if this one fails."""
         return pool == "infer" and "stable" in self.servers
 
     def record_failure(self, server: Server, why: str, client: str) -> None:
-        """Count a failure against a pool: where it is the last one, no more than its connections.
+        """Record a failure of a pool; of the last pool only refused connections count.
 
         Args:
-            why: as `UpstreamError` has it, or "5xx"; client: whose request failed.
+            why: reason as in `UpstreamError`, or "5xx"; client: its identity.
         """
         if why == "connect":
             server.breaker.unreachable()
@@ -205,17 +205,17 @@ class Gateway:
             server.breaker.abandoned()
 
     def counter(self) -> Server | None:
-        """Whom to ask for tokens: a pool that is well, stable first."""
+        """The pool to ask for tokens: an available one, stable first."""
         servers = [self.servers[name] for name in ("stable", "infer") if name in self.servers]
         return next((s for s in servers if s.breaker.state == "closed"), None)
 
     def resolve(
         self, row: OpenRow, routed: RoutedRequest, capture: LogprobCapture | None, lost: str
     ) -> None:
-        """Close a row, once it is known which prompt was asked, and that it is the one answered.
+        """Close a row once its prompt is known and matches the response.
 
         Args:
-            capture: the reply; None: there is none, and `lost` says why.
+            capture: the reply; None: no reply, with the reason in `lost`.
         """
         if capture is None:
             answer, prompt, tokens = {"lost": lost}, None, None
@@ -250,7 +250,7 @@ class Gateway:
                     return
             own = await self._prompt(request)
             if tokens not in (None, len(prompt)):
-                own = own or prompt  # of another length than infer ran
+                own = own or prompt  # its length differs from infer's count
                 prompt = None
             if own is None:
                 add(self.counts.prompts, "unknown")
@@ -263,7 +263,7 @@ class Gateway:
             self.launches.resolve(row, answer, prompt)
 
     async def _prompt(self, request: CompletionRequest) -> list[int] | None:
-        """The prompt of a request as stable reads it; None where it does not say."""
+        """The prompt tokens of a request according to stable; None if unknown."""
         stable = self.servers.get("stable")
         if request.known_tokens is None and (stable is None or stable.breaker.state != "closed"):
             return None
@@ -272,9 +272,9 @@ class Gateway:
     def logprob_request(
         self, request: CompletionRequest, *, mirrored: bool = False
     ) -> LogprobRequest | None:
-        """How infer is asked what was drawn for the sample; None where it is no evidence.
+        """The request for infer with logprobs, if sampled; None if it is no evidence.
 
-        Decided before anything of the answer is known, and whatever that will be.
+        Decided before the response is known, and independent of it.
         """
         infer = self.servers["infer"]
         try:
@@ -288,7 +288,7 @@ class Gateway:
             return None
 
     def report(self) -> dict[str, Any]:
-        """The counts, as the controller gets them."""
+        """The counts for the controller."""
         self.counts.pools = {
             name: "closed" if server.breaker.state == "closed" else "open"
             for name, server in self.servers.items()

@@ -1,7 +1,7 @@
-# The log of launches: what infer was sent, in launch order, and the rows of what was sampled of it.
+# The dispatch log: requests to infer in dispatch order, and the rows of sampled ones.
 #
-# A row is opened when its request is sent, whatever becomes of it, and leaves once it and all
-# rows before it have their answer or are lost: no answer decides about a row (law 5).
+# A row is opened when its request is dispatched, and released once it and all rows before it have a
+# response or are lost.  So no response decides about a row (law 5).
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT, RequestLog, lost_
 from servanda.gateway.routing.model import Snapshot
 
 Leg = tuple[str, str]  # run and leg
-_KEPT = 256  # ids of a prompt that a row keeps which is given up
+_KEPT = 256  # prompt ids kept in a dropped row
 MESSAGE_ROWS, _MESSAGE_BYTES = 512, 8 << 20
 _DROPPED: Mapping[str, Any] = {"lost": "dropped"}
 
 
 @dataclass(eq=False, slots=True)
 class OpenRow:
-    """A sampled request, open until it has an answer.
+    """A sampled request, open until its response.
 
     Args:
-        fields: what is known of it at launch; at: when that was, steady seconds.
+        fields: facts known at dispatch; at: time of dispatch, monotonic seconds.
     """
 
     fields: dict[str, Any]
@@ -40,10 +40,10 @@ class OpenRow:
 
 
 class LaunchLog:
-    """Counts every request to infer, and keeps the rows of sampled ones until they are taken.
+    """Counts every request to infer, and keeps the rows of sampled ones until they are stored.
 
     Args:
-        clock: steady seconds; now: unix seconds.
+        clock: monotonic seconds; now: unix seconds.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class LaunchLog:
         self._logged: dict[Leg, int] = dict(log.logged) if log else {}
         self._open: deque[OpenRow] = deque()
         self._ready: deque[bytes] = deque()
-        self._rows = self._bytes = 0  # that have their answer, of both
-        self.first = 0  # number of the first row that waits
+        self._rows = self._bytes = 0  # rows with a response, of both
+        self.first = 0  # number of the first queued row
         self.on_ready: Callable[[], None] = lambda: None
 
     @property
@@ -77,10 +77,10 @@ class LaunchLog:
         snapshot: Snapshot | None,
         logprob_request: LogprobRequest | None,
     ) -> OpenRow | None:
-        """Count a request, and open its row where it is sampled.
+        """Count a request, and open its row if it is sampled.
 
         Args:
-            logprob_request: how infer is asked; None: it is not sampled.
+            logprob_request: the request for infer; None: not sampled.
         """
         decision = routed.decision
         for name in decision.slices:
@@ -115,13 +115,13 @@ class LaunchLog:
         return row
 
     def resolve(self, row: OpenRow, answer: Mapping[str, Any], prompt: list[int] | None) -> None:
-        """Fill a row, and let go those that no earlier one holds up.
+        """Complete a row, and release rows that no earlier one blocks.
 
         Args:
-            prompt: ids of the prompt as infer ran it; None where no one knows them.
+            prompt: ids of the prompt that infer ran; None: unknown.
         """
         if row.done is not None:
-            return  # it was lost by then
+            return  # it had timed out
         full = self._rows >= self._limits.rows or self._bytes >= self._limits.row_bytes
         done = b"" if full else _written(row, answer, prompt)
         if not done or len(done) > _MESSAGE_BYTES:
@@ -136,18 +136,18 @@ class LaunchLog:
         self._release()
 
     def sweep(self) -> None:
-        """Rows without an answer for too long are lost."""
+        """Mark rows without a response as lost after a timeout."""
         before = self._clock() - self._limits.row_s
         for row in [row for row in self._open if row.done is None and row.at < before]:
             self.resolve(row, {"lost": "timeout"}, None)
 
     def end(self) -> None:
-        """What has no answer yet is lost: a launched request may not vanish."""
+        """Mark all open rows as lost: a dispatched request may not vanish."""
         for row in [row for row in self._open if row.done is None]:
             self.resolve(row, {"lost": "the gateway ended"}, None)
 
     def waiting(self, most: int = MESSAGE_ROWS) -> list[bytes]:
-        """The rows that may be sent now, the first one being number `first`."""
+        """The released rows; the first has the number `first`."""
         rows: list[bytes] = []
         size = 0
         for row in islice(self._ready, most):
@@ -158,16 +158,16 @@ class LaunchLog:
         return rows
 
     def refused(self) -> None:
-        """The first row that waits cannot be read by the controller: it is lost.
+        """Mark the first queued row as lost: the controller cannot read it.
 
-        Nothing of it stays that came from outside.
+        No outside data of it is kept.
         """
         self._bytes -= len(self._ready[0])
         self._ready[0] = lost_row(self._ready[0], "refused row")
         self._bytes += len(self._ready[0])
 
     def taken(self, number: int) -> None:
-        """Rows before this number are safe elsewhere."""
+        """Drop rows before this number: they are stored by the controller."""
         while self._ready and self.first < number:
             self._rows -= 1
             self._bytes -= len(self._ready.popleft())
@@ -175,7 +175,7 @@ class LaunchLog:
 
     @property
     def last(self) -> int:
-        """Number of the row after those that wait."""
+        """The number after the last queued row."""
         return self.first + len(self._ready)
 
     def _release(self) -> None:

@@ -1,8 +1,8 @@
-# The ids and logprobs of a sampled answer, taken out of the reply that a client gets.
+# Extracts token ids and logprobs of a sampled response from the reply to the client.
 #
-# What the client did not ask for is left out of its reply, or null where the pool writes that
-# unasked; everything else of it stays as it was, byte for byte within each field.  A reply that
-# is none is passed on as it came.
+# Fields that the client did not request are removed from its reply, or null if the pool sends null
+# by default; everything else is unchanged, byte for byte within each field.  A reply that cannot be
+# parsed is forwarded unchanged.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servanda.gateway.proxy.logprob_request import LogprobRequest
 from servanda.gateway.proxy.raw_fields import choices_of, listed, parts_of, value_of
 from servanda.gateway.proxy.sse import DONE, EventSplitter, data_of, with_data
 
-Answer = dict[str, Any]  # of a row: what came back, or {"lost": why}
+Answer = dict[str, Any]  # of a row: the response, or {"lost": why}
 WITHOUT_PROMPT = "without the prompt's ids"
 _NAME = "token_id:"
 _WORDS = ("text", "message", "delta")
@@ -28,33 +28,33 @@ _NULL = Raw(b"null")
 _MOST_ID, _DIGITS = 2**31 - 1, 10
 _LARGEST = sys.float_info.max
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
-_UNKNOWN = -9999.0  # what servers write where they mean -inf
+_UNKNOWN = -9999.0  # servers' placeholder for -inf
 
 
 class LogprobCapture:
-    """One sampled reply, as it passes.
+    """Captures one sampled reply while it is forwarded.
 
     Args:
-        line_bytes: of one event of a stream, at most; reply_bytes: of all of them.
+        line_bytes: most bytes of one event of a stream; reply_bytes: of all events.
 
     Attributes:
-        whole: whether the last of the answer came.
-        prompt_tokens: as the pool counts them; None where it did not say.
+        whole: whether the response is complete.
+        prompt_tokens: the pool's count; None if not reported.
     """
 
     def __init__(
         self, logprob_request: LogprobRequest, line_bytes: int, reply_bytes: float = math.inf
     ) -> None:
         self._request, self._split, self._line_bytes = logprob_request, EventSplitter(), line_bytes
-        self._room = reply_bytes  # that may come yet
-        self._unread = False  # whether the rest of a stream passes as it is
+        self._room = reply_bytes  # bytes still allowed
+        self._unread = False  # whether the rest of the stream is forwarded unchanged
         self._prompt: Any = None
         self._ids: list[Any] = []
         self._logps: list[Any] = []
         self._tops: list[Any] = []
         self._finish: Any = None
-        self._ended_by: Any = None  # what the server says of a stop
-        self._drawn: Any = None  # tokens of the answer, as the server counts them
+        self._ended_by: Any = None  # the server's stop reason
+        self._drawn: Any = None  # the server's count of response tokens
         self._fingerprint: Any = None
         self.prompt_tokens: int | None = None
         self.whole = False
@@ -62,15 +62,15 @@ class LogprobCapture:
         self._broken = ""
 
     def reply(self, body: bytes) -> bytes:
-        """A reply that is not streamed, as the client gets it."""
+        """The client's version of a reply that is not streamed."""
         stripped = self._stripped(body)
         self.whole = True
         return stripped or body
 
     def feed(self, part: bytes) -> bytes:
-        """Part of a stream; what the client gets of it now.
+        """Process a part of a stream; returns the client's part.
 
-        From an event on that is longer than is kept, it gets the stream as it is.
+        After an event beyond the limits, the stream is forwarded unchanged.
         """
         if self._unread:
             return part
@@ -83,7 +83,7 @@ class LogprobCapture:
         return out
 
     def rest(self) -> bytes:
-        """What the client gets at the end of a stream."""
+        """The client's rest at the end of a stream."""
         left = self._split.rest()
         return self._event(left) if left else b""
 
@@ -100,8 +100,9 @@ class LogprobCapture:
         return with_data(event, stripped) if stripped else b""
 
     def _stripped(self, data: bytes) -> bytes | None:
-        """JSON without what the client did not ask for: None where nothing of it is there, and
-        empty where there is nothing else."""
+        """JSON without the fields that the client did not request: None if there are none, empty if
+        there is nothing else.
+        """
         try:
             reply = parts_of(data)
             choices = choices_of(reply["choices"]) if "choices" in reply else []
@@ -110,7 +111,7 @@ class LogprobCapture:
             self._fingerprint = value_of(reply, "system_fingerprint") or self._fingerprint
             changed = self._take_ids(reply)
             for choice in choices:
-                # one draw of the law, however many were asked for
+                # one sample, however many choices were requested
                 first = value_of(choice, "index") in (None, 0)
                 changed |= self._choice(choice, first)
                 if first and self._request.kind.by_step:
@@ -127,17 +128,17 @@ class LogprobCapture:
         return msgspec.json.encode(reply)
 
     def _is_beside(self, reply: Mapping[str, Raw], choices: list[dict[str, Raw]]) -> bool:
-        """Whether an event is there only for what was asked for beside, and has that no more."""
+        """Whether an event contained only added fields, and is empty without them."""
         if not choices:
             return "choices" in reply and value_of(reply, "usage") is None
         own = self._request.ids or self._request.logprobs
         return self._request.kind.quiet and not own and all(map(_is_empty, choices))
 
     def _choice(self, choice: dict[str, Raw], first: bool) -> bool:
-        """Take an answer, or the next part of it; returns whether the client gets less of it.
+        """Process a response or its next part; returns whether fields were removed.
 
         Args:
-            first: whether it is the one that is evidence.
+            first: whether it is the choice that is evidence.
         """
         logprobs = value_of(choice, "logprobs")
         if first:
@@ -157,8 +158,7 @@ class LogprobCapture:
         return changed
 
     def _keep(self, choice: Mapping[str, Raw], logprobs: Any) -> None:
-        """Keep the tokens of a part; of an answer that is longer than it was asked to be, or than
-        is kept, none."""
+        """Record the tokens of a part; none if the response exceeds its limit or the capacity."""
         if self._room < 0 or len(self._ids) > self._request.sampling["max_new_tokens"]:
             self._broken = self._broken or "overlong"
             self._ids, self._logps, self._tops = [], [], []
@@ -179,7 +179,7 @@ class LogprobCapture:
             self._tops += listed(logprobs.get("top_logprobs"))
 
     def _count(self, reply: Mapping[str, Raw]) -> None:
-        """How many tokens there were, which a server says with the last of them."""
+        """Record the token counts that a server reports at the end."""
         usage = value_of(reply, "usage")
         if isinstance(usage, dict):
             self._drawn = usage.get("completion_tokens")
@@ -189,7 +189,7 @@ class LogprobCapture:
         prompt = value_of(part, "prompt_token_ids")
         self._prompt = self._prompt if prompt is None else prompt
         ext = value_of(part, "sglext")
-        if isinstance(ext, dict):  # of a whole stream
+        if isinstance(ext, dict):  # of a complete stream
             self._prompt = ext.get("input_ids") or self._prompt
             self._ids += listed(next(iter(listed(ext.get("output_ids"))), None))
             del part["sglext"]
@@ -205,12 +205,12 @@ class LogprobCapture:
 
     @property
     def prompt(self) -> list[int] | None:
-        """The prompt as the pool ran it; None where it did not say."""
+        """The prompt tokens that the pool ran; None if not reported."""
         return self._prompt if _are_ids(self._prompt) else None
 
     @property
     def odd(self) -> str:
-        """What is wrong with the answer that needs no statistics; "" for nothing."""
+        """A fault of the response that needs no statistics; "" for none."""
         if any(not _is_number(value) for value in self._logps):
             return "unknown logprob"
         if self._finish == "length" and not (self._has_text or self._ids or self._logps):
@@ -218,7 +218,7 @@ class LogprobCapture:
         return "malformed" if self._broken == "malformed" else ""
 
     def answer(self) -> Answer:
-        """The answer as a row has it, or why there is none."""
+        """The response for a row, or the reason why there is none."""
         tokens, logps = self._ids, [_logprob(value) for value in self._logps]
         if self._broken or not self.whole:
             return {"lost": self._broken or "cut"}
@@ -228,7 +228,7 @@ class LogprobCapture:
         if not _are_ids(tokens) or len(logps) != len(tokens) or len(tokens) > most:
             return {"lost": _WITHOUT}
         if by_step and self._drawn != len(tokens):
-            return {"lost": _WITHOUT}  # of a token that is half a character, say
+            return {"lost": _WITHOUT}  # such as a token that is half a character
         if self.prompt is None and not by_step:
             return {"lost": WITHOUT_PROMPT}
         if any(value is not None and value > _SLACK for value in logps):
@@ -243,7 +243,7 @@ class LogprobCapture:
 
     @property
     def _end(self) -> str:
-        """What ended the answer: the model, its length, or what the request had named."""
+        """The end of the response: by the model, its length, or a stop of the request."""
         if self._finish == "length":
             return "length"
         by = self._ended_by
@@ -251,7 +251,7 @@ class LogprobCapture:
         return "stop_string" if named else "stop"
 
     def _best(self) -> list[list[list[Any]]] | None:
-        """The likeliest tokens of each step; None where they are not told apart by ids."""
+        """The top-k tokens of each step; None if they have no ids."""
         k = self._request.best
         if not k or len(self._tops) != len(self._ids):
             return None
@@ -260,19 +260,19 @@ class LogprobCapture:
 
 
 def _is_empty(choice: Mapping[str, Raw]) -> bool:
-    """Whether it is a part of a chat's stream without a word, which is not its last one."""
+    """Whether it is an empty part of a chat's stream, and not the last."""
     return value_of(choice, "delta") == {} and value_of(choice, "finish_reason") is None
 
 
 def _says(part: Any) -> bool:
-    """Whether a text, or a message of a chat, has anything in it."""
+    """Whether a text or a message is not empty."""
     if isinstance(part, dict):
         return any(value for name, value in part.items() if name != "role")
     return bool(part)
 
 
 def _likely(candidate: Any) -> tuple[str, Any]:
-    """A likely token's name, and its logprob; no name of ours where it is none."""
+    """The name and logprob of a top-k token; None for an invalid name."""
     if not isinstance(candidate, dict):
         return "", None
     name = f"{_NAME}{candidate['id']}" if "id" in candidate else candidate.get("token")
@@ -280,12 +280,12 @@ def _likely(candidate: Any) -> tuple[str, Any]:
 
 
 def _text(value: str) -> str:
-    """Text that a row can hold: half a character of UTF-16 is none."""
+    """Text that a row can store: without lone surrogates."""
     return value.encode(errors="replace").decode()
 
 
 def _pairs(step: Any) -> list[list[Any]]:
-    """[token id, logprob] of a step, best first, an unknown one last; none where one has no id."""
+    """[token id, logprob] of a step, best first, unknown last; None if one has no id."""
     if not isinstance(step, dict):
         return []
     pairs = []
@@ -304,7 +304,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _logprob(value: Any) -> float | None:
-    """Nats; None where no one knows it."""
+    """A logprob in nats; None if unknown."""
     return float(value) if _is_number(value) and value > _UNKNOWN else None
 
 

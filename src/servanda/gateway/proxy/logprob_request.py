@@ -1,8 +1,7 @@
-# Evidence: which requests can be it, and how they are asked for token ids and logprobs.
+# Which requests can be evidence, and the request for token ids and logprobs.
 #
-# What is looked at is what a user asked for, before anything is sent (law 5).  A field that
-# nobody here knows may change the draw: such a request is served and not sampled, and it is
-# counted by the reason.
+# Only the user's request is examined, before dispatch (law 5).  An unknown field may change the
+# sampling: such a request is served but not sampled, and counted by its reason.
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ from servanda.gateway.proxy.raw_fields import listed
 from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.server_kinds import KINDS, ServerKind
 
-BAD_REQUEST = (400, 422)  # perhaps what was added to a request
-_ALLOWED = re.compile(rb"max allowed: ([0-9]{1,6})")  # vLLM's words for too many logprobs
-# what a request that nobody waits for must not do again
+BAD_REQUEST = (400, 422)  # statuses that may be caused by added fields
+_ALLOWED = re.compile(rb"max allowed: ([0-9]{1,6})")  # vLLM's error for too many logprobs
+# fields with side effects, removed from mirrored requests
 _NOT_TWICE = ("tools", "tool_choice", "functions", "function_call", "store", "user", "metadata")
 _STREAMED = ("stream", "stream_options")
-# why a request is no evidence, besides what it asks of the draw
+# reasons other than sampling parameters
 UNMET = "infer has not said what it is"
 MUTE = "answered without token ids"
 UNREADABLE = "unreadable"
@@ -41,15 +40,15 @@ _objects = msgspec.json.Decoder(dict[str, Raw]).decode
 
 @dataclass(frozen=True)
 class LogprobRequest:
-    """How a request is asked, so that its answer is evidence.
+    """A request modified so that its response is evidence.
 
     Args:
-        body: what is sent instead of the client's.
-        sampling: as the log of served requests has it.
-        best: likeliest tokens that were asked for; 0: none that can be told apart.
-        ids, logprobs: whether the client asked for them itself.
-        kind: of the server that it is for.
-        stop_ids: tokens that the client asked to stop at.
+        body: the body sent instead of the client's.
+        sampling: parameters in the form of the traffic log.
+        best: number of top-k logprobs requested; 0: none with ids.
+        ids, logprobs: whether the client requested them.
+        kind: kind of the target server.
+        stop_ids: the client's stop tokens.
     """
 
     body: bytes
@@ -65,14 +64,14 @@ class LogprobRequest:
 def logprob_request_of(
     request: CompletionRequest, pool: Upstream, best: int, *, mirrored: bool = False
 ) -> LogprobRequest:
-    """How a request is asked for evidence.
+    """Build the request for token ids and logprobs.
 
     Args:
-        best: likeliest tokens that the pool gives at most.
-        mirrored: no one waits for it: it is not streamed, and has no effect beside its answer.
+        best: most top-k logprobs that the pool returns.
+        mirrored: not streamed, and without side effects.
 
     Raises:
-        NoEvidence: it can be none.
+        NoEvidence: the request is no evidence.
     """
     if pool.probe is not None:
         raise NoEvidence(UNMET)
@@ -89,11 +88,11 @@ def logprob_request_of(
         }
         sampling = sampling_of(request, fields, values, pool)
     except _UNREADABLE:
-        raise NoEvidence(UNREADABLE) from None  # the pool will say so
+        raise NoEvidence(UNREADABLE) from None  # the pool will return the error
     if pool.served and values.get("model") not in (None, "", pool.served):
         raise NoEvidence(MODEL)
     if mirrored and values.get("tools"):
-        raise NoEvidence("tools")  # what is asked for nobody names none
+        raise NoEvidence("tools")  # added logprobs have no names
     if not _plainly_shown(values, request.chat):
         raise NoEvidence(SHOWN)
     kind = KINDS[pool.dialect]
@@ -114,7 +113,7 @@ def logprob_request_of(
 
 
 def _shows(values: Mapping[str, Any], chat: bool) -> bool:
-    """Whether the client asked for logprobs itself."""
+    """Whether the client requested logprobs."""
     shown = values.get("logprobs")
     return shown is True if chat else shown is not None
 
@@ -122,7 +121,7 @@ def _shows(values: Mapping[str, Any], chat: bool) -> bool:
 def _logprobs(
     request: CompletionRequest, values: Mapping[str, Any], kind: ServerKind, best: int, top_k: Any
 ) -> tuple[dict[str, Any], int]:
-    """What asks for logprobs beside the client's own, and how many likeliest tokens can be read."""
+    """The fields that request logprobs in addition, and the number of usable top-k logprobs."""
     if not _shows(values, request.chat):
         k = min(best, top_k) if isinstance(top_k, int) and top_k > 0 else best
         k = k if kind.best else 0
@@ -137,7 +136,7 @@ def _logprobs(
 
 
 def mirrored(request: CompletionRequest) -> bytes | None:
-    """A request that infer is asked as well, for no one; None where it cannot be read."""
+    """The request to mirror to infer; None if it cannot be parsed."""
     try:
         return msgspec.json.encode(_once(_objects(request.body)))
     except _UNREADABLE:
@@ -154,7 +153,7 @@ _SWITCHES = ("stream", "return_token_ids", "return_tokens_as_token_ids")
 
 
 def _plainly_shown(values: Mapping[str, Any], chat: bool) -> bool:
-    """Whether it is clear what the client wants to see: servers read "yes" as true, and 1."""
+    """Whether the client's choice is unambiguous: servers also read "yes" and 1 as true."""
     shown = values.get("logprobs")
     if chat:
         clear = isinstance(shown, bool | None)
@@ -165,9 +164,9 @@ def _plainly_shown(values: Mapping[str, Any], chat: bool) -> bool:
 
 
 def allowed_best(text: bytes, best: int) -> int:
-    """How many likeliest tokens a pool gives, by what it says where it refuses.
+    """The most top-k logprobs that a pool returns, parsed from its refusal.
 
-    A client's own words may stand in there: it is true once a request for so many has an answer.
+    The text may quote the client: it is trusted once a request for this number succeeds.
     """
     match = _ALLOWED.search(text)
     return min(best, int(match[1])) if match else best

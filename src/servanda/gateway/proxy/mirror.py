@@ -1,7 +1,7 @@
-# Mirroring: infer is asked as well what stable answers, and nobody sees what it says.
+# Mirroring: requests that stable serves are also sent to infer, and its responses are discarded.
 #
-# It has a budget of its own, and a second try only to learn how many likeliest tokens infer
-# gives.  What could have an effect beside the answer is left out, and so is who asked.
+# It has its own limits, and one retry, to learn how many top-k logprobs infer returns.  Fields with
+# side effects and the identity of the client are removed.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from servanda.gateway.proxy.upstreams import UpstreamError, read_body
 
 
 class Mirror:
-    """Requests that infer is mirrored."""
+    """Sends mirrored requests to infer."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway, self._server = gateway, gateway.servers["infer"]
@@ -34,10 +34,10 @@ class Mirror:
         self._at = gateway.clock()
 
     def send(self, routed: RoutedRequest) -> None:
-        """Ask infer as well, if there is room; never fails, and is not waited for."""
+        """Mirror a request to infer within the limits; never fails, and returns at once."""
         gateway = self._gateway
         readable = len(routed.request.body) <= self._limits.read_bytes
-        # what finds no room was never launched, and is no missing answer of infer's
+        # a request beyond the limits is not dispatched, so its response is not missing
         if not (readable and self._room() and self._server.breaker.enter(routed.client)):
             gateway.counts.mirror_dropped += 1
             return
@@ -50,7 +50,7 @@ class Mirror:
         gateway.run_in_background(self._ask(routed, logprob_request, row))
 
     def _room(self) -> bool:
-        """Whether one more may be asked now: so many at a time, so many a second."""
+        """Whether the limits allow one more: concurrent requests, and requests per second."""
         limits, now = self._limits, self._gateway.clock()
         most = max(1.0, limits.mirror_per_s)
         self._tokens = min(most, self._tokens + (now - self._at) * limits.mirror_per_s)
@@ -73,7 +73,7 @@ class Mirror:
             status, text = await self._post(routed, body)
             if logprob_request is not None and status in BAD_REQUEST:
                 best = allowed_best(text or b"", server.best)
-                if best < server.best:  # once more, for as few as infer says that it gives
+                if best < server.best:  # retry with the number that infer allows
                     request, about = routed.request, server.about
                     logprob_request = logprob_request_of(request, about, best, mirrored=True)
                     status, text = await self._post(routed, logprob_request.body)
@@ -96,7 +96,7 @@ class Mirror:
                 gateway.resolve(row, routed, capture, lost)
 
     async def _post(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
-        """Status and body of a reply; None where that is packed, though no one asked for it."""
+        """Status and body of a reply; None if it is compressed without having been requested."""
         seconds = min(self._server.about.first_byte_s, self._server.about.total_s)
         return await asyncio.wait_for(self._reply(routed, body), seconds)
 

@@ -1,6 +1,6 @@
-# Requests that are no completions go to the pool that serves where nothing is known.
+# Requests other than completions, which go to the pool of routing.without_snapshot.
 #
-# Streamed both ways, byte for byte; nothing of them is read, sampled or mirrored.
+# Streamed in both directions, byte for byte; not parsed, sampled or mirrored.
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from servanda.gateway.routing.model import Pool
 
 
 class PassthroughHandler:
-    """Handles the open paths under /v1, but those of completions."""
+    """Handles the allowed paths under /v1, except completions."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def list_models(self, exchange: Exchange) -> None:
-        """What a pool serves: of the first one that answers."""
+        """The models of the first pool that responds."""
         await exchange.body()
         exchange.timeouts.listen(exchange.receive)
         gateway = self._gateway
@@ -91,7 +91,7 @@ class PassthroughHandler:
                 if 300 <= response.status < 400 and response.status != 304:
                     message = f"{pool} answers with a redirect: correct its url"
                     raise ErrorReply(502, message, "redirect")
-                if response.status in BROKEN:  # perhaps at this path alone
+                if response.status in BROKEN:  # perhaps only at this path
                     server.breaker.abandoned()
                 else:
                     server.breaker.succeeded(exchange.client)

@@ -1,5 +1,5 @@
-# Tokens: how many a prompt has, and which, by asking a pool that has the tokenizer.  What infer
-# says that it was asked is compared with what stable makes of the same request.
+# Token counts and ids of prompts, from a pool that has the tokenizer.  The prompt tokens that infer
+# reports are compared with stable's for the same request.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servanda.gateway.proxy.server_kinds import KINDS
 from servanda.gateway.proxy.upstreams import Server, UpstreamError
 
 _REMEMBERED = 8192
-_MOST = 64 << 20  # bytes of an answer
+_MOST = 64 << 20  # bytes of a response
 
 
 class _Tokens(msgspec.Struct):
@@ -32,10 +32,10 @@ _rendered = msgspec.json.Decoder(_Text).decode
 
 
 class PromptTokens:
-    """Asks for prompts, each only once while it is remembered; no text is kept.
+    """Requests the tokens of prompts, with a cache; stores no text.
 
     Args:
-        server: whom to ask; None where no pool may be asked now.
+        server: the pool to ask; None if none is available.
     """
 
     def __init__(self, limits: Limits, server: Callable[[], Server | None]) -> None:
@@ -43,7 +43,7 @@ class PromptTokens:
         self._known: OrderedDict[bytes, int] = OrderedDict()
 
     async def count(self, request: CompletionRequest) -> int | None:
-        """Tokens of a prompt; None where no one said in time."""
+        """Token count of a prompt; None on a timeout."""
         if request.known_tokens is not None:
             return request.known_tokens
         if not request.prompt or len(request.body) > self._limits.read_bytes:
@@ -68,10 +68,10 @@ class PromptTokens:
     async def ids(
         self, request: CompletionRequest, server: Server | None = None
     ) -> list[int] | None:
-        """The ids of a prompt; None where no one said in time.
+        """Token ids of a prompt; None on a timeout.
 
         Args:
-            server: the one to ask; None: stable, or infer while stable is down.
+            server: the pool to ask; None: stable, or infer while stable is down.
         """
         if request.known_tokens is not None:
             try:
@@ -96,7 +96,7 @@ class PromptTokens:
                     text = bytes(_rendered(await self._post(server, template, body)).prompt)
                 if not text.startswith(b'"'):
                     return None
-                # as it reads the text of a request
+                # tokenized like the text of a request
                 body = b'{"add_special":true,"parse_special":true,"content":' + text + b"}"
             return _read(await self._post(server, "/tokenize", body))
         except (UpstreamError, msgspec.DecodeError):

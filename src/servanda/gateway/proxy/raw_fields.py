@@ -1,4 +1,4 @@
-# Parts of a reply: its fields as the bytes that they came in, so that what is not read stays so.
+# Fields of a reply as raw bytes, so that unread fields stay unchanged.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parts_of(data: bytes) -> dict[str, Raw]:
     try:
         return _objects(data)
     except msgspec.DecodeError:
-        return _fields_of(json.loads(data))  # NaN is no JSON, and some servers write it
+        return _fields_of(json.loads(data))  # some servers write NaN, which is not JSON
 
 
 def choices_of(data: Raw) -> list[dict[str, Raw]]:

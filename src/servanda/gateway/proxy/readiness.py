@@ -1,4 +1,4 @@
-# Readiness: whether a balancer should send new requests to a gateway, and if not, why.
+# Readiness: whether a load balancer should send new requests, with the reasons if not.
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from servanda.gateway.proxy.gateway import Gateway
 
 
 class Readiness(msgspec.Struct):
-    """An answer to GET /readyz.
+    """A response to GET /readyz.
 
     Args:
-        ready: whether a request that comes now would be answered.
-        reasons: why not; notes: what is not as it should be, and keeps no one from an answer.
+        ready: whether a request would be served now.
+        reasons: why not; notes: problems that do not prevent responses.
     """
 
     ready: bool
@@ -21,7 +21,7 @@ class Readiness(msgspec.Struct):
 
 
 def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
-    """How it stands now; draining: whether the gateway was told to end."""
+    """The current readiness; draining: whether the gateway is shutting down."""
     reasons = ["the gateway is shutting down: send new requests elsewhere"] if draining else []
     snapshot, without = gateway.snapshot, gateway.config.without
     if not any(_answers(gateway, pool) for pool in gateway.servers):
@@ -43,17 +43,17 @@ def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
 
 
 def _closed(gateway: Gateway, pool: str) -> bool:
-    """Whether it may be asked now: a trial may, of a pool that rested."""
+    """Whether a pool accepts requests now, including trials."""
     return gateway.servers[pool].breaker.state != "open"
 
 
 def _answers(gateway: Gateway, pool: str) -> bool:
-    """Whether requests of a pool are answered, by it or by the one that is asked in its place."""
+    """Whether requests of a pool are served, by it or by its fallback."""
     instead = gateway.has_fallback(pool) and _closed(gateway, "stable")
     return _closed(gateway, pool) or instead
 
 
 def _waits(gateway: Gateway, *pools: str) -> str:
-    """Which pools are left alone."""
+    """The pools whose circuit breaker is open."""
     waits = [f"{pool} for {gateway.servers[pool].breaker.wait_s} s" for pool in pools]
     return f"after failures the circuit breaker is open for {' and '.join(waits)}"

@@ -1,7 +1,7 @@
-# What a user asks: the few fields of a body that decide where it goes.
+# The user's request: the few fields of a body that decide its route.
 #
-# A body is read once, and only these fields of it; texts of prompts and messages are passed
-# over as bytes.  What is sent on are the very bytes that came.
+# A body is parsed once, and only these fields; texts of prompts and messages are skipped as bytes.
+# The forwarded body consists of the received bytes.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.routing.model import Decision, RequestFacts
 
 _METADATA = "request.metadata."
-_LABEL = 256  # characters of a label: one that is longer is none
+_LABEL = 256  # most characters of a label; longer ones are ignored
 
 
 class _Fields(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Fields(msgspec.Struct):
     tool_choice: Any = None
     model: Raw | UnsetType = UNSET
     metadata: Raw | UnsetType = UNSET
-    # of how a prompt is made of them
+    # fields that define the prompt
     add_special_tokens: Raw | UnsetType = UNSET
     add_generation_prompt: Raw | UnsetType = UNSET
     continue_final_message: Raw | UnsetType = UNSET
@@ -36,7 +36,7 @@ class _Fields(msgspec.Struct):
     documents: Raw | UnsetType = UNSET
     user: Any = None
     prompt_cache_key: Any = None
-    # by which a proxy was once told whom to send its keys to
+    # fields that redirected another proxy's API keys in the past
     api_base: Raw | UnsetType = UNSET
     base_url: Raw | UnsetType = UNSET
     api_key: Raw | UnsetType = UNSET
@@ -55,13 +55,13 @@ _ELSEWHERE = ("api_base", "base_url", "api_key", "proxies")
 
 
 class CompletionRequest:
-    """A request for an answer.
+    """A request for a completion.
 
     Args:
-        body: as it came; chat: whether it is of /v1/chat/completions.
+        body: as received; chat: whether it is for /v1/chat/completions.
 
     Raises:
-        ErrorReply: the body is no JSON object, or says where to send it.
+        ErrorReply: the body is not a JSON object, or names a target server.
     """
 
     def __init__(self, body: bytes, chat: bool) -> None:
@@ -83,25 +83,25 @@ class CompletionRequest:
 
     @property
     def prompt(self) -> bytes:
-        """The prompt or the messages, as JSON; empty where there are none."""
+        """The prompt or the messages, as JSON; empty if missing."""
         prompt = self._fields.messages if self.chat else self._fields.prompt
         return b"" if isinstance(prompt, UnsetType) else bytes(prompt)
 
     @cached_property
     def known_tokens(self) -> int | None:
-        """How many tokens a prompt of token ids has; None for any other."""
+        """Token count of a prompt of token ids; None for any other."""
         if self.chat or not self.prompt.startswith(b"["):
             return None
         first = self.prompt[1:].lstrip()[:1]
         return self.prompt.count(b",") + 1 if first.isdigit() else None
 
     def labels(self, sources: Mapping[str, str], holder: str, route: str) -> dict[str, str]:
-        """The labels that a contract looks at, of those that there are.
+        """The request's labels that the contract uses.
 
         Args:
             sources: name -> api_key, route or request.metadata.KEY.
-            holder: the name of whose key it is; "" where users need none.
-            route: the path that was asked.
+            holder: name of the holder of the key; "" if clients need no key.
+            route: path of the request.
         """
         labels: dict[str, str] = {}
         for name, source in sources.items():
@@ -128,16 +128,16 @@ class CompletionRequest:
 
     @cached_property
     def user(self) -> str:
-        """Who it says that it is for; "" where it says nothing."""
+        """The request's `user` field; "" if missing."""
         for value in (self._fields.prompt_cache_key, self._fields.user):
             if isinstance(value, str) and value:
                 return value
         return ""
 
     def conversation(self) -> str:
-        """What a chat goes on having in common: its system's and its first user's words, hashed.
+        """A hash of the system message and first user message, constant over a chat.
 
-        "" where it is no chat.
+        "" if it is not a chat.
         """
         if not self.chat:
             return ""
@@ -158,10 +158,10 @@ class CompletionRequest:
 
     @property
     def alone(self) -> bool:
-        """Whether `about` says all that its prompt is made of.
+        """Whether `about` contains everything that defines the prompt.
 
-        Tokenizers take no documents, and do not hear that no tool may be called: some servers leave
-        the tools out of the prompt then.
+        Tokenizer endpoints take no documents and no tool_choice "none", with which some servers
+        leave the tools out of the prompt.
         """
         fields = self._fields
         tools = isinstance(fields.tools, UnsetType) or fields.tool_choice != "none"
@@ -169,7 +169,7 @@ class CompletionRequest:
 
     @property
     def about(self) -> dict[str, Raw]:
-        """What a tokenizer needs to know of it."""
+        """The fields for a tokenizer endpoint."""
         fields = self._fields
         named = {"model": fields.model, "add_special_tokens": fields.add_special_tokens}
         if self.chat:
@@ -179,11 +179,11 @@ class CompletionRequest:
 
 
 class RoutedRequest(NamedTuple):
-    """A request for a completion, and what was decided of it.
+    """A request for a completion, with the decisions about it.
 
     Args:
-        user_hash: keyed, of who asked; "" where the request is not sampled.
-        client: who asks, as `Exchange.client` has it.
+        user_hash: keyed hash of the user; "" if the request is not sampled.
+        client: identity of the client, as in `Exchange.client`.
     """
 
     request: CompletionRequest

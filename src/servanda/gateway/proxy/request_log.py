@@ -1,11 +1,11 @@
-# The log of sampled requests, in the form of docs/how-to/traffic.md.
+# The log of sampled requests, in the format of docs/how-to/traffic.md.
 #
-# Every start begins a new file, so that half a line which a crash left stays the last of its
-# own; so does a file that is full or old.  Numbers go on from those of all files: counts.json
-# says what they were before the newest one, and only that one has to be read at a start.  Rows
-# are written once a second or so.  While the disk takes none they wait, and the file ends at a
-# whole row; what finds no room meanwhile is given up row by row, for a log with a gap would be
-# worth nothing.
+# Each start begins a new file, so that a partial line after a crash is the last of its file; a full
+# or old file is also closed.  Numbering continues over all files: counts.json has the numbers
+# before the newest file, so that only that one is read at a start.  Rows are written about once per
+# second.  While the disk accepts none they are queued, and the file ends at a complete row; beyond
+# the capacity rows are replaced by lost rows one by one, because a log with a gap would be
+# unusable.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import msgspec
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.proxy.config import LogFiles
 
-# what stands where nobody could tell the ids of a prompt: no row is without them
+# placeholder for unknown prompt ids: every row has the field
 UNKNOWN_PROMPT: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
 _OURS = (
     *("index", "run", "leg", "at", "served", "key"),
@@ -35,21 +35,21 @@ _OURS = (
 _FILE = re.compile(r"served-([0-9]{4,})\.jsonl")
 _COUNTS = "counts.json"
 _AT_ONCE = 1 << 20
-_FEW = 16  # rows that are given up for one
-_SWEEP_S = 60.0  # between two looks for files that are too old
-NOT_KEPT = "not kept"  # why a row has no answer where no token ids are kept
-WAITING = 64 << 20  # bytes of rows that wait for a disk
+_FEW = 16  # rows dropped to make room for one
+_SWEEP_S = 60.0  # between two searches for old files
+NOT_KEPT = "not kept"  # reason of a row without a response if no token ids are stored
+WAITING = 64 << 20  # bytes of queued rows
 
 
 def lost_row(row: bytes, why: str) -> bytes:
-    """A row without anything that came from outside, as lost."""
+    """A row marked as lost, without outside data."""
     known = {name: value for name, value in msgspec.json.decode(row).items() if name in _OURS}
     lost = {**known, "sampling": {"max_new_tokens": 1}, **UNKNOWN_PROMPT, "lost": why}
     return msgspec.json.encode(lost)
 
 
 class _Numbers(msgspec.Struct):
-    """What numbers go on from: the last row of a leg."""
+    """The numbers of the last row of a step."""
 
     run: str
     leg: str
@@ -58,7 +58,7 @@ class _Numbers(msgspec.Struct):
 
 
 class _Counts(msgspec.Struct):
-    """What the numbers were before a file: of each leg its last row."""
+    """The numbers before a file: of each step its last row."""
 
     file: int
     legs: list[_Numbers]
@@ -69,20 +69,19 @@ _counts = msgspec.json.Decoder(_Counts).decode
 
 
 class RequestLog:
-    """Rows to files of a folder, for no one but its owner to read.
+    """Writes rows to files of a folder that only its owner can read.
 
     Args:
-        waiting: bytes of rows that may wait for a disk that takes none.
-        clock: steady seconds; now: unix seconds.
+        waiting: capacity of the queue, in bytes.
+        clock: monotonic seconds; now: unix seconds.
 
     Attributes:
-        sent, logged: (run, leg) -> requests that infer was sent, and rows, so far.
-        problem: why the disk takes no rows now, "" where it does.
+        sent, logged: (run, leg) -> requests sent to infer, and rows, so far.
+        problem: why rows cannot be written now, "" if they can.
 
     Raises:
-        EvidenceError: a file of the folder is no such log.
-        MeasurementError: there can be no such folder, another gateway writes there, or nothing
-            can be written there.
+        EvidenceError: a file of the folder is not such a log.
+        MeasurementError: the folder cannot be created or written, or another gateway uses it.
     """
 
     def __init__(
@@ -96,9 +95,9 @@ class RequestLog:
         self._files, self._clock, self._now = files, clock, now
         self.problem = ""
         self._most, self._size = waiting, 0
-        self._short: list[bytes] = []  # rows that were given up, which come before the others
+        self._short: list[bytes] = []  # dropped rows, which precede the others
         self._rows: deque[bytes] = deque()
-        self._over = False  # whether rows were lost, so that it is no log any more
+        self._over = False  # whether rows are missing, so that the log is unusable
         self._counted, self._swept = False, -math.inf
         with MeasurementError.of_system(
             f"no log can be kept in {files.folder}", hint="--log names a folder that can be written"
@@ -127,11 +126,11 @@ class RequestLog:
             raise
 
     def _known(self, path: Path) -> int:
-        """Go on from the counts of an earlier start; the first file that they do not have."""
+        """Restore the counts of an earlier start; returns the first file that they do not cover."""
         try:
             counts = _counts(path.read_bytes())
         except (OSError, msgspec.DecodeError):
-            return 1  # all files are read
+            return 1  # read all files
         for leg in counts.legs:
             self._note(leg.run, leg.leg, leg.index, leg.served)
         return counts.file
@@ -150,7 +149,7 @@ class RequestLog:
         return self._file
 
     def _count(self) -> None:
-        """Write down what the numbers were before the newest file."""
+        """Store the numbers before the newest file."""
         new = self._files.folder / f"{_COUNTS}.new"
         new.unlink(missing_ok=True)
         with open(new, "wb", opener=_new) as file:
@@ -159,10 +158,10 @@ class RequestLog:
         self._counted = True
 
     def write(self, row: bytes, fields: Mapping[str, Any]) -> bool:
-        """Add a row; False where others were given up for it, or it finds no room.
+        """Add a row; False if rows were dropped.
 
         Args:
-            fields: what was known of its request at launch.
+            fields: facts known at dispatch.
         """
         if self._over:
             return False
@@ -176,7 +175,7 @@ class RequestLog:
         return self._size <= self._most or self._shrink()
 
     def flush(self) -> None:
-        """Write what waits, as far as the disk takes it, and end a file that is full or old."""
+        """Write queued rows as far as possible, and close a file that is full or old."""
         try:
             due = self._clock() - self._since >= self._files.file_s
             due |= self._whole >= self._files.file_bytes
@@ -203,7 +202,7 @@ class RequestLog:
             while data:
                 data = data[file.write(data) :]
         except OSError:
-            with suppress(OSError):  # half a row would be one that nobody can read
+            with suppress(OSError):  # a partial row would be unreadable
                 file.truncate(self._whole)
             raise
         self._since = self._since if self._whole else self._clock()
@@ -214,7 +213,7 @@ class RequestLog:
         self._rows.clear()
 
     def _sweep(self) -> None:
-        """Delete the files that no one wrote to for as long as they are kept."""
+        """Delete files older than their retention time."""
         keep, now = self._files.keep_s, self._clock()
         if keep is None or now < self._swept + _SWEEP_S:
             return
@@ -226,7 +225,7 @@ class RequestLog:
                 file.unlink()
 
     def _shrink(self) -> bool:
-        """Give rows up, the oldest first and few at a time, so that what waits has room."""
+        """Drop rows, the oldest first and few at a time, to keep the queue within its capacity."""
         for _ in range(min(_FEW, len(self._rows))):
             row = self._rows.popleft()
             self._short.append(lost_row(row, "no room in the log") + b"\n")
@@ -234,7 +233,7 @@ class RequestLog:
             if self._size <= self._most:
                 break
         if self._size > self._most and not self._rows:
-            self._over, self.problem = True, "rows were lost: begin another log"
+            self._over, self.problem = True, "rows were lost: start a new log"
         return False
 
     def close(self) -> None:
@@ -247,7 +246,7 @@ class RequestLog:
 
 
 def _locked(folder: Path) -> int:
-    """A descriptor of the folder, which one gateway at a time has."""
+    """A descriptor with an exclusive lock on the folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,7 +267,7 @@ def _new(path: str, flags: int) -> int:
 
 
 def _rows(file: Path) -> Iterator[_Numbers]:
-    """Of each row what numbers go on from; half a line at the end is none."""
+    """The numbers of each row; a partial line at the end is ignored."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -278,6 +277,6 @@ def _rows(file: Path) -> Iterator[_Numbers]:
             except msgspec.DecodeError:
                 if line.endswith(b"\n"):
                     raise EvidenceError(
-                        f"{file}:{number} is no row of a log of requests",
+                        f"{file}:{number} is not a row of a request log",
                         hint="give the gateway a folder of its own for its log",
                     ) from None

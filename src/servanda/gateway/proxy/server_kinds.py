@@ -1,7 +1,7 @@
-# Kinds of servers: what differs in how a user's answer of theirs is read back as token ids.
+# Kinds of servers: their differences in returning token ids and logprobs.
 #
-# Seen on vLLM 0.32 and on llama-server b1-0c1e570.  SGLang is written from its source of
-# September 2026; its likeliest tokens are named by texts, which do not tell ids.
+# Verified on vLLM 0.32 and llama-server b1-0c1e570.  SGLang is based on its source of September
+# 2026; its top-k tokens are given as texts, which do not identify ids.
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ServerKind:
-    """How one kind of server is asked for evidence, and what its answers leave open.
+    """How one kind of server is asked for logprobs, and the gaps in its responses.
 
     Args:
-        ids: fields that ask for token ids; streamed: of a streamed chat, where they are others.
-        named: fields that have likeliest tokens named by ids, beside those that ask for logprobs.
-        least: likeliest tokens that have to be asked for, so that there are logprobs at all.
-        best: whether likeliest tokens come with ids.
-        nulls: whether ids that no one asked for are null, and not left out.
-        quiet: whether no event of a stream is sent that would have nothing but what is asked for
-            beside.
-        bare: whether a chat that asked for no logprobs has none, and not null.
-        by_step: whether ids stand beside the logprobs; no prompt's ids are told then, only how many
-            tokens there were of both.
-        completion: tokens that a completion gets which names no max_tokens; None: what there is
-            room for.
-        either: whether max_completion_tokens counts in a completion, too.
-        stops: whether it tells what of `stop` and `stop_token_ids` ended an answer, and returns all
-            tokens up to there.
-        tools: whether tools that a chat may call leave every token possible.
-        filters: whether its logprobs show what top_k, top_p and min_p left.
-        template: where a chat becomes the text that its /tokenize takes; "": that takes chats.
+        ids: fields that request token ids; streamed: those of a streamed chat, if different.
+        named: additional fields that make it name top-k tokens by ids.
+        least: smallest number of top-k logprobs with which logprobs are returned at all.
+        best: whether top-k tokens come with ids.
+        nulls: whether ids that were not requested are null instead of missing.
+        quiet: whether it omits stream events that would contain only added fields.
+        bare: whether a chat without requested logprobs lacks the field, instead of null.
+        by_step: whether ids are next to the logprobs; then prompt ids are not returned, only the
+            token counts.
+        completion: default max_tokens of a completion; None: the rest of the context.
+        either: whether max_completion_tokens also applies to a completion.
+        stops: whether it reports which of `stop` and `stop_token_ids` ended a response, and returns
+            all tokens up to there.
+        tools: whether optional tools leave all tokens possible.
+        filters: whether its logprobs reflect top_k, top_p and min_p.
+        template: path that renders a chat to text for /tokenize; "": /tokenize takes chats.
     """
 
     ids: Fields = field(default_factory=dict)
@@ -61,7 +59,7 @@ _IDS, _NAMED = {"return_token_ids": True}, {"return_tokens_as_token_ids": True}
 KINDS: Mapping[Dialect, ServerKind] = MappingProxyType(
     {
         "vllm": ServerKind(_IDS, named=_NAMED, nulls=True, quiet=True, completion=16, stops=True),
-        # nobody knows what ended an answer of it, nor what it allows
+        # stop reasons and limits are unknown
         "plain": ServerKind(_IDS, named=_NAMED),
         "sglang": ServerKind(
             _IDS,
@@ -73,7 +71,7 @@ KINDS: Mapping[Dialect, ServerKind] = MappingProxyType(
             stops=True,
             filters=False,
         ),
-        # it cuts the tokens of a stop off its logprobs, and holds calls of tools to a grammar
+        # it removes stop tokens from logprobs, and restricts tool calls by a grammar
         "llamacpp": ServerKind(
             least=1,
             bare=True,

@@ -1,4 +1,4 @@
-# Sessions: which pool an explicit session is on, so that it does not change in the middle.
+# Sessions: the pool of each explicit session, so that it does not change within the session.
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from servanda.gateway.routing.model import Pool
 
 
 class Sessions:
-    """The latest sessions; the one that was silent for longest is forgotten first.
+    """The recent sessions; the least recently used is dropped first.
 
     Args:
-        most: how many; idle_s: after which one is over.
-        clock: seconds, steady.
+        most: capacity; idle_s: time after which a session ends.
+        clock: monotonic seconds.
     """
 
     def __init__(self, most: int, idle_s: float, clock: Callable[[], float]) -> None:

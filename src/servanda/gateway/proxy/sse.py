@@ -1,4 +1,4 @@
-# Server-sent events of a sampled stream, taken apart without losing a byte.
+# Splits a sampled stream into server-sent events without losing a byte.
 #
 # Lines end by \n, \r\n or \r; an event ends by an empty line; a line that begins with ":" is a
 # comment; the `data` lines of an event are one text (HTML, 9.2).
@@ -14,14 +14,14 @@ DONE = b"[DONE]"
 
 
 class EventSplitter:
-    """Parts of a stream in, whole events out; together they are the bytes that came in."""
+    """Splits the parts of a stream into complete events with the same bytes."""
 
     def __init__(self) -> None:
         self._held, self._searched = bytearray(), 0
 
     @property
     def held(self) -> int:
-        """Bytes of an event that has not ended."""
+        """Bytes of an incomplete event."""
         return len(self._held)
 
     def feed(self, part: bytes) -> list[bytes]:
@@ -31,7 +31,7 @@ class EventSplitter:
         at = 0
         while True:
             match = _END.search(self._held, max(at, self._searched))
-            # a \r that ends what came may be the first half of \r\n
+            # a \r at the end may be the first half of \r\n
             if match is None or (match.end() == len(self._held) and self._held[-1:] == b"\r"):
                 break
             events.append(bytes(self._held[at : match.end()]))
@@ -41,7 +41,7 @@ class EventSplitter:
         return events
 
     def between(self) -> bytes:
-        """Whole lines of comments at what is held: by them a server says that it is there."""
+        """Complete comment lines at the start of the buffer, which servers send as keep-alive."""
         match = _BETWEEN.match(self._held)
         if match is None:
             return b""
@@ -51,13 +51,13 @@ class EventSplitter:
         return comments
 
     def rest(self) -> bytes:
-        """What no empty line ended."""
+        """The rest without a final empty line."""
         left, self._held = bytes(self._held), bytearray()
         return left
 
 
 def data_of(event: bytes) -> bytes | None:
-    """The text of an event; None where it has no `data`."""
+    """The text of an event; None without `data`."""
     lines = [
         line[6:] if line.startswith(b"data: ") else line[5:]
         for line in _LINE.split(event)

@@ -1,5 +1,5 @@
-# Upstreams: the pools, asked over kept connections.  No redirects, no cookies, no proxies of
-# the environment; bodies stay as they are.
+# Upstreams: HTTP clients of the pools with connection pooling.  No redirects, cookies or proxies of
+# the environment; bodies are unchanged.
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from servanda.gateway.proxy.config import Upstream
 
 COMPLETION_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
 _AT_ONCE = 1 << 18
-BROKEN = (500, 502, 503, 504)  # of a pool, where another one may do better
-_SKIPPED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # none but the client's
+BROKEN = (500, 502, 503, 504)  # statuses after which another pool may succeed
+_SKIPPED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # only the client's headers
 
 
 class UpstreamError(Exception):
@@ -34,8 +34,8 @@ class Server:
     """One upstream.
 
     Args:
-        name: of its pool; "controller" of the controller.
-        clock: steady seconds.
+        name: name of its pool; "controller" for the controller.
+        clock: monotonic seconds.
     """
 
     def __init__(self, name: str, about: Upstream, clock: Callable[[], float]) -> None:
@@ -76,17 +76,17 @@ class Server:
         headers: Sequence[tuple[str, str]] | Mapping[str, str],
         data: bytes | AsyncIterable[bytes] | io.BytesIO | None,
     ) -> aiohttp.ClientResponse:
-        """A reply that began.
+        """Send a request; returns the reply once it has begun.
 
         Args:
             path: with its query, encoded.
 
         Raises:
-            UpstreamError: none did.
+            UpstreamError: no reply.
         """
         assert self._session is not None
         url = self._urls.get(path) or URL(self.about.base + path, encoded=True)
-        # aiohttp writes bytes at once, and a file part by part: others have their turn meanwhile
+        # aiohttp writes bytes at once but a file in parts, between which other tasks run
         if isinstance(data, bytes) and len(data) > _AT_ONCE:
             data = io.BytesIO(data)
         try:
@@ -97,24 +97,24 @@ class Server:
             raise UpstreamError("connect") from None
         except (aiohttp.ClientError, OSError):
             raise UpstreamError("broken") from None
-        # nobody asked for another protocol, and beyond 599 there is no status
+        # other protocols and statuses above 599 are invalid
         if not 200 <= response.status < 600:
             response.close()
             raise UpstreamError("broken")
         return response
 
     def own_headers(self) -> dict[str, str]:
-        """Those of a request that no client sent."""
+        """The headers of the gateway's own requests."""
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if self.about.key:
             headers["authorization"] = f"Bearer {self.about.key}"
         return headers
 
     async def ask(self, path: str, body: bytes, timeout_s: float, most: int) -> tuple[int, bytes]:
-        """Status and body of a small question.
+        """Send a small request; returns status and body.
 
         Raises:
-            UpstreamError: there was no answer within the time, or one of more than `most` bytes.
+            UpstreamError: no response within the time, or one of more than `most` bytes.
         """
         headers = self.own_headers()
 
@@ -130,7 +130,7 @@ class Server:
 
 
 async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """A whole body.
+    """Read a complete body.
 
     Raises:
         UpstreamError: it breaks off, or has more than `most` bytes.
@@ -142,7 +142,7 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 async def read_start(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
-    """A body, and True; or, of one that has more than `most` bytes, the first of them, and False.
+    """A body and True; or the first bytes of a body above `most` bytes and False.
 
     Raises:
         UpstreamError: it breaks off.

@@ -1,1 +1,1 @@
-# Routing: which pool serves a live request, and how a slice leaves infer and comes back.  Pure.
+# Routing: the pool of a live request, and the diversion and return of slices.  Pure.

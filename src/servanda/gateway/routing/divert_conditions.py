@@ -14,7 +14,7 @@ from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.snapshot import acts
 from servanda.gateway.routing.state import Rules, SliceState, TrafficFacts
 
-# seconds in which what stable was measured to answer may not yet have what was just brought
+# seconds for which the measured load of stable may lack newly diverted traffic
 SETTLE_S = 60.0
 
 
@@ -31,7 +31,7 @@ def unmet_conditions(
     """The conditions that are missing for diverting `moved`: kind -> sentence; {} if none.
 
     Args:
-        slice_: the slice with the evidence; paid: that evidence, cell by cell.
+        slice_: the slice with the evidence; paid: its cells at their threshold.
         moved: the slice itself, or the whole if a rule diverts all.
         exempt: whether `most_diverted` does not apply, because a rule diverts all.
     """

@@ -25,7 +25,7 @@ from servanda.theory.stats.log_moment import log_mean_exp
 SUSPICIOUS = 1 / 4  # warning level: of a log threshold; above it the sample is larger
 CALM = 1 / 16
 LATELY = 100  # requests
-_FEW = 0.05  # of the requests: less makes hardly another mean, and is not worth a word
+_FEW = 0.05  # share of the requests: below it the effect on the mean is negligible
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def evidence_above(rules: Rules, cell: WatchedCell, track: Track) -> CellEvidenc
     first = CellEvidence(cell, "since", since, price, near)
     alarm = log_mean_exp(np.array(track.alarm))
     dear = price + math.log(policy.horizon)
-    # a mean at its limit makes S grow like the number of requests: that much is no suspicion
+    # at a mean equal to the limit S grows like the number of requests: no evidence
     usual = math.log(min(track.n, policy.horizon))
     near = 1.0 if alarm >= dear else _near(alarm - math.log(track.n), dear - usual)
     second = CellEvidence(cell, "alarm", alarm, dear, nearness_of(near, cell.refutes))
@@ -180,7 +180,7 @@ def slowest(rules: Rules, slice_: SliceState) -> CellEvidence | None:
 
 
 def mean(track: Track) -> float:
-    """The estimate of the mean of x, by inverse chance of being scored; NaN without a token."""
+    """The inverse-probability estimate of the mean of x; NaN without a token."""
     return track.weighted / track.weights if track.weights > 0 else math.nan
 
 

@@ -1,7 +1,7 @@
-# The split: a keyed hash that puts a request, or anyone who sent it, at a place in [0, 1).
+# The split: a keyed hash that maps a request, or its user, to a place in [0, 1).
 #
-# It is deterministic, so that every replica splits alike and a session stays where it is, and
-# keyed, so that nobody outside can choose where his requests land.
+# It is deterministic, so that all replicas split equally and a session keeps its place, and keyed,
+# so that clients cannot choose the pool of their requests.
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hashlib import blake2b
 
 
 def place(key: bytes, *parts: str) -> float:
-    """Uniform in [0, 1), the same for the same key and parts.
+    """A place, uniform in [0, 1), the same for the same key and parts.
 
-    Anyone who lies below a share lies below every larger one: raising it moves no one back.
+    A place below a share is below every larger one, so a larger share moves no one back.
 
     Args:
         key: at most 64 bytes.
-        parts: what is placed, and for which purpose; each purpose has places of its own.
+        parts: the object and the purpose; each purpose has independent places.
 
     >>> place(b"key", "share", "session 7") == place(b"key", "share", "session 7")
     True
@@ -25,5 +25,5 @@ def place(key: bytes, *parts: str) -> float:
 
 
 def pseudonym(key: bytes, of: str) -> str:
-    """A keyed hash of who asked, 8 bytes in hex: the same for the same one, and no way back."""
+    """A keyed hash of a user, 8 bytes in hex: deterministic, and not invertible."""
     return blake2b(of.encode(), key=key, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-# The router: a snapshot, made ready to decide one request after another, on the hot path.
+# The router: a snapshot prepared for fast decisions on the hot path.
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from servanda.judgement.slices.rules import LABEL, Term
 
 _TOKENS = "request.prompt_tokens"
 _OUTSIDE: Mapping[str, Pool | None] = {"stable": "stable", "infer": "infer", "refuse": None}
-_REMEMBERED = 4096  # combinations of labels whose slices are kept
+_REMEMBERED = 4096  # combinations of labels in the cache
 
 
 @dataclass(frozen=True)
 class _Route:
-    """What slices say together of a route."""
+    """The combined route of slices."""
 
     share: float
     mirror: float
@@ -28,12 +28,12 @@ class _Route:
 
 @dataclass(frozen=True)
 class _SliceSet:
-    """The slices that a request lies in, and what follows from them alone.
+    """The slices of a request, and the decisions that depend only on them.
 
     Args:
-        names: of the slices; acting: whether any of them moves requests.
-        done, would: by those that act, and if all did.
-        away: those that are mirrored; largest, largest_away: chance of being sampled.
+        names: of the slices; acting: whether any of them diverts requests.
+        done, would: the route by slices that act, and the route if all did.
+        away: the mirrored ones; largest, largest_away: inclusion probability.
     """
 
     slices: tuple[SliceRoute, ...]
@@ -47,25 +47,25 @@ class _SliceSet:
 
 
 class Router:
-    """Decides by one snapshot.
+    """Decides requests under one snapshot.
 
     Args:
-        snapshot: None: none was ever received.
-        without: who serves then.
+        snapshot: None: none received yet.
+        without: the pool without a snapshot.
     """
 
     def __init__(self, snapshot: Snapshot | None, without: Pool = "stable") -> None:
         self.snapshot = snapshot
         self._without: Pool = without
-        # the same few combinations come again and again
+        # few combinations occur repeatedly
         self._matching = lru_cache(_REMEMBERED)(self._match)
         self._together = lru_cache(_REMEMBERED)(self._put_together)
 
     def decide(self, facts: RequestFacts, *, now: float) -> Decision:
-        """Where a request goes.
+        """The route of a request.
 
-        Among the slices of a request a person's word comes before any decision, stable before
-        infer, and the smallest share before a larger one.
+        Among the slices of a request a pin has priority over decisions, stable over infer, and the
+        smallest share over larger ones.
 
         Args:
             now: unix seconds.
@@ -99,7 +99,7 @@ class Router:
         chance = max(chance, snapshot.sample)
         if pool != "infer" and not mirrored:
             chance = 0.0
-        # one draw for all: the samples are nested
+        # one random number for all: the samples are nested
         draw = place(self._salt, "sample", facts.request) if chance else 1.0
         sampled = draw < chance
         drawn = {route.name: route.sample for route in of if draw < route.sample} if sampled else {}
@@ -120,7 +120,7 @@ class Router:
         return "infer" if at < chosen.share or not self.snapshot.has_stable else "stable"
 
     def _chosen(self, slices: tuple[SliceRoute, ...]) -> _Route:
-        """The shares of slices that are followed, taken together."""
+        """The combined shares of slices."""
         assert self.snapshot is not None
         critical = any(route.critical for route in slices)
         mirror = max((route.mirror for route in slices), default=0.0) or self.snapshot.mirror
@@ -129,7 +129,7 @@ class Router:
                 if route.pinned == to:
                     return _Route(share, mirror, f"{route.name} pinned", True)
         base = self.snapshot.base
-        # infer may serve nobody at all: a promotion was rolled back, and no session waits for that
+        # infer may serve no request: a promotion was rolled back, also for open sessions
         chosen = _Route(base, mirror, "split", critical or base <= 0)
         for route in slices:
             if route.share < chosen.share:
@@ -137,7 +137,7 @@ class Router:
         return chosen
 
     def _names(self, facts: RequestFacts) -> tuple[str, ...]:
-        """The slices that a request lies in."""
+        """The slices of a request."""
         by_label = self._matching(tuple(map(facts.labels.get, self._labels)))
         if not self._by_tokens:
             return by_label
@@ -175,7 +175,7 @@ class Router:
         )
 
     def _inside(self, facts: RequestFacts) -> bool:
-        """Whether a request lies in the contract's envelope, as far as anybody knows."""
+        """Whether a request lies in the contract's envelope, as far as known."""
         assert self.snapshot is not None
         span = self.snapshot.prompt_tokens
         if span is None or facts.prompt_tokens is None:
@@ -184,7 +184,7 @@ class Router:
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        """Labels that any slice looks at."""
+        """The labels that slices use."""
         fields = sorted({f for route in self._all for f in route.cut.fields if f.startswith(LABEL)})
         return tuple(field.removeprefix(LABEL) for field in fields)
 
@@ -194,7 +194,7 @@ class Router:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a decision needs to know how many tokens a prompt has."""
+        """Whether decisions need the length of a prompt."""
         bounded = self.snapshot is not None and self.snapshot.prompt_tokens is not None
         return bounded or self._by_tokens
 

@@ -1,4 +1,4 @@
-# The budget: how much of each slice is scored, so that train's time goes where a decision is near.
+# The scoring budget: the sampled share of each slice, with more scoring near a decision.
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from servanda.contract.model import WHOLE
 from servanda.gateway.routing.evidence_price import evidence_of
 from servanda.gateway.routing.state import RoutingState, Rules, SliceState
 
-LEAST = 1e-4  # of every slice: a fault that nobody looks for is never seen
+LEAST = 1e-4  # smallest share of every slice, so that no fault stays unnoticed
 
 
 def samples(
     rules: Rules, state: RoutingState, *, rates: Mapping[str, float], cost_s: float
 ) -> dict[str, float]:
-    """Of what infer answers, or is asked as well, the share of each slice that train scores.
+    """The share of infer's responses, mirrored ones included, that train scores, per slice.
 
-    `routing.sample` of everything, and up to `routing.sample_near` where a decision is near,
-    the nearest first.  A request is scored once for all its slices, by the largest of their
-    shares; so each slice has at least the share of the whole, which costs nothing more.
+    `routing.sample` of all slices, and up to `routing.sample_near` near a decision, the nearest
+    first.  A request is scored once for all its slices, by the largest of their shares; so each
+    slice has at least the share of the whole, at no further cost.
 
     Args:
-        rates: slice -> requests a second that infer answers or is asked as well; a slice that
-            is left out costs nothing.
-        cost_s: seconds of train that one request takes; NaN or 0 where no one knows it yet.
+        rates: slice -> requests per second to infer, mirrored ones included; a missing slice costs
+            nothing.
+        cost_s: scoring time per request, seconds; NaN or 0: unknown.
 
     Returns:
-        slice -> share in [1e-4, 1].  Shares times rates times the cost are within
-        `routing.budget`, but for the least of each.
+        slice -> share in [1e-4, 1].  The sum of share x rate x cost is within `routing.budget`,
+        except for the smallest shares.
     """
     policy = rules.policy
     near = max(policy.sample, policy.sample_near)
@@ -35,15 +35,15 @@ def samples(
     spend = _Spending(rates, policy.budget / cost_s if cost_s > 0 else float("inf"))
     for name in sorted((n for n in urgent if urgent[n] > 0), key=lambda n: -urgent[n]):
         spend.on(name, near)
-    for name in (WHOLE, *urgent):  # the whole first: what it has, every slice has
+    for name in (WHOLE, *urgent):  # the whole first: every slice has at least its share
         spend.on(name, policy.sample)
     return {name: spend.share(name) for name in urgent}
 
 
 def urgency(rules: Rules, slice_: SliceState) -> float:
-    """How much a slice's next request matters to a decision; 0: no more than any other.
+    """The importance of a slice's next request for a decision; 0: none.
 
-    What users are served by infer comes before what they are not.
+    Slices that infer serves come before mirrored ones.
     """
     if slice_.status == "probation":
         return 0.5
@@ -51,12 +51,12 @@ def urgency(rules: Rules, slice_: SliceState) -> float:
         return 0.0
     evidence = evidence_of(rules, slice_)
     if evidence and evidence[0].paid and len(slice_.keys) >= rules.policy.keys:
-        return 0.0  # it is decided, and held by something that more evidence does not bring
+        return 0.0  # decided, and held by a condition that evidence does not change
     return 1.0 + (evidence[0].near if evidence else 0.0)
 
 
 class _Spending:
-    """Shares that were given so far, and the requests a second that train has time for."""
+    """The shares assigned so far, and the remaining scoring rate, requests per second."""
 
     def __init__(self, rates: Mapping[str, float], left: float) -> None:
         self._rates = {**rates, WHOLE: max(rates.values(), default=0.0)}
@@ -67,7 +67,7 @@ class _Spending:
         return max(self._given.get(name, LEAST), self._given.get(WHOLE, LEAST))
 
     def on(self, name: str, wanted: float) -> None:
-        """Raise a share as far as what is left allows."""
+        """Raise a share as far as the budget allows."""
         has, rate = self.share(name), self._rates.get(name, 0.0)
         more = min(wanted, 1.0) - has
         if more <= 0.0:

@@ -1,4 +1,4 @@
-# What gateways follow, made of a state.
+# Builds the snapshot for gateways from a state.
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from servanda.gateway.routing.model import AWAY, SliceRoute, Snapshot
 from servanda.gateway.routing.state import RAMP, RoutingState, Rules, SliceState
 from servanda.judgement.slices.rules import Cut
 
-_DRIFT = 0.25  # of a share of samples, less than which makes no new snapshot
+_DRIFT = 0.25  # relative change of a sampled share below which no new snapshot is made
 
 
 def cuts(rules: Rules) -> dict[str, Cut]:
-    """The slices of routing by name: the most specific first, the whole last, which always is."""
+    """The slices of routing by name: the most specific first, the whole always last."""
     cuts_ = {cell.slice: cell.cut for cell in rules.watched if cell.slice != WHOLE}
     ordered = sorted(cuts_.values(), key=lambda cut: -len(cut.terms))  # stable: as watched
     return {**{cut.name: cut for cut in ordered}, WHOLE: Cut(WHOLE)}
 
 
 def acts(rules: Rules, slice_: SliceState) -> bool:
-    """Whether what is decided of a slice is done: by its pin, or else by the contract's mode."""
+    """Whether decisions about a slice are acted on: by its pin, otherwise by the mode."""
     if rules.contract.stable is None:
         return False
     if slice_.pin is not None and slice_.pin.to in ("enforce", "observe"):
@@ -42,10 +42,10 @@ def build_snapshot(
 
     Args:
         version: larger than that of every earlier one.
-        salt: key of the split, hex; the same for the life of a deployment, or sessions move.
-        now: unix seconds; it is valid from now on for `routing.expires`.
-        samples: slice -> of what infer answers, what train scores
-            (`sampling_budget.samples`); a slice that is left out has what the contract says.
+        salt: key of the split, hex; constant during a deployment, so that sessions stay.
+        now: unix seconds; start of its lifetime `routing.expires`.
+        samples: slice -> share of infer's responses that train scores (`sampling_budget.samples`);
+            default: the contract's.
     """
     policy, contract = rules.policy, rules.contract
     base = policy.share if state.base is None else state.base
@@ -76,7 +76,7 @@ def build_snapshot(
 
 
 def _route(rules: Rules, slice_: SliceState, cut: Cut, base: float, sample: float) -> SliceRoute:
-    # without a mirror nobody would see that infer is sound again
+    # without a mirror no evidence for a return would arrive
     unseen = slice_.status in (*AWAY, "recovering") or slice_.pinned == "stable"
     return SliceRoute(
         cut=cut,
@@ -91,8 +91,8 @@ def _route(rules: Rules, slice_: SliceState, cut: Cut, base: float, sample: floa
 
 
 def differ(old: Snapshot, made: Snapshot) -> bool:
-    """Whether a snapshot says something else than another, beside its number and its end."""
-    pairs = zip(old.slices, made.slices, strict=False)  # other slices differ in what lasts
+    """Whether two snapshots differ in more than number and expiry."""
+    pairs = zip(old.slices, made.slices, strict=False)  # other slices differ in a lasting property
     drifted = any(abs(new.sample - was.sample) > _DRIFT * was.sample for was, new in pairs)
     return drifted or _lasting(old) != _lasting(made)
 
@@ -103,7 +103,7 @@ def _lasting(made: Snapshot) -> Snapshot:
 
 
 def served(slice_: SliceState) -> float:
-    """Of an active slice's share, what infer serves of this one, by what was decided of it."""
+    """The fraction of an active slice's share that infer serves, by the decisions."""
     if slice_.status in AWAY:
         return 0.0
     return RAMP[slice_.step] if slice_.status == "recovering" else 1.0

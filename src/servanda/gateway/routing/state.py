@@ -1,4 +1,4 @@
-# The state of routing: what is watched, the evidence so far, and where each slice stands.
+# The state of routing: watched cells, evidence, and the status of each slice.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.likelihood_ratio import RequestDraws
 
-RAMP = (0.01, 0.05, 0.25, 1.0)  # of an active slice's share, while it recovers
+RAMP = (0.01, 0.05, 0.25, 1.0)  # fractions of an active slice's share during recovery
 _PARTS = 4
 
 
@@ -23,13 +23,12 @@ class WatchedCell:
     """A clause on a slice that is known before the request: a cell that routing acts on.
 
     Args:
-        limit: of the mean of x in [0, 1], beyond which the cell is broken.
-        scale, low: metric units of one x, and of x = 0, for people; unit: of the metric.
-        critical: whether sessions move as well.
-        refutes: whether its evidence is of how tokens are drawn: it has no limit, and nothing
-            can show that it is kept.
-        diverts: what a rule of the contract asks for where it is violated; "": nothing.
-        pages: whom rules page.
+        limit: limit of the mean of x, in [0, 1].
+        scale, low: metric units per x, and at x = 0, for display; unit: of the metric.
+        critical: whether sessions are diverted too.
+        refutes: whether it is a sampler test, which has no limit and can only reject.
+        diverts: the diversion of a rule of the contract if it is violated; "": none.
+        pages: people that rules page.
     """
 
     clause: str
@@ -54,10 +53,10 @@ class WatchedCell:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a contract says of its routing, and what it watches.
+    """The routing rules of a contract, and its watched cells.
 
     Args:
-        watched: cells; their number K multiplies both prices.
+        watched: cells; their number K multiplies both thresholds.
     """
 
     contract: Contract
@@ -69,52 +68,51 @@ class Rules:
 
     @property
     def enforces(self) -> bool:
-        """Whether the contract wants its decisions done, where no pin says otherwise."""
+        """Whether the contract's mode acts on decisions, without a pin."""
         return self.policy.mode == "enforce" and self.contract.stable is not None
 
     @property
     def parts(self) -> int:
-        """Into how many parts a slice's evidence falls, of which one key has at most one.
+        """The number of parts of a slice's evidence, of which one user has at most one.
 
-        Four, or fewer where fewer users are enough for the contract.
+        Four, or fewer if the contract needs fewer users.
         """
         return min(_PARTS, self.policy.keys)
 
     @property
     def cells(self) -> int:
-        """K: what a price is multiplied by, so that it holds for all cells together."""
+        """K: the factor of thresholds that makes them valid for all cells together."""
         return max(1, len(self.watched))
 
     @cached_property
     def by_slice(self) -> Mapping[str, tuple[WatchedCell, ...]]:
-        """The cells of each slice, in the order in which they are watched."""
+        """The cells of each slice, in the order of watched cells."""
         names = dict.fromkeys(cell.slice for cell in self.watched)
         return {name: tuple(c for c in self.watched if c.slice == name) for name in names}
 
     def on(self, name: str) -> tuple[WatchedCell, ...]:
-        """The cells of one slice; () where nothing is watched on it."""
+        """The cells of one slice; () if none."""
         return self.by_slice.get(name, ())
 
     @cached_property
     def digest(self) -> str:
-        """Of the contract."""
+        """The digest of the contract."""
         return self.contract.digest
 
 
 @dataclass(frozen=True)
 class Track:
-    """Evidence of one cell, one scored request after another in launch order.
+    """Evidence of one cell over scored requests in dispatch order.
 
     Args:
-        n: requests that met the cell, without one of which the tuples are empty; missing: tokens
-            without a value among theirs; hidden: the share of those among the latest hundred
-            requests or so.
-        above, below: log e-values of each bet against the limit, nats, since the slice's
-            state began; where the cell refutes, of each way of drawing tokens, and against it.
-        alarm: log S of Shiryaev and Roberts' process, each bet, over the same requests.
+        n: requests in the cell (with none the tuples are empty); missing: their tokens without a
+            value; hidden: the share of those among about the latest hundred requests.
+        above, below: log e-values of each bet against and for the limit, nats, since the slice's
+            status began; for a sampler test, for and against each alternative sampler.
+        alarm: log S of the Shiryaev-Roberts process, per bet, over the same requests.
         total, tokens: sum of x and number of tokens with a value.
-        late, late_tokens: the same since they began to lie above the limit; when an alarm
-            after a good past fires, that is what it fires for.
+        late, late_tokens: the same since the estimated change point, for the display of an alarm
+            after a good past.
         weighted, weights: the same sums by inverse probability of inclusion, for estimates.
     """
 
@@ -134,30 +132,27 @@ class Track:
 
 @dataclass(frozen=True)
 class SliceState:
-    """Where one slice stands.
+    """The state of one slice.
 
     Args:
-        since: when it came to this status, unix seconds.
-        dwell_s: how long it stays away this time; relapses: how often it broke while it was
-            away or recovering.
-        step: of the ramp, while it recovers; step_since, step_scored: when that step began, and
-            how many requests were scored by then.
-        moves: when it left infer, and when it began to come back, lately.
-        load: requests at a time that it brought to stable when it left.
-        doubts: clause -> number of the way of drawing tokens for which it left, where the clause
-            refutes: the slice comes back once there is evidence against it.
-        tracks: of the cells that are watched on it, by clause, since `since` (but active and
-            suspect share theirs).
-        recent: keyed hashes of who asked, one a request of that evidence, the latest last.
-        misread: of the latest hundred requests of that evidence or so, the share for which infer
-            answered another prompt.
-        scored: requests of that evidence; passed: requests that were left out of it, because
-            their key had its part already.
-        calm: since when a suspect's evidence has decayed; None while it has not.
-        held: why what was decided is not done, as a sentence: no headroom, too few keys, too
-            much diverted already; or that too little was seen for any decision; "" where
-            nothing is in the way.
-        told: which of these somebody was told of, since `since`.
+        since: start of this status, unix seconds.
+        dwell_s: its current minimum hold time; relapses: violations while diverted or recovering.
+        step: step of the ramp during recovery; step_since, step_scored: its start, and the scored
+            requests by then.
+        moves: recent times of diversions and returns.
+        load: concurrent requests that its diversion added to stable.
+        doubts: clause -> index of the alternative sampler for which it was diverted; the slice
+            returns once there is evidence against that alternative.
+        tracks: evidence of its watched cells, by clause, since `since` (active and suspect share
+            theirs).
+        recent: keyed hashes of users, one per request of that evidence, newest last.
+        misread: share of about the latest hundred requests for which infer ran another prompt.
+        scored: requests of that evidence; passed: requests excluded because their user had its
+            part.
+        calm: since when the evidence of a suspect slice is decayed; None: it is not.
+        held: the reason why a decision is not acted on, or why none is possible, as a sentence: no
+            capacity, too few users, too much diverted, too little evidence; "" if none.
+        told: reasons that were reported since `since`.
     """
 
     name: str
@@ -183,7 +178,7 @@ class SliceState:
 
     @property
     def pinned(self) -> Literal["", "stable", "infer"]:
-        """The pool that a person named for it; "" where no one did."""
+        """The pool of its pin; "" without a pin."""
         return self.pin.to if self.pin is not None and self.pin.to in ("stable", "infer") else ""
 
     def track(self, clause: str) -> Track:
@@ -191,17 +186,17 @@ class SliceState:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Who asked for the latest evidence, each once; requests that do not say it left out."""
+        """The distinct known users of the latest evidence."""
         return tuple(dict.fromkeys(filter(None, self.recent)))
 
 
 def status_text(slice_: SliceState) -> str:
-    """Where a slice stands, as a transition says it: its status, and its pin."""
+    """The status of a slice with its pin, as in transitions."""
     return slice_.status if slice_.pin is None else f"{slice_.status}, pinned to {slice_.pin.to}"
 
 
 def without_evidence(slice_: SliceState) -> SliceState:
-    """The slice without evidence, and without what followed from it."""
+    """The slice without evidence and its consequences."""
     return replace(
         slice_,
         tracks={},
@@ -221,15 +216,14 @@ class Score:
     """One re-scored request.
 
     Args:
-        at: when it was launched, unix seconds.
-        key: a keyed hash of who asked; "" where no one knows.
-        misread: whether infer answered another prompt than it was asked.
-        chance: with what probability it was sampled.
-        statistics: (clause, slice) -> of its tokens, one request; cells that it does not
-            meet are left out.  A request that came to nothing has its missing tokens.
-        drawn: slices whose sample it is part of, with each one's own chance, as
-            `Decision.drawn` has them; None: of every slice that it has statistics of, with
-            `chance`.
+        at: dispatch time, unix seconds.
+        key: a keyed hash of the user; "" if unknown.
+        misread: whether infer ran another prompt than requested.
+        chance: its inclusion probability.
+        statistics: (clause, slice) -> statistics of its tokens; only for its cells.  A lost request
+            has its missing tokens.
+        drawn: slices whose sample contains it, with their probabilities, as in `Decision.drawn`;
+            None: all slices with statistics, with `chance`.
     """
 
     at: float
@@ -242,15 +236,14 @@ class Score:
 
 @dataclass(frozen=True)
 class TrafficFacts:
-    """What is measured of the traffic, when states are looked at.
+    """Measurements of the traffic for an evaluation.
 
     Args:
         now: unix seconds.
-        shares: slice -> of all requests lately, how many lay in it.
-        in_flight: slice -> requests of it that infer answers at a time, lately.
-        stable_in_flight: requests that stable answers at a time, the most there was lately;
-            None where no one knows.
-        floors: (clause, slice) -> noise floor of train, as a mean of x; absent: not known yet.
+        shares: slice -> its share of recent requests.
+        in_flight: slice -> its recent concurrent requests at infer.
+        stable_in_flight: recent peak of concurrent requests at stable; None: unknown.
+        floors: (clause, slice) -> noise floor of train, as a mean of x; absent: unknown.
     """
 
     now: float
@@ -262,20 +255,20 @@ class TrafficFacts:
 
 @dataclass(frozen=True)
 class Transition:
-    """A change of a slice, with the evidence that made it: what the ledger keeps.
+    """A change of a slice with its evidence, as recorded in the ledger.
 
     Args:
-        number: of all transitions of this controller's state, from 1, without gaps.
-        before, after: statuses, such as "active"; with a pin "active, pinned to stable".  The
-            same where the ramp went on, and where what was decided is held: `reason` says it.
-        acted: whether the route changed, or only would have.
-        reason: as a sentence.
-        cell: that decided; None where a person or the clock did.
+        number: consecutive number in this controller's state, from 1.
+        before, after: statuses, such as "active"; with a pin "active, pinned to stable".  Equal for
+            a step of the ramp, and for a decision that is held: see `reason`.
+        acted: whether the route changed.
+        reason: a sentence.
+        cell: the deciding cell; None for a person or the clock.
         value, limit: the estimate and the limit, in units of the metric; NaN: none.
-        log_evidence, log_price: nats; what the cell had, and what the change costs.
-        n, keys: requests of the evidence, and distinct users of the latest of it.
-        actor: who; "servanda" where no one did.
-        pages: who is told.
+        log_evidence, log_price: log e-value of the cell and log threshold, nats.
+        n, keys: requests of the evidence, and distinct users of the latest ones.
+        actor: the person; "servanda" for automatic decisions.
+        pages: the people to notify.
     """
 
     number: int
@@ -298,13 +291,13 @@ class Transition:
 
 @dataclass(frozen=True)
 class RoutingState:
-    """Every slice, and what they share.
+    """The states of all slices, and shared data.
 
     Args:
-        transitions: how many there were.
-        clock: the latest time that was seen, unix seconds; time does not go back here.
-        base, mirror, sample, run, leg: a promotion's route, as values.Snapshot has them.
-        turns: run -> turn of its latest route; the last ones.
+        transitions: number of transitions so far.
+        clock: the latest time, unix seconds; non-decreasing.
+        base, mirror, sample, run, leg: a promotion's route, as in Snapshot.
+        turns: run -> revision of its latest route; recent runs only.
     """
 
     slices: Mapping[str, SliceState] = field(default_factory=dict)

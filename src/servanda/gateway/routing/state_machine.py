@@ -1,8 +1,8 @@
-# The machine of routing: a state, and what moves it.
+# The state machine of routing.
 #
-# Everything is a value and every function is pure: time comes as an argument, and the same
-# scores and evaluations in the same order make the same state.  `absorb` only gathers evidence; a
-# slice moves in `transition.advance`, a person moves it by `pin`.
+# All functions are pure: time is an argument, and the same scores and evaluations in the same order
+# give the same state.  `absorb` only adds evidence; `transition.advance` moves slices, and `pin` is
+# the action of a person.
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from servanda.gateway.routing.state import (
 )
 from servanda.registry import did_you_mean
 
-_AT_LEAST = 2  # requests that every key may have
-_RUNS = 32  # of promotions, whose last turn is known
+_AT_LEAST = 2  # requests that every user may contribute
+_RUNS = 32  # promotions whose last revision is kept
 
 
 def begin(rules: Rules, *, now: float) -> RoutingState:
@@ -38,9 +38,8 @@ def begin(rules: Rules, *, now: float) -> RoutingState:
 def absorb(rules: Rules, state: RoutingState, score: Score) -> RoutingState:
     """The state with the evidence of one scored request.
 
-    One key may not fill a slice's evidence: where it has its part already, its request is
-    passed over.  That is decided by counts alone, before anybody looks at what was scored, so
-    it chooses no outcomes.
+    One user may not dominate a slice's evidence: beyond its part, its requests are excluded. This
+    is decided by counts alone, before the scores are examined, so it selects no outcomes.
     """
     slices = dict(state.slices)
     by_slice: dict[str, list[WatchedCell]] = {}
@@ -72,20 +71,19 @@ def _with(
 
 
 def remembered(rules: Rules) -> int:
-    """How many of a slice's latest requests are known by their keys.
+    """The number of a slice's latest requests whose users are kept.
 
-    Enough to find the users that are asked for among them, where some ask more than others.
+    Enough to find the required users among them, if some send more than others.
     """
     return max(128, 8 * rules.policy.keys)
 
 
 def _filled(rules: Rules, slice_: SliceState, key: str) -> bool:
-    """Whether a key has its part of the latest evidence: a quarter, or more where fewer users
-    than four are enough for the contract.
+    """Whether a user has its part of the latest evidence: 25 %, or more if the contract needs fewer
+    than four users.
 
-    Of the latest: a million requests of others long ago are no leave to fill what comes now.
-    Of requests that do not say who asked no one knows whether they are of one user: they are
-    evidence, and no user of those that leaving needs.
+    Of the latest: a million earlier requests of others do not permit dominating new evidence.
+    Requests without a user are evidence, but do not count as users for a diversion.
     """
     if not key:
         return False
@@ -103,14 +101,13 @@ def pin(
     reason: str,
     now: float,
 ) -> tuple[RoutingState, tuple[Transition, ...]]:
-    """The state after a person's word about one slice.
+    """The state after a person pins or releases one slice.
 
     Args:
-        pin: None takes back the one that there is; where there is none, nothing happens.
+        pin: None releases the current pin, if any.
 
     Raises:
-        ContractError: there is no such slice, the pin is over already, or it asks for stable
-            where the contract declares none.
+        ContractError: no such slice, an expired pin, or a pin to stable without a stable kernel.
     """
     if slice not in state.slices:
         hint = did_you_mean(slice, state.slices)
@@ -147,12 +144,12 @@ def pin(
 
 
 def rebase(rules: Rules, state: RoutingState, *, now: float, keep: bool) -> RoutingState:
-    """The state under other rules: a slice stays where it is, by its name.
+    """The state under other rules: slices keep their status, by name.
 
     New slices are active, and slices that are gone are left out.
 
     Args:
-        keep: whether evidence so far still concerns these rules; else it begins anew.
+        keep: whether the evidence so far is valid under these rules; otherwise it restarts.
     """
     now = max(now, state.clock)
     slices: dict[str, SliceState] = {}
@@ -168,9 +165,9 @@ def rebase(rules: Rules, state: RoutingState, *, now: float, keep: bool) -> Rout
 
 
 def set_back(state: RoutingState, *, now: float) -> RoutingState:
-    """The state by a clock that says now, where the one that it was made by was ahead of it.
+    """The state moved back to the current clock, if it was made with a clock that was ahead.
 
-    Everything lasts as long as it would have; else it would stand still until then.
+    All durations are kept; otherwise the state would stand still until then.
     """
     ahead = state.clock - now
     if ahead <= 0:
@@ -201,13 +198,13 @@ def with_route(
     sample: float = 0.0,
     turn: int | None = None,
 ) -> RoutingState:
-    """The state with a promotion's route; the same state, where it had this one or a later one.
+    """The state with a promotion's route; unchanged if it has this revision or a later one.
 
     Args:
-        share: of all traffic that infer serves; None: what the contract says.
-        mirror: of the others, what infer is asked as well.
-        sample: of what infer answers, or is asked as well, what the promotion asks a row of.
-        turn: of the run; a larger one is later.  None: anyone who says it means now.
+        share: share of all traffic that infer serves; None: the contract's.
+        mirror: share of the other requests that is mirrored to infer.
+        sample: share of infer's responses, mirrored ones included, that the promotion logs.
+        turn: revision of the run; larger is later.  None: applied unconditionally.
     """
     if turn is not None:
         if turn <= state.turns.get(run, -1):

@@ -40,7 +40,7 @@ from servanda.report.format import exact_percent
 
 SELF = "servanda"
 HOUR_S = 3600.0
-HIDDEN = 0.5  # of the latest tokens without a value, from which on somebody is told
+HIDDEN = 0.5  # of the latest tokens without a value, from which on someone is told
 MISREAD = 0.005  # of the latest requests were answered for another prompt: one in 200
 STEP_SCORED = 20  # requests that each step of the ramp is judged by, at least
 _STEPS = 4  # a step of the ramp lasts this part of the dwell, at least
@@ -119,7 +119,7 @@ class _Evaluation:
             return
         after = replace(slice_, pin=None)
         reason = f"the pin of {slice_.pin.actor} expired"
-        # infer serves again what was taken from it: somebody wants to know
+        # infer serves again what was taken from it: someone wants to know
         back = slice_.status in AWAY and acts(self._rules, slice_) and not acts(self._rules, after)
         pages = self._pages(slice_) if back else ()
         self._note(slice_, after, (), reason, acted=True, pages=pages)

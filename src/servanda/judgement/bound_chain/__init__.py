@@ -1,1 +1,1 @@
-# The bound chain of a contract: what each of its numbers implies, one theorem at a time.
+# The bound chain of a contract: the implications of each number, one theorem at a time.

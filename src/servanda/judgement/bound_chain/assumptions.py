@@ -13,15 +13,15 @@ from servanda.theory.bounds.assumptions import ASSUMPTIONS
 State = Literal["kept", "not rejected", "rejected", "open", "declared", "untested", "not testable"]
 
 _DECLARED = ("reward_range", "advantage", "score_norm")
-_BY_DEFAULT = "sampler_fidelity"  # a validity check that every plan of sampled tokens has
+_BY_DEFAULT = "sampler_fidelity"  # a validity check in every plan with sampled tokens
 
 
 @dataclass(frozen=True)
 class Rest:
-    """An assumption of the chain, and what became of it.
+    """An assumption of the chain with its state.
 
     Args:
-        said: the state in words, with what tested it and on how much.
+        said: the state as text, with its tests and their sample sizes.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Rest:
 
 
 def rest(name: str, contract: Contract, verdict: Verdict | None) -> Rest:
-    """What a contract, or a run of it, knows of an assumption."""
+    """The state of an assumption for a contract or a run of it."""
     text = ASSUMPTIONS[name].text
     return Rest(name, text, *_state(name, contract, verdict))
 
@@ -84,7 +84,7 @@ def _filters(contract: Contract) -> tuple[State, str]:
 def _tested(
     by: tuple[str, ...], contract: Contract, verdict: Verdict | None
 ) -> tuple[State, str] | None:
-    """What the metrics say that can reject it; None where none of them is there."""
+    """The results of the metrics that can reject it; None without such a metric."""
     if verdict is None:
         metrics = {clause.metric for _, _, clause in contract.clauses()}
         if contract.statistical:
@@ -94,7 +94,7 @@ def _tested(
     cells = [cell for cell in verdict.cells if cell.metric in by and cell.slice == WHOLE]
     cells = [cell for cell in cells if cell.outcome != "not applicable"]
     for cell in cells:
-        # a measured reward beyond its range is an error; a large gap of it breaks no assumption
+        # a measured reward outside its range is an error; a large gap breaks no assumption
         rejecting = ("error",) if cell.metric == "reward_gap" else ("violated", "error")
         if cell.outcome in rejecting:
             return "rejected", f"REJECTED by {printed_metric(cell.metric)}"

@@ -1,6 +1,6 @@
-# Paths: from a clause's own number to everything that follows from it.
+# Paths: from a clause's number to all its consequences.
 #
-# Only the whole of the traffic has whole answers, so a clause on other slices starts none.
+# Only the whole traffic has whole responses, so clauses on other slices start no path.
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from servanda.theory.bounds.sequence import is_vacuous
 from servanda.theory.bounds.theorem import THEOREMS
 
 _EVERYWHERE = "every_context"
-# what a clause at the end of the chain is called, where its metric's name would not do
+# display names of clauses at the end of the chain
 _ITSELF = {
     "policy_gradient_bias": "bias of the policy gradient",
     "ratio_budget": "share of the clip range used",
     "reward_gap": "gap of your own reward, up or down",
 }
 _NEXT_TV = "TV of the next token"
-_ALL = 1.0  # of the clip range: nothing is left of it, whatever more is said
+_ALL = 1.0  # of the clip range: all of it is used
 
 
 def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
-    """Every number of a contract, or of a verdict on it, and what follows from each.
+    """Every number of a contract, or of a verdict on it, with its consequences.
 
     Args:
-        verdict: of this contract; its certified upper ends take the place of the limits.
+        verdict: a verdict on this contract; its certified upper bounds replace the limits.
     """
     steps: list[Step] = []
     left_out: list[tuple[str, str]] = []
@@ -68,10 +68,10 @@ def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
 @dataclass(frozen=True)
 class _Path(Start):
     def steps(self) -> Iterator[Step]:
-        """Number by number.
+        """Yield the steps of the path.
 
         Raises:
-            LeaveOut: where the path ends before all that follows was said.
+            LeaveOut: the path ends early.
         """
         if WHOLE not in slices_of(self.contract, self.section, self.clause):
             raise LeaveOut("it covers parts of the traffic; the chain is for the whole")
@@ -91,7 +91,7 @@ class _Path(Start):
             raise LeaveOut(f"no bound of the chain starts from {metric}")
         yield from path()
 
-    # from facts about golden texts
+    # from exact values on golden texts
 
     def _from_osc(self) -> Iterator[Step]:
         osc = self.start("osc of the drift of logits, golden texts", "nats")
@@ -114,7 +114,7 @@ class _Path(Start):
             osc = follow(osc, "osc_at_temperature", what, *inputs, unit="nats")
             yield osc
         if infer.filters or train.filters:
-            # even of the golden rows only where both kernels keep the same tokens of them
+            # on golden rows only if both kernels keep the same tokens
             osc = replace(osc, standing=weakest(osc.standing, "conditional bound"))
         yield follow(osc, "tv_from_osc", f"{_NEXT_TV}, golden texts", osc.number, most=1.0)
         yield follow(osc, "kl_from_osc", "KL of the next token, golden texts", osc.number)
@@ -130,7 +130,7 @@ class _Path(Start):
         tv = replace(tv, standing=weakest(tv.standing, "conditional bound"))
         yield tv
         if tokens := self.tokens:
-            # the affinities of steps multiply, which is better than adding up their TV
+            # affinities of steps multiply, which is tighter than adding TV
             inputs = (osc.number, float(tokens))
             yield from self._answers(tv, "sequence_tv_from_osc", tokens, *inputs)
         yield from self._uncorrected(tv)
@@ -205,7 +205,7 @@ class _Path(Start):
         yield from self._bias(gap, most)
 
     def _from_itself(self) -> Iterator[Step]:
-        """A clause that certifies the budget itself, at the end of the chain."""
+        """The path of a clause that certifies the budget directly."""
         metric, clause = self.clause.metric, self.clause
         what, most = _ITSELF.get(metric, metric.replace("_", " ")), self.most
         if clause.percentile is not None and isinstance(clause.at_most, float):
@@ -220,18 +220,18 @@ class _Path(Start):
         start = self.start(what, self.metric.metric_unit, most)
         cell = self.cell()
         if metric == "reward_gap" and cell is not None and cell.interval:
-            # a gap lies on either side of 0
+            # a gap may have either sign
             number = max(map(abs, cell.interval))
             start = replace(start, number=number, vacuous=is_vacuous(number, most))
         yield start
 
-    # what follows
+    # consequences
 
     def _after_mean(self, tv: Step) -> Iterator[Step]:
-        """From the mean TV of a token, over contexts as infer draws them."""
+        """From the mean TV of a token, over contexts sampled by infer."""
         over = tv
         if self.claim == "realised":
-            # over the prefixes that were drawn, and not over those that could have been
+            # over the sampled prefixes only
             over = replace(tv, standing=weakest(tv.standing, "estimate"))
         yield from self._over_answers(over)
         yield from self._uncorrected(tv)
@@ -250,17 +250,17 @@ class _Path(Start):
         yield follow(whole, "reward_drift_from_tv", what, whole.number, low, high, most=most)
 
     def _reward(self) -> tuple[str, float]:
-        """What drifts, and the most that it can."""
+        """The name and the largest value of the reward drift."""
         if self.contract.reward is None:
             return "drift of any reward, as a share of its range", 1.0
         low, high = self.contract.reward.range
         return f"drift of any reward in [{low:g}, {high:g}]", high - low
 
     def _uncorrected(self, tv: Step) -> Iterator[Step]:
-        """Twice the TV is the gap of a trainer that weighs all tokens alike."""
+        """A trainer without token weights has a gap of twice the TV."""
         psi = psi_of(self.contract)
         if psi.name != "naive" or loss_of(self.contract) != "token_mean":
-            return  # the other losses weigh the gap of a token by its answer
+            return  # the other losses weight the gap of a token by its response
         what = "gap of the token weights, uncorrected"
         gap = follow(tv, "weight_gap_from_tv", what, min(tv.number, 1.0), most=psi.span[1])
         yield gap
@@ -271,7 +271,7 @@ class _Path(Start):
         if advantage is None or norm is None:
             return
         factors = (advantage, norm)
-        # an upper end of a signed value may lie below 0, where no gap is
+        # the upper bound of a signed value may be below 0
         inputs = (max(gap.number, 0.0), *factors)
         yield follow(
             gap,
@@ -284,7 +284,7 @@ class _Path(Start):
         )
 
     def _clip(self, ratio: Step, of: str) -> Iterator[Step]:
-        """How much of a shared clip range log-ratios up to a number take."""
+        """The share of the clip range that log-ratios up to a number use."""
         gradient = self.contract.gradient
         if gradient is None or gradient.clip_range is None or gradient.ratio == "decoupled":
             return
@@ -302,6 +302,6 @@ class _Path(Start):
             unit="",
             theorem=law.name,
             standing=weakest(ratio.standing, law.standing),
-            # of the tokens within the ratio it is true without looking at other contexts
+            # for tokens within the ratio it holds without other contexts
             assumes=joined(ratio.assumes, ("one_ratio",)),
         )

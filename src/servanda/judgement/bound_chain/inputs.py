@@ -1,7 +1,6 @@
-# Where a path of the chain starts: the clause's own number, and what that rests on.
+# The start of a path of the chain: the clause's number and its assumptions.
 #
-# Without a verdict it is the limit: what is promised.  With one it is the certified upper
-# end: what was shown.
+# Without a verdict it is the limit; with one it is the certified upper bound.
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from servanda.theory.bounds.sequence import is_vacuous
 from servanda.theory.bounds.theorem import Standing
 from servanda.theory.sampling import Sampling
 
-_RAW = Sampling.model_validate({})  # as the logits are: where nothing is drawn
+_RAW = Sampling.model_validate({})  # raw logits, if nothing is sampled
 _SAMPLED = ("sampler", "order", "same_tokens")
 
 
 class LeaveOut(Exception):  # noqa: N818 - a reason, not an error
-    """Nothing follows from a clause, or nothing more, and why."""
+    """No (further) consequence follows from a clause, with the reason."""
 
 
 def tokens_of(contract: Contract, workload: str) -> int | None:
-    """Most tokens of an answer, the end-of-text step included; None where no one says."""
+    """Most tokens of a response, including the end-of-text step; None if unknown."""
     declared = contract.all_workloads.get(workload)
     if declared is None:
         return None
@@ -38,7 +37,7 @@ def tokens_of(contract: Contract, workload: str) -> int | None:
 
 @dataclass(frozen=True)
 class Start:
-    """A clause of a contract, and its cell on the whole of the traffic."""
+    """A clause of a contract with its cell on the whole traffic."""
 
     contract: Contract
     section: Section
@@ -46,7 +45,7 @@ class Start:
     verdict: Verdict | None
 
     def cell(self) -> CellVerdict | None:
-        """What the verdict says of the whole; None where limits are read."""
+        """The cell of the whole traffic; None without a verdict."""
         if self.verdict is None:
             return None
         mine = (self.clause.id, self.section, WHOLE)
@@ -73,7 +72,7 @@ class Start:
         return cell
 
     def start(self, what: str, unit: str = "", most: float = math.inf) -> Step:
-        """The limit, or the upper end that was shown."""
+        """The limit, or the certified upper bound."""
         cell, clause = self.cell(), self.clause
         if cell is not None:
             number = cell.interval[1] if cell.interval else cell.value
@@ -99,7 +98,7 @@ class Start:
         )
 
     def standing(self, cell: CellVerdict | None) -> Standing:
-        """Of the clause's own number."""
+        """The guarantee type of the clause's number."""
         if self.section == "numerical":
             return "fact"
         for standing in STANDINGS:
@@ -108,7 +107,7 @@ class Start:
         return getattr(CHAIN.get(self.clause.metric), "standing", "certificate")
 
     def assumes(self) -> tuple[str, ...]:
-        """What the clause's own number rests on."""
+        """The assumptions of the clause's number."""
         if self.section == "numerical":
             return ()
         drawn = ("independent",) if self.claim == "population" else ()
@@ -119,12 +118,12 @@ class Start:
 
     @property
     def claim(self) -> str:
-        """Of which tokens it speaks."""
+        """Its scope: population or observed sample."""
         return self.clause.claim or self.contract.claim
 
     @property
     def metric(self) -> type[ChainMetric]:
-        """Of the chain, as the contract means it."""
+        """The metric of the chain under this contract."""
         return chain_metric(self.contract, self.clause)
 
     @property
@@ -140,17 +139,17 @@ class Start:
 
     @property
     def transforms(self) -> tuple[Sampling, Sampling]:
-        """What infer, and what train, does to its logits before a token is drawn."""
+        """The transforms of infer's and train's logits before sampling."""
         workload = self.contract.all_workloads.get(self.contract.workload_of(self.clause))
         infer = workload.sampling.transform if workload else _RAW
         return infer, self.contract.kernels.train.sampling or infer
 
     @property
     def raw(self) -> bool:
-        """Whether both kernels draw from their logits as they are."""
+        """Whether both kernels sample from raw logits."""
         return self.transforms == (_RAW, _RAW)
 
     @property
     def tokens(self) -> int | None:
-        """Most tokens of an answer of its workload."""
+        """Most tokens of a response of its workload."""
         return tokens_of(self.contract, self.contract.workload_of(self.clause))

@@ -1,4 +1,4 @@
-# Steps of the chain: one number, the theorem that gave it, and everything it rests on.
+# Steps of the chain: a number, its theorem, and its assumptions.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servanda.judgement.bound_chain.assumptions import Rest
 from servanda.theory.bounds.sequence import is_vacuous
 from servanda.theory.bounds.theorem import THEOREMS, Standing
 
-# from what can be shown to what can only be said
+# from the strongest to the weakest guarantee
 STANDINGS: tuple[Standing, ...] = (
     "certificate",
     "fact",
@@ -25,11 +25,11 @@ class Step:
     """One number of the chain: `what` is at most `number`.
 
     Args:
-        clause: where its path starts; level: how many steps from there.
-        theorem: of THEOREMS, by which it follows; "" for the clause's own number.
-        standing: the weakest on the path; assumes: names of ASSUMPTIONS, of the whole path.
-        enforced: whether the clause that it starts from is.
-        vacuous: the number says nothing that the range of the quantity did not.
+        clause: the start of its path; level: number of steps from there.
+        theorem: a name in THEOREMS; "" for the clause's own number.
+        standing: weakest guarantee on the path; assumes: names in ASSUMPTIONS, of the whole path.
+        enforced: whether the clause at its start is enforced.
+        vacuous: whether the number is no smaller than the range of the quantity.
     """
 
     clause: str
@@ -46,14 +46,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a contract's numbers imply.
+    """The implications of a contract's numbers.
 
     Args:
-        shown: whether they start from a verdict's upper ends, and not from limits.
-        tokens: that a whole answer has at most; None: not known, so nothing is said of one.
-        steps: path by path, each number after the one it follows from.
-        rests: every assumption of some step.
-        left_out: (clause, why nothing follows from it, or nothing more).
+        shown: whether they start from a verdict's upper bounds instead of limits.
+        tokens: most tokens of a whole response; None: unknown, so that no bound for one exists.
+        steps: path by path, each number after its premise.
+        rests: all assumptions of the steps.
+        left_out: (clause, reason why no or no further consequence follows).
     """
 
     contract: str
@@ -68,7 +68,7 @@ class Chain:
         return tuple(step for step in self.steps if step.vacuous)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: a vacuous number is null, for it says nothing."""
+        """Plain data for JSON; a vacuous number is null."""
         data = asdict(self)
         for step in data["steps"]:
             theorem = step.pop("theorem")
@@ -93,11 +93,11 @@ def follow(
     most: float = math.inf,
     adds: tuple[str, ...] = (),
 ) -> Step:
-    """The number that a theorem makes of its inputs, one step after another number.
+    """The step that a theorem adds to its premises.
 
     Args:
-        most: the largest value that the quantity has; a bound of that is vacuous.
-        adds: what the path assumes besides the theorem's own assumptions.
+        most: the largest value of the quantity; a bound of at least this is vacuous.
+        adds: assumptions of the path beyond the theorem's own.
     """
     law = THEOREMS[theorem]
     number = float(law.function(*inputs))
@@ -115,10 +115,10 @@ def follow(
 
 
 def weakest(*standings: Standing) -> Standing:
-    """The standing that is left of several."""
+    """The weakest of several guarantee types."""
     return max(standings, key=STANDINGS.index)
 
 
 def joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    """Both, each name once, in their order."""
+    """The union in order."""
     return tuple(dict.fromkeys((*first, *second)))

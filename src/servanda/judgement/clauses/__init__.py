@@ -1,6 +1,6 @@
-# Clauses: how each kind is weighed and judged, one file a kind.
+# Clauses: the statistics and the judgement of each kind, one file per kind.
 
-# these register their metrics and guards
+# these modules register metrics and validity checks
 from servanda.judgement.clauses import (  # noqa: F401
     clip_ratio,
     fidelity,

@@ -1,7 +1,7 @@
-# What a clause is to the rest of the house: how a cell is weighed, and how it is judged.
+# The interface of clauses: the statistics of a cell, and its judgement.
 #
-# A cell is one clause on one slice.  A kind of clause is one class in one file: it turns a
-# closed round into statistics that add up, and the sum into one of the answers.
+# A cell is one clause on one slice.  A kind of clause is one class in one file: it turns a closed
+# round into additive statistics, and their sum into an outcome.
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"
 Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
-SELVES = ("self_train", "self_infer")  # the peers that hold a side against itself
-DRAWS = "train_draws"  # the peer that holds what train drew for the same units
-REWARD = "reward"  # the column of a trace: of the whole answer, at each of its tokens
+SELVES = ("self_train", "self_infer")  # the peers that compare a side with itself
+DRAWS = "train_draws"  # the peer with train's own samples for the same units
+REWARD = "reward"  # trace column: of the whole response, repeated at each of its tokens
 WITHIN_NOISE = (
     "beyond the limit, yet within twice the noise floor (an estimate): the kernels' own noise "
     "is as large"
@@ -39,7 +39,7 @@ ORDER: tuple[Outcome, ...] = ("violated", "error", "inconclusive", "holds")
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of many: violated > error > inconclusive > holds; none is inconclusive."""
+    """The worst outcome: violated > error > inconclusive > holds; inconclusive if empty."""
     for outcome in ORDER:
         if outcome in outcomes:
             return outcome
@@ -47,12 +47,12 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def peak(rounds: Sequence[Array], claim: Claim = "population") -> float:
-    """The most evidence that any closed prefix of rounds held, nats.
+    """The largest log e-value over all closed prefixes of rounds, nats.
 
     Args:
-        rounds: log e-values of the mixture's components, one array a round; they add up.
-        claim: realised: it concerns what was measured so far, so what was red may be so no
-            more, and all rounds count together.
+        rounds: log e-values of the mixture's components, one array per round; additive.
+        claim: realised: it concerns the tokens measured so far, so a violation may disappear, and
+            only the total counts.
 
     Ville's inequality covers all prefixes at once, so a fixed truth that was refuted once
     stays refuted.
@@ -67,20 +67,20 @@ def peak(rounds: Sequence[Array], claim: Claim = "population") -> float:
 
 @dataclass(frozen=True)
 class View:
-    """A closed round, or a batch of golden texts, as the clauses see it.
+    """The data of a closed round, or a batch of golden texts, for clauses.
 
     Args:
         columns: field -> value at each token, [N], for the terms of slices.
         group_N, group_S: prompt group of each token and sequence, 0-based in this view.
-        launched: prompt groups of this view.
-        width: new tokens that each sequence had room for.
-        may_meet: cut -> [S], whether a sequence can fall into it at all.
+        launched: number of dispatched prompt groups of this view.
+        width: most new tokens of each sequence.
+        may_meet: cut -> [S], whether a sequence can fall into it.
         uniform_N: a fresh uniform for each token (for the PIT).
-        exact: metric -> [N], joint columns, where both sides' logits were in memory.
-        peers: what these numbers are compared with: "self_train" and "self_infer", a tenth
-            of the sequences on each side against itself; "stable", the stable kernel on
-            the same prompts; "train_draws", train's own answers to them, on both sides.
-        itself: whether both sides are one kernel, in other batches.
+        exact: metric -> [N], joint columns, if both sides' logits were in memory.
+        peers: data for comparison: "self_train" and "self_infer", 10 % of the sequences on each
+            side compared with itself; "stable", the stable kernel on the same prompts;
+            "train_draws", train's own responses to them, on both sides.
+        itself: whether both sides are one kernel in different batches.
     """
 
     pair: TracePair
@@ -104,20 +104,20 @@ class View:
         return {}  # masks and metrics are shared by all cells of the round
 
     def mask(self, cut: Cut, *, unknown: bool = False) -> Array:
-        """Tokens in a slice, [N]; `unknown` is what a context that was not recorded counts as."""
+        """Tokens in a slice, [N]; `unknown` is the result for contexts that were not recorded."""
         key = (f"mask {unknown}", cut)
         if key not in self._cache:
             self._cache[key] = cut.mask(self.columns, len(self.usable_N), unknown=unknown)
         return self._cache[key]
 
     def inside(self, cut: Cut) -> Array:
-        """1 where a token lies in the slice, 0 where it does not, NaN where no one knows; [N]."""
+        """1 for tokens in the slice, 0 for others, NaN if unknown; [N]."""
         inside_N = self.mask(cut)
         unknown_N = self.mask(cut, unknown=True) & ~inside_N & self.mask(cut.given)
         return np.where(unknown_N, np.nan, inside_N.astype(np.float64))
 
     def values(self, metric: str) -> Array:
-        """The metric at each token, [N]; NaN where the token is unusable."""
+        """The metric at each token, [N]; NaN for unusable tokens."""
         key = ("metric", metric)
         if key not in self._cache:
             train, infer, usable_N = self.pair.train.columns, self.pair.infer.columns, self.usable_N
@@ -129,7 +129,7 @@ class View:
         return self._cache[key]
 
     def log_ratio(self) -> Array:
-        """log p - log q of each token, [N], nats; NaN where it is unusable."""
+        """log p - log q of each token, [N], nats; NaN for unusable tokens."""
         key = ("log_ratio", "")
         if key not in self._cache:
             train_N, infer_N = (s.columns["logp"] for s in (self.pair.train, self.pair.infer))
@@ -138,29 +138,29 @@ class View:
         return self._cache[key]
 
     def over_sequences(self, values_N: Array) -> Array:
-        """The sum over each launched sequence, [S]; NaN where any of its tokens has no value."""
+        """The sum over each dispatched sequence, [S]; NaN if any token has no value."""
         infer = self.pair.infer
         n = len(infer.length_S)
         sum_S: Array = np.bincount(np.repeat(np.arange(n), infer.length_S), values_N, minlength=n)
         return np.where(infer.length_S > 0, sum_S, np.nan)
 
     def lost(self, cut: Cut) -> Array:
-        """Rows of launched sequences that yielded nothing and may belong to the slice."""
+        """Rows of lost sequences that may belong to the slice."""
         return np.flatnonzero(self.pair.infer.lost_S & self.may_meet[cut])
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One clause on one slice, as the plan fixed it."""
+    """One clause on one slice, as fixed by the plan."""
 
     clause: Clause
     section: Section
     place: Place  # of the clause in the contract
     cut: Cut
     claim: Claim
-    capacity: int  # most tokens that one prompt group can have in the slice
+    capacity: int  # most tokens of one prompt group in the slice
     kind: Kind
-    workload: str = ""  # whose rounds are weighed; "" where none are
+    workload: str = ""  # workload of its rounds; "" without rounds
 
     @property
     def name(self) -> str:
@@ -168,29 +168,29 @@ class Cell:
 
     @property
     def units(self) -> str:
-        """What is counted of tokens: they, or the prompt groups of a population."""
+        """The unit: tokens, or prompt groups for a population."""
         return self.units_of("token")
 
     def units_of(self, each: str) -> str:
-        """What is counted of tokens or sequences."""
+        """The unit of token or sequence data."""
         return f"{each}s" if self.claim == "realised" else "prompt groups"
 
     @property
     def priced(self) -> bool:
-        """Whether the cell shares in alpha: it is enforced, and statistics may call it red."""
+        """Whether the cell takes a share of alpha: enforced, with a statistical violation test."""
         return self.clause.enforced and self.kind.counts
 
 
 @dataclass(frozen=True)
 class Interim:
-    """What a judgement at one look needs to know of the plan: prices and sizes."""
+    """The parameters of one evaluation: thresholds and sizes."""
 
     alpha: float
-    cells: int  # enforced cells: the price of a violation is cells / (alpha part)
-    first: int  # prompt groups before which nothing holds
+    cells: int  # enforced cells: the e-value threshold of a violation is cells / (alpha part)
+    first: int  # fewest prompt groups for `holds`
     launched: int  # prompt groups so far
-    intervals: bool = True  # computing them is dear; a look that only decides leaves them out
-    part: float = 1.0  # of alpha that violations may spend here, see course.Leg
+    intervals: bool = True  # computing them is expensive; an evaluation for a decision omits them
+    part: float = 1.0  # share of alpha for violations here, see course.Leg
 
     @property
     def log_price_holds(self) -> float:
@@ -198,7 +198,7 @@ class Interim:
 
     @property
     def alpha_violated(self) -> float:
-        """What one cell may spend on this leg on calling a kept promise violated."""
+        """The error probability of a false violation of one cell on this step."""
         return self.alpha * self.part / max(self.cells, 1)
 
     @property
@@ -208,19 +208,19 @@ class Interim:
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """The answer for one cell, with everything that a number must carry (law 3).
+    """The verdict on one cell, with all information about its numbers (law 3).
 
     Args:
-        kind: certificate, conditional bound (a certificate times what the contract declares),
-            fact, estimate, guard, or "" where nothing was computed.
-        value, interval, limit, floor: in the clause's own terms: the mean of the metric, or
-            for a percentile clause the share of tokens beyond at_most.
-        n, units: what was counted, and of what; missing: units or tokens without a value.
-        e_holds, e_violated: log evidence, nats, against what `holds` and `violated` cost.
-        share: of the workload's tokens that lie in the slice.
-        stable: the stable kernel's value, an estimate from the same prompts.
-        more: prompt groups that would decide, as a projection.
-        assumptions: names of bounds.ASSUMPTIONS that the number rests on.
+        kind: certificate, conditional bound (a certificate times declared constants), fact,
+            estimate, guard, or "" if nothing was computed.
+        value, interval, limit, floor: in units of the clause: the mean of the metric, or for a
+            percentile clause the share of tokens above at_most.
+        n, units: sample size and its unit; missing: units or tokens without a value.
+        e_holds, e_violated: log e-values, nats, to compare with the thresholds.
+        share: share of the workload's tokens in the slice.
+        stable: estimate of the stable kernel's value, from the same prompts.
+        more: projected number of further prompt groups for a decision.
+        assumptions: names in bounds.ASSUMPTIONS that the number needs.
         where: the clause in the contract's text.
     """
 
@@ -260,14 +260,14 @@ class CellVerdict:
 
 
 def limit_of(clause: Clause) -> float:
-    """The limit of a clause that lint accepts a number for alone."""
+    """The limit of a clause whose limit must be a number."""
     limit = clause.at_most if clause.at_least is None else clause.at_least
     assert isinstance(limit, float)
     return limit
 
 
 def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerdict:
-    """A cell's verdict with its names filled in."""
+    """A cell's verdict with only its names."""
     return CellVerdict(
         clause=cell.clause.id,
         section=cell.section,
@@ -285,15 +285,14 @@ def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerd
 
 
 class Kind:
-    """A kind of clause; each has a `judge` of its own, and those that need evidence a `weigh`.
+    """A kind of clause; each has a `judge`, and those that need evidence a `weigh`.
 
-    `counts`: whether its cells can be violated, and so share in alpha.
-    `source`: what is weighed: the workload's rounds, the golden texts (a View of either),
-    timed requests, batches, corners of the envelope, what was served, or nothing.
-    `peers`: names of `View.peers` without which it cannot be judged.
-    `noise`: of a peer of the view, for reports; `floor`: the larger side's noise floor from
-    all parts, each (train, infer); None where nothing was measured.
-    `unexamined`: what it was too weak to see, one sentence each.
+    `counts`: whether its cells can be violated, and so take a share of alpha.
+    `source`: the data: the workload's rounds, the golden texts (a View of either), timed requests,
+    batches, corners of the envelope, served requests, or none.  `peers`: names of required
+    `View.peers`.  `noise`: noise statistics of a peer, for reports; `floor`: the larger side's
+    noise floor from all parts, each (train, infer); None if not measured.  `unexamined`: effects
+    below its power, one sentence each.
     """
 
     counts: ClassVar[bool] = False
@@ -301,7 +300,7 @@ class Kind:
     peers: ClassVar[tuple[str, ...]] = ()
 
     def weigh(self, cell: Cell, view: Any, /) -> Statistic:
-        """The statistic of what was measured; None of a kind that needs none."""
+        """The statistic of a measurement; None for a kind that needs none."""
         return None
 
     def noise(self, cell: Cell, view: Any, /) -> Any:
@@ -320,7 +319,7 @@ class Kind:
 
 
 class Sampled(Kind):
-    """Kinds whose numbers come from sampled tokens: where a guard fails, they say nothing."""
+    """Kinds on sampled tokens: inconclusive if a validity check fails."""
 
 
 GUARDS: Registry[type[Kind]] = Registry("guard")

@@ -1,4 +1,4 @@
-# Batch invariance: whether a text's logprobs depend on the company it is scored in.
+# Batch invariance: whether a text's logprobs depend on the other rows of its batch.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Company:
 
 @dataclass(frozen=True)
 class Difference:
-    """What company changed: on how many tokens any bit, and by how much at most, nats."""
+    """The effect of batching: number of tokens with any changed bit, and largest change, nats."""
 
     largest: float = 0.0
     n: int = 0
@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class BatchInvariance(Kind):
-    """True of the texts that were scored; at a limit of 0 it compares bits and has no floor."""
+    """Exact for the scored texts; at a limit of 0 it compares bits and has no noise floor."""
 
     source = "batches"
 

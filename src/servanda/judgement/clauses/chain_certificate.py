@@ -1,4 +1,4 @@
-# Certificates of the bound chain: what its metrics have in common whose mean LogMoment certifies.
+# Certificates of the bound chain: the shared part of metrics whose mean LogMoment certifies.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ChainCertificate(Certificate, ABC):
 
     @property
     def phrase(self) -> str:
-        """The metric as the middle of a sentence, with what this contract makes of it."""
+        """The metric as a phrase, with the parameters of this contract."""
         return self.meaning
 
     @classmethod
@@ -42,7 +42,7 @@ class ChainCertificate(Certificate, ABC):
 
     @classmethod
     def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
-        """What is not declared, or said amiss; then a limit that can never hold, or never fail."""
+        """Missing or wrong declarations; then limits that can never hold, or never fail."""
         missing = [*cls.undeclared(contract), *cls.amiss(clause)]
         yield from missing
         if not missing:
@@ -50,22 +50,22 @@ class ChainCertificate(Certificate, ABC):
 
     @classmethod
     def undeclared(cls, _: Contract, /) -> Iterator[Lack]:
-        """Parts of the contract that the metric is not defined without."""
+        """Missing parts of the contract that the metric needs."""
         yield from ()
 
     @classmethod
     def amiss(cls, _: Clause, /) -> Iterator[Lack]:
-        """What is wrong with the keys of the clause that the metric takes."""
+        """Problems with the clause's keys for the metric."""
         yield from ()
 
     @classmethod
     @abstractmethod
     def of(cls, contract: Contract, clause: Clause) -> Certificate:
-        """The certificate of a clause which lacks nothing."""
+        """The certificate of a complete clause."""
 
     @staticmethod
     def misplaced(feed: Feed, clause: Clause) -> Iterator[Lack]:
-        """A limit outside of what the metric can be."""
+        """A limit outside the range of the metric."""
         least, most = feed.value(feed.best), feed.value(1.0)
         limit = feed.value(feed.limit)
         if feed.threshold is not None:

@@ -1,8 +1,8 @@
-# Promises of the bound chain: metrics that a contract's own declarations define.
+# Metrics of the bound chain, which a contract's declarations define.
 #
-# A divergence is the same for everybody; how much reward it can cost, or how far it can bend
-# a policy gradient, depends on what the contract says of rewards and advantages.  Each such
-# metric is one class, which says what it needs and how it is certified.
+# A divergence does not depend on the contract; its effect on a reward or a policy gradient depends
+# on the declared rewards and advantages.  Each such metric is one class, with its requirements and
+# its certificate.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Lack(NamedTuple):
-    """What stands against a clause: found at one of its keys."""
+    """A problem of a clause, at one of its keys."""
 
     message: str
     hint: str
@@ -27,11 +27,11 @@ class Lack(NamedTuple):
 
 
 class ChainMetric(Protocol):
-    """A metric of the chain, as the language sees it.
+    """A metric of the chain in the contract language.
 
-    `meaning`: the middle of a sentence; `example`: the clause as one would write it;
-    `takes`: keys of a clause besides the limit; `known`: the latest kind of slice that it is
-    defined on.  What the contract declares may narrow both: see `under`.
+    `meaning`: a phrase; `example`: an example clause; `takes`: keys of a clause besides the limit;
+    `known`: the latest kind of slice on which it is defined.  The contract's declarations may
+    narrow both: see `under`.
     """
 
     meaning: ClassVar[str]
@@ -42,17 +42,17 @@ class ChainMetric(Protocol):
 
     @classmethod
     def under(cls, contract: Contract, /) -> type[ChainMetric]:
-        """The metric as this contract means it: what its parts declare may change the unit."""
+        """The metric under this contract, whose declarations may change the unit."""
         ...
 
     @classmethod
     def lacks(cls, contract: Contract, clause: Clause, /) -> Iterator[Lack]:
-        """Why the clause cannot be judged; nothing where it can."""
+        """The problems that prevent a judgement of the clause."""
         ...
 
     @classmethod
     def of(cls, contract: Contract, clause: Clause, /) -> Kind:
-        """The kind that judges a clause which lacks nothing."""
+        """The kind of a complete clause."""
         ...
 
 
@@ -60,5 +60,5 @@ CHAIN: Registry[type[ChainMetric]] = Registry("metric")
 
 
 def chain_metric(contract: Contract, clause: Clause) -> type[ChainMetric]:
-    """The metric of a clause of the chain, as its contract means it."""
+    """The metric of a clause of the chain under its contract."""
     return CHAIN[clause.metric].under(contract)

@@ -1,4 +1,4 @@
-# Promises about a clip range: how much of it the gap between the kernels uses up.
+# Clauses about a clip range: the share that the gap between the kernels uses.
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RatioBudget(ChainCertificate):
 
     @classmethod
     def of(cls, contract: Contract, clause: Clause) -> RatioBudget:
-        assert contract.gradient is not None  # lint refuses it
+        assert contract.gradient is not None  # lint rejects it
         assert contract.gradient.clip_range is not None
         limit, clip = limit_of(clause), clause.clip
         if clip is not None:
@@ -82,7 +82,7 @@ class RatioBudget(ChainCertificate):
         return cls(feed, contract.gradient.clip_range)
 
     def values(self, cell: Cell, view: View) -> Array:
-        """What each token's ratio uses of its side, [N]."""
+        """The used share of its side by each token's ratio, [N]."""
         log_ratio_N = view.log_ratio()
         known_N = ~np.isnan(log_ratio_N)
         used_N = np.full(len(log_ratio_N), np.nan)

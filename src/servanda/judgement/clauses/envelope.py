@@ -1,4 +1,4 @@
-# Corners of the envelope: a numerical clause where batches and prompts are smallest and largest.
+# Corners of the envelope: a numerical clause at the smallest and largest batches and prompts.
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from servanda.judgement.clauses.base import Cell, Source
 from servanda.judgement.clauses.numerical import Fact, Values
 from servanda.theory.divergence.base import Floats
 
-MOST_TOKENS = 24  # that are judged after each prompt of a corner
+MOST_TOKENS = 24  # judged tokens after each prompt of a corner
 Exact = Mapping[str, Floats]  # metric -> value at each position, [N]
 
 
 @dataclass(frozen=True)
 class Corner:
-    """One corner: how many sequences run at once, and how long their prompts are.
+    """One corner: the batch size and the prompt length.
 
     Args:
-        prompt_tokens: None where the envelope does not say: golden texts as they are.
-        width: tokens after each prompt that are judged.
+        prompt_tokens: None if not declared: golden texts unchanged.
+        width: number of judged tokens after each prompt.
     """
 
     batch_size: int
@@ -39,7 +39,7 @@ class Corner:
 
 @dataclass(frozen=True)
 class CornerRun:
-    """The exact metrics of one corner, and of each side against itself there."""
+    """The exact metrics of one corner, and the noise of each side there."""
 
     exact: Exact
     selves: tuple[Exact, ...]
@@ -47,7 +47,7 @@ class CornerRun:
 
 @dataclass(frozen=True)
 class CornerFact(Fact):
-    """True of the positions that were scored at one corner."""
+    """Exact for the scored positions of one corner."""
 
     corner: Corner
     source: ClassVar[Source] = "corners"
@@ -65,7 +65,7 @@ class CornerFact(Fact):
 
 
 def corners_of(contract: Contract) -> tuple[Corner, ...]:
-    """Batch low and high times prompt low and high, of what the envelope declares."""
+    """The combinations of low and high batch size and prompt length."""
     envelope = contract.runtime.envelope
     if envelope is None or not (envelope.batch_size or envelope.prompt_tokens):
         return ()

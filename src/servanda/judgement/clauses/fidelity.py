@@ -1,7 +1,7 @@
-# Fidelity: were the tokens drawn from the distribution that is reported?
+# Fidelity: tests whether tokens were sampled from the reported distribution.
 #
-# Three families of tests look at the same tokens: where they rank, how often sets of ids that
-# the text fixes are drawn, and how often each id is.  Their mixture is what is judged.
+# Three families of tests on the same tokens: their ranks, the frequency of sets of ids that the
+# text defines, and the frequency of each id.  Their mixture is judged.
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ REJECTION_OF_TRAIN = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the drawn tokens of a closed round say against the reported distribution.
+    """The evidence of a closed round's tokens against the reported distribution.
 
     Args:
-        ranks: by where tokens rank, or by the cells of the likeliest ones.
-        sets: by the sets of `token_history.SETS`, one after another.
+        ranks: by ranks, or by cells of the top-k tokens.
+        sets: by the sets of `token_history.SETS`, in order.
         cells: by ids and pairs of ids.
-        met: of each set, how often it was drawn and its expected count.
-        seen: what faults that were not there would have done to `ranks` and `sets`.
+        met: observed and expected count of each set.
+        seen: the effect that simulated faults would have on `ranks` and `sets`.
     """
 
     ranks: Refutation = field(default_factory=Refutation)
@@ -72,10 +72,10 @@ class Drawn:
 
 
 def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, float, float]]:
-    """The most evidence that any prefix of rounds held, and that of each family there, nats.
+    """The largest log e-value over prefixes of rounds, and that of each family there, nats.
 
-    A prefix is looked at for ids where its length is on a fixed grid, or it is the last.
-    Families that nothing was recorded for have no share of the mixture.
+    Ids are evaluated at prefix lengths on a fixed grid, and at the last.  Families without records
+    have no share of the mixture.
     """
     ranks_P, sets_P = (_grown([r.ranks for r in rounds]), _grown([r.sets for r in rounds]))
     examined = any(r.cells.n for r in rounds)
@@ -97,11 +97,11 @@ def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, float, fl
 
 
 def _grown(parts: Sequence[Refutation]) -> Array:
-    """The log e-value of each prefix, [rounds]; 0 nats where nothing was looked at."""
+    """The log e-value of each prefix, [rounds]; 0 nats if not evaluated."""
     width = max((len(p.growth) for p in parts), default=0)
     if not width:
         return np.zeros(len(parts))
-    # rounds of an older record lack the last alternatives: there nothing was bet on them
+    # rounds of an older record lack the last alternatives, which count as no bet
     growth_PJ = np.array([(*p.growth, *(0.0,) * width)[:width] for p in parts]).cumsum(axis=0)
     top_P = growth_PJ.max(axis=1)
     return top_P + np.log(np.exp(growth_PJ - top_P[:, None]).mean(axis=1))
@@ -120,7 +120,7 @@ class _Fidelity(Kind):
 
 
 def _why(whole: Drawn, families: tuple[float, float, float], rejection: str) -> str:
-    """What a rejection says: of the family that has the most evidence."""
+    """The text of a rejection, by the family with the most evidence."""
     ranks, sets, cells = families
     if ranks >= max(sets, cells):
         return rejection
@@ -144,12 +144,12 @@ def _why(whole: Drawn, families: tuple[float, float, float], rejection: str) -> 
 @GUARDS.register("sampler_fidelity")
 @dataclass(frozen=True)
 class SamplerFidelity(_Fidelity):
-    """The served tokens follow the distribution the infer kernel reports.
+    """Tests whether served tokens follow the distribution that the infer kernel reports.
 
-    By the rank of each token where the whole distribution was at hand, else by the reported
-    best tokens, which see less; and by how often ids are drawn that the text has had already,
-    and each id.  Where train answers the prompts as well, for their rewards, its tokens are
-    held to what train reports.
+    By the rank of each token if the whole distribution was available, otherwise by the reported
+    top-k tokens, with less power; and by the frequencies of ids that occurred before in the text,
+    and of each id.  If train generates responses too, for their rewards, its tokens are tested
+    against train's own report.
     """
 
     counts = True
@@ -187,7 +187,7 @@ class SamplerFidelity(_Fidelity):
     def unexamined(
         self, cell: Cell, rounds: list[Mapping[str, Drawn]], look: Interim
     ) -> tuple[str, ...]:
-        """What this guard was too weak to see, one sentence each."""
+        """Effects below the power of this check, one sentence each."""
         sides, shared = self._shared(rounds, look)
         return tuple(
             text
@@ -202,7 +202,7 @@ class SamplerFidelity(_Fidelity):
 
     @staticmethod
     def _shared(rounds: list[Mapping[str, Drawn]], look: Interim) -> tuple[list[str], Interim]:
-        """Whose tokens are looked at, and at what price: either side may be called unfaithful."""
+        """The tested sides with their thresholds."""
         sides = ["infer", *(["train"] if any("train" in r for r in rounds) else [])]
         return sides, replace(look, cells=max(look.cells, 1) * len(sides))
 
@@ -215,7 +215,7 @@ def _unexamined(cell: Cell, whole: Drawn, look: Interim, of: str = "") -> tuple[
 
 
 def _evidence(cell: Cell, view: View) -> Drawn:
-    """Against the drawn tokens of a view, from what the kernel that drew them reports."""
+    """Evidence against the tokens of a view, from the reports of the sampling kernel."""
     trace, inside_N, absent = view.pair.infer, view.mask(cell.cut), lost(cell, view)
     by_rank = "mass_before" in trace.columns
     tests: list[Refutation] = [_by_rank(view, inside_N, absent)] if by_rank else []
@@ -241,7 +241,7 @@ def _evidence(cell: Cell, view: View) -> Drawn:
 
 
 def _beside(tests: Sequence[Refutation]) -> Refutation:
-    """Tests of the same tokens as one: their alternatives beside each other."""
+    """Combine tests of the same tokens: a mixture of their alternatives."""
     growth = tuple(g for test in tests for g in test.growth)
     return replace(max(tests, key=lambda test: test.n), growth=growth)
 
@@ -258,10 +258,10 @@ def _by_rank(view: View, inside_N: Array, absent: int) -> Fidelity:
 @GUARDS.register("served_fidelity")
 @dataclass(frozen=True)
 class ServedFidelity(_Fidelity):
-    """The served tokens are drawn from what infer reports, by train's distribution.
+    """Tests served tokens against infer's reported logprobs, by means of train's distribution.
 
-    Where infer reports nothing but the token's own logprob, train knows where it ranks, and
-    how much mass the ids have that the text has had already.
+    If infer reports only each token's own logprob, train provides its rank, and the mass of ids
+    that occurred before in the text.
     """
 
     counts = True
@@ -320,5 +320,5 @@ class ServedFidelity(_Fidelity):
         return self._judged(cell, rounds, look, self.rejection, self.unseen)
 
     def unexamined(self, cell: Cell, rounds: list[Drawn], look: Interim) -> tuple[str, ...]:
-        """As `SamplerFidelity.unexamined`."""
+        """See `SamplerFidelity.unexamined`."""
         return _unexamined(cell, sum(rounds, Drawn()), look)

@@ -1,8 +1,8 @@
-# Promises about policy gradients: what the weighting of tokens leaves uncorrected.
+# Clauses about policy gradients: the bias that the token weighting leaves.
 #
-# What a token's gap counts for follows from what the trainer divides its loss by.  Where that
-# is the answer's own length, or the number of answers, the unit is the answer: token t of it
-# counts 1/t, or 1.
+# The weight of a token's gap depends on the divisor of the trainer's loss.  If that is the
+# response's own length, or the number of responses, the unit is the response: its token t counts
+# 1/t, or 1.
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SUMS = {
 
 
 def psi_of(contract: Contract) -> Psi:
-    """The declared weighting; naive where the contract has none that lint lets pass."""
+    """The declared weighting; naive if the contract has no valid one."""
     declared = contract.gradient.weighting if contract.gradient else None
     if not isinstance(declared, Weighting):
         return PSI[declared]() if declared else naive()
@@ -49,18 +49,18 @@ def psi_of(contract: Contract) -> Psi:
 
 
 def loss_of(contract: Contract) -> Loss:
-    """What the trainer divides a token's loss by."""
+    """The divisor of a token's loss."""
     return contract.gradient.loss if contract.gradient else "token_mean"
 
 
 def width_of(contract: Contract, clause: Clause) -> int:
-    """New tokens that an answer of the clause's workload has room for."""
+    """Most new tokens of a response of the clause's workload."""
     workload = contract.all_workloads.get(contract.workload_of(clause))
-    return workload.sampling.max_new_tokens if workload else 1  # lint says what is missing
+    return workload.sampling.max_new_tokens if workload else 1  # lint reports missing parts
 
 
 def advantage_bound(contract: Contract) -> float | None:
-    """The largest |advantage| that is declared; of a group (n-1)/sqrt(n), or sqrt(n-1)."""
+    """The declared largest |advantage|; (n-1)/sqrt(n) or sqrt(n-1) for a group."""
     declared = contract.gradient.advantage if contract.gradient else None
     if isinstance(declared, GroupAdvantage):
         return group_advantage_bound(declared.group_size, declared.std)
@@ -68,15 +68,15 @@ def advantage_bound(contract: Contract) -> float | None:
 
 
 def score_norm_of(contract: Contract) -> float | None:
-    """The largest norm of grad log p that is declared."""
+    """The declared largest norm of grad log p."""
     declared = contract.gradient.score_norm if contract.gradient else None
     return LOGIT_SCORE_NORM if declared == "logit_space" else declared
 
 
 def bias_assumes(loss: Loss) -> tuple[str, ...]:
-    """What the bias of a gradient rests on, besides its gap of weights.
+    """Assumptions of the gradient bias beyond the weight gap.
 
-    An answer's own length is known with the answer; what a whole batch is divided by is not.
+    A response's own length is known with the response; the divisor of a whole batch is not.
     """
     always = ("advantage", "score_norm", "token_level")
     return always if loss == "sequence_mean" else (*always, "constant_divisor")
@@ -87,7 +87,7 @@ class Gap(ChainCertificate):
     """D_psi = sum |p - q psi(w)| of each token, times a factor.
 
     Args:
-        factor: of a gap, in units of the metric.
+        factor: metric units per unit of gap.
     """
 
     psi: Psi = naive()  # noqa: RUF009 - frozen
@@ -106,7 +106,7 @@ class Gap(ChainCertificate):
     @classmethod
     def of(cls, contract: Contract, clause: Clause) -> Gap:
         psi, loss, factor = psi_of(contract), loss_of(contract), cls.factor_of(contract)
-        # a span holds 0, so that of the longest answer holds those of all others
+        # a span contains 0, so that of the longest response contains all others
         tokens = width_of(contract, clause) if cls.each == "sequence" else 1
         most = factor * float(loss_weights(loss, [tokens]).sum())
         return cls(between(limit_of(clause), psi.span, most), psi, loss, factor)
@@ -123,10 +123,9 @@ class Gap(ChainCertificate):
         return self.factor * self.gap(view)
 
     def gap(self, view: View) -> Array:
-        """g(w) of each token, [N]; of a kernel with itself |psi - w|, of the same mean.
+        """g(w) of each token, [N]; for a kernel with itself |psi - w|, with the same mean.
 
-        A kernel can draw whatever it can draw, so E w = 1 there, and its noise would only
-        blur a floor that is near 0.
+        For a kernel with itself E w = 1, and its noise would only blur a floor near 0.
         """
         if not view.itself:
             return weight_gap(view.log_ratio(), self.psi)
@@ -167,12 +166,12 @@ class BiasGap(Gap):
 
 
 class AnswerGap(SequenceCertificate, Gap):
-    """The gaps of whole answers: the sum over the tokens of one, by what its loss divides by."""
+    """The gaps of whole responses: the sum over tokens, by the divisor of the loss."""
 
     metric_unit: ClassVar[str] = "per answer"
 
     def values(self, cell: Cell, view: View) -> Array:
-        """[S]; NaN where an answer was lost or has a token without a logprob."""
+        """[S]; NaN for a lost response or one with a token without a logprob."""
         length_S = view.pair.infer.length_S
         weight_N = loss_weights(self.loss, length_S[length_S > 0])
         return view.over_sequences(weight_N * self.factor * self.gap(view))
@@ -181,7 +180,7 @@ class AnswerGap(SequenceCertificate, Gap):
 @CHAIN.register("weight_gap")
 @dataclass(frozen=True)
 class WeightGap(Gap):
-    """The mean over tokens of what the weighting leaves."""
+    """The mean over tokens of the uncorrected gap."""
 
     meaning: ClassVar[str] = (
         "the share of a policy gradient that the declared weighting of tokens leaves uncorrected "
@@ -196,7 +195,7 @@ class WeightGap(Gap):
 
 @dataclass(frozen=True)
 class WeightGapOfAnswers(AnswerGap):
-    """What the weighting leaves of an answer."""
+    """The uncorrected gap of a response."""
 
     meaning: ClassVar[str] = WeightGap.meaning
     example: ClassVar[str] = WeightGap.example
@@ -227,7 +226,7 @@ class PolicyGradientBias(BiasGap):
 
 @dataclass(frozen=True)
 class BiasOfAnswers(AnswerGap, BiasGap):
-    """The bias of a gradient that averages over answers, each divided by its own length."""
+    """The bias of a gradient that averages over responses, each divided by its own length."""
 
     assumes: ClassVar[tuple[str, ...]] = bias_assumes("sequence_mean")
     meaning: ClassVar[str] = PolicyGradientBias.meaning
@@ -236,6 +235,6 @@ class BiasOfAnswers(AnswerGap, BiasGap):
 
 @dataclass(frozen=True)
 class BiasOfSums(BiasOfAnswers):
-    """The bias of a gradient that sums over the tokens of an answer."""
+    """The bias of a gradient that sums over the tokens of a response."""
 
     assumes: ClassVar[tuple[str, ...]] = bias_assumes("sequence_sum")

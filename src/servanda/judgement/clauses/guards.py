@@ -1,4 +1,4 @@
-# Observability clauses: preconditions.  Where one fails, the statistical section says nothing.
+# Validity checks (observability clauses): if one fails, statistical clauses are inconclusive.
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from servanda.traces.trace import Trace
 
 
 class _Refuting(Kind):
-    """Can only reject: `violated` at the price of any cell, else met at the first look.
+    """A check that can only reject: `violated` at the threshold of any cell, else satisfied.
 
-    `rejection`: what a rejection says.
+    `rejection`: the text of a rejection.
     """
 
     counts = True
@@ -46,11 +46,11 @@ class _Refuting(Kind):
 def refuted(
     cell: Cell, whole: Refutation, log_e: float, look: Interim, rejection: str, unseen: str = ""
 ) -> CellVerdict:
-    """`violated` with the note `rejection`, or else met.
+    """`violated` with the note `rejection`, otherwise satisfied.
 
     Args:
-        whole: of all rounds; log_e: the most evidence that any prefix of them held, nats.
-        unseen: why nothing can be said, where a run records nothing that could reject.
+        whole: statistic of all rounds; log_e: largest log e-value over prefixes, nats.
+        unseen: the reason if the run records nothing that could reject.
     """
     verdict = blank(
         cell,
@@ -72,14 +72,14 @@ def refuted(
 
 
 def lost(cell: Cell, view: View) -> int:
-    """Tokens that the lost sequences had room for in the slice."""
+    """Largest number of tokens of lost sequences in the slice."""
     return len(view.lost(cell.cut)) * cell.cut.positions(view.width)
 
 
 @GUARDS.register("coherence")
 @dataclass(frozen=True)
 class Coherent(_Refuting):
-    """The two logprobs of each token can be those of two distributions: E_infer w <= 1."""
+    """Tests whether the logprobs can be those of two distributions: E_infer w <= 1."""
 
     rejection: ClassVar[str] = (
         "the weights train / infer average above 1, which no two distributions give: raw "
@@ -95,14 +95,14 @@ class Coherent(_Refuting):
 
 
 def errors_of(trace: Trace) -> Array:
-    """The most that rounding moved each recorded logprob by, [N], nats."""
+    """The rounding error bound of each recorded logprob, [N], nats."""
     return errors(trace.columns["logp"], capture_of(trace))
 
 
 def capture_of(trace: Trace) -> str:
-    """What logprobs were kept in: the precision that the trace declares, or else the coarsest.
+    """The precision of recorded logprobs: as the trace declares, otherwise the coarsest possible.
 
-    The coarsest that its values can have been kept in: never a finer one than theirs.
+    The coarsest precision that can represent the values: never finer than the actual one.
     """
     declared = trace.about.get("capture", "")
     return declared if declared in CAPTURES else captured(trace.columns["logp"])
@@ -120,9 +120,9 @@ class Counts:
 @GUARDS.register("kept_ratio")
 @dataclass(frozen=True)
 class KeptRatio(Kind):
-    """Share of the drawn tokens that no filter of the trainer removed before training.
+    """Share of the sampled tokens that no filter of the trainer removed before training.
 
-    Only who recorded the filter knows: where the tokens do not say, the clause does not apply.
+    If the record does not mark removed tokens, the clause does not apply.
     """
 
     def weigh(self, cell: Cell, view: View) -> Counts | None:
@@ -155,9 +155,9 @@ class KeptRatio(Kind):
 @GUARDS.register("usable_ratio")
 @dataclass(frozen=True)
 class UsableRatio(Kind):
-    """Share of launched tokens that both sides have a usable logprob for.
+    """Share of dispatched tokens with a usable logprob on both sides.
 
-    A lost sequence counts with all the tokens it had room for.
+    A lost sequence counts with its largest possible number of tokens.
     """
 
     def weigh(self, cell: Cell, view: View) -> Counts:
@@ -194,23 +194,22 @@ class UsableRatio(Kind):
 
 @dataclass(frozen=True)
 class Coverage:
-    """Requests that infer was sent in a window, and those of them that train scored again."""
+    """Requests sent to infer in a window, and those that train scored."""
 
     scored: int = 0
     served: int = 0
 
 
-Windows = Mapping[float | None, Coverage]  # seconds of traffic, None: all of the leg -> counts
+Windows = Mapping[float | None, Coverage]  # seconds of traffic (None: the whole step) -> counts
 
 
 @GUARDS.register("rescored_ratio")
 @dataclass(frozen=True)
 class RescoredRatio(Kind):
-    """Share of the requests served on a leg that train scored again.
+    """The scoring rate: the share of requests served on a step that train scored.
 
-    Too few of them is no evidence against the kernel, and none for it: it is inconclusive,
-    and so what was found in those that were scored stands.  It is counted, so it costs none
-    of alpha.
+    Too low a rate is inconclusive, and violations found in the scored requests remain.  It is a
+    count, so it takes no share of alpha.
     """
 
     source = "coverage"

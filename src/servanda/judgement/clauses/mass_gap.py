@@ -1,11 +1,13 @@
-# The mass gap: by how much the two kernels' probabilities of a set of outcomes differ.
+# The mass gap: the difference of the two kernels' probabilities of a set of outcomes.
 #
-# p(S) - q(S) is bounded from both sides by means of bounded variables, without assuming that
-# infer can draw whatever train can: with w cut at 2,
+# p(S) - q(S) is bounded from both sides by means of bounded variables, without assuming that infer
+# can sample every token of train: with w cut at 2,
+#
 #     q(S) - p(S)  <=  E_infer 1_S (1 - min(w, 2))
 #     p(S) - q(S)  <=  E_infer 1_not-S (1 - min(w, 2)),
-# because cutting only takes from p, and what S gains its complement loses.  Each of the two
-# is certified at half of alpha.
+#
+# because cutting only reduces p, and a gain of S is a loss of its complement.  Each bound is
+# certified at half of alpha.
 
 from __future__ import annotations
 
@@ -97,6 +99,6 @@ class MassGap(Sampled):
 
 
 def _gap(inside: Process, outside: Process, alpha: float) -> tuple[float, float]:
-    """p(S) - q(S) lies between these, at confidence 1 - alpha and at every look."""
+    """The anytime-valid interval of p(S) - q(S) at confidence 1 - alpha."""
     ends = [2 * interval(process, alpha / 2)[1] - 1 for process in (inside, outside)]
     return -ends[0], ends[1]

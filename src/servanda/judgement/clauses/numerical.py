@@ -1,5 +1,5 @@
-# Numerical clauses: facts about the golden corpus, every position, no alpha; against a reference
-# pack, whose best tokens leave two ends, between these.
+# Numerical clauses: exact values over all positions of the golden corpus, without alpha.  With a
+# reference pack, whose top-k tokens give a lower and an upper bound, between these.
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from servanda.theory.divergence.calibration import calibration
 
 @dataclass(frozen=True)
 class Values:
-    """Exact values of a metric at golden positions, and positions that have none."""
+    """Exact values of a metric at golden positions, and the number of positions without one."""
 
     known: tuple[float, ...] = ()
     missing: int = 0
 
     @classmethod
     def of(cls, values_N: NDArray[np.floating]) -> Values:
-        """Of a column in which NaN is no value."""
+        """From a column in which NaN means no value."""
         known_N = values_N[~np.isnan(values_N)]
         return cls(tuple(known_N.tolist()), len(values_N) - len(known_N))
 
@@ -42,7 +42,7 @@ class Values:
 
 
 def aggregate(clause: Clause, values: tuple[float, ...]) -> float:
-    """max (the default), mean, or the smallest value that N % of the positions reach."""
+    """max (the default), mean, or the N-th percentile of the positions."""
     if clause.percentile is not None:
         return float(np.quantile(values, clause.percentile / 100, method="inverted_cdf"))
     return float(np.mean(values) if clause.aggregate == "mean" else np.max(values))
@@ -50,7 +50,7 @@ def aggregate(clause: Clause, values: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class Fact(Kind):
-    """True of the recorded positions, and of nothing else."""
+    """Exact for the recorded positions only."""
 
     source: ClassVar[Source] = "golden"
 
@@ -58,11 +58,11 @@ class Fact(Kind):
         return Values.of(view.exact[cell.clause.metric][view.mask(cell.cut)])
 
     def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
-        """Of a side against itself: on the slice, and on the whole."""
+        """The noise of a side: on the slice, and on the whole."""
         return self.weigh(cell, view), Values.of(view.exact[cell.clause.metric])
 
     def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
-        """Of the slice, or of the whole where the tenth never met the slice."""
+        """The floor of the slice, or of the whole if the re-scored sample never met the slice."""
         sides = [slice_ if slice_.known else whole for part in parts for slice_, whole in part]
         return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
 
@@ -78,10 +78,10 @@ class Fact(Kind):
 def judged(
     cell: Cell, value: float | None, floor: float | None, *, n: int, missing: int, unit: str = ""
 ) -> CellVerdict:
-    """A fact against its limit: red only beyond both the limit and twice the noise floor.
+    """Compare a value with its limit: violated only above both the limit and twice the noise floor.
 
     Args:
-        value: None where no position has one.
+        value: None if no position has one.
         n, missing: golden positions with and without a value.
     """
     limit = cell.clause.at_most
@@ -118,7 +118,7 @@ def judged(
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of a metric at golden positions, and the mass that the pack left out there."""
+    """Lower and upper bound of a metric at golden positions, and the mass missing in the pack."""
 
     low: Values
     high: Values
@@ -130,9 +130,9 @@ class Ends:
 
 @dataclass(frozen=True)
 class BoundedFact(Kind):
-    """Violated by its lower end, holds by its upper one; between the two it is open.
+    """Violated by its lower bound, holds by its upper bound; inconclusive in between.
 
-    The floor is the noise floor of the candidate alone: a pack is not scored again.
+    The noise floor is only the candidate's: a pack is not scored again.
     """
 
     source: ClassVar[Source] = "golden"
@@ -175,7 +175,7 @@ COLUMNS = ("conf_train", "hit_train", "conf_infer", "hit_infer")
 
 @dataclass(frozen=True)
 class Scores:
-    """Confidence and hit of both kernels at golden positions, and positions without them."""
+    """Confidence and top-1 hit of both kernels at golden positions, and positions without them."""
 
     rows: tuple[tuple[float, ...], ...] = ()
     missing: int = 0
@@ -190,7 +190,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Calibration(Kind):
-    """A fact about many golden positions at once, so it takes no aggregate."""
+    """An exact value over many golden positions, so it takes no aggregate."""
 
     source = "golden"
 
@@ -198,11 +198,11 @@ class Calibration(Kind):
         return _scores(view, view.mask(cell.cut))
 
     def noise(self, cell: Cell, view: View) -> tuple[Scores, Scores]:
-        """Of a side against itself: on the slice, and on the whole."""
+        """The noise of a side: on the slice, and on the whole."""
         return self.weigh(cell, view), _scores(view, np.ones(len(view.usable_N), dtype=bool))
 
     def floor(self, cell: Cell, parts: list[tuple[tuple[Scores, Scores], ...]]) -> float | None:
-        """Of the slice, or of the whole where the tenth never met the slice."""
+        """The floor of the slice, or of the whole if the re-scored sample never met the slice."""
         sides = [slice_ if slice_.rows else whole for part in parts for slice_, whole in part]
         return max((s.value for s in sides if s.value is not None), default=None)
 

@@ -1,8 +1,8 @@
-# Limits relative to something measured: the self-noise of the two kernels, or the stable one.
+# Limits relative to a measurement: the noise floor of the two kernels, or the stable kernel.
 #
-# Two unknown means are compared through intervals that are valid at every look, each at its
-# share of alpha: x <= times * y holds where the upper end of x is within times the lower end
-# of y.  Nothing is assumed about how the two depend on each other.
+# Two unknown means are compared by anytime-valid intervals, each at its share of alpha: x <= times
+# * y holds if the upper end of x is at most `times` the lower end of y.  No assumption is made
+# about their dependence.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class RelativeCertificate(Certificate):
-    """`times` the largest of the peers' means is the limit."""
+    """A certificate whose limit is `times` the largest of the peers' means."""
 
     times: float = 1.0
     whose: ClassVar[str] = ""
@@ -72,7 +72,7 @@ class RelativeCertificate(Certificate):
         more = self._more(own, look)
         if not limit:
             note = f"{self.whose} is exactly 0 so far: no sample can show that a mean is 0; "
-            # where the kernels differ at all, more rounds can still show that they do
+            # if the kernels differ, more rounds can still show it
             return verdict.but(
                 open=mean > 0,
                 more=more if mean > 0 else None,
@@ -85,7 +85,7 @@ class RelativeCertificate(Certificate):
         return self.feed.value(low), self.feed.value(high)
 
     def _more(self, own: Process, look: Interim) -> int:
-        """A doubling: how two intervals will part cannot be told from one look."""
+        """A doubling, because one evaluation does not predict when two intervals separate."""
         return max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
 
 

@@ -1,15 +1,15 @@
-# The reward gap: by how much the expected reward of the two kernels' own answers differs.
+# The reward gap: the difference of the expected rewards of the two kernels' own responses.
 #
-# Both kernels answer the same prompts, and each answer has the contract's reward.  What is
-# judged is the mean of R_infer - R_train over launched sequences, from both sides:
+# Both kernels respond to the same prompts, and each response has the contract's reward.  Judged is
+# the mean of R_infer - R_train over dispatched sequences, from both sides:
 #
 #     X = (R_infer - R_train + range) / (2 range)   in [0, 1],
 #
-# a mean of bounded variables whatever the logprobs are, so it says something where the
-# variation of whole answers is nearly 1 and `reward_drift` says nothing.  The two answers
-# of a prompt are drawn with the same uniforms.  That is free: an expectation of a difference
-# does not depend on how the two are coupled.  And it pays: kernels that are nearly one draw
-# mostly the same answers, and X is then 1/2 with hardly any variance.
+# a mean of bounded variables whatever the logprobs are, so it is informative even if the variation
+# of whole responses is nearly 1 and `reward_drift` is vacuous.  The two responses to a prompt are
+# sampled with the same uniforms.  This is valid: the expectation of a difference does not depend on
+# the coupling.  It also reduces variance: similar kernels mostly sample the same responses, and X
+# is then 1/2.
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from servanda.judgement.slices.rules import Known
 from servanda.theory.stats.interval import interval, units_to_decide
 from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
-_SAME = 0.5  # x where both answers have the same reward
+_SAME = 0.5  # x if both responses have the same reward
 
 
 @dataclass(frozen=True)
 class Growth:
-    """log e-values of the mixture's components about the two ends of the limit; they add up.
+    """Log e-values of the mixture's components about the two ends of the limit; additive.
 
     Args:
-        inside: that the gap is below the upper end, and above the lower one.
-        outside: that it is above the upper end, and below the lower one.
+        inside: for a gap below the upper end, and above the lower one.
+        outside: for a gap above the upper end, and below the lower one.
     """
 
     inside: tuple[Array, Array]
@@ -59,11 +59,11 @@ class Growth:
 
 @dataclass(frozen=True)
 class Paired:
-    """One round's statistics, and what is told beside them.
+    """One round's statistics, with descriptive numbers.
 
     Args:
-        infer, train: sums of the rewards of prompts that have both.
-        least, most: of all these rewards.
+        infer, train: sums of the rewards of prompts with both.
+        least, most: the range of these rewards.
     """
 
     process: Process
@@ -71,7 +71,7 @@ class Paired:
     train: float
     least: float
     most: float
-    growth: Growth = field(repr=False, compare=False)  # it follows from the process
+    growth: Growth = field(repr=False, compare=False)  # derived from the process
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RewardGap(BySequence, Sampled):
     """|E R_infer - E R_train| is at most the limit; each end is certified at half of alpha.
 
     Args:
-        limit: of the gap, in units of the reward.
+        limit: limit of the gap, in units of the reward.
         span: largest less smallest reward.
     """
 
@@ -103,7 +103,7 @@ class RewardGap(BySequence, Sampled):
 
     @classmethod
     def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
-        """A reward that is not declared, or a limit that it cannot exceed."""
+        """Problems: a missing reward, or a limit that the gap cannot exceed."""
         reward, example = contract.reward, "reward: {range: [0, 1], of: exact_answer}"
         if reward is None:
             yield Lack(
@@ -122,7 +122,7 @@ class RewardGap(BySequence, Sampled):
 
     @classmethod
     def of(cls, contract: Contract, clause: Clause) -> RewardGap:
-        assert contract.reward is not None  # lint refuses it
+        assert contract.reward is not None  # lint rejects it
         low, high = contract.reward.range
         return cls(limit_of(clause), high - low)
 
@@ -144,7 +144,7 @@ class RewardGap(BySequence, Sampled):
         )
 
     def units_at_best(self, alpha: float) -> int | None:
-        """Units that `holds` needs if every prompt's two answers have the same reward."""
+        """Units that `holds` needs if both responses to every prompt have the same reward."""
         ends = (
             np.log1p(NEG * _SAME) - np.log1p(NEG * self._x(self.limit)),
             np.log1p(POS * _SAME) - np.log1p(POS * self._x(-self.limit)),
@@ -168,7 +168,7 @@ class RewardGap(BySequence, Sampled):
             units=cell.units_of(self.each),
             missing=tally.missing,
             alpha=look.alpha,
-            # no logprob is used; but the clauses beside it call the law that train scores by train
+            # no logprob is used, but other clauses identify train with its scoring distribution
             assumptions=(
                 "order",
                 "own_law",
@@ -185,9 +185,9 @@ class RewardGap(BySequence, Sampled):
             verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
         inside = [sum((r.growth.inside[i] for r in measured), np.zeros(1)) for i in (0, 1)]
         outside = [[r.growth.outside[i] for r in measured] for i in (0, 1)]
-        # both ends must be shown to hold, one is enough to fail: each costs half of alpha.
-        # For `holds` either end could be tested at alpha, since only one of them can be false;
-        # but then the answer and the printed interval, which is two-sided, would disagree.
+        # `holds` needs both ends, `violated` one: each takes half of alpha.
+        # For `holds` each end could be tested at alpha, since only one of them can be false;
+        # but then the outcome and the printed two-sided interval would disagree.
         e_holds = min(map(log_mean_exp, inside)) - math.log(2)
         e_violated = max(peak(end, cell.claim) for end in outside) - math.log(2)
         verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)
@@ -204,13 +204,13 @@ class RewardGap(BySequence, Sampled):
         if None in units:
             near = "too near the limit to tell; raise the limit or the sizes"
             return verdict.but(note=f"{verdict.note}; {near}" if verdict.note else near)
-        # a slice meets only some of the groups: convert its units to launched groups
+        # a slice meets only some of the groups: convert its units to dispatched groups
         most = max(u for u in units if u is not None)
         more = math.ceil((most - tally.n) * look.launched / tally.n)
         return verdict.but(more=max(more, look.first - look.launched, 1))
 
     def _x(self, gap: Any) -> Any:
-        """x of a gap, or of each of many."""
+        """x of one gap or of an array."""
         return (gap / self.span + 1) / 2
 
     def _gap(self, x: float) -> float:
@@ -218,7 +218,7 @@ class RewardGap(BySequence, Sampled):
 
 
 def _note(rounds: list[Paired]) -> str:
-    """What each kernel earns; and where no one could earn anything else, that this shows little."""
+    """The mean rewards of both kernels, and a warning if all rewards are equal."""
     n = sum(r.process.known for r in rounds)
     if not n:
         return ""
@@ -233,7 +233,7 @@ CHAIN.add("reward_gap", RewardGap)
 
 
 def rewards(view: View) -> Array:
-    """The reward of each launched sequence, [S]; NaN where it was lost."""
+    """The reward of each dispatched sequence, [S]; NaN if it was lost."""
     trace = view.pair.infer
     starts_S = np.cumsum(trace.length_S) - trace.length_S
     met_S = trace.length_S > 0

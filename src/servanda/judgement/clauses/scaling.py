@@ -1,4 +1,4 @@
-# Feeds: how the values of a metric become x in [0, 1], and the limit that their mean is held to.
+# Feeds: the scaling of a metric's values to x in [0, 1], and the limit of their mean.
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from servanda.theory.divergence.base import DIVERGENCES
 if TYPE_CHECKING:
     from servanda.judgement.clauses.base import Array
 
-_HAIR = 1e-9  # below 0 is rounding; more is an error, which the statistics refuse
-_CUT = 20.0  # limits at which the mean of an unbounded metric is cut, to be refuted
+_HAIR = 1e-9  # tolerance below 0 for rounding; beyond it the statistics raise an error
+_CUT = 20.0  # limits after which an unbounded metric is cut, for refutation
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Feed:
 
     Args:
         limit: of the mean of x.
-        scale, low: metric units of one x, and of x = 0.
-        threshold: a percentile pN at limit L is the promise that at most (100-N) % of the
-            tokens exceed L; limit is then that share.
-        best: the smallest mean of x that there is, that of identical kernels.
-        proves: whether a small mean of x shows a small mean of the metric; not so where the
-            metric is cut though the contract does not say `clip`.
+        scale, low: metric units per x, and at x = 0.
+        threshold: a percentile pN at limit L means that at most (100-N) % of the tokens exceed L;
+            limit is then that share.
+        best: the smallest possible mean of x, for identical kernels.
+        proves: whether a small mean of x implies a small mean of the metric; false if the metric is
+            cut without `clip` in the contract.
     """
 
     limit: float
@@ -50,19 +50,19 @@ class Feed:
         return self.low + x * self.scale
 
     def red_line(self, floor: float | None) -> float:
-        """The mean of x beyond which a cell is red: the limit, or twice the floor of x."""
+        """The mean of x above which a cell is violated: the limit, or twice the noise floor."""
         return max(self.limit, 2 * floor + self.low / self.scale) if floor else self.limit
 
 
 def share_beyond(clause: Clause) -> float:
-    """The share of tokens that a percentile clause allows beyond its limit."""
+    """The share of tokens that may exceed the limit of a percentile clause."""
     assert clause.percentile is not None
-    # 100 - 99.9 carries rounding that nobody wrote
+    # avoid the rounding error of 100 - 99.9
     return round((100.0 - clause.percentile) / 100.0, 12)
 
 
 def feed_of(clause: Clause) -> Feed | None:
-    """The feed of a statistical clause; None where this version knows no certificate."""
+    """The feed of a statistical clause; None without a certificate."""
     metric, limit = DIVERGENCES[clause.metric], clause.at_most
     if limit is None:
         return None
@@ -75,9 +75,9 @@ def feed_of(clause: Clause) -> Feed | None:
         return Feed(limit=1 / _CUT, scale=_CUT * limit, proves=False)
     if not math.isfinite(high - low):
         return None
-    # a sampled value may be negative though no mean of them can be
+    # a sampled value may be negative though its mean cannot
     least = metric.span_of("logits")[0] if "logits" in metric.forms else low
     scale = high - low
-    # the limit of a relative clause is known only when it is judged
+    # the limit of a relative clause is known only at judgement
     at = 1.0 if relative else (limit - low) / scale
     return Feed(at, scale, low=low, best=(least - low) / scale)

@@ -1,7 +1,7 @@
-# Scope: of which slices a clause speaks.
+# Scope: the slices of a clause.
 #
-# On a slice of outcomes the token itself decides what is looked at, so an average over it
-# is no property of the kernels: only what the slice contributes to the whole is defined.
+# A slice of outcomes is defined by the sampled token, so an average over it is no property of the
+# kernels: only its contribution to the whole is defined.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTCOME_METRICS = ("mass_gap", "tv_contribution")
 
 
 def of_outcomes(metric: str) -> bool:
-    """Whether a metric is a contribution: defined on slices of outcomes, and made for them."""
+    """Whether a metric is a contribution, defined on slices of outcomes."""
     if metric in OUTCOME_METRICS:
         return True
     return metric in DIVERGENCES and getattr(DIVERGENCES[metric], "outcome", False)
@@ -27,7 +27,7 @@ def known_by_name(contract: Contract) -> dict[str, Known]:
 
 
 def slices_of(contract: Contract, section: Section, clause: Clause) -> tuple[str, ...]:
-    """The slices that a clause names, or else every one on which its metric is defined."""
+    """The slices that a clause names, otherwise all on which its metric is defined."""
     if clause.slices is not None:
         return clause.slices
     if section in ("observability", "runtime"):

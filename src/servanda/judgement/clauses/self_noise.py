@@ -1,8 +1,8 @@
-# The steadiness of each kernel: against itself, in other batches, it should not move.
+# The noise floor of each kernel: its difference from itself in other batches.
 #
-# Everything else is red only beyond twice the self-noise, for no kernel can be nearer to
-# another than to itself.  So what makes a kernel unsteady (dropout left on, padding that is
-# attended to, rows that leak into their neighbours) has to be a promise of its own.
+# All other cells are violated only above twice the noise floor, because no kernel can be nearer to
+# another than to itself.  So causes of noise (dropout left on, padding that is attended to, rows
+# that leak into their neighbours) need a separate check.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SELVES = ("self_train", "self_infer")
 @GUARDS.register("self_noise")
 @dataclass(frozen=True)
 class SelfNoise(Kind):
-    """The mean total variation of each side against itself is at most the limit."""
+    """The mean total variation of each side from itself is at most the limit."""
 
     counts = True
     peers = SELVES
@@ -70,7 +70,7 @@ class SelfNoise(Kind):
         if not all(tally.known for tally in tallies.values()):
             return verdict.but(open=True, note="no token was measured twice with a usable logprob")
         noisier = max(tallies, key=lambda side: tallies[side].mean)
-        # two sides share the price, so that either may be called unsteady
+        # two sides share alpha, because each is tested
         e_violated = {
             side: peak([g.above for g in grown], cell.claim) - math.log(2)
             for side, grown in measured.items()

@@ -1,4 +1,4 @@
-# Promises about whole sequences: one value for each launched answer.
+# Clauses about whole sequences: one value per dispatched response.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from servanda.theory.bounds.sequence import shortfall
 
 @dataclass(frozen=True)
 class SequenceCertificate(BySequence, ChainCertificate):
-    """A metric of the chain with one value a sequence."""
+    """A metric of the chain with one value per sequence."""
 
     each: ClassVar[Literal["token", "sequence"]] = "sequence"
     known: ClassVar[Known] = "request"
@@ -47,7 +47,7 @@ class SequenceCertificate(BySequence, ChainCertificate):
 @CHAIN.register("reward_drift")
 @dataclass(frozen=True)
 class RewardDrift(SequenceCertificate):
-    """(R_max - R_min) TV(P, Q): the largest drift that some reward in the range shows."""
+    """(R_max - R_min) TV(P, Q): the largest drift of any reward in the range."""
 
     meaning: ClassVar[str] = (
         "the largest possible difference of the expected reward of whole responses between the two "
@@ -66,7 +66,7 @@ class RewardDrift(SequenceCertificate):
 
     @classmethod
     def of(cls, contract: Contract, clause: Clause) -> Certificate:
-        assert contract.reward is not None  # lint refuses it
+        assert contract.reward is not None  # lint rejects it
         low, high = contract.reward.range
         return cls(between(limit_of(clause), (0.0, 1.0), high - low))
 

@@ -1,10 +1,9 @@
-# Service levels: how long requests wait and tokens take, under a stated load.
+# Service levels: latency and throughput under a stated load.
 #
-# An estimate, never a certificate: the interval is a bootstrap over blocks of requests that
-# ran together, and what a machine does tomorrow is not what it did today.  So the cells spend
-# no e-value and are not among those that share alpha; they may fail a contract all the same.
-# They are looked at three times, each time at a third of alpha, so that stopping early is
-# paid for; on one leg of a promotion `violated` has that leg's part of it, as everywhere.
+# An estimate, never a certificate: the interval is a bootstrap over blocks of requests that ran
+# together, and a machine's speed changes over time.  So the cells have no e-value and take no share
+# of alpha, but they can fail a contract.  They are evaluated three times, each at a third of alpha,
+# to correct for early stopping; on one step of a promotion `violated` has that step's share.
 
 from __future__ import annotations
 
@@ -26,21 +25,21 @@ from servanda.judgement.clauses.base import (
 from servanda.theory.stats.block_bootstrap import Blocks, block_interval, level
 from servanda.traces.latency import Timing
 
-LOOKS = (10, 20, 40)  # blocks; the first is the least that is judged, the last the bound
-SERVED, RECORDED, STABLE = "infer", "recorded", "stable"  # what is timed in a block
+LOOKS = (10, 20, 40)  # blocks; the first is the minimum for a judgement, the last the maximum
+SERVED, RECORDED, STABLE = "infer", "recorded", "stable"  # kinds of timed requests in a block
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A quantity of served requests, and how a block shows it."""
+    """A quantity of served requests, and its computation from a block."""
 
     unit: str
-    units: str  # what its values are counted as
+    units: str  # unit of its sample size
     values: Callable[[Timing], tuple[float, ...]]
 
 
 def _speed(timing: Timing) -> tuple[float, ...]:
-    """Tokens a second of a block; none where its clock did not move."""
+    """Tokens per second of a block; none if its clock did not advance."""
     return (timing.tokens / timing.wall,) if timing.wall else ()
 
 
@@ -58,8 +57,8 @@ class LoadOf:
     """The load of a clause: `concurrency` requests at once, from a workload's prompts.
 
     Args:
-        workload: whose prompts; new_tokens: that each request may have; prompt_tokens: to
-            which prompts are cut or joined, None: as they are.
+        workload: source of the prompts; new_tokens: most per request; prompt_tokens: length to
+            which prompts are cut or joined, None: unchanged.
     """
 
     workload: str
@@ -83,17 +82,17 @@ class LoadOf:
 
 
 def load_data(clause: Clause) -> Mapping[str, Any]:
-    """A clause's load key by key; empty where it says none."""
+    """A clause's load as a mapping; empty without one."""
     load: Any = clause.load or {}
     return load if isinstance(load, Mapping) else vars(load)
 
 
 @dataclass(frozen=True)
 class LoadRun:
-    """The timed blocks of one load; each has SERVED and RECORDED, and STABLE where asked for.
+    """The timed blocks of one load; each has SERVED and RECORDED, and STABLE if needed.
 
     Args:
-        absent: why there is none, where an engine cannot be timed.
+        absent: the reason if an engine cannot be timed.
     """
 
     blocks: tuple[Mapping[str, Timing], ...] = ()
@@ -125,7 +124,7 @@ class ServiceLevel(Kind):
         run = runs[self.load]
         values = TIMINGS[cell.clause.metric].values
         blocks = [{side: values(timing) for side, timing in b.items()} for b in run.blocks]
-        # a block whose requests all ended at their first token has no gap between tokens
+        # a block whose requests all ended at their first token has no inter-token time
         blocks = [b for b in blocks if all(b.values())]
         served, recorded = (tuple(b[side] for b in blocks) for side in (SERVED, RECORDED))
         stable = tuple(b[STABLE] for b in blocks) if self.peers else ()
@@ -188,11 +187,11 @@ class ServiceLevel(Kind):
         )
 
     def _scale(self, cell: Cell, samples: Samples) -> tuple[float, float]:
-        """What turns the ends of the interval into units of the metric, and the limit."""
+        """The factor from interval ends to metric units, and the limit."""
         return 1.0, limit_of(cell.clause)
 
     def _note(self, cell: Cell, samples: Samples, *, undecided: bool) -> str:
-        """What was timed, and what recording logprobs adds to it (law 10)."""
+        """The timed requests, and the overhead of recording logprobs (law 10)."""
         n = len(samples.served)
         served, recorded = (
             level(blocks, cell.clause.percentile) for blocks in (samples.served, samples.recorded)
@@ -209,10 +208,10 @@ class ServiceLevel(Kind):
 
 @dataclass(frozen=True)
 class LevelToStable(ServiceLevel):
-    """The limit is `times` what the stable kernel shows in blocks that alternate with infer's.
+    """The limit is `times` the stable kernel's value in blocks that alternate with infer's.
 
-    Compared is the ratio of the two aggregates, over pairs of blocks drawn together: what
-    slows the machine down slows both.
+    Compared is the ratio of the two aggregates, over resampled pairs of blocks: a slow machine
+    slows both.
     """
 
     times: float = field(default=1.0, kw_only=True)

@@ -30,8 +30,8 @@ from servanda.theory.stats.log_moment import LogMoment, log_mean_exp
 if TYPE_CHECKING:
     from servanda.judgement.clauses.scaling import Feed
 
-_FLOOR_TOKENS = 50  # of fewer, one odd token would make a floor that nothing can exceed
-_LITTLE = 0.25  # a fill of less is worth a word
+_FLOOR_TOKENS = 50  # below this, one outlier would make too large a noise floor
+_LITTLE = 0.25  # a lower fill is mentioned
 
 Process = LogMoment | GroupRatio
 Noise = tuple[tuple[float, int], ...]
@@ -39,11 +39,11 @@ Noise = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True)
 class Units:
-    """One round's x in [0, 1], one by one, and how many units have none; each with its group.
+    """One round's x in [0, 1] per unit, and the number of units without a value, by group.
 
     Args:
-        x_U, group_U: of each unit that has a value, in launch order.
-        missing_G: units without a value, of each launched prompt group.
+        x_U, group_U: x and group of each unit with a value, in dispatch order.
+        missing_G: units without a value, per dispatched prompt group.
     """
 
     x_U: Array
@@ -62,7 +62,7 @@ class Units:
 
 
 def units_of(cell: Cell, view: View, x_N: Array) -> Units:
-    """The tokens of one round that a cell concerns; NaN: no value."""
+    """The tokens of one round in a cell; NaN: no value."""
     given = cell.cut.given
     known_N = view.mask(given) & ~np.isnan(x_N)
     missing_N = view.mask(given, unknown=True) & ~known_N
@@ -73,9 +73,9 @@ def units_of(cell: Cell, view: View, x_N: Array) -> Units:
 
 
 def sequence_units(cell: Cell, view: View, x_S: Array) -> Units:
-    """One round's x in [0, 1] of each launched sequence that a cell concerns.
+    """One round's x in [0, 1] of each dispatched sequence in a cell.
 
-    A sequence that was lost, or has a token without a logprob, has no value (NaN).
+    A lost sequence, or one with a token without a logprob, has no value (NaN).
     """
     inside_S = view.may_meet[cell.cut]
     known_S = inside_S & ~np.isnan(x_S)
@@ -91,17 +91,17 @@ def total(cell: Cell, rounds: Sequence[Process]) -> Process:
 
 @dataclass(frozen=True)
 class Grown:
-    """One round's statistics, and its evidence about the limit, which looks only add up."""
+    """One round's statistics, and its log e-values about the limit, which are additive."""
 
     process: Process
     below: Array
     above: Array
 
     def __repr__(self) -> str:
-        return repr(self.process)  # the rest follows from it
+        return repr(self.process)  # the rest is derived from it
 
     def __add__(self, other: Grown) -> Grown:
-        """Of two rounds as if they were one; only of a realised claim is that the same."""
+        """Two rounds as one; exact only for a realised claim."""
         assert isinstance(self.process, LogMoment) and isinstance(other.process, LogMoment)
         return Grown(
             self.process + other.process, self.below + other.below, self.above + other.above
@@ -110,10 +110,11 @@ class Grown:
 
 @dataclass(frozen=True)
 class Tally:
-    """What the closed rounds hold, without joining them.
+    """The totals of the closed rounds, without joining them.
 
     Args:
-        n: units; known, missing: of LogMoment's units or GroupRatio's tokens; total: sum of x.
+        n: units; known, missing: counts of LogMoment's units or GroupRatio's tokens; total: sum of
+            x.
     """
 
     n: int
@@ -132,29 +133,29 @@ class Tally:
 
     @property
     def mean(self) -> float:
-        """NaN where nothing was measured."""
+        """The mean of x; NaN without data."""
         return self.total / self.known if self.known else math.nan
 
 
-# what every number from sampled tokens rests on; a population's on the last besides
+# assumptions of every number from sampled tokens; the last only for a population
 ALWAYS = ("sampler", "order", "same_tokens", "independent")
 
 
 def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """What every number from sampled tokens rests on, and what a cell's rests on besides."""
+    """The assumptions of every number from sampled tokens, and those of a cell."""
     return (*(ALWAYS if cell.claim == "population" else ALWAYS[:-1]), *more)
 
 
 class BySequence(Kind):
-    """Kinds whose units are launched sequences; they are defined on slices of requests."""
+    """Kinds whose units are dispatched sequences; defined on slices of requests."""
 
 
 @dataclass(frozen=True)
 class Certificate(Sampled):
-    """`holds` and `violated` by evidence that is valid at every look.
+    """`holds` and `violated` by anytime-valid evidence.
 
-    `standing`: what its number is; `assumes`: what it rests on besides what all do;
-    `each`: what has a value of its own.
+    `standing`: guarantee type of its number; `assumes`: additional assumptions; `each`: the unit
+    that has a value.
     """
 
     feed: Feed
@@ -168,27 +169,27 @@ class Certificate(Sampled):
         return Grown(process, process.below_growth(limit), process.above_growth(limit))
 
     def values(self, cell: Cell, view: View) -> Array:
-        """The metric at each token, [N]; NaN where it has no value."""
+        """The metric at each token, [N]; NaN without a value."""
         return view.values(cell.clause.metric)
 
     def unit(self, cell: Cell) -> str:
-        """Of the metric."""
+        """The unit of the metric."""
         return DIVERGENCES[cell.clause.metric].unit
 
     def process(self, cell: Cell, view: View) -> Process:
-        """The statistics of one round, of the kernels or of one kernel against itself.
+        """The statistics of one round, of both kernels or of one kernel with itself.
 
-        On a slice of outcomes every token of its contexts is a unit, and those whose
-        outcome lies outside contribute 0: so the mean is what the slice contributes.
+        On a slice of outcomes every token of its contexts is a unit, and those with an outcome
+        outside count 0, so that the mean is the contribution of the slice.
         """
         return self.units(cell, view).process(cell)
 
     def units(self, cell: Cell, view: View) -> Units:
-        """What `process` adds up."""
+        """The units of `process`."""
         return units_of(cell, view, self._x(cell, view))
 
     def _x(self, cell: Cell, view: View) -> Array:
-        """x of each token, 0's x outside a slice of outcomes, NaN where no one knows, [N]."""
+        """x of each token, [N]; x of 0 outside a slice of outcomes, NaN if unknown."""
         values_N, inside_N = self.values(cell, view), view.inside(cell.cut)
         x_N = np.where(inside_N == 1, self.feed.x(values_N), self.feed.x(np.zeros(1)))
         return np.where(np.isnan(values_N + inside_N), np.nan, x_N)
@@ -205,7 +206,7 @@ class Certificate(Sampled):
         )
 
     def floor(self, cell: Cell, parts: list[tuple[Noise, ...]]) -> float | None:
-        """Of the slice, or of the whole where the tenth hardly met the slice."""
+        """The floor of the slice, or of the whole if too few tokens of the slice were re-scored."""
         means = []
         for side in zip(*(p for p in parts if p), strict=True):
             inside, whole = zip(*side, strict=True)
@@ -214,7 +215,7 @@ class Certificate(Sampled):
         return max(filter(_is_number, means), default=None)
 
     def level(self, parts: Sequence[Noise]) -> float | None:
-        """What a peer has on the slice, in units of the metric; None where it met none."""
+        """A peer's mean on the slice, in units of the metric; None without tokens."""
         mean = _mean([part[0] for part in parts])
         return self.feed.value(mean) if _is_number(mean) else None
 
@@ -224,7 +225,7 @@ class Certificate(Sampled):
         feed, measured = self.feed, [r for r in rounds if r.process.n]
         red_line = feed.red_line(floor)
         below = sum((r.below for r in measured), np.zeros(1))
-        # twice the floor is seldom beyond the limit, and moves from look to look
+        # twice the floor is rarely above the limit, and changes between evaluations
         at_limit = red_line == feed.limit
         above = [r.above if at_limit else r.process.above_growth(red_line) for r in measured]
         e_holds = log_mean_exp(below) if measured and feed.proves else 0.0
@@ -253,7 +254,7 @@ class Certificate(Sampled):
             units = units_to_decide(sum(above, np.zeros(1)), tally.n, look.log_price_violated)
         if units is None:
             return verdict.but(note="too near the limit to tell; raise the limit or the sizes")
-        # a slice meets only some of the groups: convert its units to launched groups
+        # a slice meets only some of the groups: convert its units to dispatched groups
         more = math.ceil((units - tally.n) * look.launched / tally.n)
         return verdict.but(
             more=max(more, look.first - look.launched, 1), note=_why_so_many(cell, tally)
@@ -262,7 +263,7 @@ class Certificate(Sampled):
     def described(
         self, cell: Cell, processes: Sequence[Process], floor: float | None, look: Interim
     ) -> CellVerdict:
-        """A verdict with everything but the answer."""
+        """A cell's verdict without its outcome."""
         feed, tally = self.feed, Tally.of(processes)
         verdict = blank(
             cell,
@@ -295,7 +296,7 @@ def _is_number(value: float) -> bool:
 
 
 def _why_so_many(cell: Cell, tally: Tally) -> str:
-    """Room that no answer fills is paid for in prompt groups; say so where it is most of it."""
+    """A note if most of the allowed length is unused, which costs prompt groups."""
     if cell.claim == "realised":
         return ""
     filled = (tally.known + tally.missing) / tally.n

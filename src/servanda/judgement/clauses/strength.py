@@ -1,7 +1,7 @@
-# Strength: the smallest fault that a fidelity guard would have rejected at this size.
+# Strength: the smallest fault that a fidelity check would have rejected at this sample size.
 #
-# Each is worked out from the masses of the run's own likeliest tokens, see stats/tilts.py, at
-# the guard's own price; "would have rejected" means with probability 0.9 or more.
+# Computed from the masses of the run's own top-k tokens, see stats/tilts.py, at the check's own
+# threshold; "would have rejected" means with probability 0.9 or more.
 
 from __future__ import annotations
 
@@ -25,28 +25,27 @@ NOTHING = (
     "{name}: the record holds no likeliest tokens, so penalties, banned tokens and the smallest "
     "temperature or top-p that is seen were not examined"
 )
-_EACH = 64  # positions of a round that are kept
-_MOST = 384  # and of a run that are looked at: strength varies little between them
-# what a penalty speaks of: most engines count the prompt for one and not for the other
+_EACH = 64  # positions stored per round
+_MOST = 384  # positions examined per run: strength varies little between them
+# scope of a penalty: engines differ in whether the prompt counts
 _SET = {"presence": "answer", "repetition": "text"}
-# engines scale logits, and logprobs do not tell which of those are above 0
+# engines scale logits, whose sign logprobs do not show
 _ON = {"presence": "", "repetition": " on logprobs"}
 _TRANSFORMS = ("colder", "hotter", "top_p")
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of a run at which the strength of a guard is worked out; `+` adds later rounds.
+    """Positions of a run at which the strength of a check is computed; `+` adds later rounds.
 
     Args:
-        n: positions that they stand for.
-        masses: of rounds, the likeliest tokens' masses at some positions, [n, K], as the side
-            reports them whose masses are used.
-        inside: of rounds, set -> which of them are in it.
-        drift, spread: of the log-ratios that weigh each factor, their sum and that of their
-            squares.
-        by_rank: whether the guard looks at where tokens rank, besides the cells of these tokens.
-        missing: tokens that every component is charged for.
+        n: number of positions that they represent.
+        masses: per round, the top-k tokens' masses at some positions, [n, K], reported by the side
+            whose masses are used.
+        inside: per round, set -> which of them are in it.
+        drift, spread: sum and sum of squares of the log-ratios that weight each factor.
+        by_rank: whether the check uses ranks in addition to the cells of these tokens.
+        missing: tokens charged to every component.
     """
 
     n: int = 0
@@ -69,7 +68,7 @@ class Positions:
         )
 
     def reached(self, price: float) -> dict[str, float | None]:
-        """The smallest strength of each fault that is rejected; None where none is."""
+        """The smallest rejected strength of each fault; None if none is."""
         width = max(mass_NK.shape[1] for mass_NK in self.masses)
         sets = set.intersection(*({*inside} for inside in self.inside))
         mass_NK = np.concatenate([_wide(mass_nK, width) for mass_nK in self.masses])
@@ -102,10 +101,10 @@ def positions_of(
     by_rank: bool,
     missing: int = 0,
 ) -> Positions:
-    """Of one round; see `Positions`.
+    """The positions of one round; see `Positions`.
 
     Args:
-        ratio_N: log train / infer of the drawn token, where that weighs each factor.
+        ratio_N: log train / infer of the sampled token, if it weights each factor.
     """
     n = len(mass_NK)
     if not n:
@@ -142,7 +141,7 @@ def _of_penalty(fault: str, mass_NK: Array, in_NK: Array) -> Tilts:
 
 
 def weakest(guard: str, cells: Cells, positions: Positions, look: Interim) -> tuple[str, ...]:
-    """What a guard was too weak to see, in sentences; one that looked at nothing is not here."""
+    """Effects below the power of a check, as sentences; none for a check without data."""
     price = look.log_price_violated
     reached = positions.reached(price)
     colder, hotter = reached["colder"], reached["hotter"]
@@ -172,10 +171,10 @@ def weakest(guard: str, cells: Cells, positions: Positions, look: Interim) -> tu
 
 
 def weak_guards(judged: Sequence[tuple[Cell, list[Any], Interim, Outcome]]) -> tuple[str, ...]:
-    """What guards were too weak to see: of each workload and slice, by the first that looked.
+    """Effects below the power of the checks: per workload and slice, by the first check.
 
     Args:
-        judged: cells with their statistics of all rounds, and how they were judged.
+        judged: cells with their total statistics and their verdicts.
     """
     limited = [
         (cell, cell.kind.unexamined(cell, rounds, look))

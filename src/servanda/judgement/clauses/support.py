@@ -1,4 +1,4 @@
-# Promises about support: what train would draw and infer cannot, or hardly ever does.
+# Clauses about support: the train mass on tokens that infer can never or hardly ever sample.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# Likeliest: the recorded best tokens of positions, and what the past fixes of each.
+# The recorded top-k tokens of positions, and their sets by earlier text.
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from servanda.theory.stats.sets import log_bets
 from servanda.traces.token_history import SETS, sets_of
 from servanda.traces.trace import Trace
 
-_FULL = 1 + SLACK  # what masses may add up to
+_FULL = 1 + SLACK  # largest accepted sum of masses
 
 
 @dataclass(frozen=True)
 class Likeliest:
-    """The positions of a trace whose likeliest tokens are known.
+    """The positions of a trace with recorded top-k tokens.
 
     Args:
-        ids_NK, mass_NK: best first; token_N: the drawn one; before_N: the one before it, or -1.
-        inside: set -> which of the likeliest tokens are in it, [N, K].
-        error: the most that rounding moved one of their logprobs by, nats.
-        known_N: of all tokens of the trace, which these are.
+        ids_NK, mass_NK: best first; token_N: the sampled token; before_N: the token before it, or
+            -1.
+        inside: set -> which of the top-k tokens are in it, [N, K].
+        error: bound of the rounding error of their logprobs, nats.
+        known_N: mask of these tokens among all of the trace.
     """
 
     ids_NK: Array
@@ -40,10 +41,10 @@ class Likeliest:
 
     @classmethod
     def of(cls, trace: Trace, position_N: Array, inside_N: Array) -> Likeliest | None:
-        """Of the tokens inside; None where the trace records no likeliest tokens.
+        """From the tokens inside; None if the trace has no top-k tokens.
 
         Args:
-            position_N: of each token within its sequence.
+            position_N: position of each token within its sequence.
         """
         if trace.best is None:
             return None
@@ -69,7 +70,7 @@ class Likeliest:
         return len(self.token_N)
 
     def bets(self) -> Array:
-        """Log factors of each set at each odds, [sets * odds, N]; none where no set is known."""
+        """Log factors of each set at each odds, [sets * odds, N]; empty without known sets."""
         bets = []
         for in_NK in self.inside.values():
             mass_N = np.where(in_NK, self.mass_NK, 0.0).sum(axis=1)
@@ -78,14 +79,14 @@ class Likeliest:
         return np.concatenate(bets) if bets else np.zeros((0, self.n))
 
     def drawn_and_expected(self) -> tuple[tuple[float, float], ...]:
-        """Of each set, how often it was drawn and its expected count."""
+        """The observed and expected count of each set."""
         return tuple(
             (float(self._hit(in_NK).sum()), float(self.mass_NK[in_NK].sum()))
             for in_NK in self.inside.values()
         )
 
     def cells(self, missing: int, log_weight: float = 0.0) -> Cells:
-        """As `Cells.of`."""
+        """See `Cells.of`."""
         return Cells.of(
             *(self.ids_NK, self.mass_NK, self.token_N, self.before_N),
             missing=missing,

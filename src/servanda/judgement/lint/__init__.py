@@ -1,1 +1,1 @@
-# Lint: what one part of a contract means for another, a module for each part.
+# Lint: consistency between the parts of a contract, a module for each part.

@@ -1,4 +1,4 @@
-# Lint of the bound chain: what a metric needs declared, and a limit that can hold and fail.
+# Lint of the bound chain: declarations that a metric needs, and limits that can hold and fail.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.scope import known_by_name
 
 _ORDER = ("request", "context", "outcome")
-# what a metric of the chain may need of a contract: where it is wrong, that is said there
+# declarations that a metric may need; errors in them are reported at their own place
 _DECLARES = ("gradient", "reward", "workload", "workloads")
 
 
@@ -23,10 +23,10 @@ def chain(
     clause: Clause,
     broken: Collection[Path] = (),
 ) -> Iterator[Finding]:
-    """In statistical, at most a number, on slices it is defined on, with what it needs.
+    """Check a clause of the chain: its section, limit, slices and required declarations.
 
     Args:
-        broken: mappings in which a value was wrong already, so that it is not as written.
+        broken: mappings with a value that was already rejected.
     """
     name, metric = clause.metric, chain_metric(contract, clause)
     if section != "statistical":
@@ -64,7 +64,7 @@ def chain(
 
 
 def _declared_amiss(contract: Contract, broken: Collection[Path]) -> bool:
-    """Whether what the metric follows from is wrong itself, which is said at its own place."""
+    """Whether a required declaration is itself wrong, which is reported at its own place."""
     if any(path and path[0] in _DECLARES for path in broken):
         return True
     reward = contract.reward

@@ -39,10 +39,10 @@ _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
 
 def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> Iterator[Finding]:
-    """Every clause, and that there is one.
+    """Check every clause, and that there is at least one.
 
     Args:
-        broken: mappings in which a value was wrong already, so that it is not as written.
+        broken: mappings with a value that was already rejected.
     """
     first: dict[str, Path] = {}
     declared = known_by_name(contract)
@@ -160,7 +160,7 @@ def _divergence(path: Path, section: Section, clause: Clause) -> Iterator[Findin
 def _aggregate(
     path: Path, section: Section, clause: Clause, metric: Divergence
 ) -> Iterator[Finding]:
-    """How the values of many tokens become one number, and what clip does to it."""
+    """Check the aggregate and the clip of a clause."""
     aggregate = clause.aggregate or ("max" if section == "numerical" else None)
     if aggregate is None:
         of = "mean, or p99" if metric.bounded else "p99, or mean with clip: 1.0"
@@ -188,7 +188,7 @@ def _aggregate(
 
 
 def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> Iterator[Finding]:
-    """At most, once, and neither never nor always exceeded."""
+    """Check for one upper limit that can both hold and fail."""
     if clause.at_least is not None:
         message = f"a divergence is kept small: {metric.name} takes at_most"
         hint = "remove at_least" if clause.at_most is not None else "write at_most"
@@ -223,7 +223,7 @@ def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> 
 
 
 def _calibration(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
-    """In numerical, with a limit in (0, 1), and without what belongs to single positions."""
+    """Check calibration: in numerical, a limit in (0, 1), no keys for single positions."""
     if section != "numerical":
         message = "calibration needs full logits and golden tokens; a sampled token has neither"
         hint = "move the clause to numerical: golden texts say which token was right"
@@ -252,8 +252,8 @@ def _calibration(path: Path, section: Section, clause: Clause) -> Iterator[Findi
 
 
 def _span(section: Section, clause: Clause, metric: Divergence) -> Span:
-    """Where the number that is held to the limit can lie."""
-    # the mean of the sampled values is the exact one, which may lie closer together
+    """The range of the number that is compared with the limit."""
+    # the mean of sampled values equals the exact one, whose range may be smaller
     exact = section == "numerical" or clause.aggregate == "mean"
     return metric.span_of("logits") if exact and "logits" in metric.forms else metric.span
 
@@ -261,7 +261,7 @@ def _span(section: Section, clause: Clause, metric: Divergence) -> Span:
 def _relative(
     path: Path, section: Section, contract: Contract, clause: Clause
 ) -> Iterator[Finding]:
-    """A multiple of something that is measured, and that is worth its name."""
+    """Check a relative limit: its reference must be measured, its factor meaningful."""
     limit, at = clause.at_most, (*path, "at_most")
     if not isinstance(limit, Relative):
         return

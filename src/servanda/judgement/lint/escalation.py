@@ -1,4 +1,4 @@
-# Lint of the escalation: what each rule watches, and what it does.
+# Lint of the escalation: the condition and the actions of each rule.
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _do(path: Path, action: str | Mapping[str, Any], *, stable: bool) -> Iterato
 def _in_a_trainer(
     path: Path, contract: Contract, action: str | Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Where a trainer runs both kernels, it takes the actions, and no gateway does."""
+    """If a trainer runs both kernels, it takes the actions, not a gateway."""
     name = action if isinstance(action, str) else next(iter(action), "")
     kernels = contract.kernels
     if name not in ACTIONS or EXTERNAL not in (kernels.train.engine, kernels.infer.engine):
@@ -121,7 +121,7 @@ def _in_a_trainer(
 
 
 def _routable(path: Path, contract: Contract, when: Mapping[str, Any]) -> Iterator[Finding]:
-    """A slice can be diverted only where it is known before the request."""
+    """A slice can be diverted only if it is known before the request."""
     known = known_by_name(contract)
     for subject in ("clause", "section"):
         watched = [

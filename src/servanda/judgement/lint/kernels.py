@@ -22,7 +22,7 @@ _OF_SERVERS = (
 def kernels(
     contract: Contract, engines: Collection[str], faults: Collection[str]
 ) -> Iterator[Finding]:
-    """Names that a kernel uses; where its sampling is declared."""
+    """Check the names that a kernel uses, and the place of its sampling parameters."""
     sides: list[tuple[Path, Kernel | None]] = [
         (("kernels", "train"), contract.kernels.train),
         (("kernels", "infer"), contract.kernels.infer),
@@ -49,7 +49,7 @@ def kernels(
 
 
 def _server(path: Path, kernel: Kernel) -> Iterator[Finding]:
-    """A url, and what concerns the server behind it."""
+    """Check the url and the keys about its server."""
     if kernel.engine == _SERVER:
         if kernel.url is None:
             yield Finding(path, "engine openai_http needs the url of a server", _ADDRESS)

@@ -1,7 +1,7 @@
-# Lint: what one part of a contract means for another, all findings at once.
+# Lint: consistency between the parts of a contract, all findings at once.
 #
-# Each rule is a generator of findings over a contract; the place of a finding is the path
-# of the value that is to be changed.
+# Each rule is a generator of findings over a contract; the place of a finding is the path of the
+# value to change.
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def check(
     faults: Collection[str] = (),
     broken: Collection[Path] = (),
 ) -> list[Problem]:
-    """What is wrong between the parts of a contract, in the order of the text.
+    """The inconsistencies of a contract, in the order of the text.
 
     Args:
-        contract: the values.
-        marks: their places.
-        engines, faults: names that a kernel may use.
-        broken: mappings in which a value was wrong already and is not as its author wrote
-            it; nothing is said about them, nor about the contract as a whole.
+        contract: the parsed contract.
+        marks: the places of its values.
+        engines, faults: valid names.
+        broken: mappings with a value that was already rejected; no findings about them or about the
+            whole contract.
     """
     findings = [
         *kernels(contract, engines, faults),

@@ -1,6 +1,6 @@
-# Lint of what a trainer declares: ranges that are none, weightings that cut the right tokens.
+# Lint of a trainer's declarations: empty ranges, and weightings that cut valid tokens.
 #
-# A clip range is two distances from 1; who writes the range itself is told.
+# A clip range is two distances from 1; a range around 1 is detected.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT = ("gradient", "weighting")
 
 
 def learning(contract: Contract) -> Iterator[Finding]:
-    """The reward, the clip range, and the weighting of the gradient."""
+    """Check the reward, the clip range, and the weighting of the gradient."""
     if contract.reward is not None:
         yield from _reward(contract.reward)
     if contract.gradient is not None and contract.gradient.clip_range is not None:
@@ -49,7 +49,7 @@ def learning(contract: Contract) -> Iterator[Finding]:
 
 
 def _reward(reward: Reward) -> Iterator[Finding]:
-    """A range that is one, and a reward that is known or lies in a file."""
+    """Check for a valid range, and a reward that is known or in a file."""
     if reward.range[0] >= reward.range[1]:
         yield Finding(("reward", "range"), "the range of the reward is empty", "write [low, high]")
     if reward.of is None or reward.of in REWARDS:

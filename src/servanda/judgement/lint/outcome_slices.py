@@ -1,4 +1,4 @@
-# Lint of slices that are known only after the token: what may be promised on them.
+# Lint of slices that are known only after the token: the metrics allowed on them.
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outcomes(
 
 
 def mass_gap(path: Path, clause: Clause) -> Iterator[Finding]:
-    """A gap has two ends and one number: nothing is clipped, nothing but the mean is defined."""
+    """A mass gap has one limit for both signs: no clip, and no aggregate except the mean."""
     if clause.aggregate not in (None, "mean"):
         at = (*path, "aggregate")
         message = "mass_gap is a difference of two probabilities: only its mean is defined"

@@ -1,4 +1,4 @@
-# Lint of the routing: what its numbers say of each other, and what it needs to act.
+# Lint of the routing: consistency of its numbers, and requirements for acting.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servanda.contract.model import Contract
 
 
 def routing(contract: Contract) -> Iterator[Finding]:
-    """A routing that contradicts itself, or that could never do what it says."""
+    """Check for contradictions, and for rules that can never act."""
     rule = contract.routing
     declared = "without_snapshot" in rule.model_fields_set
     if declared and rule.without_snapshot == "stable" and contract.stable is None:
@@ -23,7 +23,7 @@ def routing(contract: Contract) -> Iterator[Finding]:
 
 
 def _order(contract: Contract) -> Iterator[Finding]:
-    """Pairs of which one is the least, and the other the most."""
+    """Check the order of pairs of a minimum and a maximum."""
     rule = contract.routing
     if rule.sample > rule.sample_near:
         message = f"while all is well {rule.sample:g} is re-scored, and only {rule.sample_near:g} "
@@ -38,12 +38,12 @@ def _order(contract: Contract) -> Iterator[Finding]:
 
 
 def _written(contract: Contract, first: str, second: str) -> str:
-    """Of two fields the one that the contract has in it."""
+    """The field, of two, that the contract contains."""
     return first if first in contract.routing.model_fields_set else second
 
 
 def _enforced(contract: Contract) -> Iterator[Finding]:
-    """To act, routing needs somewhere to divert to, room there, and a rule that asks for it."""
+    """To act, routing needs a stable kernel, its capacity, and a rule with a diversion."""
     at = ("routing", "mode")
     if contract.stable is None:
         message = "enforce takes traffic to stable, and there is no stable: kernel"

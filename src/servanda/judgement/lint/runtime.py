@@ -1,4 +1,4 @@
-# Lint of the runtime: promises about time, speed and batching, and the envelope.
+# Lint of the runtime: clauses about time, speed and batching, and the envelope.
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from servanda.contract.yaml_reader import Path
 
 @dataclass(frozen=True)
 class RuntimeMetric:
-    """What a clause on a runtime metric has to say.
+    """The requirements of a clause on a runtime metric.
 
     Args:
         limit: which of the two limits it takes; example: one of them.
-        aggregate: whether it needs one: mean, or p50 to p99.9.
+        aggregate: whether it needs an aggregate: mean, or p50 to p99.9.
         load: whether it is measured under a load; such a limit may be relative to stable.
     """
 
@@ -131,7 +131,7 @@ def _relative(
 
 
 def envelope(contract: Contract) -> Iterator[Finding]:
-    """The envelope is an interval, and both kernels run inside it."""
+    """Check that the envelope's intervals are not empty, and that both kernels run inside it."""
     if contract.runtime.envelope is None:
         return
     envelope, at = contract.runtime.envelope, ("runtime", "envelope")
@@ -160,7 +160,7 @@ def _batches(contract: Contract, low: float, high: float) -> Iterator[Finding]:
 
 
 def _path(contract: Contract) -> Iterator[Finding]:
-    """Law 7: scoring a prompt (prefill) runs other code than answering it (decode)."""
+    """Law 7: scoring a prompt (prefill) and generating (decode) run different code."""
     envelope = contract.runtime.envelope
     if envelope is None or envelope.path != "decode":
         return

@@ -13,11 +13,11 @@ from servanda.contract.yaml_reader import Path
 from servanda.judgement.slices.rules import FIELDS, LABEL, MOVED, OPERATORS, Field, field_of
 from servanda.registry import nearest, quoted
 
-_ANY_NUMBER = Field("context", "")  # stands in for a field that is none
+_ANY_NUMBER = Field("context", "")  # placeholder for an unknown field
 
 
 def slices(contract: Contract) -> Iterator[Finding]:
-    """Each slice has its own name and one way to find its tokens."""
+    """Check that each slice has a unique name and one definition."""
     seen: set[str] = set()
     for i, rule in enumerate(contract.slices):
         path = ("slices", i)
@@ -38,7 +38,7 @@ def slices(contract: Contract) -> Iterator[Finding]:
 
 
 def field(path: Path, name: str, *, key: bool) -> Iterator[Finding]:
-    """Whether tokens can be sliced by a field."""
+    """Check that tokens can be sliced by a field."""
     if name in MOVED:
         message = f"{name} is known only once the answer is trained on, and so is an outcome"
         hint = f"write {MOVED[name]}, and promise tv_contribution there instead of tv"

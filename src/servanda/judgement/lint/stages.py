@@ -11,12 +11,12 @@ from servanda.contract.model import Contract
 from servanda.contract.policy import StageRule
 from servanda.contract.yaml_reader import Path
 
-# which stage has what, besides prompt_groups; each other key would say nothing
+# keys of each stage, besides prompt_groups; other keys would have no effect
 _ONLY = {"steps": ("canary",), "share": ("shadow",), "sample": STAGES[1:]}
 
 
 def promotion(contract: Contract) -> Iterator[Finding]:
-    """Sizes and shares of the stages, and who answers while they last."""
+    """Check the sizes and shares of the stages, and the stable kernel."""
     for stage in STAGES:
         rule = getattr(contract.promotion, stage)
         if rule is not None:
@@ -32,7 +32,7 @@ def promotion(contract: Contract) -> Iterator[Finding]:
 
 
 def _alone(stage: str) -> Finding:
-    """Live traffic without a kernel that answers while infer is watched, or takes it back."""
+    """Live stages need a stable kernel that serves meanwhile and takes over."""
     needs = "answers what shadow mirrors" if stage == "shadow" else f"takes over if {stage} fails"
     message = f"there is no stable: kernel, which {needs}"
     hint = "declare stable: with the kernel that serves today, or end the promotion offline"
@@ -61,7 +61,7 @@ def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:
 
 
 def stages(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:
-    """The stages of a clause: at least one, each once, and one that there is."""
+    """Check the stages of a clause: at least one, each once, and existing."""
     at = (*path, "stages")
     if not clause.stages:
         message = f"clause {clause.id!r} is judged at no stage"

@@ -1,4 +1,4 @@
-# Lint of what the kernels are compared on, and of the weights they are compared at.
+# Lint of the workloads, the golden texts and the weights.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOURCES = ("api_key", "route", f"{_METADATA}<key>")
 
 
 def workloads(contract: Contract) -> Iterator[Finding]:
-    """Each workload can be measured, and what the sections are judged on is there."""
+    """Check that each workload can be measured, and that the data of each section exists."""
     if contract.workload is not None and contract.workloads is not None:
         message = "workload and workloads are both given"
         yield Finding(("workloads",), message, "move the one into the other", key=True)
@@ -58,7 +58,7 @@ def _workload(path: Path, workload: Workload) -> Iterator[Finding]:
 
 
 def _named(contract: Contract) -> Iterator[Finding]:
-    """Two workloads have two names, and a clause names one that is there."""
+    """Check that workloads have unique names, and clauses name existing ones."""
     listed = contract.workloads if isinstance(contract.workloads, tuple) else ()
     for i, workload in enumerate(listed):
         if any(workload.name == other.name for other in listed[:i]):
@@ -112,7 +112,7 @@ def _weights(contract: Contract) -> Iterator[Finding]:
 
 
 def labels(contract: Contract) -> Iterator[Finding]:
-    """Live traffic has its labels in one of three places."""
+    """Check the source of the labels of live traffic."""
     for name, label in contract.labels.items():
         source = label.source
         if source in _SOURCES[:2] or re.fullmatch(r"request\.metadata\.[^\s.<>]+", source):

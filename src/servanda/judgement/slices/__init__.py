@@ -1,1 +1,1 @@
-# Slices: which tokens a clause speaks of.
+# Slices: the tokens of a clause.

@@ -1,5 +1,5 @@
-# The columns that slices are cut by: field of a contract -> its value at every token; and the
-# class of a token, seen from its text alone.
+# The columns of slices: field of a contract -> its value at every token; and the class of a token
+# by its text.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 CLASS_FIELDS = frozenset(name for name, f in FIELDS.items() if f.values == TOKEN_CLASSES)
 
-# how tokenizers write a blank and a line end inside a token
+# tokenizers' marks for a blank and a newline inside a token
 _BLANKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
 
 
@@ -27,7 +27,7 @@ def columns(
     """Values of the given fields, each [N]; numbers that were not recorded are NaN.
 
     Args:
-        prompts: of each sequence of the pair.
+        prompts: prompt of each sequence of the pair.
     """
     trace = pair.infer
     values: dict[str, Array] = {}

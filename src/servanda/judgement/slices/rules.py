@@ -26,10 +26,10 @@ TOKEN_CLASSES = ("digit", "letter", "space", "punctuation", "other", "end")
 
 @dataclass(frozen=True)
 class Field:
-    """What tokens can be sliced by: when it is known, and what values it has.
+    """A field that defines slices: when it is known, and its values.
 
     Args:
-        values: the texts that it can be; None for a number, () for any text.
+        values: its possible texts; None for a number, () for any text.
     """
 
     known: Known
@@ -41,7 +41,7 @@ class Field:
         return self.values is not None
 
 
-# besides them there are labels.<name>
+# further fields are labels.<name>
 FIELDS: Mapping[str, Field] = MappingProxyType(
     {
         "request.prompt_tokens": Field("request", "tokens of the prompt"),
@@ -69,7 +69,7 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         ),
         "outcome.logp_nats": Field("outcome", "logprob of the sampled token in the infer kernel"),
         "outcome.token_class": Field("outcome", "class of the sampled token", TOKEN_CLASSES),
-        # an answer that diverges and grows long is trained later, and is older for it
+        # a diverging, long response is trained later, so its age is an outcome
         "outcome.staleness": Field(
             "outcome",
             "weight updates between sampling the token and training on it; it depends on when the "
@@ -77,7 +77,7 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         ),
     }
 )
-# fields by the name that an earlier version of the language gave them
+# former names of fields
 MOVED: Mapping[str, str] = MappingProxyType({"context.staleness": "outcome.staleness"})
 LABEL = "labels."
 _LABEL_FIELD = Field(
@@ -99,13 +99,13 @@ def field_of(name: str) -> Field | None:
 
 
 def column(name: str, recorded: Mapping[str, NDArray[np.float64]], n: int) -> NDArray[Any]:
-    """A `context.*` or `outcome.*` field at each token, [n], from what a kernel recorded.
+    """A `context.*` or `outcome.*` field at each token, [n], from a kernel's record.
 
     Args:
         recorded: columns of a trace, float64; a class is its index in TOKEN_CLASSES.
 
     Returns:
-        NaN, or None for a class, where nothing was recorded.
+        NaN, or None for a class, if not recorded.
     """
     own = "logp" if name == "outcome.logp_nats" else name.partition(".")[2]
     values_N = recorded.get(own, np.full(n, np.nan))
@@ -116,7 +116,7 @@ def column(name: str, recorded: Mapping[str, NDArray[np.float64]], n: int) -> ND
 
 
 def known(rule: SliceRule) -> Known:
-    """When it is known whether something falls into a slice: when its last field is."""
+    """When membership in a slice is known: when its last field is."""
     names = [*(rule.match or {}), *([rule.split] if rule.split else [])]
     moments = {field.known for field in map(field_of, names) if field is not None}
     for when in _LATEST_FIRST:
@@ -127,21 +127,21 @@ def known(rule: SliceRule) -> Known:
 
 @dataclass(frozen=True)
 class Term:
-    """One comparison of one column; `not_in` is what the rest of a split needs."""
+    """One comparison of one column; `not_in` is for the rest of a split."""
 
     field: str
     op: str
     value: Any
 
     def mask(self, column: NDArray[Any], *, unknown: bool = False) -> NDArray[np.bool_]:
-        """Which values satisfy the term.
+        """The values that satisfy the term, as a mask.
 
-        A label that is absent satisfies `exists: false` only; any other value that is not
-        there was not recorded, and satisfies what `unknown` says.
+        A missing label satisfies only `exists: false`; any other missing value was not recorded,
+        and its result is `unknown`.
         """
         unknown = unknown and not self.field.startswith(LABEL)
         if column.dtype == object and len(column) > 1:
-            # texts come in runs, such as a label of every token of a sequence: one look at each
+            # texts repeat, such as a label for all tokens of a sequence: evaluate each once
             begins = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
             if len(begins) < len(column):
                 length = np.diff(np.r_[begins, len(column)])
@@ -167,9 +167,9 @@ class Term:
         return meets | ~known if unknown else meets
 
     def met_by(self, value: str | float | None) -> bool:
-        """Whether one live request satisfies the term; None: it has no such value.
+        """Whether one live request satisfies the term; None: no such value.
 
-        The same answer as `mask` of the one value, at a hundredth of its cost.
+        The same result as `mask` of the one value, at 1 % of its cost.
         """
         if self.op == "exists":
             return (value is not None) == bool(self.value)
@@ -185,7 +185,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Cut:
-    """A named slice of tokens: all its terms hold."""
+    """A named slice of tokens: a conjunction of terms."""
 
     name: str
     terms: tuple[Term, ...] = ()
@@ -196,25 +196,25 @@ class Cut:
 
     @property
     def outcome(self) -> tuple[Term, ...]:
-        """The terms that concern the token which was drawn."""
+        """The terms about the sampled token."""
         return tuple(
             t for t in self.terms if t.field in FIELDS and FIELDS[t.field].known == "outcome"
         )
 
     @property
     def given(self) -> Cut:
-        """The slice of contexts that this slice of outcomes lies in: the other terms."""
+        """The slice of contexts that contains this slice of outcomes: the other terms."""
         return Cut(self.name, tuple(term for term in self.terms if term not in self.outcome))
 
     def mask(self, columns: Columns, n: int, *, unknown: bool = False) -> NDArray[np.bool_]:
-        """Tokens in the slice, [n]; `unknown` is what a number that was not recorded counts as."""
+        """Tokens in the slice, [n]; `unknown` is the result for numbers that were not recorded."""
         inside = np.ones(n, dtype=bool)
         for term in self.terms:
             inside &= term.mask(columns[term.field], unknown=unknown)
         return inside
 
     def may_meet(self, prompt: Prompt, prompt_tokens: int | None = None) -> bool:
-        """Whether a request's tokens can fall into the slice, before any was drawn."""
+        """Whether a request's tokens can fall into the slice, before sampling."""
         known: dict[str, Any] = {"request.prompt_tokens": prompt_tokens}
         for term in self.terms:
             if term.field.startswith(LABEL):
@@ -228,7 +228,7 @@ class Cut:
         return True
 
     def positions(self, width: int) -> int:
-        """How many of the positions 0..width-1 can fall into the slice."""
+        """The number of positions 0..width-1 that can fall into the slice."""
         inside = np.ones(width, dtype=bool)
         for term in self.terms:
             if term.field == "context.position":
@@ -241,7 +241,7 @@ class Cut:
 
 
 def cuts_of(rules: Sequence[SliceRule], corpus: Corpus) -> dict[str, tuple[Cut, ...]]:
-    """Every rule's cuts, the whole included; splits of a label take the corpus's values."""
+    """The cuts of all rules and the whole; splits of a label use the corpus's values."""
     cuts: dict[str, tuple[Cut, ...]] = {WHOLE: (Cut(WHOLE),)}
     for rule in rules:
         if rule.match is not None:
@@ -265,7 +265,7 @@ def cuts_of(rules: Sequence[SliceRule], corpus: Corpus) -> dict[str, tuple[Cut, 
 def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
     field = rule.split or ""
     counts = corpus.label_values(field[len(LABEL) :])
-    # most frequent first, names break ties, so that the cells do not depend on file order
+    # most frequent first, ties by name, so that cells do not depend on file order
     ranked = sorted(counts, key=lambda v: (-counts[v], v))
     named = ranked[: rule.most]
     cuts = [Cut(f"{rule.name}={_label_text(v)}", (Term(field, "in", (v,)),)) for v in sorted(named)]
@@ -277,7 +277,7 @@ def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
 
 
 def _label_text(label: str) -> str:
-    """A label as a name: quoted where it is empty, unprintable, or one of our own words."""
+    """A label as a name: quoted if it is empty, unprintable, or a reserved word."""
     plain = label.isprintable() and label.strip() == label and label not in ("", _OTHER, _NONE)
     return label if plain else ascii(label)
 

@@ -1,1 +1,1 @@
-# The ledger: what was decided, when, by whom and on which evidence; append-only and chained.
+# The ledger: each decision with its time, actor and evidence; append-only and hash-chained.

@@ -1,4 +1,4 @@
-# What a ledger holds, and what may go wrong with one.
+# The entries of a ledger, and its errors.
 #
 # seq counts the entries of the whole ledger from 1, n those of one run from 1; neither has gaps.
 # `at` is in unix seconds.
@@ -19,22 +19,22 @@ class LedgerError(ServandaError):
 
 
 class Damaged(LedgerError):  # noqa: N818 - what the ledger is
-    """What is there is not what was written: edited, truncated, or a broken disk."""
+    """The ledger was altered: edited, truncated, or damaged by a disk."""
 
 
 class Outrun(EvidenceError):  # noqa: N818 - what became of the writer
-    """Somebody else appended to the run since it was read: read it again, and decide again."""
+    """Another process appended to the run since it was read: read it again and decide again."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Something to be written down.
+    """A record to append.
 
     Args:
         kind: of the entry, such as "advanced".
-        actor: who decided.
-        at: when, unix seconds.
-        body: plain data of JSON; no NaN, no infinity, keys are texts.
+        actor: the person or program that decided.
+        at: unix seconds.
+        body: plain JSON data without NaN and infinity; keys are strings.
     """
 
     kind: str
@@ -45,12 +45,12 @@ class Record:
 
 @dataclass(frozen=True)
 class _Placed(Generic[B]):
-    """A record in its place.
+    """A record with its position.
 
     Args:
-        seq: place in the ledger; n: place in its run; both from 1.
+        seq: number in the ledger; n: number in its run; both from 1.
         prev: hash of the entry before it in the ledger.
-        hash: of everything else in it, 16 bytes in hex.
+        hash: hash of all other fields, 16 bytes in hex.
     """
 
     seq: int
@@ -65,42 +65,42 @@ class _Placed(Generic[B]):
 
 
 class Entry(_Placed[Mapping[str, Any]]):
-    """A record in its place, whose hash was found right."""
+    """A record with its position, whose hash was verified."""
 
 
 class Row(_Placed[str]):
-    """An entry as a store keeps it: `body` is canonical text, and nothing is checked yet."""
+    """An entry as stored: `body` is canonical text; nothing is verified yet."""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
 class Ledger(Protocol):
-    """Entries, appended and never changed.  Whatever holds now is derived from them."""
+    """An append-only sequence of entries; the current state is derived from them."""
 
     def append(self, run: str, records: Sequence[Record], *, after: int) -> tuple[Entry, ...]:
-        """Write records behind a run's last entry: all of them or none, durable on return.
+        """Append records after a run's last entry: all or none, durable on return.
 
         Args:
             after: n of the run's last entry that the caller has seen; 0 for a new run.
 
         Raises:
             Outrun: the run has later entries.
-            LedgerError: it cannot be written; where the connection was lost meanwhile, the
-                text says that the run has to be read to know.
+            LedgerError: it cannot be written; if the connection was lost meanwhile, only reading
+                the run shows whether it was.
         """
         ...
 
     def entries(self, run: str | None = None, *, since: int = 0) -> Iterator[Entry]:
-        """Those with seq > `since`, of one run or of all, in order.
+        """The entries with seq > `since`, of one run or of all, in order.
 
         Raises:
-            Damaged: an entry is not what was written.
+            Damaged: an entry was altered.
         """
         ...
 
     def runs(self) -> tuple[str, ...]:
-        """Names, in the order in which they began."""
+        """The names of the runs, oldest first."""
         ...
 
     def close(self) -> None: ...

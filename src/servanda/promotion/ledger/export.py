@@ -1,6 +1,6 @@
-# Exports: a ledger as JSON lines, for keeping elsewhere; each can be verified by itself.
+# Exports: a ledger as JSON lines, as a backup that can be verified on its own.
 #
-# A line is the canonical JSON of one entry, its hash with it.
+# A line is the canonical JSON of one entry with its hash.
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SUFFIX = ".jsonl"
 
 
 def export(ledger: Ledger, file: TextIO) -> int:
-    """Write every entry, one a line; how many there were.
+    """Write every entry, one per line; returns the number of entries.
 
     Raises:
-        Damaged: an entry is not what was written; the lines before it are in the file.
+        Damaged: an entry was altered; the lines before it are in the file.
     """
     count = 0
     for entry in ledger.entries():
@@ -31,7 +31,7 @@ def export(ledger: Ledger, file: TextIO) -> int:
 
 
 class ExportedStore:
-    """An exported file as a store for reading.  See `Store`.
+    """An exported file as a read-only store.  See `Store`.
 
     Raises:
         Foreign: there is no such file.
@@ -63,7 +63,7 @@ class ExportedStore:
         return {}
 
     def page(self, run: str | None, since: int, until: int) -> list[Row]:
-        # all at once, and in the order of the file: an edited one may have another
+        # all at once, in the order of the file: an edited file may have another order
         return [r for r in self._rows if since < r.seq <= until and run in (None, r.run)]
 
     def at(self, seq: int) -> Row | None:
@@ -77,8 +77,8 @@ class ExportedStore:
 
     def writing(self) -> AbstractContextManager[None]:
         raise LedgerError(
-            f"{self.name} is an exported ledger, and nothing is appended to it",
-            hint="name the ledger that it was exported from",
+            f"{self.name} is an exported ledger, which is read-only",
+            hint="give the ledger that it was exported from",
         )
 
     def insert(self, rows: Sequence[Row]) -> None:

@@ -1,10 +1,10 @@
-# Seals: canonical text, hashes, and the chain that they make of entries.
+# Canonical text, hashes, and the chain that links entries.
 #
 # hash = blake2b, 16 bytes, over the canonical JSON of the entry without its hash: keys sorted,
-# no spaces, ASCII, numbers as Python writes them.  `prev` is in it, so that a hash speaks of all
-# entries before it too.  Without a key anybody who can write the ledger can compute a whole
-# chain anew: then it shows accidents and careless edits, and no more.  With a key
-# (blake2b's own) anyone who lacks it cannot.
+# no spaces, ASCII, numbers as Python writes them.  `prev` is included, so that a hash covers all
+# entries before it too.  Without a key, anyone who can write the ledger can recompute the whole
+# chain: then the chain shows only accidents and careless edits.  With a key (blake2b's keyed mode)
+# this needs the key.
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any
 
 from servanda.promotion.ledger.entry import COLUMNS, Entry, LedgerError, Record, Row
 
-FIRST = "0" * 32  # what the first entry follows
-UNLIKE = "its content has the hash"  # how the fault of an edited entry begins
+FIRST = "0" * 32  # `prev` of the first entry
+UNLIKE = "its content has the hash"  # first words of the fault of an edited entry
 
 _LONGEST_KEY = 64  # of blake2b
 
 
 def canonical(value: Any) -> str:
-    """The one text of plain data.
+    """The canonical JSON text of plain data.
 
     Raises:
-        ValueError, TypeError: it is not plain data of JSON.
+        ValueError, TypeError: not plain JSON data.
 
     >>> canonical({"b": [1, 2.0], "a": None})
     '{"a":null,"b":[1,2.0]}'
@@ -36,22 +36,22 @@ def canonical(value: Any) -> str:
 
 
 def digest(text: str, key: bytes = b"") -> str:
-    """16 bytes in hex, keyed where there is a key."""
+    """A hash of 16 bytes in hex, keyed if there is a key."""
     if len(key) > _LONGEST_KEY:
         key = hashlib.blake2b(key).digest()
     return hashlib.blake2b(text.encode(), digest_size=16, key=key).hexdigest()
 
 
 def line(entry: Entry) -> str:
-    """An entry as canonical JSON, its hash with it."""
+    """An entry as canonical JSON with its hash."""
     return canonical(vars(entry))
 
 
 def hash_of(row: Row, key: bytes) -> str:
-    """Of everything in it but its hash.
+    """The hash of an entry, over all its other fields.
 
     Raises:
-        ValueError: its body is no JSON, or its numbers are none.
+        ValueError: its body is not JSON, or its numbers are invalid.
     """
     data = vars(row) | {"body": json.loads(row.body)}
     del data["hash"]
@@ -61,11 +61,11 @@ def hash_of(row: Row, key: bytes) -> str:
 def sealed(
     last: Row | None, run: str, n: int, records: Sequence[Record], key: bytes
 ) -> tuple[Row, ...]:
-    """Rows for records, each with the hash of the one before it.
+    """Rows for records, each linked to the hash of the one before it.
 
     Args:
-        last: the ledger's last; None where it is empty.
-        n: of the run's last.
+        last: the ledger's last row; None if it is empty.
+        n: number of the run's last entry.
 
     Raises:
         LedgerError: a record is not plain data.
@@ -85,12 +85,12 @@ def _texts(run: str, record: Record) -> tuple[float, str, str, str]:
         for name, text in (("run", run), ("actor", record.actor), ("kind", record.kind)):
             if not isinstance(text, str) or not text:
                 raise ValueError(f"its {name} is {text!r}")
-            if not text.isprintable():  # nor would every store give it back as it was
+            if not text.isprintable():  # not every store returns it unchanged
                 raise ValueError(f"its {name} {text!r} has a character that cannot be printed")
         if not math.isfinite(record.at):
             raise ValueError(f"its time is {record.at}")
         _refuse_keys(record.body)
-        # -0.0 comes back as 0.0 from some stores
+        # some stores return 0.0 for -0.0
         return float(record.at) + 0.0, record.actor, record.kind, canonical(dict(record.body))
     except (ValueError, TypeError, RecursionError) as error:
         raise LedgerError(
@@ -100,7 +100,7 @@ def _texts(run: str, record: Record) -> tuple[float, str, str, str]:
 
 
 def _refuse_keys(value: Any) -> None:
-    """JSON would make a text of a number that is a key."""
+    """Refuse keys that are no strings: JSON would convert them."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
@@ -112,16 +112,16 @@ def _refuse_keys(value: Any) -> None:
 
 
 def opened(row: Row) -> Entry:
-    """A row whose hash was found right, as an entry."""
+    """A verified row as an entry."""
     return Entry(**vars(row) | {"body": json.loads(row.body)})
 
 
 class Chain:
-    """Follows rows in order and says what is wrong with each.
+    """Checks rows in order and reports the faults of each.
 
     Args:
-        key: that the hashes were made with.
-        since: seq of the entry before the first that will come.
+        key: key of the hashes.
+        since: seq of the entry before the first row.
     """
 
     def __init__(self, key: bytes, since: int = 0) -> None:
@@ -131,7 +131,7 @@ class Chain:
         self._last: dict[str, int] | None = None if since else {}
 
     def faults(self, row: Row) -> list[str]:
-        """What is wrong with the row, in words; it is the one before the next either way."""
+        """The faults of a row as texts; the row becomes the predecessor either way."""
         faults = _kinds(row)
         if faults:
             self._last = None
@@ -141,7 +141,7 @@ class Chain:
         return faults
 
     def lost(self, seq: int) -> None:
-        """The entry in this place cannot be read: what follows is not held against it."""
+        """Skip an unreadable entry: the next one is not compared with it."""
         self._seq, self._prev, self._last = seq, None, None
 
     def _place(self, row: Row) -> list[str]:
@@ -166,7 +166,7 @@ def _gap(last: int, seq: int) -> str:
 
 
 def content(row: Row, key: bytes) -> list[str]:
-    """What is wrong with a row by itself, in words: what cannot be read, or another hash."""
+    """The faults of a row on its own, as texts: unreadable fields, or a wrong hash."""
     if faults := _kinds(row):
         return faults
     try:
@@ -180,7 +180,7 @@ def content(row: Row, key: bytes) -> list[str]:
 
 
 def _kinds(row: Row) -> list[str]:
-    """What an edited store holds may be of any type."""
+    """Check types: an edited store may contain any."""
     kinds = (int, str, int, float, str, str, str, str, str)
     for name, kind in zip(COLUMNS, kinds, strict=True):
         if type(getattr(row, name)) is not kind:

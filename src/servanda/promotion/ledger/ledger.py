@@ -1,4 +1,4 @@
-# A ledger: a store, the chain in it, and the witness beside it.
+# A ledger: a store, its hash chain, and the head checkpoint (witness).
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from servanda.promotion.ledger.hash_chain import Chain, content, digest, opened,
 from servanda.promotion.ledger.store import Store
 from servanda.promotion.ledger.witness import Witness, missing
 
-_LOOK = "`servanda promotion ledger verify` names every entry that was changed; restore a copy"
-_NAMED = 3  # later entries that an Outrun names
+_LOOK = "`servanda promotion ledger verify` lists every altered entry; restore a copy"
+_NAMED = 3  # later entries that an Outrun lists
 
 
 class ChainedLedger:
     """See `Ledger`.  Made by `open_ledger`.
 
     Args:
-        key: that hashes are made with; b"" makes them without.
+        key: key of the hashes; b"": unkeyed.
     """
 
     def __init__(self, store: Store, witness: Witness, key: bytes = b"") -> None:
@@ -31,7 +31,7 @@ class ChainedLedger:
             if n != after:
                 raise self._outrun(run, after, n)
             for row in (last, latest):
-                if row:  # nothing is chained to what was changed
+                if row:  # nothing is appended to an altered entry
                     self._refuse(row, content(row, self.key))
             rows = sealed(last, run, n, records, self.key)
             self.store.insert(rows)
@@ -64,12 +64,12 @@ class ChainedLedger:
         self.close()
 
     def refuse_missing(self) -> None:
-        """Nothing is done with a ledger that lost what was acknowledged on this machine.
+        """Refuse a ledger that lost an entry acknowledged on this machine.
 
         Raises:
-            Damaged: it did.
+            Damaged: it has.
         """
-        head = self.witness.head()  # before the ledger is read: it may grow meanwhile
+        head = self.witness.head()  # before the ledger is read, because it may grow meanwhile
         if head and (fault := missing(head, self.store)):
             raise Damaged(
                 f"{self.store.name} was {fault}"
@@ -102,5 +102,5 @@ class ChainedLedger:
 
 
 def mark_of(key: bytes) -> str:
-    """What a ledger keeps of its key, so that another one is noticed before any entry."""
+    """A mark of the key that a ledger stores, to detect a wrong key before any entry."""
     return digest("a ledger of servanda", key)

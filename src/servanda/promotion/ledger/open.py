@@ -1,4 +1,4 @@
-# Opening: which store a place means, and whether what is there may be trusted.
+# Opening: the store of a location, and the check that its content can be trusted.
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SERVERS = ("postgresql", "postgres")
 def open_ledger(
     where: str, *, witness: Path | None = None, key: bytes = b"", reading: bool = False
 ) -> ChainedLedger:
-    """The ledger at a place; begun there unless it is opened for reading.
+    """Open the ledger at a location; created there unless it is opened for reading.
 
     Args:
         where: a path, or sqlite:///PATH, for SQLite; postgresql://... for PostgreSQL; a path
-            that ends in .jsonl is an exported one, for reading.
-        witness: file that keeps the last entry acknowledged on this machine; None: FILE.head
-            beside an SQLite file, none for others.
-        key: makes hashes that only its owners can; the same at every opening.
+            that ends in .jsonl is an exported, read-only one.
+        witness: the head checkpoint, a file with the last entry acknowledged on this machine; None:
+            FILE.head beside an SQLite file, none for others.
+        key: key of the hashes; the same at every opening.
 
     Raises:
-        Damaged: it is broken, or lacks an entry that was acknowledged here.
-        LedgerError: it cannot be reached or made, or the key is another.
+        Damaged: it is damaged, or lacks an entry that was acknowledged here.
+        LedgerError: it cannot be reached or created, or the key is wrong.
     """
     ledger = _open(where, witness, key, reading=reading)
     try:
@@ -48,12 +48,12 @@ def open_ledger(
 
 
 def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> Verified:
-    """Verify the ledger at a place, even one that is too broken to be opened.
+    """Verify the ledger at a location, even one that is too damaged to be opened.
 
-    Args: as of `open_ledger`.
+    Args: see `open_ledger`.
 
     Raises:
-        LedgerError: there is none, or it cannot be reached.
+        LedgerError: there is no ledger, or it cannot be reached.
     """
     try:
         ledger = _open(where, witness, key, reading=True)
@@ -116,7 +116,7 @@ def _server(where: str, mark: str, create: bool) -> Store:
 
 
 def _other_key(ledger: ChainedLedger) -> str:
-    """That the key is not the one the ledger was begun with; "" where it is."""
+    """The message for a key that the ledger was not created with; "" if it was."""
     mark = ledger.store.marks().get("mark")
     if mark in (None, mark_of(ledger.key)):
         return ""

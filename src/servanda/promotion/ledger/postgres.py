@@ -1,7 +1,7 @@
 # A ledger in a PostgreSQL database: for several machines.  psycopg 3, of the extra [postgres].
 #
-# Anyone who appends may need no more than SELECT and INSERT: writers stand in line by an advisory
-# lock, so that seq has no gaps (a sequence of the server's would keep those of rollbacks).
+# Writers need only SELECT and INSERT.  They queue on an advisory lock, so that seq has no gaps (a
+# server sequence would have gaps after rollbacks).
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from servanda.promotion.ledger.store import (
     refuse_schema,
 )
 
-LINE = 0x5365727661  # the advisory lock that writers of one database stand in line for
+LINE = 0x5365727661  # the advisory lock of all writers of one database
 _REFUSE = f"{TABLE}_refuse"
 _LAYOUT = (
     f"CREATE TABLE {META} (name text PRIMARY KEY, value text NOT NULL)",
     f"CREATE TABLE {TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
     "at double precision NOT NULL, actor text NOT NULL, kind text NOT NULL, "
     "body text NOT NULL, prev text NOT NULL, hash text NOT NULL, UNIQUE (run, n))",
-    # else each page sorts the whole run
+    # otherwise each page sorts the whole run
     f"CREATE INDEX {TABLE}_run ON {TABLE} (run, seq)",
     f"CREATE FUNCTION {_REFUSE}() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN RAISE EXCEPTION 'a ledger is append-only'; END $$",
@@ -62,12 +62,12 @@ class PostgresStore(Queries):
 
     Args:
         url: postgresql://[user[:password]@]host[:port]/database[?options], as of libpq.
-        mark: of the key, kept where a ledger is begun.
-        create: whether one is begun where there is none.
+        mark: mark of the key, stored when a ledger is created.
+        create: whether to create a missing ledger.
 
     Raises:
         Foreign: there is no ledger.
-        LedgerError: the server cannot be reached or refuses, or the ledger is of a newer schema.
+        LedgerError: the server cannot be reached or refuses, or the ledger has a newer schema.
     """
 
     hole = "%s"
@@ -81,7 +81,7 @@ class PostgresStore(Queries):
         except psycopg.Error as error:
             raise self._unreachable(error) from None
         self._in_transaction = False
-        # each statement behind the lock sees what was committed before it
+        # each statement after the lock sees earlier commits
         self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
             self._recognise(mark, create)
@@ -92,7 +92,7 @@ class PostgresStore(Queries):
     def _recognise(self, mark: str, create: bool) -> None:
         if not self._begun() and create:
             with self.writing():
-                if not self._begun():  # else another process was first
+                if not self._begun():  # otherwise another process was first
                     for statement in _LAYOUT:
                         self._all(statement)
                     for pair in (("schema", SCHEMA), ("mark", mark)):
@@ -105,7 +105,7 @@ class PostgresStore(Queries):
         refuse_schema(self.name, self.marks().get("schema"))
 
     def _begun(self) -> bool:
-        # not by to_regclass: who stood in line would be told from a cache what was so before it
+        # not by to_regclass: after waiting for the lock its cache is out of date
         query = "SELECT 1 FROM pg_catalog.pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
         return bool(self._all(query, META))
 
@@ -130,7 +130,7 @@ class PostgresStore(Queries):
     def insert(self, rows: Sequence[Row]) -> None:
         values = [astuple(row) for row in rows]
         marks = ", ".join(["%s"] * len(COLUMNS))
-        # not translated here: `writing` says whether it may have been kept
+        # not translated here: `writing` knows whether it may have been stored
         query = f"INSERT INTO {TABLE} VALUES ({marks})"
         for row in values:
             self._db.execute(query.encode(), row)
@@ -150,7 +150,7 @@ class PostgresStore(Queries):
     def _all(self, query: str, *values: object) -> list[tuple]:
         self._refuse_closed()
         try:
-            # in binary, so that a time comes back bit for bit whatever the server's settings
+            # in binary, so that times are exact whatever the server's settings
             with self._db.cursor(binary=True, row_factory=tuple_row) as cursor:
                 cursor.execute(query.encode(), values)
                 return cursor.fetchall() if cursor.description else []
@@ -170,14 +170,14 @@ class PostgresStore(Queries):
         if "password" in text or "authentication" in text:
             hint = "give user and password in the URL, in PGPASSWORD or in ~/.pgpass"
         elif "does not exist" in text:
-            hint = "make it with createdb or createuser, or correct the URL"
+            hint = "create it with createdb or createuser, or correct the URL"
         else:
             hint = "is the server running there? A path instead of a URL keeps the ledger in SQLite"
         return LedgerError(f"{self.name} cannot be opened: {text}", hint=hint)
 
     def _translated(self, error: psycopg.Error, *, writing: bool = False) -> LedgerError:
         text, state = self._message(error), error.sqlstate or ""
-        # an error without a state is the client's own, and so is of the connection
+        # an error without a state comes from the client, so it concerns the connection
         own = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         if self._db.closed or own or state.startswith(("57P", "08")):
             self._db.close()
@@ -204,7 +204,7 @@ class PostgresStore(Queries):
         return LedgerError(f"{self.name}: {text}", hint="nothing was written" if writing else "")
 
     def _message(self, error: psycopg.Error) -> str:
-        """What the server said, in one line without secrets."""
+        """The server's message, in one line without secrets."""
         first = next(iter(str(error).strip().split("\n")), "") or type(error).__name__
         text = re.sub(r"^connection failed: (connection to )?", "", first)
         for secret in self._secrets:
@@ -213,10 +213,10 @@ class PostgresStore(Queries):
 
 
 def without_password(url: str) -> str:
-    """A URL for messages: without its password.
+    """A URL without its password, for messages.
 
     Raises:
-        LedgerError: it cannot be told where the password ends.
+        LedgerError: the end of the password is ambiguous.
 
     >>> without_password("postgresql://ana:secret@db:5433/ledgers?sslmode=require&password=x")
     'postgresql://ana@db:5433/ledgers?sslmode=require'
@@ -236,7 +236,7 @@ def without_password(url: str) -> str:
 
 
 def _secrets(url: str) -> list[str]:
-    """What must not be printed, the longest first."""
+    """Texts that must not be printed, the longest first."""
     place, _, query = url.partition("://")[2].partition("?")
     password = place.partition("@")[0].partition(":")[2] if "@" in place else ""
     secrets = {password, unquote(password)}

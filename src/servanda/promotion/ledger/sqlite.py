@@ -1,6 +1,6 @@
-# A ledger in an SQLite file: for one machine, on a disk of its own (not over a network).
+# A ledger in an SQLite file: for one machine, on a local disk (not over a network).
 #
-# WAL with synchronous=FULL: when a commit returns, it survives a power cut; readers never wait.
+# WAL with synchronous=FULL: a returned commit survives a power cut; readers never wait.
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from servanda.promotion.ledger.witness import locked
 
 T = TypeVar("T")
 
-_PROBLEMS = 20  # of SQLite's own, shown at most
-# what SQLite says where a file is broken, or its catalogue is
+_PROBLEMS = 20  # most SQLite findings shown
+# SQLite's messages for a damaged file or catalogue
 _BROKEN = ("malformed", "no such", "unsupported file format", "corrupt")
-# a broken file also makes SQLite quote what is no text, or ask for more memory than there is
+# a damaged file also makes SQLite quote invalid text, or request too much memory
 _FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-# name -> how it is made; the catalogue keeps these texts, and `faults` compares them
+# name -> its DDL; the catalogue stores these texts, and `faults` compares them
 _LAYOUT = {
     META: f"CREATE TABLE {META} (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     TABLE: f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, "
     "n INTEGER NOT NULL, at REAL NOT NULL, actor TEXT NOT NULL, kind TEXT NOT NULL, "
     "body TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (run, n))",
-    # in the order of seq, which SQLite keeps in every index: else each page sorts the whole run
+    # ordered by seq, which SQLite has in every index: otherwise each page sorts the whole run
     f"{TABLE}_run": f"CREATE INDEX {TABLE}_run ON {TABLE} (run)",
     **{
         f"{table}_{verb.lower()}": f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON "
@@ -44,7 +44,7 @@ _LAYOUT = {
         for table in (META, TABLE)
         for verb in ("UPDATE", "DELETE")
     },
-    # INSERT OR REPLACE asks no trigger of DELETE
+    # INSERT OR REPLACE does not fire a DELETE trigger
     f"{TABLE}_insert": f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} "
     f"WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM {TABLE}) OR NEW.n <> "
     f"(SELECT coalesce(max(n), 0) + 1 FROM {TABLE} WHERE run = NEW.run) "
@@ -56,15 +56,15 @@ class SqliteStore(Queries):
     """See `Store`.
 
     Args:
-        path: of the file.
-        mark: of the key, kept where a ledger is begun.
-        create: whether one is begun where there is none.
-        reading: open for reading only; the file is not touched.
+        path: path of the file.
+        mark: mark of the key, stored when a ledger is created.
+        create: whether to create a missing ledger.
+        reading: open read-only; the file is not modified.
 
     Raises:
-        Foreign: there is no ledger, or something else is in its place.
-        Damaged: the file is broken.
-        LedgerError: it cannot be opened or made, or is of a newer schema.
+        Foreign: there is no ledger, or another kind of file.
+        Damaged: the file is damaged.
+        LedgerError: it cannot be opened or created, or has a newer schema.
     """
 
     hole = "?"
@@ -86,10 +86,10 @@ class SqliteStore(Queries):
             raise
 
     def _find(self, create: bool) -> None:
-        """Make the folder of a new ledger; a file with something in it needs none."""
+        """Create the folder of a new ledger; an existing file needs none."""
         path = self._path
         try:
-            # not read here: closing any file of a database ends the locks that SQLite has on it
+            # not read here: closing any file of a database releases SQLite's locks on it
             if path.exists() and path.stat().st_size > 0:
                 return
         except OSError as error:
@@ -103,8 +103,8 @@ class SqliteStore(Queries):
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LedgerError(
-                f"{path} cannot be made: {error.strerror or error}",
-                hint="name another place for the ledger",
+                f"{path} cannot be created: {error.strerror or error}",
+                hint="give another location for the ledger",
             ) from None
 
     def _connect(self, how: str) -> sqlite3.Connection:
@@ -112,36 +112,36 @@ class SqliteStore(Queries):
 
         def connect() -> sqlite3.Connection:
             db = sqlite3.connect(uri, uri=True, timeout=PATIENCE_S, isolation_level=None)
-            # a broken text is shown as it is, and has another hash
+            # invalid text is shown as it is, and has another hash
             db.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
             return db
 
         return self._run(connect)
 
     def _readable(self, db: sqlite3.Connection) -> sqlite3.Connection:
-        """A connection that reads also in a folder where SQLite may not put its own files."""
+        """A connection that can read in a folder without write permission."""
         try:
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
             log = self._path.with_name(f"{self._path.name}-wal")
             if log.exists() and log.stat().st_size:
-                return db  # entries may stand in the log alone
+                return db  # entries may be only in the write-ahead log
             db.close()
             return self._connect("immutable=1")
         except _FAILURES:
-            pass  # is told where it is met next
+            pass  # the next access reports it
         return db
 
     def _prepare(self, mark: str) -> None:
         try:
-            # SQLite does not wait for another process that changes the journal's mode
+            # SQLite does not wait for another process that changes the journal mode
             with locked(self._path):
                 if self._one("PRAGMA journal_mode") != "wal":
                     self._one("PRAGMA journal_mode = wal")
         except OSError as error:
             raise LedgerError(
                 f"{self._path} cannot be written: {error.strerror or error}",
-                hint="name another place for the ledger",
+                hint="give another location for the ledger",
             ) from None
         self._one("PRAGMA synchronous = full")
         if self._one("SELECT count(*) FROM sqlite_master"):
@@ -159,7 +159,7 @@ class SqliteStore(Queries):
         if not {TABLE, META} & names:
             raise Foreign(
                 f"{self._path} is an SQLite file without a ledger",
-                hint="name another place for the ledger",
+                hint="give another location for the ledger",
             )
         refuse_schema(self.name, self.marks().get("schema"))
 
@@ -181,7 +181,7 @@ class SqliteStore(Queries):
                 self._db.execute("ROLLBACK")
             raise LedgerError(
                 f"{self._path}: {error}; it is not known whether the entries were kept",
-                hint="make sure that the disk is sound and has room, then read the run again",
+                hint="check that the disk works and has free space, then read the run again",
             ) from None
 
     def insert(self, rows: Sequence[Row]) -> None:
@@ -222,14 +222,14 @@ class SqliteStore(Queries):
         if "not a database" in text:
             return Foreign(
                 f"{self._path} is not an SQLite file",
-                hint="name another place for the ledger; an exported one ends in .jsonl",
+                hint="give another location for the ledger; an exported one ends in .jsonl",
             )
-        # the plain kind is of what is corrupt; before Python 3.11 it may come without a word
+        # the base class means corruption; before Python 3.11 its text may be empty
         corrupt = not isinstance(error, sqlite3.Error) or type(error) is sqlite3.DatabaseError
         if corrupt or any(word in text for word in _BROKEN):
             return Damaged(
                 f"{self._path} is damaged: {text or 'SQLite cannot read it'}",
-                hint="`servanda promotion ledger verify` says what can still be read; restore "
+                hint="`servanda promotion ledger verify` lists the readable entries; restore "
                 "a copy",
             )
         if "locked" in text:
@@ -241,5 +241,5 @@ class SqliteStore(Queries):
             return LedgerError(f"{self._path} was closed", hint="open the ledger again")
         return LedgerError(
             f"{self._path}: {text}",
-            hint="check that the disk is local and writable, and that there is room",
+            hint="check that the disk is local and writable, and has free space",
         )

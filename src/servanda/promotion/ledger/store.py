@@ -1,5 +1,5 @@
-# What a place for entries does.  It knows rows and transactions, and nothing of hashes.  What both
-# SQL stores ask alike is in the SQL that both understand.
+# The interface of stores for entries: rows and transactions, without hashes.  Queries that both SQL
+# stores share are in their common SQL.
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import Any, ClassVar, Protocol
 from servanda.promotion.ledger.entry import COLUMNS, LedgerError, Row
 
 SCHEMA = "1"
-PATIENCE_S = 30  # for another writer
+PATIENCE_S = 30  # timeout for another writer
 
 
 class Foreign(LedgerError):  # noqa: N818 - what is there
-    """Something else is in the place of the ledger, or nothing is."""
+    """The location has no ledger."""
 
 
 class Store(Protocol):
-    """Rows in one place.  Its methods raise LedgerError; Damaged where what is there is broken."""
+    """Stored rows.  Its methods raise LedgerError, or Damaged if the store is damaged."""
 
-    name: str  # of the place, for messages; no password is in it
+    name: str  # the location for messages, without a password
 
     def marks(self) -> Mapping[str, str]:
-        """What was written when the ledger was begun: `schema`, and `mark` of its key."""
+        """The data from the creation of the ledger: `schema`, and `mark` of its key."""
         ...
 
     def page(self, run: str | None, since: int, until: int) -> list[Row]:
-        """Some rows with since < seq <= until in order; none only where there are no more."""
+        """Some rows with since < seq <= until in order; empty only if there are no more."""
         ...
 
     def at(self, seq: int) -> Row | None: ...
 
     def last(self, run: str | None = None) -> Row | None:
-        """Of one run or of all."""
+        """The last row of one run or of all."""
         ...
 
     def runs(self) -> tuple[str, ...]: ...
 
     def writing(self) -> AbstractContextManager[None]:
-        """One transaction, and no other writer in it; durable once it is left without an error."""
+        """An exclusive write transaction; durable once it is left without an error."""
         ...
 
     def insert(self, rows: Sequence[Row]) -> None: ...
 
     def faults(self) -> Iterator[str]:
-        """What the store itself finds wrong: pages, indexes, triggers that are gone."""
+        """The faults that the store finds: in pages and indexes, and missing triggers."""
         ...
 
     def close(self) -> None: ...
 
 
 def refuse_schema(name: str, schema: str | None) -> None:
-    """A ledger that another version laid out is not touched."""
+    """Refuse a ledger of another schema."""
     if schema is not None and schema.isdecimal() and int(schema) > int(SCHEMA):
         raise LedgerError(
             f"{name} is a ledger of schema {schema}, and this servanda knows {SCHEMA}",
@@ -69,7 +69,7 @@ _PAGE = 500
 class Queries(ABC):
     """The reading half of a `Store` over SQL.
 
-    A store says how a place for a value is written (`hole`) and how a query is run.
+    A store defines the placeholder of a value (`hole`) and runs the queries.
     """
 
     hole: ClassVar[str]

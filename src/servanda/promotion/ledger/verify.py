@@ -1,4 +1,4 @@
-# Verification: everything that is wrong with a ledger, each thing with its place.
+# Verification: all problems of a ledger, each with its place.
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from servanda.promotion.ledger.ledger import ChainedLedger
 from servanda.promotion.ledger.store import Store
 from servanda.promotion.ledger.witness import missing
 
-_STEP = 500  # entries that are tried one by one behind a broken page
+_STEP = 500  # entries that are tried one by one after a damaged page
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
     Args:
-        seq: of the entry; None where it is the whole ledger.
-        run: of the entry, as it is written there; "" where that is not known.
+        seq: number of the entry; None for the whole ledger.
+        run: run of the entry as stored; "" if unknown.
     """
 
     seq: int | None
@@ -35,11 +35,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification found.
+    """The result of a verification.
 
     Args:
-        entries: that could be read.
-        head: hash of the last of them; zeros where there is none.
+        entries: number of readable entries.
+        head: hash of the last of them; zeros if there is none.
     """
 
     entries: int
@@ -52,13 +52,13 @@ class Verified:
 
 
 def verify(ledger: ChainedLedger) -> Verified:
-    """Read everything and hold it against its hashes, its order and the witness.
+    """Read all entries and check hashes, order and the head checkpoint.
 
-    Without a key a chain that somebody computed anew from some entry on is found by the
-    witness alone; see docs/how-to/ledger.md.
+    Without a key, only the head checkpoint detects a chain that was recomputed from some entry on;
+    see docs/how-to/ledger.md.
 
     Raises:
-        LedgerError: the store cannot be reached, or the witness cannot be read.
+        LedgerError: the store cannot be reached, or the head checkpoint cannot be read.
     """
     head = ledger.witness.head()  # before the ledger is read: it may grow meanwhile
     end = max(head.seq if head else 0, _end(ledger.store))
@@ -75,20 +75,20 @@ def verify(ledger: ChainedLedger) -> Verified:
         problems += [Problem(row.seq, row.run, fault) for fault in faults]
         entries, last = entries + 1, row.hash
     if unlike == entries == len(problems) > 1:
-        what = f"none of the {entries} entries has its hash under this key: this is another key"
+        what = f"none of the {entries} entries has its hash under this key: the key is wrong"
         problems = [Problem(None, "", what)]
     problems += [Problem(None, "", fault) for fault in ledger.store.faults()]
     try:
         fault = missing(head, ledger.store) if head else ""
     except Damaged:
-        fault = ""  # told above, as an entry that cannot be read
+        fault = ""  # reported above as an unreadable entry
     if fault:
         problems.append(Problem(None, "", fault))
     return Verified(entries, str(last), tuple(problems))
 
 
 def _end(store: Store) -> int:
-    """seq of the last entry, as far as the store can tell."""
+    """seq of the last entry, if the store can find it."""
     try:
         last = store.last()
     except Damaged:
@@ -97,7 +97,7 @@ def _end(store: Store) -> int:
 
 
 def _rows(store: Store, end: int) -> Iterator[tuple[int, Row | str]]:
-    """Every row that can be read, and why one cannot; beside a broken page one by one."""
+    """Every readable row, and the error of each other; near a damaged page one by one."""
     at = 0
     while True:
         try:
@@ -118,11 +118,11 @@ def _rows(store: Store, end: int) -> Iterator[tuple[int, Row | str]]:
 
 
 def _singly(store: Store, first: int, last: int, end: int) -> list[tuple[int, Row | str]]:
-    """Rows by their seq, and why one that should be there is not; behind `end` none has to be."""
+    """Rows by their seq, and the error of each missing one up to `end`."""
     rows: list[tuple[int, Row | str]] = []
     for seq in range(first, last + 1):
         try:
-            row = store.at(seq) or "it is not found, and its neighbours are broken"
+            row = store.at(seq) or "it is not found, and its neighbours are damaged"
         except Damaged as error:
             row = error.problems[0].message
         if isinstance(row, Row) or seq <= end:

@@ -19,7 +19,7 @@ from servanda.promotion.ledger.store import Store
 
 @dataclass(frozen=True)
 class Head:
-    """An entry by its place and hash."""
+    """An entry by its position and hash."""
 
     seq: int
     hash: str
@@ -29,14 +29,14 @@ class Witness:
     """The head checkpoint: a file with the last entry that was acknowledged, or none.
 
     Args:
-        path: None keeps nothing.
+        path: None: no checkpoint.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
     def head(self) -> Head | None:
-        """What is kept; None where nothing is.
+        """The stored checkpoint; None without one.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -61,10 +61,10 @@ class Witness:
         )
 
     def keep(self, row: Row) -> None:
-        """Put an entry there, unless a later one is.
+        """Store an entry, unless a later one is stored.
 
         Raises:
-            LedgerError: the file cannot be written; the entry is in the ledger all the same.
+            LedgerError: the file cannot be written; the entry is in the ledger nevertheless.
         """
         if self.path is None:
             return
@@ -85,12 +85,12 @@ class Witness:
             raise LedgerError(
                 f"entry {row.seq} is kept, and {self.path} cannot be written: "
                 f"{error.strerror or error}",
-                hint="make room, or name another place for the head checkpoint",
+                hint="free disk space, or give another location for the head checkpoint",
             ) from None
 
 
 def missing(head: Head, store: Store) -> str:
-    """What a ledger lacks that ends before an entry, or has another in its place."""
+    """The message for a ledger that ends before the checkpoint, or has another entry there."""
     row = store.at(head.seq)
     if row is None:
         last = store.last()
@@ -103,7 +103,7 @@ def missing(head: Head, store: Store) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A file for one process alone, by a lock beside it that goes with the process."""
+    """Lock a file for one process; the lock ends with the process."""
     with path.with_name(f".{path.name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

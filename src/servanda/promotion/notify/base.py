@@ -1,4 +1,4 @@
-# What takes effects, and what it is given.
+# The interface of notifiers.
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Sink(Protocol):
-    """A receiver of effects, which may be given one more than once, with the same key."""
+    """A notifier; it may receive a notification more than once, with the same key."""
 
     @property
     def name(self) -> str:
-        """In the ledger: the same at every call, another for another receiver, and no secret."""
+        """Its name in the ledger: stable, unique per receiver, and no secret."""
         ...
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """That it is given; the others are not for it."""
+        """The kinds of notifications that it receives."""
         ...
 
     def deliver(self, effect: Effect) -> None:
-        """Give it away in one try; when this returns, it was taken.
+        """Deliver in one attempt; on return it was accepted.
 
         Raises:
-            Busy: it was not taken now, and the same again may be.
-            MeasurementError: it was not taken.  No text of either holds a secret.
+            Busy: it was not accepted now; a retry may succeed.
+            MeasurementError: it was not accepted.  Neither text contains a secret.
         """
         ...
 
 
 def message(effect: Effect) -> dict[str, Any]:
-    """An effect as a program gets it: kind and key, then the body."""
+    """The JSON form of a notification: kind and key, then the body."""
     head = {"kind": effect.kind, "key": effect.key}
     return {**head, **to_plain(effect.body), **head}

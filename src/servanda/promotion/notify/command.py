@@ -1,4 +1,4 @@
-# Command: a program of the user's gets every effect.
+# Command: a program of the user receives every notification.
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from servanda.promotion.state import Effect
 from servanda.report.format import line
 
 LIMIT_S = 60.0
-_TAIL = 4096  # bytes of what was written to stderr, among which its last line is looked for
+_TAIL = 4096  # bytes at the end of stderr that are searched for its last line
 
 
 class Command:
-    """Run a program for every effect; exit code 0 says that it was taken.
+    """Run a program for every notification; exit code 0 means that it was accepted.
 
-    It gets the JSON on its standard input, and SERVANDA_EFFECT and SERVANDA_IDEMPOTENCY_KEY in
-    its environment.  A program that fails is not run again before the next call: it may have
-    done half of its work, and only a person knows.
+    It receives the JSON on its standard input, and SERVANDA_EFFECT and SERVANDA_IDEMPOTENCY_KEY in
+    its environment.  A failed program is not run again before the next call, because it may have
+    done half of its work.
 
     Args:
-        text: program and arguments, split as a shell would; no shell runs it.
-        limit_s: after which it is ended, with all that it started.
+        text: program and arguments, split as a shell does; not run by a shell.
+        limit_s: time after which it and its children are killed.
 
     Raises:
-        ContractError: it cannot be split, or there is no such program.
+        ContractError: it cannot be split, or the program does not exist.
     """
 
     kinds = KINDS
@@ -60,8 +60,8 @@ class Command:
 
     def deliver(self, effect: Effect) -> None:
         try:
-            # files, so that neither a program that reads nothing nor one that leaves a child
-            # behind, with its ends of the pipes open, holds this one up
+            # files instead of pipes, so that neither a program that reads nothing nor one that
+            # leaves a child with open pipes blocks this process
             with tempfile.TemporaryFile() as message_file, tempfile.TemporaryFile() as errors:
                 message_file.write(json.dumps(message(effect)).encode())
                 message_file.seek(0)
@@ -79,7 +79,7 @@ class Command:
             stdout=subprocess.DEVNULL,
             stderr=errors,
             env={**os.environ, **variables},
-            start_new_session=True,  # a group of its own, which can be ended as a whole
+            start_new_session=True,  # a separate process group, which can be killed as a whole
         )
         code = None
         try:
@@ -98,7 +98,7 @@ class Command:
             raise MeasurementError(self._problem(what, errors))
 
     def _problem(self, what: str, errors: IO[bytes]) -> str:
-        """With the last line of what it said."""
+        """The problem, with the last line of its output."""
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - _TAIL))
         rows = [line(row, 200) for row in errors.read().decode(errors="replace").splitlines()]
         return ": ".join([self._program, what, *list(filter(None, rows))[-1:]])

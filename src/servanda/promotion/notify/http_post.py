@@ -1,6 +1,6 @@
-# Posting: JSON to a hook, and trying again what was not taken.
+# HTTP POST of JSON to a webhook, with retries.
 #
-# The path of a hook's URL is a secret, so messages name its host alone.
+# The path of a webhook's URL is a secret, so messages contain only its host.
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CONNECT_S, _ANSWER_S, _ALL_S = 5.0, 10.0, 20.0
 
 
 class Busy(MeasurementError):  # noqa: N818 - what the other side is
-    """It was not taken now, and the same again may be.
+    """It was not accepted now; a retry may succeed.
 
     Args:
-        after_s: the pause that was asked for, seconds; 0 where none was.
+        after_s: the requested pause, seconds; 0 if none.
     """
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
@@ -36,13 +36,13 @@ class Busy(MeasurementError):  # noqa: N818 - what the other side is
 
 
 def insist(attempt: Callable[[], T], wait: Callable[[float], None]) -> T:
-    """Try three times, with growing pauses, while the other side is busy.
+    """Try three times, with growing pauses, while the receiver is busy.
 
     Args:
-        wait: seconds, between two tries.
+        wait: sleeps for seconds between attempts.
 
     Raises:
-        Busy: the third try met it too.  What else `attempt` raises is raised at once.
+        Busy: the third attempt failed too.  Other errors of `attempt` are raised at once.
     """
     for tried in range(1, HOOK.tries):
         try:
@@ -53,14 +53,14 @@ def insist(attempt: Callable[[], T], wait: Callable[[float], None]) -> T:
 
 
 class Hook:
-    """A URL that takes POST requests.
+    """A webhook URL.
 
     Args:
-        option: that it was given by, for messages.
-        all_s: the longest that one request takes, from looking up the host to the status.
+        option: command-line option of the URL, for messages.
+        all_s: timeout of one request, from the host look-up to the status.
 
     Raises:
-        ContractError: it is no URL of http or https, or SERVANDA_CA_FILE is wrong.
+        ContractError: not an http or https URL, or SERVANDA_CA_FILE is wrong.
     """
 
     def __init__(self, url: str, option: str, all_s: float = _ALL_S) -> None:
@@ -68,14 +68,14 @@ class Hook:
         if parts is None:
             raise ContractError(
                 f"{option} takes a URL that begins with http:// or https://",
-                hint="what was given is not shown, for it may be a secret",
+                hint="the value is not shown, because it may be a secret",
             )
         self.host = parts.hostname or ""
         self._url, self._all_s, self._verify = url, all_s, trusted()
 
     @property
     def name(self) -> str:
-        """Host and a digest of the URL: the same at every call, and no secret."""
+        """The host and a digest of the URL: stable, and no secret."""
         return f"{self.host}:{digest_of(self._url)[:8]}"
 
     def post(
@@ -87,11 +87,11 @@ class Hook:
         """Deliver in one request.
 
         Args:
-            signed: further headers, of the very bytes that are sent.
+            signed: returns headers that sign the sent bytes.
 
         Raises:
-            Busy: it was not taken now; MeasurementError: it was not taken.  The text names the
-                host and no more.
+            Busy: it was not accepted now; MeasurementError: it was not accepted.  The text names
+                only the host.
         """
         try:
             status, after_s = _within(self._all_s, lambda: self._send(body, headers, signed))
@@ -114,11 +114,11 @@ class Hook:
         headers: Mapping[str, str],
         signed: Callable[[bytes], Mapping[str, str]],
     ) -> tuple[int, float]:
-        """The status, and the pause that it asks for."""
+        """The status, and the pause that the response requests."""
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         data = text.encode()
-        # a redirect would carry what is posted somewhere else; the body of an answer is not
-        # read, for one that trickles would hold up the caller for ever
+        # a redirect would send the data to another place; the response body is not read, because a
+        # slow one would block the caller
         with httpx2.stream(
             "POST",
             self._url,
@@ -132,9 +132,9 @@ class Hook:
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns or raises; queue.Empty where that takes too long.
+    """The result or error of `ask`; queue.Empty on a timeout.
 
-    The limits of a connection are for each read alone, and looking up a host has none.
+    Connection timeouts apply to each read, and a host look-up has none.
     """
     answers: SimpleQueue[T | Exception] = SimpleQueue()
 
@@ -144,7 +144,7 @@ def _within(limit_s: float, ask: Callable[[], T]) -> T:
         except Exception as error:
             answers.put(error)
 
-    Thread(target=run, daemon=True).start()  # nobody waits for one that hangs
+    Thread(target=run, daemon=True).start()  # a hanging thread is abandoned
     answer = answers.get(timeout=limit_s)
     if isinstance(answer, Exception):
         raise answer

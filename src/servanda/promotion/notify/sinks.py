@@ -1,4 +1,4 @@
-# The receivers of notifications that the options of a command ask for.
+# The notifiers that command-line options define.
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def sinks_of(
     command: Iterable[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Sink, ...]:
-    """The receivers that were asked for, as options of the command line name them.
+    """The notifiers of command-line options.
 
     Args:
-        environ: where the secret is that webhooks are signed with.
+        environ: contains the signing secret of webhooks.
 
     Raises:
-        ContractError: a text is no URL of http or https, or names no program; or the secret is
-            none.
+        ContractError: a value is not an http or https URL or names no program, or the secret is
+            invalid.
     """
     urls = (*webhook,)
     secrets = secrets_of(environ) if urls else ()

@@ -1,4 +1,4 @@
-# Slack: what a person has to know, as an incoming webhook of Slack takes it.
+# Slack: notifications for people, in the format of Slack's incoming webhooks.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servanda.report.format import exact_percent
 
 Level = Literal["error", "warning", "info"]
 
-LONGEST = 3000  # characters of a section that Slack takes; it refuses a longer one
+LONGEST = 3000  # most characters of a section in Slack
 _ICONS = {"error": ":red_circle:", "warning": ":warning:", "info": ":large_green_circle:"}
 _LEVELS: Mapping[str, Level] = {
     "running": "info",
@@ -24,11 +24,11 @@ _LEVELS: Mapping[str, Level] = {
 
 
 def section(level: Level, lines: Sequence[str], foot: str) -> dict[str, Any]:
-    """A message of one section, in Slack's own marks.
+    """A message of one section, in Slack's markup.
 
     Args:
-        lines: the first is the head, which stands alone in notifications.
-        foot: what it concerns.
+        lines: the first is the heading, shown alone in notifications.
+        foot: the subject.
     """
     head, *rest = map(_escaped, lines)
     text = "\n".join([f"{_ICONS[level]} *{head}*", *rest, f"`{_escaped(foot)}`"])
@@ -38,10 +38,10 @@ def section(level: Level, lines: Sequence[str], foot: str) -> dict[str, Any]:
 
 
 class Slack:
-    """POST what changed, and who is needed, to an incoming webhook of Slack.
+    """POST changes and pages to an incoming webhook of Slack.
 
     Raises:
-        ContractError: it is no URL of http or https.
+        ContractError: not an http or https URL.
     """
 
     kinds: tuple[Kind, ...] = ("notify", "page")  # a route is for programs
@@ -57,7 +57,7 @@ class Slack:
 
 
 def lines(effect: Effect) -> list[str]:
-    """An effect as people read it: what moved, why, by which cell, and what to do next."""
+    """A notification for people: the change, its reason, its cell, and the next command."""
     body = effect.body
     lines = [_head(effect)]
     lines += [body["why"]] if body.get("why") else []
@@ -80,7 +80,7 @@ def _head(effect: Effect) -> str:
 
 
 def _cell(cell: Mapping[str, Any]) -> str:
-    """A cell with its interval, its limit and its n; what is absent is left out."""
+    """A cell with its interval, its limit and its n, as far as present."""
     value, low, high, limit = (
         None if cell.get(name) is None else float(cell[name])  # infinite ones are texts in JSON
         for name in ("value", "low", "high", "limit")
@@ -106,7 +106,7 @@ def _next(body: Mapping[str, Any]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Slack reads three characters as marks.
+    """Escape the three characters of Slack's markup.
 
     >>> _escaped("position<16 & more")
     'position&lt;16 &amp; more'

@@ -1,7 +1,6 @@
-# Webhook: every effect as JSON, and an event of CloudEvents 1.0 in the binary mode of its HTTP
-# binding: what it is stands in headers, and the body is unchanged.  Where there is a secret it is
-# signed by the specification Standard Webhooks 1.0.0: HMAC-SHA256 of id, time and body, so that
-# none of the three can be another one.
+# Webhook: every notification as JSON, as an event of CloudEvents 1.0 in the binary mode of its HTTP
+# binding: its attributes are headers, and the body is unchanged.  With a secret it is signed by
+# Standard Webhooks 1.0.0: HMAC-SHA256 of id, time and body, so that none of them can be replaced.
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from servanda.promotion.state import Effect
 
 
 class Webhook:
-    """POST every effect to a URL, with its key in the header Idempotency-Key.
+    """POST every notification to a URL, with its key in the header Idempotency-Key.
 
     Args:
-        secrets: that it is signed with; clock: unix seconds.
+        secrets: signing secrets; clock: returns unix seconds.
 
     Raises:
-        ContractError: it is no URL of http or https.
+        ContractError: not an http or https URL.
     """
 
     kinds = KINDS
@@ -39,7 +38,7 @@ class Webhook:
         self.name = f"webhook:{self._hook.name}"
 
     def deliver(self, effect: Effect) -> None:
-        # a header holds printable ASCII; what a key has of other characters is percent-encoded
+        # a header holds printable ASCII; other characters of a key are percent-encoded
         key = quote(effect.key, safe=string.punctuation + " ")
         headers = {"Idempotency-Key": key, **attributes(effect)}
 
@@ -49,19 +48,19 @@ class Webhook:
         self._hook.post(message(effect), headers, signed)
 
 
-# of what a promotion tells, and of what a gateway tells of one slice
+# keys of promotions, and of gateways about one slice
 _TYPES = {
     "route": "dev.servanda.promotion.routed",
     "notify": "dev.servanda.promotion.changed",
     "page": "dev.servanda.promotion.paged",
 }
 _OF_SLICES = {"notify": "dev.servanda.slice.moved", "page": "dev.servanda.slice.paged"}
-# what a header of CloudEvents holds as it is; a full stop ends the id of a signed message
+# characters allowed in a CloudEvents header; a full stop ends the id of a signed message
 _PLAIN = "".join({*string.punctuation} - {'"', "%"})
 
 
 def attributes(effect: Effect) -> dict[str, str]:
-    """The headers of an effect: id, source and type, and time and subject where it has them."""
+    """The headers of a notification: id, source, type, and time and subject if present."""
     body = effect.body
     part = body.get("slice") or body.get("leg")
     types = _OF_SLICES if "slice" in body else _TYPES
@@ -84,7 +83,7 @@ def _text(value: str) -> str:
 
 VARIABLE = "SERVANDA_WEBHOOK_SECRET"
 _PREFIX = "whsec_"
-_LEAST = 24  # bytes of a secret
+_LEAST = 24  # fewest bytes of a secret
 _NEW = (
     "python -c \"import base64, secrets; print('whsec_' + "
     'base64.b64encode(secrets.token_bytes(32)).decode())" makes one'
@@ -92,11 +91,11 @@ _NEW = (
 
 
 def secrets_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
-    """What webhooks are signed with; several, with spaces between, while one takes over from
-    another; none where the variable is empty.
+    """The signing secrets of webhooks; several, separated by spaces, during a rotation; empty if
+    the variable is.
 
     Raises:
-        ContractError: one is not base64, or is too short.  The text shows none of it.
+        ContractError: one is not base64 or too short.  The text does not show it.
     """
     return tuple(map(_secret, environ.get(VARIABLE, "").split()))
 
@@ -104,7 +103,7 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
 def _secret(text: str) -> bytes:
     bare = text.removeprefix(_PREFIX)
     try:
-        # receivers take them with and without their padding
+        # receivers accept them with and without padding
         secret = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise ContractError(f"the secret in {VARIABLE} is not base64", hint=_NEW) from None
@@ -117,11 +116,11 @@ def _secret(text: str) -> bytes:
 
 
 def signature(name: str, at: float, body: bytes, secrets: Sequence[bytes]) -> dict[str, str]:
-    """The headers by which a receiver knows who sent a body, and when; none without a secret.
+    """The headers that sign a body and its time; empty without a secret.
 
     Args:
-        name: of the message, the same at each attempt, and without a full stop, which ends it.
-        at: of this attempt, unix seconds.
+        name: id of the message, the same at each attempt; without a full stop, which ends it.
+        at: time of this attempt, unix seconds.
     """
     if not secrets:
         return {}

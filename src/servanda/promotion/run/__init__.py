@@ -1,1 +1,1 @@
-# Promotions as they run: one evaluation of a build after another, until its evidence moves it.
+# Running promotions: repeated evaluations of a build until its evidence moves it.

@@ -1,4 +1,4 @@
-# May this build be at this stage?  From the ledger alone, with an exit code.
+# Whether a build may be at a stage, from the ledger alone, with an exit code.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servanda.promotion.ledger.entry import Ledger
 from servanda.promotion.run.history import History, histories, histories_of, history_of
 from servanda.promotion.run.report import cell_text, when
 
-_WAITS = 3  # nothing forbids it, and nothing allows it
+_WAITS = 3  # neither allowed nor forbidden
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Answer:
     """Whether a build may be at a stage.
 
     Args:
-        exit_code: 0 yes, 1 its contract is violated, 3 not shown.
-        why: the reason, with the numbers that decided; history: of the run it is read from.
+        exit_code: 0 yes, 1 its contract is violated, 3 no sufficient evidence.
+        why: the reason, with the deciding numbers; history: history of the run.
     """
 
     exit_code: int
@@ -39,16 +39,15 @@ class Answer:
 def can_promote(
     ledger: Ledger, contract: Contract, to: str, *, now: float, infer: str = "", train: str = ""
 ) -> Answer:
-    """Whether what the ledger holds lets a build of a contract be at a stage.
+    """Whether the ledger allows a build of a contract to be at a stage.
 
     Args:
-        infer, train: beginnings of the digests of the kernels that are asked about; "" takes
-            the only one that there is.
-        now: unix seconds, for what expires.
+        infer, train: prefixes of the kernels' digests; "": the only one in the ledger.
+        now: unix seconds, for expiry.
 
     Raises:
         ContractError: the promotion has no such stage.
-        EvidenceError: several builds are meant, or the clock went back.
+        EvidenceError: several builds match, or the clock went back.
     """
     refuse_absent(contract, to)
     name = contract.metadata.name
@@ -101,7 +100,7 @@ def _of(history: History, to: str, now: float) -> Answer:
 
 
 def _decided(history: History) -> str:
-    """The cell that decided the latest look that measured anything."""
+    """The cell that decided the latest evaluation with a measurement."""
     evaluations = [evaluation for evaluation in history.evaluations if not evaluation.finding.error]
     if not evaluations:
         return ""
@@ -110,10 +109,10 @@ def _decided(history: History) -> str:
 
 
 def named(ledger: Ledger, text: str) -> History:
-    """The run that a text names: its name, or the beginning of that of only one run under way.
+    """The run with a name, or the only active run with this prefix.
 
     Raises:
-        EvidenceError: none, or several.
+        EvidenceError: no run, or several.
     """
     known = ledger.runs()
     exact = history_of(ledger, text) if text in known else None

@@ -1,8 +1,8 @@
-# One look at a leg of a promotion: what was measured for it so far, and what that says.
+# One evaluation of a step of a promotion: its measurements so far, and their verdict.
 #
-# Offline is what `check` does.  On a live leg the tokens were drawn already, by the servers of
-# the candidate and for users: the log of served requests stands where infer stands, and train
-# scores what arrived, in rounds that close as they fill.  Everything else is one pipeline.
+# The offline step is `check`.  On a live step the tokens were sampled already by the candidate's
+# servers for users: the traffic log takes the place of the infer kernel, and the train kernel
+# scores its requests in rounds.  The rest of the pipeline is shared.
 
 from __future__ import annotations
 
@@ -33,16 +33,14 @@ from servanda.runner.sequential import Gathered, concluded, gather
 
 @dataclass(frozen=True)
 class LegEvaluation:
-    """What one look at a leg found.
+    """The result of one evaluation of a step.
 
     Args:
-        key: of evidence from the kernels that answered now, as the offline leg
-            has it.  Where it is another than before, nothing was weighed: the verdict knows no
-            unit, and anyone who promotes has to say so.
-        groups: prompt groups of the closed rounds, of the workload that has fewest.
-        waiting: what is missing before this leg can be decided, as a sentence; "" where
-            nothing is.
-        outside: why requests of the leg are no evidence -> how many.
+        key: evidence key of the current kernels, as on the offline step.  If it has changed, no
+            evidence was evaluated: the verdict has no unit, and the caller must report the change.
+        groups: prompt groups of the closed rounds, of the workload with the fewest.
+        waiting: the missing condition for a decision, as a sentence; "" for none.
+        outside: reason -> number of requests of the step that are no evidence.
     """
 
     verdict: Verdict
@@ -67,20 +65,20 @@ def evaluate_leg(
     deadline: Callable[[], bool] | None = None,
     text: str = "",
 ) -> LegEvaluation:
-    """Measure what there is of a leg and was not measured yet, and judge all of it.
+    """Measure the new evidence of a step, and judge all of its evidence.
 
     Args:
-        root: the run directory; a live leg has a folder of its own in it.
-        run: name of the promotion, as the log of served requests has it.
-        served: files of that log, or folders of them, in the order of their names.
-        now: unix seconds; what `over` of a clause counts back from.
-        deadline: whether the time is over; no round starts after that.
-        text: of the contract, which the verdict on disk keeps.
+        root: the run directory; each live step has a folder in it.
+        run: name of the promotion in the traffic log.
+        served: files of that log, or folders of them, read in the order of their names.
+        now: unix seconds; end of the windows of `over`.
+        deadline: returns whether the time is over; then no round starts.
+        text: text of the contract, stored with the verdict.
 
     Raises:
-        ContractError, MeasurementError, Interrupted: as `check` does.
-        EvidenceError: the log lacks a request, or has one twice, of another kernel, or
-            otherwise than it was weighed.
+        ContractError, MeasurementError, Interrupted: as in `check`.
+        EvidenceError: the log lacks a request, or has a repeated one, one of another kernel, or one
+            that was changed after its evaluation.
     """
     if not leg.live:
         plan = compile(contract, attempt=attempt, leg=leg)
@@ -149,7 +147,7 @@ def _nothing(plan: Plan, key: EvidenceKey) -> Gathered:
 
 
 def _described(open_: Open, kernel: Kernel, side: str) -> Description:
-    """What a kernel says of itself; it is closed again."""
+    """The description of a kernel, from an engine that is closed again."""
     with closing(open_(kernel, side)) as engine:
         return engine.describe()
 
@@ -157,10 +155,10 @@ def _described(open_: Open, kernel: Kernel, side: str) -> Description:
 def _unmeasured(
     plan: Plan, infer: Description, known: EvidenceKey | None, open_: Open
 ) -> EvidenceKey:
-    """The key of a leg of which nothing can be scored yet.
+    """The key of a step without requests to score yet.
 
-    What train is, earlier evidence knows: it is not loaded for that.  What infer is, was just
-    asked, for another build may serve by now.
+    The description of train comes from earlier evidence, without loading it.  That of infer was
+    just requested, because another build may serve now.
     """
     same = known is not None and infer.weights in ("", known.weights)
     if known is not None and same:
@@ -181,9 +179,9 @@ def _unmeasured(
 def _as_offline(
     own: EvidenceKey, offline: EvidenceKey | None, before: EvidenceKey | None, reward: str
 ) -> EvidenceKey:
-    """A key that all legs share: one leg compares with stable, or with rewards, another does not.
+    """The key that all steps share, without stable and rewards, which only some compare with.
 
-    A stable kernel that changed since this leg began is told all the same.
+    A change of the stable kernel since the begin of this step is still reported.
     """
     stable = own.stable
     if offline is not None and (before is None or before.stable == own.stable):
@@ -192,10 +190,10 @@ def _as_offline(
 
 
 def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, Coverage]:
-    """Of each window that a clause asks for, what was served in it, and scored again.
+    """The served and scored requests of each window (`over`) of a clause.
 
-    A leg that has all the groups it asked for is covered up to the last of them: what is
-    served later is another leg's to look at.
+    For a step with all its prompt groups, the window ends at the last of them: later requests
+    belong to another step.
     """
     overs = {cell.clause.over for cell in plan.cells if cell.kind.source == "coverage"}
     traffic = plan.traffic or Traffic("", "")
@@ -210,7 +208,7 @@ def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, 
     coverage = {}
     for over in overs:
         since = -1.0 if over is None else until - over
-        # what says to be sent later than now is of no window
+        # rows with a timestamp in the future are in no window
         end = math.inf if over is None else until
         inside = [request for request in launched if since < request.at <= end]
         earlier = max((r.served for r in launched if r.at <= since), default=0)
@@ -226,7 +224,7 @@ def _groups(plan: Plan, evidence: Evidence) -> int:
 
 
 def _waiting(plan: Plan, evidence: Evidence) -> str:
-    """What a live leg still has to see."""
+    """The missing condition of a live step."""
     reasons = []
     for schedule in plan.schedules:
         if not isinstance(schedule, Arrivals):

@@ -23,9 +23,9 @@ from servanda.promotion.state import LegFinding, Override, State, leg_of
 from servanda.traces.serialization import from_plain, to_plain
 
 DELIVERED = "told"  # a notification was delivered: it changes nothing
-GATEWAY = "gateway-opened"  # the first entry of a run that no promotion wrote
+GATEWAY = "gateway-opened"  # first entries of runs other than promotions
 _TEXTS = {"why", "asked"}  # parts of a state that are texts for people
-_ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # what programs read of an effect
+_ROUTED = ("share", "mirror", "sample", "status", "leg", "to")  # fields of an effect for programs
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class History:
         return leg_of(self.course, self.state)
 
     def reached(self, stage: str) -> bool:
-        """Whether the run is at a stage, or was and went on; nothing is where it halts or ended."""
+        """Whether the run is at a stage or beyond; false for a halted or ended run."""
         if self.state.ended or self.state.status == "halted":
             return False
         return stage in [leg.stage for leg in self.course[: self.state.leg + 1]]
 
 
 def history_of(ledger: Ledger, run: str) -> History | None:
-    """A run's history; None where the ledger has no such run of a promotion.
+    """A run's history; None if the ledger has no such promotion.
 
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
@@ -81,12 +81,12 @@ def history_of(ledger: Ledger, run: str) -> History | None:
 
 
 def refreshed(ledger: Ledger, history: History) -> History:
-    """The history with what was written since."""
+    """The history with later entries."""
     return replayed(ledger.entries(history.run, since=history.seq), history)
 
 
 def histories(ledger: Ledger, *, beginning: str = "") -> Iterator[History]:
-    """The runs whose names begin with a text, in the order in which they were opened."""
+    """The runs whose names have a prefix, oldest first."""
     for run in ledger.runs():
         history = history_of(ledger, run) if run.startswith(beginning) else None
         if history is not None:
@@ -94,7 +94,7 @@ def histories(ledger: Ledger, *, beginning: str = "") -> Iterator[History]:
 
 
 def histories_of(ledger: Ledger, contract: str) -> tuple[History, ...]:
-    """The runs of every version of a contract, by its name; no other run is read."""
+    """The runs of all versions of a contract, by its name; other runs are not read."""
     started = histories(ledger, beginning=beginning_of(contract))
     return tuple(history for history in started if history.opened["contract"]["name"] == contract)
 
@@ -114,7 +114,7 @@ def replayed(entries: Iterable[Entry], history: History | None = None) -> Histor
     """The history of one run's entries, in order.
 
     Args:
-        history: as it was before them; None: they are all.
+        history: the history before them; None: they are all entries.
 
     Raises:
         LedgerError: an entry does not follow from those before it, or cannot be read.
@@ -132,7 +132,7 @@ def replayed(entries: Iterable[Entry], history: History | None = None) -> Histor
 
 
 def outcome_body(moved: Move) -> dict[str, Any]:
-    """What an entry says of where the run stands, and of what follows."""
+    """The body of an entry: the state and the notifications."""
     state, effects = moved
     body = {"why": state.why, "state": to_plain(state), "effects": to_plain(effects)}
     del body["state"]["key"]
@@ -140,7 +140,7 @@ def outcome_body(moved: Move) -> dict[str, Any]:
 
 
 def _next(history: History | None, entry: Entry, evaluations: list[Evaluation]) -> History:
-    """The history after an entry, but for its evaluations: those are appended to."""
+    """The history after an entry, except its evaluations, which are appended."""
     body = entry.body
     if history is None:
         if entry.kind != "opened":
@@ -198,7 +198,7 @@ def _without_reasons(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decided(body: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry says without its words, as far as the other one says it too."""
+    """The decision of an entry without texts, restricted to fields that both have."""
     known = {*other["state"]} - _TEXTS
     state = {name: value for name, value in body["state"].items() if name in known}
     effects = [

@@ -1,13 +1,13 @@
 # The outbox: the notifications of a promotion's entries, until each receiver accepted them.
 #
 # A notification (effect) is written with the decision that it follows from, and delivered
-# afterwards; an entry of kind "told" records the delivery to a receiver (sink).  A process that is
+# afterwards; an entry of kind `told` records the delivery to a receiver (sink).  A process that is
 # killed in between delivers it again, with the same key, and nothing is lost.
 #
-# Who serves comes before what people read: at every sink routes go first, and do not wait
-# behind a message that a receiver refuses.  A route says all there is to say, so only the
-# newest one counts: an older one that was not taken is never sent late, since "a quarter of
-# the traffic" behind a rollback would undo it.  Messages keep their order at each sink.
+# Routes come before messages: at each notifier they go first, and do not wait behind a message that
+# a receiver refuses.  A route is complete in itself, so only the newest one counts: an older one
+# that was not accepted is never sent late, since "25 % of the traffic" after a rollback would undo
+# it.  Messages keep their order at each notifier.
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LANES: tuple[tuple[Kind, ...], ...] = (("route",), ("notify", "page"))
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of an effect at a sink.
+    """The result of delivering an effect to a notifier.
 
     Args:
-        problem: why it was not taken, and is tried again by the next call; "" where it was.
-        why: it need not be sent any more, and for what reason.
+        problem: why it was not accepted, and is retried by the next call; "" if it was.
+        why: the reason why it need not be sent any more.
     """
 
     sink: str
@@ -51,22 +51,22 @@ def deliver(
     now: Callable[[], float],
     wait: Callable[[float], None],
 ) -> tuple[Delivery, ...]:
-    """Deliver what the run's entries ask for and its sinks have not taken yet.
+    """Deliver the pending notifications of a run.
 
-    A sink that fails is left alone until the next call, and what it missed stays pending: its
-    messages do not overtake each other.  The other sinks are told all the same.
+    A failed notifier is skipped until the next call, and its notifications stay pending, so that
+    messages keep their order.  The other notifiers are not affected.
 
     Args:
         now: unix seconds, for the entries.
-        wait: seconds, between two tries.
+        wait: sleeps for seconds between attempts.
 
     Returns:
-        What was tried, in that order.  The run has grown by one entry for each without a
-        problem: who goes on with it reads its last n again.
+        The attempts in order.  The run has one more entry for each success, so the caller must read
+        its last n again.
 
     Raises:
-        LedgerError: the ledger cannot be read or written, or an entry's effects are none.
-            What was delivered just before is delivered again by the next call.
+        LedgerError: the ledger cannot be read or written, or an entry's effects are invalid. The
+            last delivery is repeated by the next call.
     """
     return _delivered(_Outbox(ledger, run, now), sinks, wait)
 
@@ -79,13 +79,13 @@ def deliver_late(
     now: Callable[[], float],
     wait: Callable[[float], None],
 ) -> tuple[Delivery, ...]:
-    """Deliver what anyone who promoted a contract before, and was killed, decided and did not tell.
+    """Deliver the pending notifications of earlier promoters of a contract that were killed.
 
-    Each run is told to those who heard of it before: a new receiver is not for old news.  The
-    newest one is told to all where it has ended, for no one goes on with it.
+    Each run is delivered to the notifiers that received something of it before, not to new ones.
+    The newest run is delivered to all if it has ended, because no one continues it.
 
     Raises:
-        LedgerError: as `tell` does.
+        LedgerError: as in `deliver`.
     """
     boxes: list[_Outbox] = []
     for run in ledger.runs():
@@ -130,7 +130,7 @@ def _deliver(
 
 
 def _attempt(box: _Outbox, sink: Sink, effect: Effect) -> bool:
-    """Whether it was delivered: not where it was told, or superseded, during a pause."""
+    """Attempt a delivery, unless it was delivered or superseded during a pause."""
     if effect not in box.pending(sink, (effect.kind,)) or box.superseded(effect):
         return False
     sink.deliver(effect)
@@ -138,26 +138,26 @@ def _attempt(box: _Outbox, sink: Sink, effect: Effect) -> bool:
 
 
 class _Outbox:
-    """The effects of a run, and who took which; read again from where it ended."""
+    """The effects of a run and their deliveries; continues reading at the last entry."""
 
     def __init__(self, ledger: Ledger, run: str, now: Callable[[], float]) -> None:
         self._ledger, self._run, self._now = ledger, run, now
         self._effects: dict[str, Effect] = {}  # by key, in the order of the entries
-        self._delivered: set[tuple[str, str]] = set()  # (key, name of the sink)
+        self._delivered: set[tuple[str, str]] = set()  # (key, name of the notifier)
         self._seq = self._n = 0
         self.contract = ""  # by name, once its first entry was read
         self.status = ""  # of the run
 
     def read(self) -> None:
-        """Take what was written since."""
+        """Read later entries."""
         self._take(self._ledger.entries(self._run, since=self._seq))
 
     def knows(self, sink: Sink) -> bool:
-        """Whether a receiver was told anything of the run, as far as it was read."""
+        """Whether a notifier received anything of the run so far."""
         return any(name == sink.name for _, name in self._delivered)
 
     def pending(self, sink: Sink, kinds: tuple[Kind, ...]) -> list[Effect]:
-        """What it has not taken, in the order of the ledger, which is read first."""
+        """The pending effects of a notifier, in the order of the ledger, which is read first."""
         self.read()
         return [
             effect
@@ -167,7 +167,7 @@ class _Outbox:
         ]
 
     def superseded(self, effect: Effect) -> str:
-        """Why it need not be sent any more; "" where it has to be."""
+        """The reason why it need not be sent any more; "" if it must."""
         if effect.kind != "route":
             return ""
         *_, newest = (e for e in self._effects.values() if e.kind == "route")
@@ -176,7 +176,7 @@ class _Outbox:
         return "" if newest.key == effect.key else f"superseded by {by}"
 
     def note(self, sink: Sink, effect: Effect, why: str) -> None:
-        """Write down that it is told, unless somebody else has meanwhile."""
+        """Record the delivery, unless another process has."""
         body = {"key": effect.key, "sink": sink.name} | ({"why": why} if why else {})
         while (effect.key, sink.name) not in self._delivered:
             record, after = Record(DELIVERED, ACTOR, self._now(), body), self._n

@@ -25,13 +25,13 @@ from servanda.runner.run_directory import Occupied, RunDirectory, latest
 
 @dataclass(frozen=True)
 class Build:
-    """What is promoted, and from where it is measured.
+    """A build to promote, and the place of its measurements.
 
     Args:
-        contract: its file.
-        run_dir: where to measure; None: runs/NAME.
-        served: files of the log of served requests, or folders of them.
-        fresh: begin another attempt; a run of this contract that has not ended is rolled back.
+        contract: file of the contract.
+        run_dir: directory of the measurements; None: runs/NAME.
+        served: files of the traffic log, or folders of them.
+        fresh: start another attempt; an active run of this contract is rolled back.
     """
 
     contract: Path
@@ -42,8 +42,8 @@ class Build:
 
 @dataclass(frozen=True)
 class Step:
-    """What became of a run, and the look that did it; None where measuring failed, or a person
-    took the run back.
+    """A change of a run and its evaluation; None if the measurement failed, or a person rolled the
+    run back.
     """
 
     history: History
@@ -63,24 +63,24 @@ def promote(
     deadline: Callable[[], bool] | None = None,
     stepped: Callable[[Step], None] = lambda _: None,
 ) -> History:
-    """Take a build as far as its evidence goes now.
+    """Promote a build as far as its evidence allows now.
 
     Args:
-        clock: unix seconds.
-        until: stop at the first leg of this stage.
-        stepped: called after each look.
+        clock: returns unix seconds.
+        until: stop at the first step of this stage.
+        stepped: called after each evaluation.
 
     Raises:
-        ContractError: the text is wrong, or its promotion has no such stage.
-        EvidenceError: the run directory holds evidence of another text, the clock went back, or
-            another run of this contract is under way.
-        Occupied: another promoter measures in the run directory, which is no failed measurement.
-        LedgerError, MeasurementError, Interrupted: as the ledger and measuring do.
+        ContractError: the contract is invalid, or its promotion has no such stage.
+        EvidenceError: the run directory has evidence of another contract text, the clock went back,
+            or another run of this contract is active.
+        Occupied: another promoter uses the run directory; not a failed measurement.
+        LedgerError, MeasurementError, Interrupted: from the ledger and the measurement.
     """
     contract = load(build.contract)
     text = build.contract.read_text(encoding="utf-8-sig")
     course = course_of(contract)
-    for leg in course:  # a leg too short for its limits is said before any of them begins
+    for leg in course:  # a step too short for its limits is reported before the first begins
         compile(contract, leg=leg)
     if until is not None:
         refuse_absent(contract, until)
@@ -107,7 +107,7 @@ def promote(
         for other in others:
             reason = f"promotion {run_name(contract, first.key)} starts"
             taken = roll_back_run(ledger, other, actor=actor, reason=reason, now=clock())
-            stepped(Step(taken))  # told before the new run is: its route is the older one
+            stepped(Step(taken))  # delivered before the new run: its route is older
         prints = first.verdict.circumstances.fingerprints
         history = open_run(ledger, contract, first.key, course, prints, actor=actor, now=clock())
         _refuse_later(ledger, contract, history)
@@ -136,14 +136,14 @@ def _step(
     actor: str,
     clock: Callable[[], float],
 ) -> Step:
-    """One look at the leg where a run stands; a measurement that fails is a finding as well."""
+    """One evaluation of the current step; a failed measurement is a finding too."""
     leg = history.leg
     evaluation, error = None, ""
     try:
         evaluation = evaluate(leg, run=history.run, now=clock())
         finding = replace(leg_finding(contract, leg, evaluation.verdict), key=evaluation.key)
     except (ContractError, Interrupted, LedgerError, Occupied):
-        raise  # none of them is a measurement that failed
+        raise  # these are not failed measurements
     except ServandaError as failed:
         error = str(failed)
         first = failed.problems[0]
@@ -151,15 +151,15 @@ def _step(
         finding = LegFinding(leg.name, error=f"{at}{first.message}")
     history = refreshed(ledger, history)
     if history.state.ended or leg_of(history.course, history.state).name != leg.name:
-        return Step(history, evaluation, error)  # a person moved it meanwhile
+        return Step(history, evaluation, error)  # a person changed the run meanwhile
     return Step(advance_run(ledger, history, finding, actor=actor, now=clock()), evaluation, error)
 
 
 def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> History | None:
-    """The run of what a run directory was begun with, if it is in the ledger.
+    """The run of a run directory, if it is in the ledger.
 
     Raises:
-        EvidenceError: it was begun with another text of the contract.
+        EvidenceError: it was created with another contract text.
     """
     begun = RunDirectory(root, attempt).begun
     if begun is None:
@@ -177,7 +177,7 @@ def _begun(contract: Contract, root: Path, attempt: int, ledger: Ledger) -> Hist
 
 
 def _under_way(ledger: Ledger, contract: Contract) -> list[History]:
-    """Runs of a contract that are neither ended nor through."""
+    """The active runs of a contract."""
     return [
         history
         for history in histories_of(ledger, contract.metadata.name)
@@ -186,7 +186,7 @@ def _under_way(ledger: Ledger, contract: Contract) -> list[History]:
 
 
 def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
-    """Evidence of a run that was begun from another run directory, before anything is taken back.
+    """Refuse evidence of a run from another run directory, before any rollback.
 
     Raises:
         EvidenceError: it is.
@@ -202,13 +202,13 @@ def _refuse_known(ledger: Ledger, run: str, root: Path) -> None:
 
 
 def _refuse_later(ledger: Ledger, contract: Contract, history: History) -> None:
-    """Of two builds that were begun at the same time, the one that the ledger has later.
+    """Refuse the later of two builds that were started at the same time.
 
-    Anyone who begins looks for others first, and then measures for a while; the ledger has an order
-    for the two that did so at once.
+    A promoter checks for other runs first and then measures for a while; the ledger orders two that
+    did so at the same time.
 
     Raises:
-        EvidenceError: it is the later one: it waits, and nothing was decided of it.
+        EvidenceError: it is the later one: it must wait, and nothing was decided.
     """
     runs = [other.run for other in _under_way(ledger, contract)]
     if history.run in runs and runs[0] != history.run:

@@ -1,4 +1,4 @@
-# Appending to the history of a run: each entry is what happened, and what followed of it.
+# Appends to the history of a run: each entry is an event with its consequences.
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def open_run(
 def advance_run(
     ledger: Ledger, history: History, finding: LegFinding, *, actor: str, now: float
 ) -> History:
-    """Let a finding move a run; a look that found nothing new leaves no entry.
+    """Advance a run by a finding; an evaluation without change writes no entry.
 
     Raises:
-        EvidenceError: the clock went back, or the finding is of another leg.
-        Outrun: somebody else moved the run meanwhile.
+        EvidenceError: the clock went back, or the finding is for another step.
+        Outrun: another process changed the run meanwhile.
     """
     moved = advance(history.course, history.state, finding, now=now)
     before = history.state
@@ -75,10 +75,10 @@ def approve_run(
 
 
 def override_cell(ledger: Ledger, history: History, given: Override, *, now: float) -> History:
-    """Let a cell not count for a while.
+    """Exclude a cell from decisions for a while.
 
     Raises:
-        EvidenceError: the latest look met no such cell; or as `override` does.
+        EvidenceError: the latest evaluation had no such cell; or as in `override`.
     """
     cells = history.evaluations[-1].finding.cells if history.evaluations else ()
     if not any(given.covers(cell) for cell in cells):
@@ -97,7 +97,7 @@ def roll_back_run(
 ) -> History:
     """Roll a run back.
 
-    The time is never before what the run saw last: no clock keeps traffic where it is not wanted.
+    A clock that went back does not prevent it: the time is at least the latest of the run.
     """
     now = max(now, history.state.seen)
     moved = roll_back(history.course, history.state, actor=actor, reason=reason, now=now)

@@ -23,12 +23,12 @@ _WIDEST = 40  # of a column; a longer name is cut
 
 @dataclass(frozen=True)
 class LegRow:
-    """One leg of a run.
+    """One step of a run.
 
     Args:
-        state: held, to come, or what the run's status says of the leg it is at.
-        groups: of the latest look; None where no one looked.
-        decided: the cell that decided that look.
+        state: held, to come, or the run's status for its current step.
+        groups: of the latest evaluation; None without one.
+        decided: the cell that decided that evaluation.
     """
 
     leg: Leg
@@ -38,7 +38,7 @@ class LegRow:
 
 
 def rows(history: History) -> tuple[LegRow, ...]:
-    """The legs of a run's course, with what the latest look at each found."""
+    """The steps of a run, with the latest evaluation of each."""
     latest: dict[int, Evaluation] = {}
     at = 0
     for evaluation in history.evaluations:
@@ -57,7 +57,7 @@ def rows(history: History) -> tuple[LegRow, ...]:
             cells = evaluation.finding.cells
             decided = judged([c for c in cells if not any(o.covers(c) for o in overrides)])[1]
             if decided is not None and not decided.n:
-                decided = None  # nothing was counted, and nothing decided
+                decided = None  # no evidence and no decision
             if not evaluation.finding.error:
                 groups = evaluation.finding.groups
             elif here:
@@ -80,7 +80,7 @@ def text(history: History, *, now: float) -> str:
     status = history.state.status.replace("_", " ").upper()
     status += "" if history.state.status == "completed" else f" on {history.leg.name}"
     lines += ["", f"{status}: {history.state.why}"]
-    if history.state.ended:  # its row has the traffic that the leg would get
+    if history.state.ended:  # its row has the traffic that the step would get
         route = route_of(history.course, history.state)
         mirrored = f", {100 * route['mirror']:.3g} % are mirrored to it" if route["mirror"] else ""
         lines += [

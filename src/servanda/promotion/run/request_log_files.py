@@ -1,4 +1,4 @@
-# The log of served requests on disk: its files, and whether it still says what was weighed.
+# The traffic log on disk: its files, and the check that evaluated rows are unchanged.
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
     """Every request of a log, file after file in the order of their names.
 
     Args:
-        served: files, and folders of .jsonl files.  What is not there yet has no request.
+        served: files, and folders of .jsonl files.  Missing ones count as empty.
 
     Raises:
-        EvidenceError: lines that are no requests.
+        EvidenceError: lines that are not valid requests.
         MeasurementError: a file cannot be read.
     """
     return tuple(request for path in files_of(served) for request in _requests(path))
@@ -44,7 +44,7 @@ def files_of(served: Sequence[Path]) -> list[Path]:
 
 
 def _numbered(name: str) -> list[str | int]:
-    """A file's name, in which the 10000th file comes after the 9999th.
+    """A sort key of a file name by its numbers.
 
     >>> sorted(["log-10000.jsonl", "log-9999.jsonl"], key=_numbered)
     ['log-9999.jsonl', 'log-10000.jsonl']
@@ -72,7 +72,7 @@ def _requests(path: Path) -> tuple[Request, ...]:
 
 
 def absent(served: Sequence[Path]) -> tuple[str, ...]:
-    """What of a log is not there, as sentences; a new leg may well have none yet."""
+    """The missing parts of a log, as sentences; a new step may have none yet."""
     if not served:
         return ("no traffic log is given: name it with --log",)
     return tuple(
@@ -83,7 +83,7 @@ def absent(served: Sequence[Path]) -> tuple[str, ...]:
 
 
 def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: TrafficReplayEngine) -> None:
-    """A log that no longer says what was weighed of it, where a request vanished or changed.
+    """Refuse a log in which an evaluated request has vanished or changed.
 
     Raises:
         EvidenceError: naming the round.

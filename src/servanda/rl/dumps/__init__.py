@@ -1,1 +1,1 @@
-# Dumps: from what a trainer wrote of its steps to a verdict.
+# Dumps: from a trainer's rollout files to a verdict.

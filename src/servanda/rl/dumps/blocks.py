@@ -1,7 +1,7 @@
-# Blocks: a dump cut anew, so that what is computed does not depend on how a reader chunked it.
+# Blocks: a dump in canonical pieces, so that results do not depend on the chunks of a reader.
 #
-# A block ends with its step, or with the sequence that brings it to BLOCK_TOKENS tokens.  Its
-# order is that of the dump: nothing about an outcome decides what is in it.
+# A block ends with its step, or with the sequence that brings it to BLOCK_TOKENS tokens, in the
+# order of the dump, independent of any outcome.
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def taken(chunk: Rollouts, first: int, end: int) -> Rollouts:
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """Parts of one step as one; a column that a part lacks is NaN there, or "" of a label."""
+    """Parts of one step as one; a column that a part lacks is NaN there, or "" for a label."""
     if len(parts) == 1:
         return parts[0]
 
@@ -100,8 +100,8 @@ def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
     """Both kernels on the trained tokens of a block.
 
     Args:
-        first: launch index of its first sequence.
-        filtered: False: with the tokens that a filter of the trainer removed.
+        first: dispatch index of its first sequence.
+        filtered: False: include tokens that a filter of the trainer removed.
     """
     removed_N, mask_N = block.removed_N, block.mask_N
     if removed_N is None:
@@ -121,13 +121,13 @@ def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
 
 
 class ContentDigest:
-    """Of everything in a dump that a verdict rests on, block by block."""
+    """The digest of all data in a dump that a verdict uses, block by block."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, block: Rollouts) -> None:
-        # a column that says nothing is there or not as the reader cut its chunks
+        # an empty column may be present or not, depending on the reader's chunks
         labels = [(name, values) for name, values in sorted(block.labels.items()) if any(values)]
         texts = [block.step, block.group_S, labels]
         self._hash.update(repr(texts).encode("utf-8", "surrogatepass"))

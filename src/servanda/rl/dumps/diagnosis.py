@@ -1,4 +1,4 @@
-# Causes: what the shape of the red slices fits.  An estimate: it names what to look at first.
+# Likely causes from the pattern of violated slices: an estimate of where to start.
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from servanda.report.format import count
 from servanda.rl.dumps.format import is_gradient
 from servanda.rl.dumps.steps import GROWS, WORST, TokenSum, Trend
 
-# bits of the slices that tokens lie in -> how many tokens, and the sum of their (1 - w)^+
+# bits of slices -> number of tokens in exactly these, and the sum of their (1 - w)^+
 Atoms = Mapping[int, Sequence[float]]
 
-_MOST_OF_IT = 0.5  # of the excess, before a slice is called its cause
-_FEW = 0.75  # of the drift in the worst sequences: stale caches .93, FP8 .39, a lost LoRA .51
+_MOST_OF_IT = 0.5  # smallest share of the excess for a slice to be named as its cause
+_FEW = (
+    0.75  # share of the drift in the worst sequences: stale caches 0.93, FP8 0.39, a lost LoRA 0.51
+)
 _ZERO = np.zeros(1)
-# labels that a dump has of itself, not of its texts
+# labels of the infrastructure, not of the texts
 _LABELLED = {
     "replica": "{}: its weights, its build, its hardware",
     "env": "requests of {}: its prompts, its sampling, its tools",
@@ -44,15 +46,15 @@ def within(atoms: Atoms, bits: int) -> tuple[TokenSum, TokenSum]:
 
 
 def _mean(atoms: Atoms, bits: int) -> float:
-    """Mean (1 - w)^+ of the tokens in those slices, or of all where there are none; 0 of none."""
+    """Mean (1 - w)^+ of the tokens in those slices, or of all without slices; 0 without tokens."""
     inside, outside = within(atoms, bits)
     return (inside if bits else outside).mean or 0.0
 
 
 def explained(atoms: Atoms, some: int, red: int) -> float | None:
-    """The share of the excess in the red slices that lies in some of them.
+    """The share of the excess of the violated slices that lies in some of them.
 
-    The excess is the sum of (1 - w)^+ above what the tokens outside would have had.
+    The excess is the sum of (1 - w)^+ above the mean of the tokens outside.
     """
     inside, outside = within(atoms, red)
     part, _ = within(atoms, some)
@@ -62,7 +64,7 @@ def explained(atoms: Atoms, some: int, red: int) -> float | None:
 
 
 def limits_of(violated: Iterable[CellVerdict]) -> dict[str, float | None]:
-    """Of each slice that is red, and of the whole, the limit on mean TV it is beyond, if any."""
+    """The exceeded limit on mean TV of each violated slice and of the whole, if any."""
     limits: dict[str, float | None] = {}
     for cell in violated:
         if is_gradient(cell):
@@ -75,16 +77,16 @@ def limits_of(violated: Iterable[CellVerdict]) -> dict[str, float | None]:
 def fewest(
     names: Sequence[str], limits: Mapping[str, float | None], atoms: Atoms
 ) -> tuple[str, ...]:
-    """The red slices to leave out so that the others, and the whole, are within their limits.
+    """The violated slices to exclude so that the others, and the whole, are within their limits.
 
-    A slice that is red because it shares tokens with a worse one need not be left out.  The
-    worst of what is left is taken, until nothing is beyond its limit: an estimate from means.
+    A slice that is violated only because it shares tokens with a worse one is not excluded. Greedy:
+        the worst remaining slice is taken until no limit is exceeded; an estimate from means.
 
     Args:
-        names: of all slices, in the order of the bits of `atoms`.
-        limits: of the red ones, on the mean of (1 - w)^+; None where another metric is beyond
-            its limit, so that the slice is always left out.  A name that is no slice stands
-            for all tokens.
+        names: names of all slices, in the order of the bits of `atoms`.
+        limits: limits of the violated ones on the mean of (1 - w)^+; None if another metric exceeds
+            its limit, so that the slice is always excluded.  A name that is no slice means all
+            tokens.
     """
     left = [name for name, limit in limits.items() if limit is None]
     while True:
@@ -105,15 +107,15 @@ def likely(
     trend: Trend | None,
     concentration: float | None = None,
 ) -> str:
-    """What the red slices look like, in one line; "" where their shape says nothing.
+    """The likely cause of the violated slices, in one line; "" if unknown.
 
-    A cause is told from the fields that a slice is cut by, and from how much of the excess it
-    carries: a name says nothing.
+    A cause is derived from the fields that define a slice, and from its share of the excess, not
+    from its name.
 
     Args:
         cuts: all slices, in the order of the bits of `atoms`.
-        red: names of those beyond their limit.
-        concentration: see `steps.concentration`; None where it was not measured.
+        red: names of the violated ones.
+        concentration: see `steps.concentration`; None if not measured.
     """
     if cause := _at_starts(cuts, red, atoms):
         return cause
@@ -129,7 +131,7 @@ def likely(
 
 
 def _at_starts(cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms) -> str:
-    """Of the first tokens of turns that come after a tool has spoken."""
+    """A cause from the first tokens of turns after a tool result."""
     some = [cut.name for cut in cuts if cut.name in red and _after_a_tool(cut)]
     if share := _most_of(some, cuts, red, atoms):
         return f"tokens lost or re-tokenised at tool boundaries; {_explains(share)}"
@@ -146,7 +148,7 @@ def _after_a_tool(cut: Cut) -> bool:
 
 
 def _of_old_weights(cuts: Sequence[Cut], atoms: Atoms) -> str:
-    """Of tokens that older weights drew, beside those of the weights that are trained."""
+    """A cause from tokens sampled by older weights, compared with those of the current ones."""
     aged = {cut.name for cut in cuts if cut.fields == {"outcome.staleness"}}
     fresh = {c.name for c in cuts if c.name in aged and c.mask({"outcome.staleness": _ZERO}, 1)[0]}
     names = [cut.name for cut in cuts]
@@ -166,11 +168,11 @@ def _of_old_weights(cuts: Sequence[Cut], atoms: Atoms) -> str:
 
 
 def _of_label(field: str, cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms) -> str:
-    """Of some values of a label, and not of the others."""
+    """A cause from some values of a label."""
     family = [cut for cut in cuts if cut.fields == {field}]
     some = [cut for cut in family if cut.name in red]
     if len(some) == len(family):
-        return ""  # where all of a family are red, it does not tell them apart
+        return ""  # if all values are violated, the label does not distinguish them
     share = _most_of([cut.name for cut in some], cuts, red, atoms)
     if not share:
         return ""
@@ -188,7 +190,7 @@ def _values(cut: Cut) -> str:
 
 
 def _growing(field: str, words: str, cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms) -> str:
-    """Of buckets that are the worse the later they lie."""
+    """A cause from buckets with increasing drift."""
     names = [cut.name for cut in cuts]
     family = sorted((cut for cut in cuts if cut.fields == {field}), key=_lower)
     if len(family) < 2 or family[-1].name not in red or all(c.name in red for c in family):
@@ -204,7 +206,7 @@ def _lower(cut: Cut) -> float:
 
 
 def _unexplained(trend: Trend, concentration: float | None) -> str:
-    """Drift that grows: few sequences tell a cache from weights, and nothing here tells more."""
+    """A cause from drift that grows: concentration separates a cache from weights."""
     grown = f"drift that grows, x{trend.ratio:.2g} in the last {count(trend.steps, 'step')}"
     if concentration is None:
         return f"{grown}: unexplained; test the weight sync next (servanda preflight)"
@@ -227,7 +229,7 @@ def _explains(share: float) -> str:
 def _most_of(
     some: Sequence[str], cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms
 ) -> float | None:
-    """The share of the excess in some slices; None where it is less than most of it."""
+    """The share of the excess in some slices; None if it is too small to explain it."""
     names = [cut.name for cut in cuts]
     share = explained(atoms, _bits(names, some), _bits(names, red)) if some else None
     return share if share is not None and share >= _MOST_OF_IT else None

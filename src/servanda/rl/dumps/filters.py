@@ -1,8 +1,8 @@
-# What a trainer's own filter removed before it wrote its dump.
+# Tokens that a trainer's filter removed before it wrote its dump.
 #
-# Both logprobs of what it removed are there, so nothing needs to be assumed about it.  A promise
-# holds only if it holds with those tokens as well as without them: what is counted is
-# decided before the outcome is known; it is violated only on what was trained on.
+# Both logprobs of the removed tokens are recorded.  A clause holds only if it holds with and
+# without those tokens, because inclusion must be decided before the outcome; it is violated only on
+# the trained tokens.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONLY_FILTERED = "holds only after a filter"
 
 @dataclass
 class RemovedTokens:
-    """Sequences and tokens that were removed, and the sums of those that both sides scored."""
+    """The removed sequences and tokens, and the sums of those that both sides scored."""
 
     sequences: int = 0
     tokens: int = 0
@@ -30,14 +30,14 @@ class RemovedTokens:
     tv: float = 0.0
 
     def add(self, block: Rollouts, removed_N: np.ndarray, kept: Sums, drawn: Sums) -> None:
-        """Count a block; the sums are of its tokens without those removed, and with them."""
+        """Add a block; the sums are of its tokens without the removed ones, and with them."""
         self.sequences += len(np.unique(block.sequence_N[removed_N]))
         self.tokens += int(removed_N.sum())
         self.n += drawn.n - kept.n
         self.tv += drawn.tv - kept.tv
 
     def removed(self, sequences: int, trained: int, kept: Sums) -> Removed | None:
-        """What reports say of it; None where nothing was removed."""
+        """The summary for reports; None if nothing was removed."""
         if not self.sequences:
             return None
         of = sequences, trained + self.tokens
@@ -49,7 +49,7 @@ class RemovedTokens:
 
 
 def bracketed(kept: Verdict, before: Verdict) -> Verdict:
-    """The verdict on what was trained, as far as it holds before the filter, too."""
+    """The verdict on the trained tokens, inconclusive where it does not hold before the filter."""
     cells = []
     for own, drawn in zip(kept.cells, before.cells, strict=True):
         if own.metric == "kept_ratio":
@@ -64,7 +64,7 @@ def bracketed(kept: Verdict, before: Verdict) -> Verdict:
             )
             cell = cell.but(interval=ends)
         if own.outcome == "holds" and drawn.outcome != "holds":
-            # what no side scored was removed unseen: a mean over the rest says nothing of it
+            # unscored tokens were removed too: a mean over the rest does not cover them
             scored = drawn.n - own.n > drawn.missing - own.missing
             value = of_cell(drawn, drawn.value) if scored else ""
             known = drawn.outcome if drawn.outcome == "violated" else "not decided"

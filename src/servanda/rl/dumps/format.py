@@ -1,4 +1,4 @@
-# Words: names for clauses and slices when no contract was written.
+# Display names of clauses and slices without a contract.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLIP_NATS = 0.182
 
 
 def is_gradient(cell: CellVerdict) -> bool:
-    """Whether a cell is the mean TV; up to twice that share of the gradient may be wrong."""
+    """Whether a cell is the mean TV; up to twice its value of the gradient may be wrong."""
     return cell.metric == "tv" and cell.threshold is None
 
 
@@ -26,7 +26,7 @@ def clause(cell: CellVerdict) -> str:
 
 
 def place(name: str) -> str:
-    """A slice of a dump in words.
+    """The display name of a slice of a dump.
 
     >>> place("start-3"), place("turn-4-on"), place("start-2-to-3")
     ('first 3 tokens of turn 3', 'turn 4 and later', 'first 3 tokens of turns 2 to 3')

@@ -36,12 +36,12 @@ _MB = 1_000_000
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """What a user asks of a dump.
+    """The options for judging a dump.
 
     Args:
-        format, preset: None: guessed.
-        steps: (first, last) of the trainer; None: from the beginning, to the end.
-        mask: folder for the tokens of red slices.
+        format, preset: None: detected.
+        steps: (first, last) step of the trainer; None: from the beginning, to the end.
+        mask: folder for the tokens of violated slices.
         bitwise: whether the trainer and the engine compute the same bits.
     """
 
@@ -56,18 +56,18 @@ class DumpOptions:
 
 @dataclass(frozen=True)
 class DumpVerdict:
-    """The verdict of a dump, and what is reported beside it.
+    """The verdict on a dump, with further numbers for the report.
 
     Args:
-        why: the preset was chosen.
-        contract_text: for keeping.
-        lines: of the data, worst first.
-        since: name of a cell -> first step from which on it is beyond its limit.
-        out: the red slices to leave out; the others are red for the tokens they share with them.
-        share: of the tokens that lie in those; left: mean (1 - w)^+ of all others.
-        partly: whether slices were chosen from the first tokens alone.
-        masked: tokens named in `options.mask`; None where nothing was written.
-        mean_weight: of all trained tokens, w = p_train / p_infer; None where it is not known.
+        why: the reason for the preset.
+        contract_text: text of the contract.
+        lines: findings about the data, worst first.
+        since: name of a cell -> first step after which it always exceeds its limit.
+        out: the violated slices to exclude; the others are violated by shared tokens.
+        share: share of tokens in those; left: mean (1 - w)^+ of all others.
+        partly: whether slices were chosen from the first tokens only.
+        masked: number of tokens in `options.mask`; None if not written.
+        mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
     """
 
     options: DumpOptions
@@ -95,9 +95,9 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     """Read a dump once and judge it.
 
     Raises:
-        ContractError: no dump there, or no such preset or format.
-        EvidenceError: no sequence that can be used.
-        MeasurementError: a file cannot be read, or no step lies in the asked range.
+        ContractError: no dump, or no such preset or format.
+        EvidenceError: no usable sequence.
+        MeasurementError: a file cannot be read, or no step is in the requested range.
     """
     began, watch = time.monotonic(), watch or unwatched
     if options.preset is not None:
@@ -136,7 +136,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         verdict = bracketed(verdict, judge(plan, drawn))
     findings = (*sound.findings(), *sides(contract, statistics.agreement))
     lines = data_lines(findings, dump.refused, statistics.sequences, dump.empty, statistics)
-    if not any(line.level == "error" for line in lines):  # what all of it shows, its steps do too
+    if not any(line.level == "error" for line in lines):  # its steps have the same errors
         lines = (*by_step.lines(), *lines)
     verdict = replace(
         verdict,
@@ -203,7 +203,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
 def _blind_spots(
     breakdown: Breakdown, findings: Iterable[Finding], verdict: Verdict
 ) -> Iterator[BlindSpot]:
-    """What the verdict says nothing of: unscored tokens, aborted answers, steps of few tokens."""
+    """The blind spots: unscored tokens, aborted responses, steps with few tokens."""
     removed, steps = breakdown.removed, breakdown.steps
     if removed is not None and removed.tv is None:
         yield BlindSpot("rows", removed_line(removed))
@@ -221,7 +221,7 @@ def _blind_spots(
 
 
 def _cause(statistics: DumpStatistics, verdict: Verdict, trend: Trend | None) -> str:
-    """Of slices that tell it apart, of the sampler where all are alike, or of the steps."""
+    """The likely cause: from slices, the sampler if all slices are alike, or the steps."""
     cells = (c for c in verdict.cells if c.enforced and not is_step(c))
     red = [*dict.fromkeys(c.slice for c in cells if c.outcome == "violated")]
     undecided = verdict.outcome in ("violated", "inconclusive")
@@ -246,8 +246,7 @@ def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:
 
 
 def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) -> CellVerdict:
-    """With the step for reports, which know of no other axis; and with the mean weight as the
-    finding has it, so that every report says of it what the text says."""
+    """Add the first step and the mean weight to the verdict, for all reports."""
     if cell.metric == "coherence" and cell.outcome in ("holds", "violated"):
         outcome = "holds" if coherence.state == "ok" else "violated"
         mean = coherence.numbers.get("mean")
@@ -257,7 +256,7 @@ def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) 
 
 
 def _opened(options: DumpOptions) -> Dump:
-    """The dump, of the wanted steps alone."""
+    """The dump, restricted to the requested steps."""
     dump = open_dump(options.path, options.format, unsafe_pickles=options.unsafe_pickles)
     first, last = options.steps
     low, high = -math.inf if first is None else first, math.inf if last is None else last
@@ -278,7 +277,7 @@ def _read(dump: Dump, watch: Watch) -> Iterator[Rollouts]:
 
 
 def _head(read: Iterable[Rollouts]) -> tuple[list[Rollouts], bool]:
-    """The first HEAD_TOKENS tokens, and whether that is all."""
+    """The first HEAD_TOKENS tokens, and whether these are all."""
     head, tokens = [], 0
     for block in read:
         head.append(block)

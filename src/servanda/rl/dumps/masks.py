@@ -1,4 +1,4 @@
-# Masks: the tokens of slices that are beyond their limit, for a trainer to leave out.
+# Masks: the tokens of violated slices, for a trainer to exclude.
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from servanda.traces.rollouts import Rollouts
 
 
 def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -> int:
-    """One file a step, step_N.npz: which tokens lie in any of the slices (at least one).
+    """Write one file per step, step_N.npz, with the tokens in any of the slices (at least one).
 
-    Each has `source` (where the sequence stands), `sequence` (its index in `source`) and
+    Each has `source` (the place of the sequence), `sequence` (its index in `source`) and
     `token` (its index in the sequence, prompt included), the last two of equal length.
 
     Returns:
-        How many tokens were named.
+        The number of tokens.
 
     Raises:
         MeasurementError: a file cannot be written.

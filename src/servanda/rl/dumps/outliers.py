@@ -1,8 +1,8 @@
-# Outliers: the sequences on which the two sides are furthest apart.
+# Outliers: the sequences with the largest difference of the two sides.
 #
-# Each is asked by itself whether its tokens are beyond the limit on mean (1 - w)^+: by an e-value
-# of its own, at a price that grows with the sequences so far, so that a long healthy dump names
-# none.  An average over the dump cannot show one bad sequence in twenty; this does.
+# Each sequence is tested separately against the limit on mean (1 - w)^+, by an e-value with a
+# threshold that grows with the number of sequences, so that a long healthy dump has no finding. An
+# average over the dump cannot show one bad sequence in twenty; this test can.
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 
 KEPT = 12
-_BETS = np.array([3.0, 30.0])  # of the e-value: for many small deviations, and for few large ones
-_LIMIT = 0.025  # of a contract without one: as the presets have it (5 % of the gradient)
+_BETS = np.array([3.0, 30.0])  # of the e-value: for many small and for few large deviations
+_LIMIT = 0.025  # default as in the presets (5 % of the gradient)
 
 
 def tv_limit(contract: Contract) -> float:
-    """The limit on the mean of (1 - w)^+, which twice is the share of the gradient."""
+    """The limit on the mean of (1 - w)^+; twice this is the share of the gradient."""
     limits = [
         float(clause.at_most)
         for clause in contract.statistical
@@ -36,10 +36,10 @@ def tv_limit(contract: Contract) -> float:
 
 @dataclass
 class Outliers:
-    """The sequences with the largest sum of (1 - w)^+ above the limit, and how many are beyond.
+    """The sequences with the largest sum of (1 - w)^+ above the limit, and their number.
 
     Args:
-        alpha: the chance that any sequence of a dump that is within its limit is called beyond.
+        alpha: probability that any sequence of a conforming dump is called violated.
     """
 
     limit: float
@@ -50,7 +50,7 @@ class Outliers:
     _worst: list[tuple[float, int, SequenceRow]] = field(default_factory=list)
 
     def add(self, block: Rollouts, pair: TracePair, *, removed: np.ndarray | None = None) -> None:
-        """See a block; `removed`: sequences that a filter took out, [S]."""
+        """Add a block; `removed`: sequences removed by a filter, [S]."""
         size = len(block)
         usable_N = pair.usable_N
         at_K = np.repeat(np.arange(size), pair.infer.length_S)[usable_N]
@@ -81,7 +81,7 @@ class Outliers:
             ratio_K = train_K - infer_K
             sum_S = np.bincount(at_K, ratio_K, minlength=size)
             exp_S = np.bincount(at_K, np.exp(np.abs(ratio_K)), minlength=size)
-        # evidence before size: a few tokens can be far off by chance
+        # evidence before size: few tokens can differ strongly by chance
         for s in np.argsort(-excess_S, kind="stable")[: 4 * KEPT].tolist():
             if not n_S[s]:
                 continue
@@ -105,7 +105,7 @@ class Outliers:
         self.sequences += size
 
     def rows(self) -> tuple[SequenceRow, ...]:
-        """The worst ones, worst first, each with its share of the whole sum."""
+        """The worst sequences, worst first, each with its share of the whole sum."""
         ordered = [row for *_, row in sorted(self._worst, key=lambda e: (-e[0], -e[1]))]
         return tuple(
             replace(row, share=row.share / self.total if self.total else 0.0) for row in ordered

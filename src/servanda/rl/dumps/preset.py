@@ -1,5 +1,4 @@
-# The contract of a trainer's steps: which preset's limits they are held to, and the contract that
-# comes of them.
+# The contract for a trainer's steps: the choice of the preset, and the resulting contract.
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from servanda.rl.dumps.slicing import Counts
 from servanda.runner import load
 from servanda.theory.stats.interval import units_at_best
 
-WORKLOAD = "workload"  # the only one of such a contract
-# nothing holds before one prompt group, and a dump ends where it ends
+WORKLOAD = "workload"  # the only workload of such a contract
+# at least one prompt group for `holds`; the size is that of the dump
 _SIZES = (1, 10_000_000)
-_AMPLE = 4  # times the tokens that identical kernels would need
+_AMPLE = 4  # multiple of the tokens that identical kernels need
 _OF_FORMAT: Mapping[str, str] = {
     "nemo": "nemo-grpo",
     "prime-rl": "prime-rl",
@@ -39,11 +38,11 @@ _OF_FRAMEWORK: Mapping[str, str] = {
 
 
 def chosen(preset: str | None, about: Mapping[str, str], counts: Counts) -> tuple[str, str]:
-    """The preset of a dump, and why: what a user asked for, or what fits.
+    """The preset of a dump with its reason: as requested, or as detected.
 
     Args:
-        about: what the dump says of itself.
-        counts: of its first tokens.
+        about: the dump's summary.
+        counts: counts of its first tokens.
     """
     if preset:
         return preset, "as asked"
@@ -52,7 +51,7 @@ def chosen(preset: str | None, about: Mapping[str, str], counts: Counts) -> tupl
 
 
 def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
-    """The preset that fits a dump, and why.
+    """The preset for a dump, with the reason.
 
     Args:
         stale: whether any token is older than its step.
@@ -75,10 +74,10 @@ def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
 
 
 def preset_of(name: str) -> str:
-    """A preset that a dump can be held to.
+    """Check that a preset applies to a dump.
 
     Raises:
-        ContractError: there is none of that name, or it is one of serving.
+        ContractError: no such preset, or one for serving.
     """
     fitting = [n for n, of in PRESETS.items() if of == "reinforcement learning"]
     if name not in fitting:
@@ -91,7 +90,7 @@ def preset_of(name: str) -> str:
 
 
 def needed(preset: str) -> int:
-    """Tokens that a slice must have to be worth a cell."""
+    """The number of tokens that a slice needs for a cell."""
     contract = contract_of(preset, "dump", ())[1]
     limit = min(
         float(c.at_most)
@@ -111,10 +110,10 @@ def contract_of(
     filtered: bool = False,
     bitwise: bool = False,
 ) -> tuple[str, Contract]:
-    """The contract of a dump, and its text for keeping.
+    """The contract of a dump, and its text.
 
     Args:
-        filtered: whether the source says what a filter of the trainer removed.
+        filtered: whether the source records removals by a filter of the trainer.
         bitwise: whether both kernels are declared to compute the same bits.
     """
     text = of_trainer(
@@ -131,5 +130,5 @@ def contract_of(
 
 
 def contract_name(path: Path) -> str:
-    """A folder's name as a contract may be called."""
+    """A valid contract name from a folder's name."""
     return (re.sub(r"[^A-Za-z0-9_.-]+", "-", path.resolve().name).strip("-._") or "dump")[:60]

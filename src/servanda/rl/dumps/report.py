@@ -20,9 +20,9 @@ from servanda.rl.dumps.judge import DumpVerdict
 from servanda.rl.dumps.step_verdicts import is_step
 
 _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
-_WORST = 6  # red slices that are shown
+_WORST = 6  # most violated slices in the report
 _WORST_STEPS, _WORST_SEQUENCES = 3, 3  # that are shown
-_MOST = 0.9  # of the tokens: where more are red, no slice explains it
+_MOST = 0.9  # share of tokens: if more are violated, no slice explains it
 _NAME, _VALUE = 46, 30  # widths
 
 
@@ -39,7 +39,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
     for data in answer.lines:
         yield f"  {_LEVEL[data.level]} {data.text}"
     for cell in verdict.cells:
-        # of the mean weight a finding has said it
+        # the mean weight has its own finding
         if cell.section == "observability" and cell.metric != "coherence":
             yield from _guard(cell)
     yield f"{'May I go on?'.ljust(_NAME + _VALUE)}limit"
@@ -92,7 +92,7 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
 
 
 def _guard(cell: CellVerdict) -> Iterator[str]:
-    """A validity check of the contract: only where it fails."""
+    """A line about a validity check, if it fails."""
     if cell.outcome in ("violated", "error"):
         glyph = GLYPH[cell.outcome if cell.enforced else "error"]
         yield f"  {glyph} {cell.note}"
@@ -132,7 +132,7 @@ def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
 
 
 def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
-    """Each step alone: how many hold, and the worst."""
+    """A summary of the steps: how many hold, and the worst."""
     if len(rows) < 2:
         return
     red = [row for row in rows if row.outcome == "violated"]
@@ -174,7 +174,7 @@ def _numbers(steps: Iterable[int]) -> str:
 
 
 def _panel(answer: DumpVerdict) -> Iterator[str]:
-    """The numbers of a trainer's own panel, by its names."""
+    """The trainer's own metrics, under its names."""
     portrait = answer.verdict.portraits.get("infer", Portrait())
     total, ends = portrait.total, portrait.quantile(0.99)
     if not total.n or ends is None:
@@ -251,18 +251,18 @@ def _rows(answer: DumpVerdict) -> Sequence[StepRow]:
 
 
 def _at_steps(answer: DumpVerdict) -> bool:
-    """Whether nothing but single steps is violated."""
+    """Whether only single steps are violated."""
     cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
     return all(is_step(c) for c in cells)
 
 
 def _parted(answer: DumpVerdict) -> bool:
-    """Whether leaving slices out leaves most of the tokens."""
+    """Whether most of the tokens remain after excluding slices."""
     return 0 < answer.share <= _MOST
 
 
 def _only(answer: DumpVerdict) -> str:
-    """The slices to leave out, where others are red as well."""
+    """The slices to exclude, if others are violated too."""
     cells = [c for c in answer.verdict.cells if not is_step(c)]
     red = {c.slice for c in cells if c.enforced and c.outcome == "violated"}
     if red <= {*answer.out, WHOLE}:

@@ -1,7 +1,7 @@
-# Which slices a dump is cut into, decided from counts alone, no logprob looked at.
+# The slices of a dump, decided from counts, without logprobs.
 #
-# Counted are the first tokens of the dump (HEAD_TOKENS, or all of it where it is smaller).  A
-# slice of too few tokens is joined to its neighbour, or left out: it could decide nothing.
+# Counted are the first tokens of the dump (HEAD_TOKENS, or all if it is smaller).  A slice with too
+# few tokens for a decision is joined to its neighbour, or omitted.
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from servanda.traces.trace import TracePair
 
 Labels = tuple[tuple[str, str], ...]  # name and value of each label of a sequence
 
-HEAD_TOKENS = 2_000_000  # that are held in memory at once, prompts included
+HEAD_TOKENS = 2_000_000  # tokens in memory at once, including prompts
 FIRST_OF_TURN = 3
 _TURNS = 4  # the last one is "and later"
 _POSITIONS = (16, 64, 256, 1024, 4096, 16384)
 _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _STALE = 2  # the last one is "and more"
-_MOST = 8  # values of a label that become slices
-_POOLED = 256  # values of a label that one slice may pool
+_MOST = 8  # most values of a label that become slices
+_POOLED = 256  # most values of a label in one pooled slice
 SLICED = ("env", "replica")  # labels whose values become slices
 
 
 @dataclass
 class Counts:
-    """What the head of a dump looks like.
+    """Counts over the head of a dump.
 
     Args:
-        starts: tokens among the first FIRST_OF_TURN of turn k, by k; turns: all of turn k.
-        positions, lengths: tokens by their bucket; staleness: by its value.
+        starts: tokens among the first FIRST_OF_TURN of turn k, by k; turns: all tokens of turn k.
+        positions, lengths: tokens by bucket; staleness: tokens by its value.
         labels: name -> tokens of each value.
     """
 
@@ -80,16 +80,16 @@ def _count(counter: Counter[int], values_N: np.ndarray) -> None:
 
 
 def corpus_of(name: str, labels: Iterable[Labels], digest: str = "") -> Corpus:
-    """Sequences as lines that slices can be asked of: one line for each combination of labels."""
+    """A corpus for slices: one line for each combination of labels."""
     prompts = tuple(Prompt(row, labels=dict(own)) for row, own in enumerate(labels, 1))
     return Corpus(name, prompts or (Prompt(1),), digest)
 
 
 def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
-    """The slices of a dump, and what has no slice of its own and why.
+    """The slices of a dump, and the reasons for omitted ones.
 
     Args:
-        needed: tokens that a slice must have.
+        needed: tokens that a slice needs.
     """
     rules: list[SliceRule] = []
     notes: list[str] = []
@@ -100,7 +100,7 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
             for turns in spans
         ]
         later = Counter({turn: n for turn, n in counts.starts.items() if turn > 1})
-        # those of turn 1 follow a prompt and no tool: they are never joined with later ones
+        # turn 1 follows a prompt, not a tool: never joined with later turns
         first = [(1, 1)] if counts.starts[1] >= needed else []
         starts = _joined(later, needed, open_at=_TURNS, alone=True)
         for turns in [*first, *starts]:
@@ -151,7 +151,7 @@ def _rule(name: str, match: Mapping[str, Mapping[str, object]]) -> SliceRule:
 
 
 def _terms(span: tuple[int, int], last: int) -> dict[str, int]:
-    """A span of numbers, of which `last` is the last and open above."""
+    """The terms of a range of numbers; a range that ends at `last` is open above."""
     low, high = span
     return {"gte": low} if high >= last else {"gte": low, "lte": high}
 
@@ -159,10 +159,10 @@ def _terms(span: tuple[int, int], last: int) -> dict[str, int]:
 def _joined(
     counts: Counter[int], needed: int, *, open_at: int, alone: bool = False
 ) -> list[tuple[int, int]]:
-    """Spans of consecutive keys with enough tokens each; the rest joins the span before.
+    """Ranges of consecutive keys with enough tokens each; the rest joins the last range.
 
     Args:
-        alone: whether one span is worth a slice, since there are tokens besides these keys.
+        alone: whether a single range is a useful slice, because there are other tokens.
     """
     spans: list[tuple[int, int]] = []
     low, held = min(counts, default=0), 0
@@ -175,8 +175,8 @@ def _joined(
     if held and spans:
         spans[-1] = (spans[-1][0], last)
     if len(spans) == 1 and not alone:
-        return []  # the whole once more
-    # later steps may go further than the head did
+        return []  # identical to the whole
+    # later steps may have larger values than the head
     return [*spans[:-1], (spans[-1][0], max(spans[-1][1], open_at))] if spans else []
 
 
@@ -192,7 +192,7 @@ def _span(span: tuple[int, int], last: int) -> str:
 
 
 def _edges(edges: Sequence[int], counts: Counter[int], needed: int) -> tuple[float, ...]:
-    """Edges that leave every bucket enough tokens."""
+    """Edges with enough tokens in every bucket."""
     bounds: list[float] = []
     below = 0
     for i, edge in enumerate(edges):

@@ -17,10 +17,10 @@ from servanda.rl.dumps.outliers import Outliers
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.theory.stats.agreement import MIXED, Agreement
 
-_SHARE = 0.001  # of the sequences may be refused; more is no sample of the run
+_SHARE = 0.001  # accepted share of rejected sequences; with more, the rest is no sample of the run
 _ZERO = "all zero"
-_SHOWN = 6  # steps that a line names
-_ENOUGH, _WORSE = 200, 1.5  # tokens that were removed, and how much worse they are than others
+_SHOWN = 6  # most steps in a line
+_ENOUGH, _WORSE = 200, 1.5  # least removed tokens, and ratio of their mean to that of others
 _ORDER = ("error", "warning", "fine")
 Level = Literal["error", "warning", "fine"]
 _LEVELS: Mapping[State, Level] = {"unsound": "error", "warning": "warning", "ok": "fine"}
@@ -28,7 +28,7 @@ _LEVELS: Mapping[State, Level] = {"unsound": "error", "warning": "warning", "ok"
 
 @dataclass(frozen=True)
 class DataLine:
-    """One line about the data; an error keeps any verdict from being given."""
+    """One finding about the data; an error prevents a verdict."""
 
     level: Level
     text: str
@@ -41,12 +41,12 @@ def data_lines(
     empty: Mapping[int, str] | None = None,
     statistics: DumpStatistics | None = None,
 ) -> tuple[DataLine, ...]:
-    """Everything that was found about the data, worst first.
+    """All findings about the data, worst first.
 
     Args:
-        taken: sequences that were read and not refused.
+        taken: number of accepted sequences.
         empty: steps without a sequence -> their first file.
-        statistics: of the whole dump.
+        statistics: statistics of the whole dump.
     """
     lines = [*of_refused(refused, taken), *of_empty(empty or {})]
     lines += [DataLine(_LEVELS[f.state], f.placed) for f in findings]
@@ -56,7 +56,7 @@ def data_lines(
 
 
 def sides(contract: Contract, agreement: Agreement) -> tuple[Finding, ...]:
-    """Why the two columns could not have disagreed; nothing where they could."""
+    """The reason why the two columns could not have disagreed; empty if they could."""
     if not (copied := objection(contract, agreement)):
         return ()
     numbers = {"tokens": float(agreement.tokens), "equal": float(agreement.equal)}
@@ -65,12 +65,12 @@ def sides(contract: Contract, agreement: Agreement) -> tuple[Finding, ...]:
 
 
 def alike(agreement: Agreement) -> tuple[int, int]:
-    """Sequences that one side may have of the other, and all of them."""
+    """The number of possibly copied sequences, and of all."""
     return max(agreement.copies, agreement.close), agreement.sequences
 
 
 def of_refused(refused: Refused, taken: int) -> list[DataLine]:
-    """Sequences that could not be read: few are left out, more are no sample of the run."""
+    """Rejected sequences: a few are skipped, more make the data unsound."""
     if not refused.rows:
         return [DataLine("fine", "no sequence was rejected")]
     lines = []
@@ -83,7 +83,7 @@ def of_refused(refused: Refused, taken: int) -> list[DataLine]:
 
 
 def of_empty(empty: Mapping[int, str]) -> list[DataLine]:
-    """Steps that have a file and no sequence: nothing was judged of them."""
+    """Steps with a file but without a usable sequence, which were not judged."""
     if not empty:
         return []
     steps = ", ".join(map(str, [*empty][:_SHOWN])) + (" …" if len(empty) > _SHOWN else "")
@@ -93,7 +93,7 @@ def of_empty(empty: Mapping[int, str]) -> list[DataLine]:
 
 
 def of_outliers(outliers: Outliers) -> list[DataLine]:
-    """Single sequences that are beyond the limit, which an average over the dump does not show."""
+    """Single sequences that exceed the limit, which an average over the dump does not show."""
     if not outliers.beyond:
         return []
     worst = outliers.rows()[0]
@@ -106,7 +106,7 @@ def of_outliers(outliers: Outliers) -> list[DataLine]:
 
 
 def of_filter(removed: Removed | None) -> list[DataLine]:
-    """What a filter of the trainer removed: a warning where it removed what disagrees."""
+    """Removals by a filter of the trainer: a warning if it removed mismatching tokens."""
     if removed is None:
         return []
     enough = removed.tokens >= _ENOUGH and removed.tv is not None and removed.kept is not None

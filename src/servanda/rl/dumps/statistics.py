@@ -1,8 +1,8 @@
-# The statistics of a dump: block by block to evidence, each block dropped once it is summed up.
+# The statistics of a dump: computed block by block; each block is dropped after summation.
 #
-# A realised claim speaks of all tokens at once, so its statistics add up exactly and one sum
-# is kept.  Beside it stands what the text tells: means by step, and by which slices a token
-# lies in.  None of it grows with the number of tokens.
+# A realised claim concerns all tokens together, so its statistics are additive and one sum is kept.
+# Further sums are for the report: means by step, and by combination of slices.  Memory does not
+# grow with the number of tokens.
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 
 Array = NDArray[Any]
-_BITS = 62  # of a number that says in which slices a token lies
+_BITS = 62  # bits of the number that encodes the slices of a token
 
 
 @dataclass
 class DumpStatistics:
-    """What has been read so far.
+    """The statistics of the data read so far.
 
     Args:
-        rows: labels of sequences -> their row in the corpus, those of the head first; only
-            labels that a slice asks for, so that there are few.
-        steps: of the dump, in its order, each with the mean of every cell.
-        ends: its first and last steps; only these keep their prompt groups.
-        atoms: in which slices -> [tokens, sum of (1 - w)^+].
+        rows: labels of sequences -> their row in the corpus, those of the head first; only labels
+            that slices use.
+        steps: the steps of the dump in order, each with the mean of every cell.
+        ends: its first and last steps, which keep their prompt groups.
+        atoms: combination of slices -> [tokens, sum of (1 - w)^+].
         step_sums, step_weighed, step_drawn, step_atoms: of the last step.
     """
 
@@ -71,11 +71,11 @@ class DumpStatistics:
     outliers: Outliers = field(init=False)
     step_sums: Sums = field(default_factory=Sums)
     step_weighed: Weighed | None = None
-    step_drawn: Weighed | None = None  # with what a filter removed; None where it removed nothing
+    step_drawn: Weighed | None = None  # including tokens removed by a filter; None if none were
     step_atoms: dict[int, list[float]] = field(default_factory=dict)
     filter: RemovedTokens = field(default_factory=RemovedTokens)
     _plan: Plan | None = None
-    _before: Weighed | None = None  # with what a filter removed; None where it removed nothing
+    _before: Weighed | None = None  # including tokens removed by a filter; None if none were
     _sum: Weighed | None = None
     _portraits: Mapping[Any, Any] = field(default_factory=dict)
     _groups: set[str] = field(default_factory=set)
@@ -86,12 +86,12 @@ class DumpStatistics:
 
     @cached_property
     def values(self) -> dict[str, set[str]]:
-        """Of labels: what slices ask for."""
+        """The values of labels that slices use."""
         cuts = cuts_of(self.contract.slices, corpus_of(self.path, ()))
         return label_values(cut for named in cuts.values() for cut in named)
 
     def add_labels(self, pair: TracePair) -> list[int]:
-        """Know the labels of sequences; their rows in the corpus."""
+        """Add the labels of sequences; returns their rows in the corpus."""
         labels = labels_of(pair, self.values)
         return [self.rows.setdefault(own, len(self.rows)) for own in labels]
 
@@ -104,7 +104,7 @@ class DumpStatistics:
         pair = paired(block, self.sequences)
         rows = self.add_labels(pair)
         if self._plan is None or len(self._plan.corpora[WORKLOAD]) < len(self.rows):
-            # labels that the head did not have lie in no slice of their own: same cells
+            # labels missing in the head have no slice, so the cells stay the same
             cells = self._plan.cells if self._plan else None
             corpus = corpus_of(self.path, self.rows)
             plan = planning.make_plan(self.contract, {WORKLOAD: corpus}, None)
@@ -204,15 +204,15 @@ class DumpStatistics:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
-        """Every slice but the whole, in the order of the plan."""
+        """Every slice except the whole, in the order of the plan."""
         assert self._plan is not None
         named = (c.cut for c in self._plan.cells if c.cut.name != WHOLE)
         cuts = tuple(dict.fromkeys(named))
-        assert len(cuts) <= _BITS  # a dump gets 40 slices at most
+        assert len(cuts) <= _BITS  # a dump has at most 40 slices
         return cuts
 
     def before_filter(self, evidence: Evidence) -> Evidence | None:
-        """The evidence with the tokens that a filter removed; None where it removed none."""
+        """The evidence including tokens removed by a filter; None if none were."""
         if self._before is None:
             return None
         whole = replace(self._before, groups=self._launched)
@@ -224,7 +224,7 @@ class DumpStatistics:
         return self.filter.removed(self.sequences, self.trained, total)
 
     def of_step(self) -> tuple[Plan, Evidence, Evidence | None]:
-        """What the last step holds by itself, and the same with what a filter removed of it."""
+        """The evidence of the last step, and the same including removed tokens."""
         plan, groups = self._plan, len(self._groups)
         assert plan is not None and self.step_weighed is not None
         trained, drawn = (
@@ -240,7 +240,7 @@ class DumpStatistics:
         return Agreement() if self._sum is None else self._sum.agreement
 
     def evidence(self) -> tuple[Plan, Evidence]:
-        """All of it, keyed by what was read."""
+        """The evidence of the whole dump, keyed by its content."""
         assert self._plan is not None and self._sum is not None
         digest = self.digest.value
         corpus = replace(self._plan.corpora[WORKLOAD], digest=digest)
@@ -251,7 +251,7 @@ class DumpStatistics:
             corpus=digest,
             train="external",
             infer="external",
-            weights=f"{min(steps)}..{max(steps)}",  # evidence names the steps that it speaks of
+            weights=f"{min(steps)}..{max(steps)}",  # evidence names its steps
             grade="declared",
         )
         whole = replace(self._sum, groups=self._launched)
@@ -264,10 +264,10 @@ EMPTY = EvidenceKey("", "", "external", "external", "", grade="declared")
 
 
 def labels_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[Labels]:
-    """The labels of each sequence, of those values that a slice asks for.
+    """The labels of each sequence, restricted to values that slices use.
 
     Args:
-        values: name of a label -> the values that are asked for.
+        values: name of a label -> the values used.
     """
     names = [name for name in sorted(pair.labels) if name in values]
     if not names:
@@ -279,7 +279,7 @@ def labels_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[La
 
 
 def label_values(cuts: Iterable[Cut]) -> dict[str, set[str]]:
-    """Which values of which labels slices ask for."""
+    """The label values that slices use."""
     values: dict[str, set[str]] = {}
     for term in (term for cut in cuts for term in cut.terms if term.field.startswith(LABEL)):
         values.setdefault(term.field.removeprefix(LABEL), set()).update(term.value)
@@ -287,7 +287,7 @@ def label_values(cuts: Iterable[Cut]) -> dict[str, set[str]]:
 
 
 def masks_of(cuts: Iterable[Cut], pair: TracePair) -> dict[Cut, Array]:
-    """Which trained tokens lie in each slice, [N]."""
+    """The mask of trained tokens of each slice, [N]."""
     cuts = [*cuts]
     prompts = [Prompt(0, labels=dict(own)) for own in labels_of(pair, label_values(cuts))]
     fields = columns(pair, prompts, {field for cut in cuts for field in cut.fields})
@@ -309,7 +309,7 @@ def added(mine: Weighed, other: Weighed) -> Weighed:
 
 
 def _of_record(evidence: Evidence) -> Weighed:
-    """What a block says; of a dump, no token that would come next is counted as missing."""
+    """The statistics of a block; in a dump no continuation counts as missing."""
     return replace(evidence.rounds[WORKLOAD, 0], unended=0)
 
 

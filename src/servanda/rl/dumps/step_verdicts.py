@@ -1,4 +1,4 @@
-# What `check DIR` says of each training step, and what of it joins the verdict.
+# The verdicts of `check DIR` on each training step, and those that join the whole verdict.
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from servanda.rl.dumps.window import Window
 from servanda.theory.stats.interval import interval
 from servanda.traces.rollouts import Rollouts
 
-SHOWN = 6  # cells of single steps that a verdict has
-_SERIES = 4  # cells that are kept step by step: the whole, and the worst slices
-_REASONS = 3  # steps whose data is unsound, with the reason of each
+SHOWN = 6  # most cells of single steps in a verdict
+_SERIES = 4  # most cells with a series over steps: the whole, and the worst slices
+_REASONS = 3  # most steps with unsound data that are listed
 _STEP = "step-"
 
 
 @dataclass
 class JudgedSteps:
-    """Every step of a dump, judged when the next one begins.
+    """Judges each step of a dump when the next one begins.
 
     Args:
-        alone: whether the dump has one step, whose data is looked at as that of the dump.
+        alone: whether the dump has one step, whose data is checked as that of the dump.
     """
 
     window: Window
     alone: bool = False
     rows: list[StepRow] = field(default_factory=list)
     red: list[CellVerdict] = field(default_factory=list)
-    unsound: dict[int, str] = field(default_factory=dict)  # step -> why it can be no evidence
+    unsound: dict[int, str] = field(default_factory=dict)  # step -> why it cannot be evidence
     _sound: Soundness = field(default_factory=Soundness)
     _processes: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
 
     def add(self, block: Rollouts) -> None:
-        """See a block of the step that is weighed."""
+        """Add a block of the current step."""
         if not self.alone:
             self._sound.add(block)
 
@@ -67,7 +67,7 @@ class JudgedSteps:
         judged = self.window.judge(
             len(self.rows) + 1, step.step, plan, trained, drawn, atoms, errors, intervals=False
         )
-        # tokens that a step lacks are counted over the whole dump, which may lack a few
+        # missing tokens are judged over the whole dump, which may lack a few
         wrong = errors_of(f for f in findings if f.check != "coverage")
         if wrong and judged.errors:
             self.unsound[step.step] = wrong[0]
@@ -103,7 +103,7 @@ class JudgedSteps:
         )
 
     def series(self, plan: Plan, verdict: Verdict) -> tuple[StepSeries, ...]:
-        """The whole and its worst slices, step by step; of a dump of one step there is none."""
+        """The series of the whole and its worst slices over the steps; empty for one step."""
         if len(self.rows) < 2:
             return ()
         kept = [(i, verdict.cells[i]) for i in self._processes]
@@ -126,7 +126,7 @@ class JudgedSteps:
         )
 
     def lines(self) -> tuple[DataLine, ...]:
-        """Steps whose data can be no evidence, which the whole dump need not show."""
+        """Steps with unsound data, which the whole dump may hide."""
         if len(self.rows) < 2:
             return ()
         lines = [DataLine("error", f"step {n}: {why}") for n, why in self.unsound.items()]
@@ -138,10 +138,10 @@ class JudgedSteps:
         return tuple(lines)
 
     def joined(self, verdict: Verdict) -> Verdict:
-        """The verdict of the whole, violated where any step is.
+        """The verdict on the whole, violated if any step is.
 
-        The worst red cells of steps are added, of clauses and slices that the whole does not show
-        red already.  A dump of one step has no step to tell apart from the whole.
+        Adds the worst violated cells of steps for clauses and slices that are not violated on the
+        whole.  A dump of one step is unchanged.
         """
         if len(self.rows) < 2:
             return verdict
@@ -153,7 +153,7 @@ class JudgedSteps:
 
 
 def _spread(cells: Sequence[CellVerdict]) -> list[CellVerdict]:
-    """The worst cells: of a step that is red as a whole, its slices add nothing."""
+    """The worst cells, without slices of a step that is violated as a whole."""
     whole = {c.slice for c in cells if " " not in c.slice}
     best: dict[tuple[str, str], CellVerdict] = {}
     for cell in cells:
@@ -167,7 +167,7 @@ def _spread(cells: Sequence[CellVerdict]) -> list[CellVerdict]:
 
 
 def step_slice(first: int, step: int, slice_: str) -> str:
-    """The name of a cell of one step, or of some steps together.
+    """The slice name of a cell of one step, or of several steps together.
 
     >>> step_slice(6, 6, "all"), step_slice(4, 6, "start-2-on")
     ('step-6', 'step-4-to-6 start-2-on')
@@ -177,7 +177,7 @@ def step_slice(first: int, step: int, slice_: str) -> str:
 
 
 def slice_of(name: str) -> str:
-    """The slice that a cell of a step is of; any other name as it is.
+    """The slice of a cell of a step; other names are unchanged.
 
     >>> slice_of("step-6"), slice_of("step-4-to-6 start-2-on"), slice_of("turn-2")
     ('all', 'start-2-on', 'turn-2')
@@ -192,7 +192,7 @@ def is_step(cell: CellVerdict) -> bool:
 
 
 def _over_steps(cell: Cell) -> bool:
-    """Whether a cell is a mean that is promised, whose course over the steps is worth a picture."""
+    """Whether a cell is an enforced mean, which is plotted over the steps."""
     clause = cell.clause
     return (
         isinstance(cell.kind, Certificate)

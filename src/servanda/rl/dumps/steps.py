@@ -1,5 +1,5 @@
-# The drift of a run: sums of its training steps, since when a slice is beyond its limit, and how
-# the last steps compare with the first.
+# The drift of a run: sums per training step, the first step of a lasting violation, and the trend
+# from the first to the last steps.
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-WORST = 0.3  # of the tokens, those of the sequences that drift most
-ENDS = 5  # steps at each end of a run that a trend compares
-GROWS, DOUBLED = 1.5, 2.0  # of a trend: worth a word, and a serious one
+WORST = 0.3  # share of tokens, in the sequences with the most drift
+ENDS = 5  # steps at each end of a run for the trend
+GROWS, DOUBLED = 1.5, 2.0  # trend ratios of a warning and of an error
 _RESAMPLES = 2000
 _TAIL = 0.025
 
 
 @dataclass(frozen=True)
 class TokenSum:
-    """The sum of a number over tokens, and how many tokens they are."""
+    """A sum over tokens, and the number of tokens."""
 
     total: float = 0.0
     n: int = 0
@@ -57,16 +57,16 @@ class StepSums:
             self.groups[name] = self.groups.get(name, TokenSum()) + drift
 
     def mean(self, cell: int) -> float | None:
-        """Mean x of a cell; None where the step met none of it."""
+        """Mean x of a cell; None without tokens."""
         return self.cells.get(cell, TokenSum()).mean
 
 
 def since(means: Sequence[tuple[int, float | None]], limit: float) -> int | None:
-    """The first step from which on every mean is beyond the limit; None where the last is not.
+    """The first step after which every mean exceeds the limit; None if the last does not.
 
     Args:
-        means: (step, mean) in the order of the steps; None: the step has no such token, and
-            says nothing.
+        means: (step, mean) in the order of the steps; None: the step has no such token and is
+            skipped.
 
     >>> since([(1, 0.0), (2, 0.3), (3, 0.1), (4, 0.2), (5, None), (6, 0.4)], 0.15)
     4
@@ -88,9 +88,9 @@ class Trend:
     """Mean |log ratio| of the last steps over that of the first; an estimate.
 
     Args:
-        ratio: of the means.
-        interval: from resampled prompt groups, 95 %.
-        steps: how many of the last are compared, five at most.
+        ratio: ratio of the means.
+        interval: 95 %, from resampled prompt groups.
+        steps: number of last steps in the comparison, at most five.
     """
 
     ratio: float
@@ -99,7 +99,7 @@ class Trend:
 
     @property
     def level(self) -> str:
-        """ "error" from x2 on, "warning" from x1.5 on, where the interval is above 1; else ""."""
+        """ "error" from x2, "warning" from x1.5, if the interval is above 1; else ""."""
         if self.interval[0] <= 1:
             return ""
         return "error" if self.ratio >= DOUBLED else "warning" if self.ratio >= GROWS else ""
@@ -107,7 +107,7 @@ class Trend:
 
 @dataclass
 class RunEnds:
-    """The first and the last ENDS steps of a run, without overlap; fewer where it is short."""
+    """The first and the last ENDS steps of a run, without overlap; fewer for a short run."""
 
     first: list[StepSums] = field(default_factory=list)
     last: list[StepSums] = field(default_factory=list)
@@ -117,10 +117,10 @@ class RunEnds:
         return next(reversed(self.last or self.first), None)
 
     def add(self, step: StepSums) -> StepSums | None:
-        """Take a step; one that is known already is replaced.
+        """Add a step; a repeated step replaces the earlier one.
 
         Returns:
-            The step that is at neither end any more.
+            The step that is no longer at an end.
         """
         for end in (self.first, self.last):
             for i, known in enumerate(end):
@@ -133,10 +133,10 @@ class RunEnds:
     def add_groups(self, number: int, groups: Mapping[str, TokenSum], *, anew: bool) -> None:
         """Add prompt groups to a step.
 
-        An earlier step than the newest replaces what is known from it on.
+        A step before the newest replaces all steps from it on.
 
         Args:
-            anew: so does the newest step.
+            anew: whether the newest step is replaced too.
         """
         newest = self.newest
         if newest is not None and (number < newest.step or (anew and number == newest.step)):
@@ -149,12 +149,12 @@ class RunEnds:
         newest.add_groups(groups)
 
     def copied(self) -> RunEnds:
-        """As it is now: steps that are added later are not in it."""
+        """A snapshot, without steps that are added later."""
         return RunEnds([*self.first], [*self.last])
 
     @property
     def ratio(self) -> float | None:
-        """How the last steps compare with the first ENDS; None before there are such."""
+        """The ratio of the last steps to the first ENDS; None if there are too few."""
         if len(self.first) < ENDS or not self.last:
             return None
         ends = (
@@ -167,7 +167,7 @@ class RunEnds:
         return trend(self.first, self.last, least=least)
 
     def to_plain(self) -> dict[str, Any]:
-        """Both ends as a state file keeps them."""
+        """Both ends as plain data for a state file."""
         return {"first": [*map(_plain, self.first)], "last": [*map(_plain, self.last)]}
 
     @classmethod
@@ -187,11 +187,11 @@ def _from_plain(data: Any) -> StepSums:
 def trend(
     first: Sequence[StepSums], last: Sequence[StepSums], *, least: int = ENDS
 ) -> Trend | None:
-    """How the drift of the last steps compares with that of the first.
+    """The ratio of the drift of the last steps to that of the first.
 
-    Prompt groups are resampled at each end, for the tokens of one prompt share their fate.
-    None where there are fewer than ENDS first steps or `least` last ones, an end has fewer than
-    two prompt groups, or the first no drift.
+    Prompt groups are resampled at each end, because tokens of one prompt are dependent.  None if
+    there are fewer than ENDS first steps or `least` last ones, an end has fewer than two prompt
+    groups, or the first steps have no drift.
 
     Source:
         B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, §8.3 (two samples).
@@ -213,16 +213,15 @@ def trend(
 
 
 def concentration(steps: Sequence[StepSums]) -> float | None:
-    """The share of |log ratio| in the worst sequences that hold WORST of a step's tokens.
+    """The share of |log ratio| in the worst sequences with a share WORST of a step's tokens.
 
-    Near WORST where all sequences drift alike, near 1 where few of them do.  None where no step
-    has a sequence that drifts.
+    Near WORST if all sequences drift alike, near 1 if few of them do.  None without drift.
     """
     worst = whole = 0.0
     for step in steps:
         total_S, n_S = np.array(step.drift, dtype=np.float64).reshape(-1, 2).T
         order_S = np.argsort(-total_S / np.maximum(n_S, 1), kind="stable")
-        # the last of them counts in part, so that the tokens are exactly WORST of all
+        # the last sequence counts in part, so that the share of tokens is exactly WORST
         before_S = n_S[order_S].cumsum() - n_S[order_S]
         part_S = np.clip((WORST * n_S.sum() - before_S) / np.maximum(n_S[order_S], 1), 0, 1)
         worst += float(part_S @ total_S[order_S])

@@ -1,10 +1,10 @@
-# Transform: whether one setting of the sampler, that only one side applies, makes the difference.
+# Transform: whether a sampler setting that only one side applies explains the difference.
 #
-# Two settings leave a mark that no noise of kernels leaves.  A cut (top-p, top-k, min-p) that the
-# engine renormalises takes mass from the trainer's distribution, so the mean weight is below 1 by
-# that mass and hardly any weight is above 1.  A temperature turns log p into log p / T less a
-# constant of the context, so the log ratio follows log p.  Each is named only where it explains
-# at least half of the difference.
+# Two settings have a signature that kernel noise lacks.  A cut (top-p, top-k, min-p) that the
+# engine renormalises removes mass from the trainer's distribution, so the mean weight is below 1 by
+# that mass and hardly any weight exceeds 1.  A temperature changes log p to log p / T minus a
+# constant of the context, so the log ratio is linear in log p.  Each is reported only if it
+# explains at least half of the difference.
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-ENOUGH = 1000  # tokens, or nothing is told
+ENOUGH = 1000  # fewest tokens for a finding
 _MOST_OF_IT = 0.5
 _FAR_NATS = math.log(2)
-_FAR_SHARE = 0.002  # of tokens with a weight above 2: a cut has none, and heavy tails have more
+_FAR_SHARE = 0.002  # share of tokens with a weight above 2: none for a cut, more for heavy tails
 _SIGMAS = 5.0
-_STEEPEST = 0.5  # |1 - 1/T|: steeper is the slope that large independent noise has, about 1
+_STEEPEST = 0.5  # |1 - 1/T|: large independent noise has a larger slope, about 1
 _EDGES_NATS = np.geomspace(1e-4, 20.0, 40)  # of bins of -log p
 
 
 class Transform:
-    """Sums over the tokens with both logprobs; none of it grows with their number."""
+    """Sums over the tokens with both logprobs, of constant size."""
 
     def __init__(self) -> None:
         self.n = self.far = 0
@@ -49,13 +49,13 @@ class Transform:
             self.bins[row] += np.bincount(bin_K, values_K, minlength=self.bins.shape[1])
 
     def cause(self) -> str:
-        """The setting that explains most of the difference, in one line; "" where none does."""
+        """The setting that explains most of the difference, in one line; "" if none does."""
         if self.n < ENOUGH:
             return ""
         return self._cut() or self._temperature()
 
     def _cut(self) -> str:
-        """Mass that infer cannot draw: E w = 1 - mass, and E(1 - w)^+ = mass without noise."""
+        """Mass that infer cannot sample: E w = 1 - mass, and E(1 - w)^+ = mass without noise."""
         mass = (self.below - self.above) / self.n
         error = math.sqrt(self.squares / self.n / self.n)
         share = mass * self.n / self.below if self.below else 0.0
@@ -95,7 +95,7 @@ class Transform:
 
 
 def _rest(mass: float) -> str:
-    """What is left of 1, in digits enough to tell it from 1.
+    """1 - x, with enough digits to differ from 1.
 
     >>> _rest(0.1), _rest(0.003), _rest(3e-6)
     ('0.9', '0.997', '0.999997')

@@ -1,8 +1,8 @@
-# The verdict on a step: alone, and of a slice that it does not decide on the last few steps.
+# The verdict on a step; undecided slices are judged on the last few steps together.
 #
 # Both `check DIR` and `watch` judge steps by this rule.  A dump is one attempt of its contract and
-# spends half of 1 - confidence on the whole (`stats.attempt_alpha`).  The other half is for its
-# steps: the t-th may spend 2 / ((t + 1)(t + 2)) of it, which adds up to 1 however many there are.
+# uses half of 1 - confidence for the whole (`stats.attempt_alpha`).  The other half is for its
+# steps: the t-th has a share of 2 / ((t + 1)(t + 2)), which sums to at most 1.
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from servanda.rl.dumps.filters import ONLY_FILTERED, bracketed
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.statistics import added
 
-_PARTS = 20  # a slice with one part in so many of the tokens should be decided
-MOST_STEPS = 12  # that a slice is judged on
+_PARTS = 20  # a slice with this fraction (1/n) of the tokens should be decidable
+MOST_STEPS = 12  # most steps that a slice is judged on
 
 
 def step_part(number: int) -> float:
-    """Of what all steps may spend, the share of the number-th step, from 1.
+    """The share of the number-th step, from 1, in the error probability of all steps.
 
     >>> round(sum(step_part(t) for t in range(1, 10_000)), 3)
     1.0
@@ -35,17 +35,17 @@ def step_part(number: int) -> float:
 
 
 def window_of(needed: int, steps: int, trained: int) -> int:
-    """Steps that a slice is judged on together.
+    """The number of steps that a slice is judged on together.
 
     Args:
-        needed: tokens that a slice must have; trained: those of the first `steps` steps.
+        needed: tokens that a slice needs; trained: trained tokens of the first `steps` steps.
     """
     return min(max(math.ceil(_PARTS * needed * steps / max(trained, 1)), 1), MOST_STEPS)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A step: its sums, those with what a filter removed of it, and what its cells concern."""
+    """A step: its sums, the same including removed tokens, and the scope of its cells."""
 
     step: int
     trained: Weighed
@@ -55,14 +55,14 @@ class _Part:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """The answer about one step.
+    """The verdict on one step.
 
     Args:
-        cells: its cells, slices with the steps before it.
-        together: slices that are judged with earlier steps -> the first of those.
-        atoms: of the tokens that its cells concern.
-        errors: why its data can be no evidence; of such a step nothing is judged.
-        needs_tokens: about how many tokens such a step needs to be decided, where it is not.
+        cells: its cells; those of slices may include earlier steps.
+        together: slice -> first of the steps that it is judged on.
+        atoms: atoms of the tokens of its cells.
+        errors: why its data cannot be evidence; such a step is not judged.
+        needs_tokens: approximate number of tokens for a decision, if undecided.
     """
 
     cells: tuple[CellVerdict, ...]
@@ -83,7 +83,7 @@ class Window:
     """The last steps of a run.
 
     Args:
-        size: steps that a slice is judged on together.
+        size: number of steps that a slice is judged on together.
     """
 
     def __init__(self, size: int) -> None:
@@ -102,14 +102,14 @@ class Window:
         *,
         intervals: bool = True,
     ) -> StepVerdict:
-        """The number-th step, from 1: by itself, and its slices with the steps before it.
+        """Judge the number-th step, from 1: alone, and its slices with earlier steps.
 
         Args:
-            trained: of the tokens that were trained on; drawn: with those that a filter removed,
-                None where it removed none.
-            atoms: of the step's tokens; errors: why they can be no evidence.
+            trained: statistics of the trained tokens; drawn: including removed tokens, None if none
+                were removed.
+            atoms: atoms of the step's tokens; errors: why they cannot be evidence.
         """
-        # a step is looked at twice: alone, and with those before it
+        # a step is evaluated twice: alone, and with earlier steps
         part = step_part(number) / (2 if self.size > 1 else 1)
 
         def verdict(trained: Evidence, drawn: Evidence | None) -> Verdict:
@@ -121,10 +121,10 @@ class Window:
         alone = verdict(trained, drawn)
         failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
         if not trained.rounds[WORKLOAD, 0].tokens:
-            errors = ()  # a step that was filtered empty has no data that could be wrong
+            errors = ()  # a completely filtered step has no data to check
         if errors := (*errors, *failed):
             pairs = zip(alone.cells, unsound(alone, errors[0]).cells, strict=True)
-            # a guard that failed is what says so
+            # a failed validity check reports it
             cells = tuple(c if c.outcome == "error" else other for c, other in pairs)
             return StepVerdict(cells, {}, atoms, errors, alone.needs_tokens)
         if self.size == 1:
@@ -147,7 +147,7 @@ class Window:
         return StepVerdict(cells, together, self._atoms(), (), alone.needs_tokens)
 
     def _together(self, trained: Evidence) -> tuple[Evidence, Evidence | None]:
-        """The evidence of all steps of the window, and that with what a filter removed."""
+        """The evidence of all steps of the window, and the same including removed tokens."""
         every = replace(
             trained, rounds={(WORKLOAD, 0): reduce(added, (p.trained for p in self._parts))}
         )
@@ -166,8 +166,8 @@ class Window:
 
 
 def _chosen(own: CellVerdict, joint: CellVerdict, full: bool) -> CellVerdict:
-    """The cell of a step alone, or of the window where that is what decides its slice."""
-    # what a step shows by itself is not undone by the steps before it, nor is what a filter hid
+    """The cell of the step alone, or of the window if that decides its slice."""
+    # a violation on the step alone, or before the filter, is not undone by earlier steps
     if own.slice == WHOLE or own.outcome in ("holds", "violated"):
         return own
     if own.note.startswith(ONLY_FILTERED):

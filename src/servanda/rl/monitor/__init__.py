@@ -1,1 +1,1 @@
-# The monitor of a training run: every step's own tokens, judged.
+# The monitor of a training run: judges the tokens of every step.

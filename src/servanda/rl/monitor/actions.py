@@ -1,4 +1,4 @@
-# Actions: what a contract's rules say of a verdict, and the weights of tokens that follow.
+# Actions: the actions of a contract's rules for a verdict, and the resulting token weights.
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class DueActions:
-    """What rules say is to be done.
+    """The actions of rules.
 
     Args:
         action: names, in the order of the rules, each once.
         pages: whom to notify.
-        sample: the share of sequences to keep from now on; None: as it was.
-        masked: names of the slices to leave out.
+        sample: the share of sequences to keep from now on; None: unchanged.
+        masked: names of the slices to exclude.
     """
 
     action: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class DueActions:
 
 
 def named(contract: Contract) -> set[str]:
-    """Every action that the contract's rules name, or that follows without a rule."""
+    """Every action of the contract's rules, or the default without rules."""
     return {*_named(contract)} if contract.escalation else {*possible(contract)}
 
 
@@ -52,17 +52,17 @@ def _named(contract: Contract) -> list[str]:
 def due(
     contract: Contract, verdict: Verdict, names: Sequence[str], atoms: diagnosis.Atoms
 ) -> DueActions:
-    """What follows from a verdict; without rules, the declared weighting and nothing else.
+    """The actions for a verdict; without rules only the declared weighting.
 
     Args:
-        names: of all slices, in the order of the bits of `atoms`.
+        names: names of all slices, in the order of the bits of `atoms`.
     """
     if not contract.escalation:
         return DueActions(possible(contract))
     values: dict[str, list[str]] = {}
     masked: list[str] = []
     for rule, cells in rules_met(contract, verdict.cells):
-        # the red slices to leave out, so that the rest is within the limits of these cells
+        # exclude slices so that the rest is within the limits of these cells
         limits = diagnosis.limits_of(cell for cell in cells if cell.outcome == "violated")
         for entry in rule.do:
             name, value = action_of(entry)
@@ -70,7 +70,7 @@ def due(
                 red = diagnosis.fewest(names, limits, atoms)
                 masked += red
                 if not red:
-                    continue  # the whole is beyond its limit, and no slice of it is to blame
+                    continue  # the whole exceeds its limit, and no slice explains it
             if _is_taken(name):
                 values.setdefault(name, []).append(value)
     return DueActions(
@@ -82,12 +82,12 @@ def due(
 
 
 def _is_taken(name: str) -> bool:
-    """Whether a trainer takes an action."""
+    """Whether a trainer executes an action."""
     return name in ACTIONS and "rl" in ACTIONS[name].doors
 
 
 def possible(contract: Contract) -> tuple[str, ...]:
-    """The actions that a contract may ask a trainer for, each once."""
+    """The trainer's actions that a contract may request, each once."""
     if not contract.escalation:
         declared = contract.gradient is not None and contract.gradient.weighting is not None
         return ("correct",) if declared else ()
@@ -95,7 +95,7 @@ def possible(contract: Contract) -> tuple[str, ...]:
 
 
 def metrics(taken: DueActions, contract: Contract) -> dict[str, float]:
-    """What is done, to log: 1 or 0 for each action that the contract may ask for."""
+    """Metrics for the log: 1 or 0 for each action that the contract may request."""
     names = possible(contract)
     return {f"servanda/action/{name}": float(name in taken.action) for name in names}
 
@@ -103,13 +103,13 @@ def metrics(taken: DueActions, contract: Contract) -> dict[str, float]:
 def token_weights(
     contract: Contract, taken: DueActions, batch: Batch, masked: Sequence[Cut]
 ) -> Array:
-    """What each token's loss is to be multiplied by, [B, T], float32.
+    """The factor of each token's loss, [B, T], float32.
 
-    0 outside the mask, and where a logprob is not usable; 0 in slices that are left out; psi(w)
-    where tokens are corrected, else 1.
+    0 outside the mask, for unusable logprobs, and in excluded slices; psi(w) if tokens are
+    corrected, else 1.
 
     Args:
-        masked: the slices that are left out.
+        masked: the excluded slices.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         used_BT = batch.mask_BT & usable(batch)

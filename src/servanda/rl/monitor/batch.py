@@ -1,4 +1,4 @@
-# A batch: the arrays of one training step, read once and refused where they do not fit.
+# A batch: the arrays of one training step, read once and validated.
 #
 # Axes: B sequences of this rank, T columns.  Arrays are NumPy's, torch's, or lists of lists; torch
 # is never imported.
@@ -18,23 +18,23 @@ from servanda.errors import EvidenceError
 
 Array = NDArray[Any]
 
-_OF_TORCH = ("bfloat16", "float16")  # formats that are read as float32, which holds them exactly
+_OF_TORCH = ("bfloat16", "float16")  # formats converted to float32, which represents them exactly
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a trainer knows of the tokens that it is about to learn from.
+    """A trainer's data about the tokens of its next update.
 
     Args:
-        weights: how many updates the trainer has made; the step of its own count.
-        logp_train_BT, logp_infer_BT: nats, float32 or float64; NaN where there is none.
+        weights: number of updates of the trainer; its step number.
+        logp_train_BT, logp_infer_BT: nats, float32 or float64; NaN if missing.
         mask_BT: whether the trainer learns from the token.
-        group_B: prompt group of each sequence; None: each is its own.
+        group_B: prompt group of each sequence; None: each is a separate group.
         labels: name -> text of each sequence.
-        staleness_BT: updates between drawing and training, [B, 1] or [B, T]; NaN: unknown.
+        staleness_BT: updates between sampling and training, [B, 1] or [B, T]; NaN: unknown.
         advantage_BT: [B, 1] or [B, T].
         token_BT: ids, [B, T] or wider: then the last T columns are those of the mask.
-        one_array: whether both logprobs are the same place in memory.
+        one_array: whether both logprobs share memory.
     """
 
     weights: int
@@ -54,19 +54,19 @@ class Batch:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens that the trainer learns from."""
+        """The number of tokens that the trainer learns from."""
         return int(np.count_nonzero(self.mask_BT))
 
     @cached_property
     def start_B(self) -> Array:
-        """Column of the first trained token of each sequence; T where there is none."""
+        """Column of the first trained token of each sequence; T if there is none."""
         size, width = self.mask_BT.shape
         start_B = self.mask_BT.argmax(axis=1) if width else np.zeros(size, dtype=np.int64)
         return np.where(self.mask_BT.any(axis=1), start_B, width)
 
     @cached_property
     def one_turn(self) -> bool:
-        """Whether no sequence has two stretches of trained tokens."""
+        """Whether every sequence has at most one stretch of trained tokens."""
         inner = np.count_nonzero(self.mask_BT[:, 1:] > self.mask_BT[:, :-1])
         first = np.count_nonzero(self.mask_BT[:, :1])
         return inner + first == np.count_nonzero(self.start_B < self.mask_BT.shape[1])
@@ -78,10 +78,10 @@ class Batch:
 
     @property
     def staleness(self) -> tuple[float, int, float]:
-        """Sum, tokens and largest of what is known of the trained tokens."""
+        """Sum, count and maximum of the known staleness of trained tokens."""
         if self.staleness_BT is None:
             return 0.0, 0, 0.0
-        if self.staleness_BT.shape[1] == 1:  # one number a sequence
+        if self.staleness_BT.shape[1] == 1:  # one number per sequence
             values_N, n_N = self.staleness_BT[:, 0], np.count_nonzero(self.mask_BT, axis=1)
         else:
             values_N = self.staleness_BT[self.mask_BT]
@@ -104,7 +104,7 @@ class Batch:
         staleness: object = None,
         tokens: object = None,
     ) -> Batch:
-        """Read what a trainer gives.
+        """Validate a trainer's arguments.
 
         Raises:
             EvidenceError: the mask is missing, a shape differs, or a step is no whole number.
@@ -159,10 +159,10 @@ class Batch:
 
 
 def array(name: str, values: object) -> Array:
-    """Anything array-like as NumPy's; torch's tensors come off their device.
+    """Any array-like as a NumPy array; torch tensors are copied to the host.
 
     Raises:
-        EvidenceError: it is no rectangle of numbers.
+        EvidenceError: not a rectangular array of numbers.
     """
     if hasattr(values, "detach"):
         tensor: Any = values
@@ -199,7 +199,7 @@ def _step(weights: object) -> int:
 
 
 def _one_array(train: Array, infer: Array) -> bool:
-    """Whether they begin at one place and go on alike: halves of one array do not."""
+    """Whether two arrays have the same memory and strides."""
     same = train.ctypes.data == infer.ctypes.data and train.strides == infer.strides
     return same and train.size > 0
 
@@ -221,7 +221,7 @@ def _numbers(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Ar
 
 
 def _beside(name: str, values: object, size: int, width: int) -> Array | None:
-    """Numbers of each sequence or of each token, [B, 1] or [B, T]; None where there are none."""
+    """Numbers per sequence or per token, [B, 1] or [B, T]; None if missing."""
     if values is None:
         return None
     numbers = _numbers(name, values, [(size,), (size, 1), (size, width)])

@@ -1,7 +1,7 @@
-# The contract that a run is held to, and which of its clauses a step can answer.
+# The contract of a run, and the clauses that a step can judge.
 #
-# A contract is completed as that of a dump is: both kernels run in a trainer, its claim is
-# realised, and where it has no slices it gets those that the first step's counts bear.
+# A contract is completed like that of a dump: both kernels run in a trainer, its claim is realised,
+# and without slices it gets those for which the first step has enough tokens.
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from servanda.runner.load import load
 
 @dataclass(frozen=True)
 class RunContract:
-    """What a user asked for, before the first step is seen.
+    """The user's contract before the first step.
 
     Args:
-        preset: its name; "" where a contract of the user's own was given.
-        contract: as it is without slices of the monitor's choice.
+        preset: its name; "" for a user's contract.
+        contract: the contract without automatic slices.
     """
 
     preset: str
@@ -44,13 +44,13 @@ class RunContract:
 
     @classmethod
     def of(cls, given: str | Path | Contract, *, bitwise: bool = False) -> RunContract:
-        """Of a contract, the path of one, or the name of a preset of trainers.
+        """From a contract, the path of one, or the name of a trainer preset.
 
         Args:
             bitwise: whether both kernels are declared to compute the same bits.
 
         Raises:
-            ContractError: there is no such preset or file, or its text is wrong.
+            ContractError: no such preset or file, or an invalid contract.
         """
         if isinstance(given, str | Path):
             name = str(given)
@@ -68,12 +68,12 @@ class RunContract:
 
     @property
     def slices_itself(self) -> bool:
-        """Whether the slices are the monitor's choice."""
+        """Whether the monitor chooses the slices."""
         return bool(self.preset) or not self.contract.slices
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of sequences that slices may ask for."""
+        """Labels of sequences that slices may use."""
         if self.slices_itself:
             return SLICED
         fields = {f for rule in self.contract.slices for f in (*(rule.match or {}), rule.split)}
@@ -81,7 +81,7 @@ class RunContract:
 
     @property
     def split_labels(self) -> tuple[str, ...]:
-        """Labels each of whose values is to have a slice."""
+        """Labels that get a slice per value."""
         if self.slices_itself:
             return SLICED
         splits = (rule.split or "" for rule in self.contract.slices)
@@ -90,7 +90,7 @@ class RunContract:
     def unsliced(
         self, labels: Mapping[str, Sequence[str]], first: Sequence[Labels]
     ) -> tuple[str, ...]:
-        """What labels of a later step say and no slice shows, for the slices are decided.
+        """A note about label values that first occur after the slices were fixed.
 
         Args:
             first: labels of the first step.
@@ -106,7 +106,7 @@ class RunContract:
         return tuple(notes)
 
     def rules(self, counts: Counts) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
-        """The slices of a run that begins so, and what was left out and why."""
+        """The slices of a run from its first step, and the reasons for omitted ones."""
         if not self.slices_itself:
             return self.contract.slices, ()
         return rules_of(counts, dump_preset.needed(self.preset or "verl-sync"))
@@ -120,13 +120,13 @@ class RunContract:
 
 
 def _in_a_trainer(contract: Contract) -> Contract:
-    """A contract as its clauses are asked of a trainer's steps."""
+    """A contract adapted to a trainer's steps."""
     sides = {"train": contract.kernels.train, "infer": contract.kernels.infer}
     kernels = {
         side: k if k.engine == EXTERNAL else Kernel(engine=EXTERNAL, title=str(k))  # type: ignore[call-arg]
         for side, k in sides.items()
     }
-    # what is not a promise in the contract of a preset fits any other
+    # the parts of a preset's contract other than clauses fit any contract
     frame = dump_preset.contract_of("verl-sync", "frame", ())[1]
     neither = {"workload": None, "claim": None}
     return contract.model_copy(
@@ -151,13 +151,13 @@ def _in_a_trainer(contract: Contract) -> Contract:
 
 
 def plan_of(contract: Contract, labels: Sequence[Labels]) -> Plan:
-    """The cells of a run, fixed at its first step.
+    """The plan of a run, fixed at its first step.
 
     Args:
-        labels: of the first step's sequences.
+        labels: labels of the first step's sequences.
 
     Raises:
-        ContractError: a slice asks for a label that the first step does not have.
+        ContractError: a slice needs a label that the first step lacks.
     """
     corpus = corpus_of("the first step", labels)
     plan = planning.make_plan(contract, {WORKLOAD: corpus}, None)
@@ -166,7 +166,7 @@ def plan_of(contract: Contract, labels: Sequence[Labels]) -> Plan:
 
 
 def _kind(cell: Cell) -> Kind:
-    """How a cell is judged by a step's log ratios; not at all where they do not tell."""
+    """The kind of a cell for a step's log ratios; a reason if they do not suffice."""
     kind = cell.kind
     if isinstance(kind, NotHere):
         return kind
@@ -178,7 +178,7 @@ def _kind(cell: Cell) -> Kind:
 
 
 def _not_answered(kind: Kind, clause: Clause) -> str:
-    """Why a step cannot answer a kind of clause; "" where it can."""
+    """The reason why a step cannot judge a kind of clause; "" if it can."""
     if isinstance(kind, RelativeCertificate):
         return "a training step has no noise floor and no stable kernel to compare with"
     if isinstance(kind, AnswerGap):
@@ -193,7 +193,7 @@ def _not_answered(kind: Kind, clause: Clause) -> str:
 def labels_of(
     batch_labels: Mapping[str, Sequence[str]], names: Sequence[str]
 ) -> tuple[Labels, ...]:
-    """The combinations of some labels, in the order in which sequences have them first."""
+    """The combinations of some labels, in order of first occurrence."""
     named = [name for name in names if name in batch_labels]
     rows = zip(*(batch_labels[name] for name in named), strict=True) if named else [()]
     labels = (tuple((n, v) for n, v in zip(named, row, strict=True) if v) for row in rows)

@@ -1,8 +1,8 @@
-# The tally of a training step: how many tokens of each atom have which log ratio.
+# The tally of a training step: histograms of the log ratio per atom.
 #
-# All that certificates of a step need of its tokens, at the price of a subtraction and a
-# count.  An atom is one combination of slices that a token lies in, so that every slice is a
-# sum of atoms.  Tallies of parts of a step, or of ranks, add up with +.
+# Contains all data for the certificates of a step, at the cost of a subtraction and a count per
+# token.  An atom is one combination of slices, so that every slice is a sum of atoms.  Tallies of
+# parts of a step, or of ranks, are added with +.
 #
 # Axes: B sequences, T tokens, A atoms, N tokens of a block.
 
@@ -18,8 +18,8 @@ from servanda.theory.stats.histogram import BINS, bin_of
 
 Array = NDArray[Any]
 
-# what is made of a block stays in a core's cache; counts are as wide as all bins, so that many
-# tokens are counted at once
+# intermediate arrays of a block fit in a core's cache; counts span all bins, so blocks have many
+# tokens
 _BLOCK_BYTES = 1 << 18
 _COUNT = 1 << 19
 
@@ -33,11 +33,11 @@ def tally(
 ) -> NDArray[np.int64]:
     """Count the trained tokens of each atom by the bin of their log ratio.
 
-    float32 logprobs are subtracted in float32, as `stats.histogram.edges` allows for; all others
-    in float64.  Nothing is read of a token that the mask leaves out: it may hold anything.
+    float32 logprobs are subtracted in float32, which `stats.histogram.edges` takes into account;
+    all others in float64.  Tokens outside the mask are not read and may have any value.
 
     Args:
-        logp_train_BT, logp_infer_BT: [B, T], nats; no copy is made of float32 or float64.
+        logp_train_BT, logp_infer_BT: [B, T], nats; float32 and float64 are not copied.
         mask_BT: of the same shape; whether the trainer learns from the token.
         atom_BT: of the same shape, 0..atoms - 1; default all in one.
 
@@ -46,7 +46,7 @@ def tally(
         +inf on either side, or -inf on infer.  -inf on train alone is evidence, in bin 0.
 
     Raises:
-        EvidenceError: shapes differ, or a trained token lies in no such atom.
+        EvidenceError: shapes differ, or a trained token has an invalid atom.
 
     >>> count = tally([[-1.0, -2.0, 0.0]], [[-1.0, float("nan"), 0.0]], [[1, 1, 0]])
     >>> int(count.sum()), int(count[0, BINS])
@@ -63,7 +63,7 @@ def tally(
     mask_N = given["mask"].reshape(-1)
     atom_N = given["atom"].reshape(-1) if atom_BT is not None else None
     wide = BINS + 1
-    out = atoms * wide  # where the tokens go that the mask leaves out
+    out = atoms * wide  # bin of tokens outside the mask
     count_W = np.zeros(out + 1, dtype=np.int64)
     place_N = np.empty(min(_COUNT, train_N.size), dtype=np.int64)
     step = _BLOCK_BYTES // train_N.itemsize
@@ -87,13 +87,13 @@ def _floats(values: ArrayLike) -> Array:
 
 
 def _bins(train_N: Array, infer_N: Array, left_out_N: Array) -> Array:
-    """The bin of each token; anything where it is left out."""
+    """The bin of each token; arbitrary outside the mask."""
     with np.errstate(invalid="ignore", over="ignore"):
         bin_N = bin_of(train_N - infer_N)
     odd_N = (bin_N == 0) | (bin_N == BINS)
     odd_N &= ~left_out_N
     if odd_N.any():
-        # train - inf reads as -inf, and a difference may leave the range of float32
+        # -inf of train gives -inf, and a difference may exceed the range of float32
         bin_N[odd_N] = _exactly(train_N[odd_N], infer_N[odd_N])
     return bin_N
 
@@ -106,7 +106,7 @@ def _exactly(train_N: Array, infer_N: Array) -> Array:
 
 
 def _starts(atom_N: Array, left_out_N: Array, atoms: int) -> NDArray[np.int64]:
-    """Where the counts of each token's atom begin; anything where it is left out."""
+    """The offset of each token's atom in the counts; arbitrary outside the mask."""
     if atom_N.size and not (atom_N.min() >= 0 and atom_N.max() < atoms):
         wrong_N = atom_N[~((atom_N >= 0) & (atom_N < atoms)) & ~left_out_N]
         if wrong_N.size:

@@ -1,4 +1,4 @@
-# The monitor: every training step's own tokens, judged as `servanda check` would judge them.
+# The monitor: judges the tokens of every training step as `servanda check` does.
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ from servanda.rl.monitor.statistics import (
 from servanda.rl.monitor.step import Step, metrics_of, state_line
 from servanda.theory.stats.agreement import Agreement
 
-_NOTES = 20  # that are carried on
+_NOTES = 20  # most notes carried over
 
 
 class Monitor:
     """Judges each training step by a kernel contract, from both kernels' logprobs of its tokens.
 
-    The claim is realised: a verdict concerns this step's tokens and no others.
+    The claim is realised: a verdict concerns only this step's tokens.
 
     Args:
         contract: a Contract, the path of one, or the name of a preset of trainers, such as
             "verl-sync", "verl-async", "trl", "nemo-grpo", "prime-rl", "slime".
-        gather: sends one object and returns those of all ranks, this one included, such as
-            torch.distributed.all_gather_object wrapped; None: there is one rank.
-        dump: folder to keep a share of the sequences in, for `servanda check DIR`.
-        sample: that share, decided from the step and the index of a sequence alone.
-        state: JSON lines, one a step, which `servanda watch` follows and a restart continues.
-        seed: of the share.
-        stop: whether a rule that says halt is an action; else it is reported as `would`.
-        bitwise: whether both kernels are declared to compute the same bits; without it, columns
-            that are equal in every bit are an error.
+        gather: sends one object and returns those of all ranks, including this one, such as a
+            wrapped torch.distributed.all_gather_object; None: one rank.
+        dump: folder for a sample of the sequences, for `servanda check DIR`.
+        sample: the sampled share, decided only by the step and the index of a sequence.
+        state: JSON lines, one per step, which `servanda watch` follows and a restart continues.
+        seed: seed of the sample.
+        stop: whether the action `halt` is executed; otherwise it is reported as `would`.
+        bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
+            are bitwise equal are an error.
 
     Raises:
-        ContractError: there is no such preset or file, or its text is wrong.
-        EvidenceError: the state file is of no monitor; MeasurementError: it cannot be read.
+        ContractError: no such preset or file, or an invalid contract.
+        EvidenceError: not a monitor's state file; MeasurementError: it cannot be read.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class Monitor:
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
 
     def across(self, gather: Gather) -> None:
-        """Observe with other ranks from now on, unless a `gather` was given at the start."""
+        """Connect other ranks from now on, unless a `gather` was given at the start."""
         if self._gather is ranks.alone:
             self._gather = gather
 
     @property
     def contract(self) -> Contract:
-        """What steps are held to; its slices are decided at the first step."""
+        """The contract of the steps; its slices are fixed at the first step."""
         return self._plan.contract if self._plan else self._contract.contract
 
     @property
     def would_have_stopped(self) -> int | None:
-        """The first step at which a rule said halt."""
+        """The first step with the action `halt`."""
         return self._state.would
 
     def observe(
@@ -115,7 +115,7 @@ class Monitor:
         staleness: object = None,
         tokens: object = None,
     ) -> Step:
-        """Judge the tokens of one step; of all ranks, where there are several.
+        """Judge the tokens of one step, over all ranks.
 
         Arrays are NumPy's, torch's or lists, [B, T]: B sequences of this rank.  A token without
         a logprob is NaN; it counts as missing and never as 0.
@@ -123,17 +123,17 @@ class Monitor:
         Args:
             logp_train_BT: the trainer's, before its update, nats.
             logp_infer_BT: the rollout engine's, of the same tokens, nats.
-            mask_BT: 1 where the trainer learns from the token.
-            groups: prompt of each sequence, [B]; default each its own.
+            mask_BT: 1 if the trainer learns from the token.
+            groups: prompt of each sequence, [B]; default: each a separate group.
             labels: name -> text of each sequence, [B], such as {"env": [...]}.
-            advantages: [B] or [B, T]; for two metrics, and kept in `dump` beside the tokens.
-            weights: how many updates the trainer has made.
-            staleness: updates between drawing and training, [B] or [B, T]; NaN: not known.
-            tokens: ids, [B, T], or with the prompts before them; for `dump` alone.
+            advantages: [B] or [B, T]; for two metrics, and stored in `dump` with the tokens.
+            weights: number of updates of the trainer.
+            staleness: updates between sampling and training, [B] or [B, T]; NaN: unknown.
+            tokens: ids, [B, T], or with the prompts before them; only for `dump`.
 
         Raises:
-            EvidenceError: arrays do not fit together, there is no mask, or ranks disagree.
-            ContractError: a slice asks for a label that the first step does not have.
+            EvidenceError: inconsistent arrays, a missing mask, or inconsistent ranks.
+            ContractError: a slice needs a label that the first step lacks.
         """
         try:
             batch = Batch.of(
@@ -158,17 +158,17 @@ class Monitor:
         return self._judged(parts, rank, batch)
 
     def refuse(self, error: Exception) -> None:
-        """Tell the other ranks why this one cannot observe a step; they would wait for it."""
+        """Send the other ranks the reason why this one cannot observe, so that none waits."""
         message = (self._member, self.contract.digest, -1, str(error))
         self._gather(Part(*message) if self._plan else Opening(*message))
 
     def _open(self, batch: Batch) -> None:
-        """Fix the cells of the run: by all ranks' counts, or as the one it continues had them."""
+        """Fix the cells of the run: from all ranks' counts, or from the run that it continues."""
         contract, counts = self._contract, Counts()
         if batch.tokens and not self._state.contract and contract.slices_itself:
             counts.add(paired(soundness.rollouts_of(batch), 0))
             if not batch.has_prompts:
-                counts.lengths.clear()  # columns of answers alone do not tell a context's length
+                counts.lengths.clear()  # columns of responses only do not give the context length
         own = Opening(
             self._member,
             contract.contract.digest,
@@ -201,7 +201,7 @@ class Monitor:
         self._plan = plan
         named = dict.fromkeys(cell.cut for cell in plan.cells if is_answered(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
-        # a step does not judge what is known after the token, and shows where the excess lies
+        # slices of outcomes are not judged, but show where the excess is
         late = dict.fromkeys(cell.cut for cell in plan.cells if cell.cut.outcome)
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
@@ -229,7 +229,7 @@ class Monitor:
         )
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
-        """Which slices tokens share; asked of all ranks where a cell is red, and only there."""
+        """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
         if not any(c.outcome == "violated" for c in verdict.cells):
             return {}
         atoms = overlaps(self._shown, batch)
@@ -241,10 +241,10 @@ class Monitor:
         assert plan is not None
         groups = ranks.groups_of(parts)
         agreement = sum((part.agreement for part in parts), Agreement())
-        # one closed round, which is all that a step's verdict speaks of
+        # one closed round, the scope of a step's verdict
         weighed = Weighed(
             joined(plan.cells, [part.statistics for part in parts]),
-            ((),) * len(plan.cells),  # a step has no kernel that is run against itself
+            ((),) * len(plan.cells),  # a step has no noise floor
             sequences=sum(part.sequences for part in parts),
             tokens=sum(part.tokens for part in parts),
             groups=len(groups),
@@ -319,7 +319,7 @@ class Monitor:
         if weighed.tokens:
             state.contract = plan.contract.digest
         elif not state.contract:
-            self._plan = None  # a step without a token decides no slices
+            self._plan = None  # a step without tokens does not fix the slices
         return step
 
     def _write(
@@ -330,7 +330,7 @@ class Monitor:
         groups: Mapping[str, TokenSum],
         sample: float | None,
     ) -> None:
-        """Keep what is to be kept; a full disk is a note at the next step, and stops no run."""
+        """Write sample and state; a full disk gives a note at the next step, and stops no run."""
         try:
             if self._dump is not None:
                 self._dump.write(batch, rank)
@@ -345,6 +345,6 @@ class Monitor:
             self._note(f"step {step.weights} was not written: {error}")
 
     def _note(self, *notes: str) -> None:
-        """Say it with this step and all later ones, once each."""
+        """Add a note to this step and all later ones, once each."""
         new = (note for note in notes if note not in self.notes)
         self.notes = (*self.notes, *new)[-_NOTES:]

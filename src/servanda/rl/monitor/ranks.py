@@ -1,8 +1,8 @@
-# Ranks: what each process of a trainer says of a step, and how they are made one.
+# Ranks: the messages of a trainer's processes about a step, and their combination.
 #
-# Every rank sends one value and receives all of them, so all reach the same answer.  A rank that
-# cannot read its own arrays says so in the same place: were it to stop alone, the others would
-# wait for it for ever.
+# Every rank sends one value and receives all of them, so all reach the same result.  A rank that
+# cannot read its own arrays sends the reason instead: if it stopped alone, the others would wait
+# forever.
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Gather = Callable[[Any], Sequence[Any]]
 
 @dataclass(frozen=True)
 class RankMessage:
-    """What every message begins with.
+    """The common fields of messages.
 
     Args:
-        member: of the process that sends it, unlike any other.
-        contract: digest of what it is held to; weights: its step, -1 where it has none.
+        member: unique name of the sending process.
+        contract: digest of its contract; weights: its step, -1 if none.
         refused: why it cannot take part in the step.
     """
 
@@ -41,11 +41,11 @@ class RankMessage:
 
 @dataclass(frozen=True)
 class Opening(RankMessage):
-    """Before the first step: what the slices of the run are decided from.
+    """The message before the first step: the data that defines the slices of the run.
 
     Args:
-        labels: their combinations, in the order of the sequences.
-        state: of an earlier run that is continued, as the first rank has it.
+        labels: combinations of labels, in the order of the sequences.
+        state: state of the run that is continued, from the first rank.
     """
 
     counts: Counts = field(default_factory=Counts)
@@ -58,12 +58,12 @@ class Part(RankMessage):
     """A rank's share of a step.
 
     Args:
-        statistics: of each cell.
-        groups: of each prompt group, sum of |log ratio| and usable tokens.
-        tokens, usable: that are trained; of those with both logprobs.
-        staleness: (sum, tokens, largest) where it is known.
+        statistics: statistics of each cell.
+        groups: prompt group -> sum of |log ratio|, and usable tokens.
+        tokens, usable: number of trained tokens, and of those with both logprobs.
+        staleness: (sum, tokens, largest), over known values.
         contributions: see `statistics.contributions`.
-        unsound: what is wrong with its data.
+        unsound: problems of its data.
         agreement: whether its two columns could have disagreed.
     """
 
@@ -80,7 +80,7 @@ class Part(RankMessage):
 
 @dataclass(frozen=True)
 class Overlaps(RankMessage):
-    """Where a step is red: which slices its tokens share, see `statistics.overlaps`."""
+    """The message for a violated step: the slices that tokens share, see `statistics.overlaps`."""
 
     atoms: tuple[tuple[int, int, float], ...] = ()
 
@@ -89,17 +89,17 @@ M = TypeVar("M", bound=RankMessage)
 
 
 def alone(message: Any) -> Sequence[Any]:
-    """A gather of one rank."""
+    """A gather for a single rank."""
     return [message]
 
 
 def name_of_member() -> str:
-    """Of this process: a fork is another one."""
+    """The unique name of this process; a fork has another one."""
     return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
 
 
 def gathered(gather: Gather, mine: M) -> tuple[list[M], int]:
-    """What all ranks say, in their order, and which of them this one is.
+    """The messages of all ranks, in order, and the index of this one.
 
     Raises:
         EvidenceError: a rank cannot take part, ranks concern different steps or contracts, or
@@ -143,7 +143,7 @@ def gathered(gather: Gather, mine: M) -> tuple[list[M], int]:
 
 
 def groups_of(parts: Sequence[Part]) -> dict[str, TokenSum]:
-    """Prompt groups of all ranks, in an order that the ranks' own does not change."""
+    """Prompt groups of all ranks, in an order independent of the ranks' order."""
     sums: dict[str, list[TokenSum]] = {}
     for part in parts:
         for name, drift in part.groups:

@@ -1,6 +1,6 @@
-# The sampled share: sequences that are kept whole, for `servanda check DIR` to judge again.
+# The sampled share: sequences that are stored completely, for `servanda check DIR`.
 #
-# Which ones is decided from the step and their index alone, before anything of them is looked at.
+# They are chosen by the step and their index alone, before any of their data is examined.
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class SampleDump:
     """Writes a share of each step's sequences.
 
     Args:
-        share: of the sequences, above 0 and at most 1.
+        share: share of the sequences, above 0 and at most 1.
 
     Raises:
-        EvidenceError: there is no such share.
+        EvidenceError: an invalid share.
     """
 
     def __init__(self, folder: Path, share: float, seed: int) -> None:
@@ -29,10 +29,10 @@ class SampleDump:
         self.folder = folder
         self.share = share
         self.seed = seed
-        self.next_share: float | None = None  # of the next step alone, where a rule asks for more
+        self.next_share: float | None = None  # for the next step only, if a rule requests more
 
     def check(self, batch: Batch) -> None:
-        """Refuse a step that cannot be kept.
+        """Refuse a step that cannot be stored.
 
         Raises:
             EvidenceError: there are no token ids.
@@ -53,9 +53,9 @@ class SampleDump:
         from servanda.rl.dumps.formats.parquet import Writer
 
         token_BT = batch.token_BT
-        assert token_BT is not None  # `check` refuses a step without
+        assert token_BT is not None  # `check` refuses a step without ids
         width = batch.mask_BT.shape[1]
-        last_B = width - batch.mask_BT[:, ::-1].argmax(axis=1)  # what comes after is padding
+        last_B = width - batch.mask_BT[:, ::-1].argmax(axis=1)  # the rest is padding
         before = token_BT.shape[1] - width
         present_BT = (np.arange(token_BT.shape[1]) < before + last_B[:, None]) & (token_BT >= 0)
         groups = batch.group_B or tuple(f"{rank}.{b}" for b in range(batch.sequences))

@@ -1,8 +1,7 @@
-# Atoms: the tokens of a step by which slices they lie in.
+# Atoms: the tokens of a step, grouped by their slices.
 #
-# A slice asks of a token whether numbers of it are below or above edges, so all that counts is
-# between which edges they lie.  Tokens that no slice tells apart are one atom: an atom has a few
-# of its tokens' numbers stand for all, and slices are asked of those.
+# A slice compares a token's numbers with edges, so only the intervals between edges matter.  Tokens
+# in the same slices form one atom; slices are evaluated on representative numbers of each atom.
 
 from __future__ import annotations
 
@@ -18,17 +17,17 @@ from servanda.rl.monitor.batch import Batch
 
 Array = NDArray[Any]
 
-_MOST = 4096  # codes before those that no token has are closed up
+_MOST = 4096  # codes before unused codes are removed
 
 
 @dataclass(frozen=True)
 class Atoms:
-    """Which atom each token is of, and which slices each atom lies in.
+    """The atom of each token, and the slices of each atom.
 
     Args:
-        atom_BT: index of each token's atom, [B, T], of masked tokens and others.
-        inside_CA: whether an atom lies in a slice, in the order of the slices.
-        maybe_CA: whether it may, where a number of it is not known.
+        atom_BT: index of each token's atom, [B, T], inside and outside the mask.
+        inside_CA: whether an atom is in a slice, in the order of the slices.
+        maybe_CA: whether it may be, if a number is unknown.
     """
 
     atom_BT: Array
@@ -39,7 +38,7 @@ class Atoms:
         return self.inside_CA.shape[1]
 
     def times(self, other: Atoms) -> Atoms:
-        """Atoms of both: each of these with each of those."""
+        """The product of two sets of atoms."""
         mine, theirs = len(self), len(other)
         code_BT = self.atom_BT * np.int32(theirs) + other.atom_BT
         both = (
@@ -59,7 +58,7 @@ class Atoms:
 
 
 def families(cuts: Sequence[Cut]) -> list[list[int]]:
-    """Slices by index, together where they ask of the same numbers; no slice is in two."""
+    """A partition of slice indexes; slices on the same numbers are together."""
     groups: list[tuple[set[str], list[int]]] = []
     for i, cut in enumerate(cuts):
         fields, members = set(cut.fields), [i]
@@ -72,10 +71,10 @@ def families(cuts: Sequence[Cut]) -> list[list[int]]:
 
 
 def crossed(parts: Sequence[Atoms], most: int) -> list[tuple[Atoms, list[int]]]:
-    """Atoms of families, crossed where few come of it; each with the indexes of its parts.
+    """Atoms of families, crossed if the product is small; each with the indexes of its parts.
 
     Args:
-        most: atoms that may come of it.
+        most: most atoms of a product.
     """
     crossings: list[tuple[Atoms, list[int]]] = []
     for i, part in sorted(enumerate(parts), key=lambda pair: len(pair[1])):
@@ -97,7 +96,7 @@ def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
     labels = [field for field in fields if field.startswith(LABEL)]
     parts = [_labelled(batch, labels)] if labels else []
     parts += [_numbered(batch, field, cuts) for field in fields if field not in labels]
-    # rows and columns first: what they give needs no look at each token
+    # rows and columns first: their codes need no work per token
     parts.sort(key=lambda part: part.code_BT.size)
     columns: dict[str, Array] = {}
     code_BT, size = np.zeros((1, 1), dtype=np.int32), 1
@@ -113,7 +112,7 @@ def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
         np.array([cut.mask(columns, size, unknown=unknown) for cut in cuts], dtype=bool)
         for unknown in (False, True)
     )
-    # codes that no slice tells apart are one atom
+    # codes in the same slices are one atom
     sides = np.vstack([inside.reshape(-1, size), maybe.reshape(-1, size)])
     apart, atom_S = np.unique(sides, axis=1, return_inverse=True)
     atom_BT = atom_S.astype(np.int32).reshape(-1).take(code_BT, mode="clip")
@@ -124,7 +123,7 @@ def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
 
 @dataclass(frozen=True)
 class _Part:
-    """One field: a code of each token, [B, 1], [1, T] or [B, T], and what each code stands for."""
+    """One field: a code of each token, [B, 1], [1, T] or [B, T], and the meaning of each code."""
 
     code_BT: Array
     size: int
@@ -134,7 +133,7 @@ class _Part:
 def _closed_up(
     code_BT: Array, size: int, columns: dict[str, Array]
 ) -> tuple[Array, int, dict[str, Array]]:
-    """Codes that no token has left out."""
+    """Codes without the unused ones."""
     there = np.flatnonzero(np.bincount(code_BT.ravel(), minlength=size))
     dense = np.zeros(size, dtype=np.int32)
     dense[there] = np.arange(len(there))
@@ -177,7 +176,7 @@ def _numbered(batch: Batch, field: str, cuts: Iterable[Cut]) -> _Part:
 
 
 def _table(batch: Batch, edges: Array) -> Array:
-    """The class of each number that columns can be counted to."""
+    """The class of each possible count of columns."""
     return _class_of(np.arange(batch.mask_BT.shape[1] + 1), edges)
 
 
@@ -193,7 +192,7 @@ def _edges(field: str, cuts: Iterable[Cut]) -> Array:
 
 
 def _stand_ins(edges: Array) -> Array:
-    """A number of each class: below the first edge, on it, between it and the next, ..., NaN."""
+    """A representative of each class: below the first edge, on it, up to the next, ..., NaN."""
     if not len(edges):
         return np.array([0.0, np.nan])
     ends = np.r_[edges[0] - 1, edges, edges[-1] + 1]
@@ -205,7 +204,7 @@ def _stand_ins(edges: Array) -> Array:
 
 
 def _class_of(values: Array, edges: Array) -> Array:
-    """The class of each number, as _stand_ins counts them."""
+    """The class of each number, in the order of _stand_ins."""
     at = np.searchsorted(edges, values, side="left") + np.searchsorted(edges, values, side="right")
     if values.dtype.kind == "f":
         at = np.where(np.isnan(values), 2 * len(edges) + 1, at)
@@ -215,7 +214,7 @@ def _class_of(values: Array, edges: Array) -> Array:
 def _shifted(table: Array, batch: Batch) -> Array:
     """A table read from the first trained column of each row on, [B, T] or [1, T].
 
-    So it is for numbers that count the columns of one turn: rows are copied whole.
+    For numbers that count the columns of one turn, rows are copied as a whole.
     """
     width = batch.mask_BT.shape[1]
     start_B = batch.start_B[batch.start_B < width]
@@ -227,12 +226,12 @@ def _shifted(table: Array, batch: Batch) -> Array:
 
 
 def _before(batch: Batch) -> Array:
-    """Trained tokens of the sequence before each, [B, T]; of trained tokens alone."""
+    """Number of earlier trained tokens of the sequence, [B, T]; valid for trained tokens."""
     return np.cumsum(batch.mask_BT, axis=1, dtype=np.int32) - np.int32(1)
 
 
 def _starts(batch: Batch) -> Array:
-    """Where a turn begins, [B, T]."""
+    """Mask of the beginnings of turns, [B, T]."""
     starts_BT = batch.mask_BT.copy()
     starts_BT[:, 1:] &= ~batch.mask_BT[:, :-1]
     return starts_BT
@@ -250,9 +249,9 @@ def _in_turn(batch: Batch) -> Array:
     return before_BT - np.maximum.accumulate(opens_BT, axis=1)
 
 
-# where a sequence has one turn, these count its columns from the first trained one on
+# in a sequence of one turn, these count its columns from the first trained one
 _FROM_START = ("context.position", "context.turn_position")
-# what a trainer's step tells of its tokens, [B, 1], [1, T] or [B, T]; None: not this time
+# the fields of a trainer's tokens, [B, 1], [1, T] or [B, T]; None: missing in this step
 COLUMNS: dict[str, Callable[[Batch], Array | None]] = {
     "request.prompt_tokens": lambda batch: batch.start_B.astype(np.int32)[:, None],
     "context.position": _before,

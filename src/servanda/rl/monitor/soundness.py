@@ -1,4 +1,4 @@
-# Soundness of a step: what no logprob of it can be, looked for before anything is judged.
+# Data quality checks of a step, before it is judged.
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from servanda.rl.dumps.checks.zeros import FAR_NATS, Zeros
 from servanda.rl.monitor.batch import Batch
 from servanda.traces.rollouts import Rollouts
 
-_RARE_NATS = -14.0  # of a whole answer: one in a million
-# verl's bypass mode, for one, takes the rollout engine's for the trainer's
+_RARE_NATS = -14.0  # probability of a whole response: one in a million
+# for example, verl's bypass mode uses the rollout engine's logprobs for the trainer's
 _COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
 
 
 def rollouts_of(batch: Batch) -> Rollouts:
-    """A step as a dump would hold it; every column of the arrays is a token of its sequence."""
+    """A step in the form of a dump; every column of the arrays is a token of its sequence."""
     size, width = batch.mask_BT.shape
     own = tuple(map(str, range(size)))
     stale = {}
@@ -40,8 +40,9 @@ def rollouts_of(batch: Batch) -> Rollouts:
 
 
 def problems(batch: Batch) -> tuple[str, ...]:
-    """Why a step can be no evidence: both logprobs are one array, some are above 0, or missing
-    ones were filled with 0."""
+    """The reasons why a step cannot be evidence: both logprobs are one array, some are above 0, or
+    missing ones were filled with 0.
+    """
     problems = [*([_COPY] if batch.one_array else []), *_repeated(batch)]
     if _suspicious(batch):
         rollouts, checks = rollouts_of(batch), (Values(), Zeros())
@@ -52,14 +53,14 @@ def problems(batch: Batch) -> tuple[str, ...]:
 
 
 def _repeated(batch: Batch) -> list[str]:
-    """Answers that are there several times, though chance would not have drawn them twice.
+    """Repeated responses that are too unlikely to be sampled twice.
 
-    Two draws with the same logprobs to the last bit are one answer.  How likely it was to be
-    drawn again is its own probability, so an answer that is nearly certain may repeat.
+    Two samples with bitwise equal logprobs are one response.  Its probability of being sampled
+    again is its own probability, so a nearly certain response may repeat.
     """
     infer_BT = np.where(batch.mask_BT, batch.logp_infer_BT, 0.0)
     sum_B = infer_BT.sum(axis=1, dtype=np.float64)
-    rare_R = np.flatnonzero(sum_B < _RARE_NATS)  # -inf and NaN are no answers that were drawn
+    rare_R = np.flatnonzero(sum_B < _RARE_NATS)  # -inf and NaN are not sampled responses
     rare_R = rare_R[np.isfinite(sum_B[rare_R])]
     if len(rare_R) == len(np.unique(sum_B[rare_R])):
         return []
@@ -81,7 +82,7 @@ def _repeated(batch: Batch) -> list[str]:
 
 
 def _suspicious(batch: Batch) -> bool:
-    """Whether a closer look is worth its time; tokens that are not trained may be the reason."""
+    """Whether a detailed check is needed; untrained tokens may be the reason."""
     train_BT, infer_BT = batch.logp_train_BT, batch.logp_infer_BT
     highest = (np.fmax.reduce(logp, axis=None, initial=0.0) for logp in (train_BT, infer_BT))
     filled = (

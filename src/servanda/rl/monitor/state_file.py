@@ -1,7 +1,7 @@
-# What a run remembers from step to step, and the file that it survives a restart in.
+# The state of a run between steps, and the file that stores it for a restart.
 #
-# The file is JSON lines, one a step, flushed as it is written.  A restart reads them again; a
-# last line that a kill cut off is dropped, and said so.
+# The file is JSON lines, one per step, flushed after each write.  A restart reads it; an incomplete
+# last line is dropped with a note.
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SCHEMA = 1
 
 @dataclass
 class RunState:
-    """What a run knows of its steps so far.
+    """The state of a run over its steps so far.
 
     Args:
-        contract: digest, once the first step was seen; rules, labels: its slices, and the labels
-            of sequences that it began with, each combination once.
-        left_out: what has no slice of its own, and why.
-        would: the first step that rules would have stopped the run at.
+        contract: digest, after the first step; rules, labels: its slices, and the label
+            combinations of its first step.
+        left_out: the reasons for omitted slices.
+        would: the first step with the action `halt` that was not executed.
         resumed: whether the next step is the first after a restart.
     """
 
@@ -41,7 +41,7 @@ class RunState:
     resumed: bool = False
 
     def add(self, weights: int, groups: Mapping[str, TokenSum]) -> None:
-        """Know one more step; one that comes again after a restart replaces what was known."""
+        """Add a step; a repeated step after a restart replaces the later ones."""
         self.ends.add_groups(weights, groups, anew=self.resumed)
         self.resumed = False
 
@@ -50,7 +50,7 @@ class Journal:
     """The file of a run.
 
     Args:
-        path: made with its folder when the first step is written.
+        path: created with its folder at the first step.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Journal:
         self.notes: tuple[str, ...] = ()
 
     def read(self) -> RunState:
-        """What an earlier run wrote; a broken last line is cut off.
+        """Read the steps of an earlier run; an incomplete last line is removed.
 
         Raises:
             EvidenceError: another line is broken, or the file is of another schema.
@@ -103,7 +103,7 @@ class Journal:
 
 
 def first_line(state: RunState) -> dict[str, Any]:
-    """What the first line of a run carries besides its step: `_recall` reads it."""
+    """The additional fields of the first line of a run, read by `_recall`."""
     return {
         "slices": [rule.model_dump(mode="json", exclude_none=True) for rule in state.rules],
         "kinds": [dict(labels) for labels in state.labels],
@@ -132,7 +132,7 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """A line as an object; None where it is cut off or broken."""
+    """A line as an object; None if it is incomplete or invalid."""
     if not line.endswith(b"\n"):
         return None
     try:

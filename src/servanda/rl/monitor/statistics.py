@@ -1,5 +1,5 @@
-# The statistics of a step: log ratios in bins by atom -> the statistics of every cell, which ranks
-# then add up.  No token is looked at twice: a slice's histogram is the sum of its atoms'.
+# The statistics of a step: log ratios in bins by atom -> the statistics of every cell, which are
+# summed over ranks.  Each token is read once: a slice's histogram is the sum of its atoms'.
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
 
-# divergences of a sampled token that know of it nothing but log p - log q
+# divergences of a sampled token that depend only on log p - log q
 RATIO_METRICS = (
     *("tv", "k1_nats", "k2_nats", "k3_nats", "kl_reverse_nats"),
     *("chi2", "le_cam", "abs_log_ratio_nats"),
 )
-_FAR_NATS = -100.0  # less is no logprob that a sampler drew
-_LOOKED_AT = 4096  # logprobs that tell how coarse a record is: a coarser guess only weakens a guard
-_MOST_ATOMS = 64  # that one tally tells apart: its counts are then 16 MB
-_TOKENS_AN_ATOM = 1 << 15  # with fewer, counts of another atom cost more than another tally
+_FAR_NATS = -100.0  # below any sampled logprob
+_LOOKED_AT = 4096  # logprobs examined for the precision: a coarser guess only weakens a check
+_MOST_ATOMS = 64  # most atoms of one tally: its counts then have 16 MB
+_TOKENS_AN_ATOM = 1 << 15  # with fewer tokens, a larger tally costs more than a second one
 
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """What one rank's tokens add up to.
+    """The statistics of one rank's tokens.
 
     Args:
-        statistics: of each cell of the plan; None where a step does not tell it.
-        usable: tokens with both logprobs.
-        drift_B: sum of |log ratio| over the tokens of each sequence that have one, nats;
+        statistics: statistics of each cell of the plan; None if a step does not provide it.
+        usable: number of tokens with both logprobs.
+        drift_B: sum of |log ratio| over the tokens of each sequence with a value, nats;
             known_B: their number.
     """
 
@@ -57,11 +57,11 @@ class BatchStatistics:
 
 
 class StepStatistics:
-    """Sums up batches: the bins' values under each clause are worked out once for a run.
+    """Computes statistics of batches; the values of bins under each clause are computed once.
 
     Args:
-        cells: of the plan.
-        cuts: every slice of a cell but the whole.
+        cells: cells of the plan.
+        cuts: every slice of a cell except the whole.
     """
 
     def __init__(self, cells: Sequence[Cell], cuts: Sequence[Cut]) -> None:
@@ -98,9 +98,9 @@ class StepStatistics:
         return BatchStatistics(tuple(statistics), int(usable_C[0]), *by_sequence)
 
     def _counted(self, batch: Batch) -> tuple[Array, Array, Array]:
-        """Of the whole and each slice: tokens in each bin, without a ratio, and missing.
+        """Token counts of the whole and each slice: per bin, without a ratio, and missing.
 
-        Missing are the latter, and tokens of which it is unknown whether they lie in the slice.
+        Missing are tokens without a ratio, and tokens whose membership in the slice is unknown.
         """
         size = len(self._cuts) + 1
         count_CK = np.zeros((size, BINS))
@@ -126,7 +126,7 @@ class StepStatistics:
 
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
-    """Which slices the usable tokens lie in: bits, tokens, and the sum of their (1 - w)^+."""
+    """The slice combinations of usable tokens: bits, count, and the sum of (1 - w)^+."""
     atoms = atoms_of(cuts, batch)
     usable_N = usable(batch)[batch.mask_BT]
     atom_U = atoms.atom_BT[batch.mask_BT][usable_N]
@@ -141,7 +141,7 @@ def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float],
 
 
 def contributions(batch: Batch, psi: Psi) -> tuple[float, float, int]:
-    """What the loss has too much of by tokens to be learned, and by those to be unlearned.
+    """The excess weight in the loss, for tokens with positive and with negative advantage.
 
     The sums of (psi(w) - w) A over tokens whose advantage A is above and below 0, and the number
     of tokens with a usable ratio and an advantage.  A loss with the right weights has neither.
@@ -159,17 +159,17 @@ def contributions(batch: Batch, psi: Psi) -> tuple[float, float, int]:
 
 
 def usable(batch: Batch) -> Array:
-    """Which tokens have both logprobs, trained or not, [B, T]; NaN compares false."""
+    """Mask of tokens with both logprobs, trained or not, [B, T]; NaN compares false."""
     return np.isfinite(batch.logp_infer_BT) & (batch.logp_train_BT < np.inf)
 
 
 def _by_sequence(batch: Batch, *, all_usable: bool) -> tuple[Array, Array]:
-    """Of each sequence, the sum of |log ratio| over its usable tokens, and their number, [B]."""
+    """Per sequence, the sum of |log ratio| over its usable tokens, and their number, [B]."""
     used_BT = batch.mask_BT
     with np.errstate(invalid="ignore", over="ignore"):
         drift_BT = np.abs(batch.logp_train_BT - batch.logp_infer_BT)
         if not all_usable:
-            # a token that train gives no mass is evidence, and no number of nats
+            # a token without mass under train is evidence, but has no finite value
             used_BT = used_BT & usable(batch) & (drift_BT < np.inf)
         np.copyto(drift_BT, 0.0, where=~used_BT)
         sum_B = drift_BT.sum(axis=1, dtype=np.float64)
@@ -179,14 +179,14 @@ def _by_sequence(batch: Batch, *, all_usable: bool) -> tuple[Array, Array]:
 
 
 def _rounding(batch: Batch) -> float:
-    """The most that recording moved any log ratio of a batch by, nats."""
+    """The rounding error bound of the log ratios of a batch, nats."""
     most = 0.0
     if not batch.tokens:
         return most
     first = int(batch.mask_BT.any(axis=1).argmax())
     for logp_BT in (batch.logp_train_BT, batch.logp_infer_BT):
         lowest = np.fmin.reduce(logp_BT, axis=None, initial=0.0)
-        if lowest < _FAR_NATS:  # of a token that is not trained, or has no mass
+        if lowest < _FAR_NATS:  # untrained tokens, or tokens without mass
             known_BT = batch.mask_BT & (logp_BT > -np.inf)
             lowest = np.fmin.reduce(logp_BT, axis=None, where=known_BT, initial=0.0)
         looked_at = logp_BT[first][batch.mask_BT[first]][:_LOOKED_AT]
@@ -196,12 +196,12 @@ def _rounding(batch: Batch) -> float:
 
 
 def is_answered(cell: Cell) -> bool:
-    """Whether a step's log ratios answer a cell."""
+    """Whether a step's log ratios suffice for a cell."""
     return isinstance(cell.kind, Certificate | UsableRatio | Coherent)
 
 
 def x_of(cell: Cell) -> Callable[[Array], Array]:
-    """From log ratios, nats, to the x in [0, 1] whose mean the cell limits."""
+    """The map from log ratios, nats, to the x in [0, 1] whose mean the cell limits."""
     kind = cell.kind
     assert isinstance(kind, Certificate)
     if isinstance(kind, Gap):
@@ -217,16 +217,16 @@ def _ends(cell: Cell) -> tuple[Array, Array]:
     assert isinstance(cell.kind, Certificate)
     bends: list[float] = []
     if isinstance(cell.kind, Gap):
-        # a slice of a line may rise and fall where psi bends; 0 is no weight that a bin ends at
+        # x need not be monotone in a bin at a kink of psi; no bin edge is at weight 0
         bends = [math.log(at) for at in cell.kind.psi.bends if at > 0]
     least_K, most_K = ends(x_of(cell), bends)
-    if cell.kind.feed.threshold is not None:  # x is 0 or 1, and nothing between
+    if cell.kind.feed.threshold is not None:  # x is 0 or 1
         return least_K.round(), most_K.round()
     return least_K, most_K
 
 
 def _same_x(cell: Cell) -> Any:
-    """Cells that differ in nothing but their limit and their slice share their x."""
+    """A key of cells that share x: all but limit and slice."""
     assert isinstance(cell.kind, Certificate)
     feed = cell.kind.feed
     if isinstance(cell.kind, Gap):
@@ -235,7 +235,7 @@ def _same_x(cell: Cell) -> Any:
 
 
 def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    """The statistics of ranks as those of one; in whatever order they come."""
+    """The combined statistics of ranks, independent of their order."""
     by_cell = zip(cells, zip(*parts, strict=True), strict=True)
     return tuple(_joined(cell, statistics) for cell, statistics in by_cell)
 
@@ -252,7 +252,7 @@ def _joined(cell: Cell, statistics: Sequence[Any]) -> Any:
 
 
 def _sum(moments: Sequence[LogMoment]) -> LogMoment:
-    # the total is rounded once, so that the order of ranks does not move its last digit
+    # the total is rounded once, so that it does not depend on the order of ranks
     whole = sum(moments, LogMoment())
     return LogMoment(
         whole.n, whole.below, whole.above, math.fsum(m.total for m in moments), whole.missing

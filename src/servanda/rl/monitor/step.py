@@ -1,4 +1,4 @@
-# A step: the verdict on one training step's tokens, what is to be done, and the numbers to log.
+# A step: the verdict on one training step's tokens, the actions, and the metrics to log.
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Step:
-    """What `Monitor.observe` answers; every rank has the same but for token weights and notes.
+    """The result of `Monitor.observe`; the same on every rank, except token weights and notes.
 
     Args:
-        weights: updates that the trainer had made.
+        weights: number of updates of the trainer.
         outcome: holds, violated, inconclusive or error.
-        action: what is to be done now, in the order of the contract's rules.
-        would: what rules say and was not switched on: halt, without `stop=True`.
-        pages: whom rules say to notify.
-        masked: slices whose tokens are left out of the loss.
-        token_weights: what each token's loss is to be multiplied by, [B, T], float32, of this
-            rank; 0 outside the mask.
-        metrics: to log; a number that was not measured is not there.
-        cause: what the red slices look like, or what is wrong with the data; "" of neither.
-        notes: what was left out, and why.
+        action: actions to execute now, in the order of the contract's rules.
+        would: actions of rules that are not enabled: halt, without `stop=True`.
+        pages: people to notify, according to rules.
+        masked: slices whose tokens are excluded from the loss.
+        token_weights: factor of each token's loss, [B, T], float32, for this rank; 0 outside the
+            mask.
+        metrics: metrics to log; numbers that were not measured are absent.
+        cause: likely cause of the violated slices, or the problem of the data; "" if none.
+        notes: omitted parts, with the reasons.
     """
 
     weights: int
@@ -56,12 +56,12 @@ class Step:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The whole verdict, intervals included: worked out when it is first looked at."""
+        """The complete verdict with intervals, computed at first access."""
         return self._verdict()
 
     @cached_property
     def trend(self) -> Trend | None:
-        """How the last steps' drift compares with that of the first five; None before there are."""
+        """The ratio of the last steps' drift to that of the first five; None if too few."""
         return self._trend()
 
     @property
@@ -71,15 +71,15 @@ class Step:
 
     @cached_property
     def worst(self) -> CellVerdict | None:
-        """The enforced cell to look at first: violated ones, then by value against limit.
+        """The worst enforced cell: violated ones first, then by the ratio of value to limit.
 
-        None where no number was measured.
+        None without a measured number.
         """
         return worst_promise(self.verdict.cells)
 
     @property
     def needs_tokens(self) -> int | None:
-        """About how many tokens a step like this one needs to be decided; None where it is."""
+        """Approximate number of tokens that such a step needs for a decision; None if decided."""
         return self.verdict.needs_tokens if self.outcome == "inconclusive" else None
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Step:
 
 
 def too_few(needs: int, tokens: int) -> str:
-    """What an inconclusive step lacks.
+    """The sentence about an inconclusive step's missing tokens.
 
     >>> too_few(288, 192)
     'a step needs about 288 tokens to be decided, and this one has 192'
@@ -151,7 +151,7 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
 
 
 def _of_cells(verdict: Verdict) -> dict[str, float]:
-    """The numbers of a verdict to log: each promise on the whole, and where it is worst."""
+    """The metrics of a verdict: each clause on the whole, and on its worst slice."""
     red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
     metrics = {
         "servanda/exit_code": float(verdict.exit_code),
@@ -175,7 +175,7 @@ def metrics_of(
     groups: Mapping[str, TokenSum],
     ratio: float | None,
 ) -> dict[str, float]:
-    """What to log: only what was measured."""
+    """The metrics to log, only measured ones."""
     tokens, usable = (sum(getattr(p, name) for p in parts) for name in ("tokens", "usable"))
     metrics = {
         "servanda/observed_tokens": float(tokens),
@@ -194,7 +194,7 @@ def metrics_of(
         metrics["servanda/staleness/max"] = max(s[2] for s in stale)
     gaps = [p.contributions for p in parts if p.contributions[2]]
     for i, sign in enumerate(("positive", "negative")):
-        # a weight may be infinite, and is then no number to log
+        # an infinite weight is not logged
         if gaps and all(math.isfinite(g[i]) for g in gaps):
             mean = math.fsum(g[i] for g in gaps) / sum(g[2] for g in gaps)
             metrics[f"servanda/contribution/{sign}"] = mean

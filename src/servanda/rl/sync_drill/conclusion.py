@@ -23,10 +23,10 @@ def conclude(
     seconds: float,
     unprobed: int | None,
 ) -> Preflight:
-    """Judge the measurements; see Preflight for the arguments.
+    """Judge the measurements; the arguments are those of Preflight.
 
     Args:
-        unprobed: ids of the vocabulary that no probe has; None where its size is unknown.
+        unprobed: ids of the vocabulary that no probe contains; None if its size is unknown.
     """
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
@@ -37,7 +37,7 @@ def conclude(
     unseen = [group.name for group in groups if group.mark == "unseen"]
     shaky = [group.name for group in groups if group.mark == "warns"]
     outcome: Outcome = "violated" if cause else "holds"
-    # noise that hardly changes the trainer shows nothing, also nothing against synced groups
+    # noise that hardly changes the trainer is no evidence, also not against synced groups
     if not cause and (unseen or shaky or poison.mark == "violated"):
         outcome = "inconclusive"
     return Preflight(

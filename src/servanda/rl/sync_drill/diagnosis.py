@@ -1,6 +1,6 @@
-# What is wrong with a sync, derived from the groups that are not synced.
+# The fault of a sync, derived from the groups that are not synced.
 #
-# A name is given where it explains what the engine did; else the answer is "unexplained".
+# A fault is named only if it explains the engine's response; otherwise it is "unexplained".
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from servanda.rl.sync_drill.result import NEAR, Baseline, Part, PoisonResult, Response
 
-# cause -> its meaning, and where to look
+# cause -> its meaning, and the next place to check
 CAUSES: dict[str, str] = {
     "never_synced": "the sync returns, but no weight reaches the engine",
     "late": "weights reach the engine too late: the sync returns before they arrive",
@@ -45,11 +45,11 @@ def cause_of(
     adapted: bool,
     layers: int,
 ) -> str:
-    """The one cause that explains the measurements; "" where nothing is wrong.
+    """The single cause that explains the measurements; "" without a fault.
 
     Args:
-        adapted: the module has adapters that are trained.
-        layers: how many layers were tested.
+        adapted: whether the module has trained adapters.
+        layers: number of tested layers.
     """
     visible = [group for group in groups if group.mark != "unseen"]
     wrong = [group for group in visible if group.mark == "violated"]
@@ -71,7 +71,7 @@ def cause_of(
 def _of_the_sync(
     baseline: Baseline, poison: PoisonResult, visible: Sequence[Response], wrong: Sequence[Response]
 ) -> str:
-    """A fault of the whole sync, or of the time at which it arrives."""
+    """A fault of the whole sync, or of its timing."""
     if baseline.mixed or poison.mixed or any(group.mixed for group in wrong):
         return "stale_replicas"
     if poison.cached:
@@ -99,7 +99,7 @@ def _by_the_deaf(
     if len(deaf) == len(visible) and (visible or poison.follow < NEAR):
         return "adapter_ignored" if adapters_only else "never_synced"
     if any(not _is_lost(group) and not group.lost for group in wrong):
-        return ""  # something else is wrong as well, and no name explains all
+        return ""  # there is another fault too, so no single name explains all
     if stale := _stale_use(wrong):
         return stale
     if deaf and all(group.kind == "norms" for group in wrong) and len(deaf) == len(wrong):
@@ -120,7 +120,7 @@ def _by_the_deaf(
 
 
 def _is_lost(group: Response) -> bool:
-    """Whether nothing of a group reaches the engine."""
+    """Whether no part of a group reaches the engine."""
     tensors = [part for part in group.parts if not is_rows(part.name)]
     return group.deaf_as_a_whole or bool(group.lost and len(group.lost) == len(tensors))
 

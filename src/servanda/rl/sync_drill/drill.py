@@ -42,9 +42,9 @@ from servanda.rl.sync_drill.weight_snapshot import (
 from servanda.runner.measurement import Watch, unwatched
 from servanda.theory.sampling import Floats
 
-# no two kernels are said to be nearer than this, nats: logprobs of -10 in float32 are not finer
+# smallest noise floor, nats: the resolution of logprobs of -10 in float32
 RESOLUTION = 1e-5
-_MOST = 0.7  # of the distance at equal weights, that a factor on the adapters may leave
+_MOST = 0.7  # share of the distance at equal weights that a factor on the adapters may leave
 
 
 def preflight(
@@ -113,9 +113,9 @@ class _Drill:
         rows = probes(trainee, seed)
         self.sides = Sides(trainee, rows, plan_of(self.weights).least, watch, limit)
         self.trials = Trials(self.weights, self.sides.train, ranges_of(trainee.module, rows))
-        # further syncs: that weights are known to take, and that are tried where they might
+        # further syncs: known to be needed, and tried if they might help
         self.late, self.further = 0, 1
-        self.near = 0.0  # how near the engine has to come to where it was, nats
+        self.near = 0.0  # largest distance of the restored engine from its state before, nats
         self.changed, self.whole, self.journals = False, False, False
         self.signals = Signals()
 
@@ -125,7 +125,8 @@ class _Drill:
             try:
                 baseline, poison, groups, returned = self._there_and_back()
             except (KeyboardInterrupt, Terminated) as error:
-                # between two lines of ours; no second one is raised until it waits no more
+                # between two lines of this module; no second one is raised until the end of the
+                # shield
                 self._restored()
                 raise _stopped(error, self._state()) from error
         size = size_of(self.trainee.module)
@@ -153,11 +154,11 @@ class _Drill:
                 raise
             raise stopped from error
         finally:
-            # whatever comes meanwhile: no return before the weights are restored
+            # whatever happens meanwhile: no return before the weights are restored
             self._restored()
         return baseline, poison, groups, self._returned(start_N)
 
-    # the order of it all
+    # the order of the test
 
     def _measured(self) -> tuple[Baseline, PoisonResult, tuple[Response, ...], Floats]:
         baseline, train_N, infer_N = self._baseline()
@@ -167,7 +168,7 @@ class _Drill:
         base_train_N, base_infer_N = self._anchored(train_N, infer_N)
         gap = distance(base_train_N, base_infer_N)
         if not baseline.scale and not poison.mixed and self.weights.anchored:
-            # what multiplies zeros shows once they are filled
+            # factors of zero matrices have an effect only once these are filled
             far = gap > PLAIN * baseline.floor
             limit = max(1.3 * baseline.floor, EXPLAINED * gap) if far else None
             baseline = replace(baseline, scale=self._scale(base_infer_N, gap, limit, far=far))
@@ -205,12 +206,12 @@ class _Drill:
     def _scale(
         self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool
     ) -> Scale | None:
-        """The factor on some tensors that explains what the engine scores, without a nudge.
+        """The factor on some tensors that explains the engine's scores without a perturbation.
 
         Args:
-            gap: mean |engine - trainer|, nats; limit: of what may be left of it.
-            far: any tensors may have one, and not adapters alone: an engine that has one twice
-                is as far away as one that never had it, so it need not have moved.
+            gap: mean |engine - trainer|, nats; limit: largest unexplained rest.
+            far: whether any tensor may have a factor, not only adapters: an engine that applies one
+                twice is as far away as one without it, so it need not have moved.
         """
         names = [*self.weights.parameters]
         second = tuple(name for name in names if "lora_B" in name)
@@ -221,15 +222,16 @@ class _Drill:
         return scaled_by(partial(self.trials.without, {}, ()), tensors, infer_N, limit=limit)
 
     def _two_answers(self, train_N: Floats, calls: list[Floats]) -> bool:
-        """Whether an engine that is not deterministic has one of two answers, as two copies of
-        it have that hold different weights: noise is not the same twice."""
+        """Whether a non-deterministic engine returns one of two results, as replicas with different
+        weights do; noise would not repeat.
+        """
         calls += [self.sides.infer(), self.sides.infer()]
         gaps = [distance(a, b) for a, b in combinations(calls, 2)]
         far = [distance(call, train_N) for call in calls]
         return min(gaps) < RESOLUTION / 10 and max(far) > 3 * min(far)
 
     def _anchored(self, train_N: Floats, infer_N: Floats) -> tuple[Floats, Floats]:
-        """Both sides where nudges begin: the weights themselves, but for matrices of zeros."""
+        """Both sides at the start of perturbations: original weights, with filled zero matrices."""
         if not self.weights.anchor():
             return train_N, infer_N
         self.sides.stage = "filling matrices of zeros"
@@ -253,13 +255,13 @@ class _Drill:
         responses = {r.name: r for block in blocks(self.groups) for r in tests.responses(block)}
         return tuple(responses[group.name] for group in self.groups)
 
-    # the way back
+    # restoring
 
     def _journalled(self) -> None:
         if self.journal is None:
             return
         refuse_journal(self.journal)
-        self.journals = True  # from here on the file is ours, whole or not there
+        self.journals = True  # from here on the journal belongs to this test, complete or absent
         try:
             write_journal(self.journal, self.weights.kept)
         except FileExistsError:
@@ -281,10 +283,10 @@ class _Drill:
         return f"weights restored bit for bit; {_ENGINE_UNKNOWN}"
 
     def _returned(self, start_N: Floats) -> tuple[float, int]:
-        """Sync the restored weights; how far the engine is from where it was, nats, and how many
-        more syncs that took.
+        """Sync the restored weights; returns the engine's distance from its state before, nats, and
+        the number of further syncs.
 
-        An engine that takes them over late gets more syncs, so that it is left as it was.
+        An engine that applies weights late gets more syncs, so that it is restored.
         """
         self.sides.stage = "sync of the restored weights"
         try:
@@ -299,7 +301,7 @@ class _Drill:
             raise _stopped(error, self._state()) from error
 
     def _abandoned(self, error: BaseException) -> BaseException:
-        """Weights back, one more sync, and an error that says what became of both."""
+        """Restore the weights, sync once more, and return an error with the state of both."""
         self._restored()
         if not self.changed:
             return _stopped(error, "no weight was changed")
@@ -324,7 +326,7 @@ _ENGINE_UNKNOWN = (
 
 
 def _stopped(error: BaseException, state: str) -> BaseException:
-    """The same error, which also says what state all is in."""
+    """The same error with the state of weights and engine."""
     if isinstance(error, MeasurementError):
         problem = error.problems[0]
         return MeasurementError(f"{problem.message}\n  state: {state}", hint=problem.hint)

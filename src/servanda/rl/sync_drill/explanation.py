@@ -1,5 +1,5 @@
-# What explains a group that does not follow: the trainer itself is broken the same way, and has
-# to do what the engine does.  No sync is needed for it.
+# Explanations of a group with a wrong response: the same fault is applied to the trainer, which
+# must then reproduce the engine.  Needs no sync.
 #
 # Axes: N scored tokens.
 
@@ -16,14 +16,14 @@ from servanda.rl.sync_drill.trainer_response import Perturbation, Piece, Trials
 from servanda.rl.sync_drill.weight_groups import LAYER
 from servanda.theory.sampling import Floats
 
-_TRIED = 8  # parts that are left out by turns
-_BETTER = 0.8  # of what was left before, for another part to be left out
-_LIMIT = 2.5  # floors that an explanation may leave, as a sync that works does
-_STEP, _STEPS = 0.02, 6  # of the search for a factor
+_TRIED = 8  # most parts that are omitted in turn
+_BETTER = 0.8  # reduction of the rest that justifies omitting another part
+_LIMIT = 2.5  # noise floors that an explanation may leave, as a working sync does
+_STEP, _STEPS = 0.02, 6  # steps of the search for a factor
 _FACTORS = (0.02, 50.0)
-_SURE = 5.0  # standard errors of a factor from 1
-_SINGLES = 96  # tensors that are tried one by one
-_ALIKE = 1.05  # times what the best leaves: two explanations that cannot be told apart
+_SURE = 5.0  # standard errors of a factor's distance from 1
+_SINGLES = 96  # most tensors that are tried one by one
+_ALIKE = 1.05  # ratio of the rests below which two explanations are not distinguishable
 
 
 def explain(
@@ -37,7 +37,7 @@ def explain(
     floor: float,
     scales: bool,
 ) -> Response:
-    """A response with the parts that were lost, or with the factor of one, if that explains it.
+    """A response with its lost parts, or with the factor of one, if that explains it.
 
     Args:
         train_N, infer_N: both sides before the perturbation; change_N: the engine's change by it.
@@ -66,8 +66,9 @@ def _lost(
     change_N: Floats,
     floor: float,
 ) -> tuple[list[Piece], float]:
-    """The parts without which the trainer does what the engine did, and what that leaves, nats;
-    none where no parts do."""
+    """The parts without which the trainer reproduces the engine, and the unexplained rest, nats;
+    empty if there are none.
+    """
     follow = {part.name: part for part in response.parts}
     suspects = [
         p for p in perturbation.pieces if follow[p.name].follow < 1 - 3 * follow[p.name].spread
@@ -83,7 +84,7 @@ def _lost(
     def enough(left: float) -> bool:
         return left <= limit and left < _BETTER * lack
 
-    # all that are surely deaf; of a tied tensor one use, or rows, and not both
+    # all parts that are clearly not synced; of a tied tensor one use, or rows, not both
     best, chosen = lack, []
     for family in (("tensor", "use"), ("rows",)):
         deaf = [p for p in suspects if follow[p.name].deaf and p.family in family]
@@ -106,7 +107,7 @@ def _lost(
 
 
 def _scalable(perturbation: Perturbation) -> dict[str, tuple[str, ...]]:
-    """Tensors that may be scaled as one: an adapter's B's, all of a layer, and each by itself."""
+    """Tensors that may be scaled together: an adapter's B's, all of a layer, and each by itself."""
     tensors = perturbation.group.tensors
     parts = {p.name: p.tensors for p in perturbation.pieces if p.family == "tensor"}
     if perturbation.group.kind == "adapter":
@@ -116,7 +117,7 @@ def _scalable(perturbation: Perturbation) -> dict[str, tuple[str, ...]]:
 
 
 def classes(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Tensors that may be scaled as one: of one kind in all layers, and, of few, of one module,
+    """Tensors that may be scaled together: of one kind in all layers, and, of few, of one module,
     and each by itself.
 
     >>> [*classes(["h.0.up.bias", "h.1.up.bias"])]
@@ -144,14 +145,14 @@ def scaled_by(
     *,
     limit: float,
 ) -> Scale | None:
-    """The factor on some tensors with which the trainer scores as the engine does; None where
+    """The factor on some tensors with which the trainer reproduces the engine's scores; None if
     there is none, or it is 1.
 
     Args:
         scores: the trainer's, with these tensors times a factor, [N], nats.
-        candidates: tensors that may be scaled as one, by what reports call them.
+        candidates: display name -> tensors that may be scaled together.
         infer_N: the engine's scores.
-        limit: of what it may leave, mean |engine - trainer|, nats.
+        limit: largest unexplained rest, mean |engine - trainer|, nats.
     """
     plain_N = scores((), 1.0)
     screened: list[tuple[float, str, float]] = []
@@ -179,7 +180,7 @@ def scaled_by(
 def _factor(
     scores: Callable[[float], Floats], factor: float, infer_N: Floats
 ) -> tuple[float, float, float] | None:
-    """(what it leaves, factor, standard error): Gauss and Newton's, from a first guess."""
+    """(rest, factor, standard error) by Gauss-Newton, from a first guess."""
     spread = np.inf
     for _ in range(_STEPS):
         factor = float(np.clip(factor, *_FACTORS))

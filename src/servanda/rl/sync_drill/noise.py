@@ -1,6 +1,6 @@
 # The noise that the preflight test puts into weights: of each tensor's own mean and spread.
 #
-# Keyed by (seed, purpose, tensor), so that the same test does the same whatever the order.
+# Keyed by (seed, purpose, tensor), so that a test is reproducible in any order.
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import zlib
 import torch
 from torch import Tensor
 
-# below this share of a fresh layer's spread a tensor hardly varies: an adapter's B at its
-# start, the scales of a norm that was never trained
+# below this share of a fresh layer's spread a tensor is nearly constant: an adapter's B at its
+# start, the scales of an untrained norm
 _HARDLY = 1e-3
 
 
 def moments(tensor: Tensor) -> tuple[float, float]:
-    """(mean, scale) of a tensor; the scale is its spread, or, where it hardly varies, one that
-    a fresh layer has: a quarter of its mean, or 1 / sqrt(inputs) where that is zero too."""
+    """(mean, scale) of a tensor; the scale is its spread, or, if it is nearly constant, that of a
+    fresh layer: a quarter of its mean, or 1 / sqrt(inputs) if the mean is 0.
+    """
     values = _wide(tensor)
     if not bool(torch.isfinite(values).all()):
         values = values[torch.isfinite(values)]
@@ -29,7 +30,7 @@ def moments(tensor: Tensor) -> tuple[float, float]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Values that torch computes with; it hardly does with float8."""
+    """Values in a type for computation, which float8 is not."""
     return tensor.detach() if tensor.dtype.itemsize > 1 else tensor.detach().float()
 
 
@@ -42,16 +43,16 @@ def noise(tensor: Tensor, seed: int, purpose: str, name: str) -> Tensor:
 
 
 def poison(tensor: Tensor, seed: int, name: str) -> Tensor:
-    """What replaces a tensor: nothing of it but its mean and its spread."""
+    """The random replacement of a tensor, with its mean and spread."""
     mean, scale = moments(tensor)
     return mean + scale * noise(tensor, seed, "poison", name)
 
 
 def is_zero_matrix(tensor: Tensor) -> bool:
-    """Whether a tensor hides all that it is multiplied with."""
+    """Whether a tensor is all zeros, and so hides its factors."""
     return tensor.dim() > 1 and not bool(torch.count_nonzero(_wide(tensor)))
 
 
 def filling(tensor: Tensor, seed: int, name: str) -> Tensor:
-    """What stands in for a matrix of zeros: a quarter of a fresh layer's spread."""
+    """The replacement of a matrix of zeros: a quarter of a fresh layer's spread."""
     return moments(tensor)[1] / 4 * noise(tensor, seed, "filling", name)

@@ -17,19 +17,19 @@ from servanda.rl.sync_drill.trainer_response import Family, Perturbation, Piece,
 from servanda.rl.sync_drill.weight_groups import WeightGroup, block_name
 from servanda.theory.sampling import Floats
 
-LATEST = 2  # further syncs of the same weights, after one that was found wrong
-_FITTED = 4  # tokens for each part that is told from the others
-_STILL = 1e-6  # nats by which an engine that nothing reached may move
-_UNMOVED, _MOVED = 0.1, 0.25  # of the trainer's change: an old copy answered, or a new one
+LATEST = 2  # further syncs of the same weights, after a wrong response
+_FITTED = 4  # tokens needed per distinguishable part
+_STILL = 1e-6  # largest change of an engine that received nothing, nats
+_UNMOVED, _MOVED = 0.1, 0.25  # of the trainer's change: most for old weights, least for new ones
 
 
 class PerturbationTests:
-    """PerturbationTests groups, from where both sides scored `train_N` and `infer_N`.
+    """Tests groups by perturbation, starting from the scores `train_N` and `infer_N`.
 
     Args:
-        noise: of the engine against itself, nats.
-        further: how many more syncs a wrong one is given to arrive.
-        scales: whether a factor is looked for; not where the two sides differed to begin with.
+        noise: repeatability of the engine, nats.
+        further: number of further syncs after a wrong response.
+        scales: whether a factor is searched; not if the two sides differed at the start.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class PerturbationTests:
         self.train_N, self.infer_N = train_N, infer_N
         self.floor, self.noise, self.further = floor, noise, further
         self.scales, self._shifted = scales, False
-        self._before_N = infer_N  # the engine's, after the sync before
+        self._before_N = infer_N  # the engine's scores after the previous sync
 
     def responses(self, block: Sequence[WeightGroup]) -> list[Response]:
-        """One sync with the groups of a block perturbed; each by itself where that is unclear."""
+        """One sync with the groups of a block perturbed; each alone if that is unclear."""
         responses = self._once(block)
         if len(block) > 1 and _is_mixed(responses):
             self.sides.total += len(block)
@@ -78,7 +78,7 @@ class PerturbationTests:
             responses = self._again(perturbations, own_N, change_N, responses)
             still = distance(self._before_N, before_N) <= max(3 * self.noise, _STILL)
             if still and not any(r.explained or r.deaf_as_a_whole for r in responses):
-                # not even the weights of the last perturbation left it
+                # it still has the weights of the last perturbation
                 responses = [replace(r, stopped=r.mark == "violated") for r in responses]
             self._before_N = self._last_N
         self.trials.weights.settle(sizes)
@@ -106,7 +106,7 @@ class PerturbationTests:
         change_N: Floats,
         responses: list[Response],
     ) -> list[Response]:
-        """What is wrong after a sync, once more: by another call, and after another sync."""
+        """Repeat a wrong response: by another call, and after another sync."""
         self._last_N = self.sides.infer()
         repeated_N = self._last_N - self.infer_N
         lengths = [len(row) - 1 for row in self.sides.rows]
@@ -119,7 +119,7 @@ class PerturbationTests:
             if any(response.mark == "violated" for response in later):
                 continue
             if late == 1 and not self._shifted:
-                # where every other sync is dropped, the next one now is one that is not
+                # if every other sync is dropped, the next one is not
                 self._shifted = True
                 self.sides.sync()
             return [replace(r, late=late) if r.mark == "violated" else r for r in responses]
@@ -129,7 +129,7 @@ class PerturbationTests:
 def judged(
     perturbations: Sequence[Perturbation], own_N: Floats, change_N: Floats, floor: float
 ) -> list[Response]:
-    """How the engine responded to groups that were perturbed together, and each part of them.
+    """The response of the engine to groups that were perturbed together, and to each part.
 
     Args:
         own_N: the trainer's change by all of them; change_N: the engine's.
@@ -168,8 +168,7 @@ def judged(
 def _parts(
     perturbations: Sequence[Perturbation], own_N: Floats, change_N: Floats, floor: float
 ) -> Iterator[tuple[int, Part]]:
-    """(number of a perturbation, part of it): tensors and uses are told apart, and so are
-    rows of the vocabulary."""
+    """(perturbation, part): tensors, uses, and ranges of vocabulary rows are separate."""
     families: tuple[tuple[Family, ...], ...] = (("tensor", "use"), ("rows",))
     for family in families:
         placed: list[tuple[int, Piece, Floats]] = [
@@ -198,14 +197,13 @@ def is_mixed(
     floor: float,
     noise: float,
 ) -> bool:
-    """Whether some rows, or calls, were answered with new weights, and others with the old ones.
+    """Whether some rows or calls were scored with new weights, and others with the old ones.
 
-    Each row of each call has to be one or the other, whole: a layer that is lost changes all of
-    them a little.
+    Each row of each call must be entirely old or new: a lost layer changes all of them a little.
 
     Args:
         own_N: the trainer's change; changes: the engine's, call by call, after one sync.
-        lengths: of the rows.
+        lengths: lengths of the rows.
     """
     cuts = np.cumsum(lengths)[:-1]
     old = new = 0
@@ -222,7 +220,7 @@ def is_mixed(
 
 
 def _is_mixed(responses: Sequence[Response]) -> bool:
-    """Whether a block has to be taken apart: something is wrong, and not all of it is deaf."""
+    """Whether a block must be split: its response is wrong, and some part of it is synced."""
     if all(response.mark in ("holds", "unseen") for response in responses):
         return False
     if all(response.explained for response in responses if response.mark == "violated"):

@@ -17,8 +17,8 @@ class Plan:
     Args:
         groups: names, in the order of the test.
         tensors, values: size of the trained weights, which are copied to host memory.
-        least, most: how often the sync runs; the most where every block has to be split, and
-            every fault is measured once more.
+        least, most: number of syncs; the most if every block must be split and every fault is
+            measured again.
     """
 
     groups: tuple[str, ...]
@@ -50,7 +50,7 @@ def plan_of(weights: Weights) -> Plan:
     least = 3 + weights.has_zeros() + len(taken)
     values = sum(parameter.numel() for parameter in weights.parameters.values())
     apart = sum(len(block) for block in taken if len(block) > 1)
-    again = LATEST * (len(taken) + apart) + 1  # of each nudge, and the one that shifts the order
+    again = LATEST * (len(taken) + apart) + 1  # per perturbation, plus one that shifts the order
     most = least + apart + again + 2 * LATEST + LATEST * weights.has_zeros()
     names = tuple(group.name for group in groups)
     return Plan(names, len(weights.parameters), values, least, most)

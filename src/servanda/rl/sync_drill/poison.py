@@ -1,4 +1,4 @@
-# All weights replaced by noise at once: does anything reach the engine, when, and where?
+# All weights randomised at once: whether, when and where the weights reach the engine.
 #
 # Axes: N scored tokens.
 
@@ -27,10 +27,10 @@ from servanda.theory.sampling import Floats
 def poison_test(
     weights: Weights, sides: Sides, baseline: Baseline, train_N: Floats, infer_N: Floats
 ) -> PoisonResult:
-    """All weights become noise, one sync; they are put back, and the engine is not.
+    """Randomise all weights and sync once; afterwards the trainer is restored, not the engine.
 
     Args:
-        train_N, infer_N: both sides before.
+        train_N, infer_N: scores of both sides before.
     """
     sides.stage = "all weights randomised"
     weights.poison()
@@ -44,7 +44,7 @@ def poison_test(
     if moved < POISON_FLOORS * baseline.floor:
         mark = "unseen"
     if answer and moved > POISON_NATS and answer.follow + 3 * answer.spread < DEAF:
-        # however far apart the two were to begin with: one changed, the other did not
+        # whatever the distance before: one changed, the other did not
         mark = "violated"
     poison = PoisonResult(
         distance=apart_by,
@@ -67,7 +67,7 @@ def _again(
     change_N: Floats,
     there_N: Floats,
 ) -> PoisonResult:
-    """The poison that did not arrive: by another call, on other tokens, after more syncs.
+    """Repeat after random weights did not arrive: by another call, on other tokens, after syncs.
 
     Args:
         own_N: the trainer's change; change_N: the engine's; there_N: its scores.
@@ -78,7 +78,7 @@ def _again(
     if is_mixed(own_N, changes, lengths, floor=baseline.floor, noise=baseline.engine_noise):
         return replace(poison, mixed=True)
     if poison.follow < DEAF:
-        # the same tokens the other way round: no cache of prefixes knows them
+        # the same tokens in reverse order: unknown to prefix caches
         rows = [row[::-1] for row in sides.rows]
         poison = replace(poison, fresh=distance(sides.infer(rows), sides.train(rows)))
         if poison.cached:

@@ -18,8 +18,8 @@ EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
 GLYPHS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
 _WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
 _WIDTH = 96
-_CLOSER = 6  # groups of which more is said
-_ALIKE = 0.5  # nats between two sides at equal weights; a larger gap does not look healthy
+_CLOSER = 6  # most groups with details
+_ALIKE = 0.5  # nats between two sides at equal weights; a larger gap is suspicious
 # cause -> the next experiment
 NEXT = {
     "sync_moves": "read back one tensor of each kind from the engine after a sync, and compare its "
@@ -36,20 +36,20 @@ class Preflight:
     """The result of a preflight sync test; `str` is its transcript.
 
     Args:
-        outcome: violated where any part of the sync is wrong; inconclusive where none is, but a
-            group could not be judged.
-        cause: the fault, as `diagnosis.CAUSES` names it; "" where there is none.
-        sentence: the outcome in words.
+        outcome: violated if any part of the sync is wrong; inconclusive if none is, but a group
+            could not be judged.
+        cause: the fault, a name in `diagnosis.CAUSES`; "" if there is none.
+        sentence: the outcome as text.
         found: both sides before any change, and after a sync of unchanged weights.
         poison: both sides after all weights were randomised.
         groups: one response per group, in the order of the module.
         returned: mean |engine - engine before the test|, nats, after the last sync.
-        back: whether that is within the engine's own noise; where it is not, the engine holds
-            perturbed weights, and the outcome is violated.
-        back_late: how many syncs of the restored weights that took, beyond one.
-        syncs: how often the sync ran.
+        back: whether that is within the engine's own noise; if not, the engine has perturbed
+            weights, and the outcome is violated.
+        back_late: number of further syncs until the restored weights arrived.
+        syncs: number of syncs.
         tokens: tokens that each side scored each time.
-        blind_spots: what the test did not cover, or could not see.
+        blind_spots: effects that the test did not cover, or could not detect.
     """
 
     outcome: Outcome

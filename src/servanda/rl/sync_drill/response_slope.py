@@ -1,4 +1,4 @@
-# How far the engine follows the trainer: one slope, and what it leaves over.
+# The response of the engine to the trainer: a slope and a residual.
 #
 # Axes: N scored tokens, P parts that were changed together.
 # A change is logp after minus logp before, of one side, on the same tokens, in nats.
@@ -15,12 +15,12 @@ from servanda.theory.sampling import Floats
 
 @dataclass(frozen=True)
 class ResponseSlope:
-    """How the engine's change answers the trainer's.
+    """The regression of the engine's change on the trainer's.
 
     Args:
-        follow: the slope of engine on trainer: 1 follows, 0 is deaf.
-        spread: the standard error of it, tokens taken as independent; the larger of the usual
-            one and White's, for noise that grows with a token's change.
+        follow: the slope of engine on trainer: 1 is synced, 0 is not synced.
+        spread: its standard error for independent tokens; the larger of the usual one and White's,
+            for noise that grows with a token's change.
         residual_nats: mean distance of the engine's change from slope times the trainer's.
     """
 
@@ -59,11 +59,11 @@ def response_slope(train_N: Floats, infer_N: Floats) -> ResponseSlope:
 def part_slopes(
     parts_PN: Sequence[Floats], train_N: Floats, infer_N: Floats
 ) -> tuple[tuple[float, float], ...]:
-    """How far the engine follows each of several parts that were changed at once.
+    """The response slopes of several parts that were changed together.
 
-    What it lacks of the whole, infer - train, is fitted on what each part does by itself: a
-    part that it follows explains nothing of that, a deaf one explains all it does.  Written so,
-    parts that act on each other cost precision only where the engine is deaf to one.
+    The difference infer - train is regressed on the effect of each part alone: a synced part has
+    coefficient 0, one that is not synced -1.  In this form, interactions of parts reduce precision
+    only if a part is not synced.
 
     Args:
         parts_PN: the trainer's change with only that part changed.
@@ -71,8 +71,8 @@ def part_slopes(
         infer_N: the engine's.
 
     Returns:
-        (follow, its standard error, as of ResponseSlope) of each part; (nan, inf) where parts
-        cannot be told apart.
+        (follow, its standard error) of each part, as in ResponseSlope; (nan, inf) for parts that
+        cannot be distinguished.
 
     Source:
         H. White, A heteroskedasticity-consistent covariance matrix estimator, 1980.

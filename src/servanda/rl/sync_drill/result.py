@@ -9,25 +9,25 @@ from typing import Literal
 Outcome = Literal["holds", "violated", "inconclusive"]
 Mark = Literal["holds", "warns", "violated", "unseen"]
 
-# Limits.  A group is judged by its response slope and residual; the rest says when it can be.
-DEAF = 0.5  # follow below it, or above 1 / DEAF: an error
-# by which follow may differ from 1: two sides that are a floor apart at equal weights tell the
-# slope of a change of m floors to 1 / m, but no better than this
+# Limits.  A group is judged by its response slope and residual; the others define when it can be.
+DEAF = 0.5  # a slope below this, or above 1 / DEAF, is an error
+# tolerance of the slope around 1: at a distance of one noise floor at equal weights, the slope of a
+# change of m floors has the precision 1 / m, but no better than this
 OFF, PART_OFF = 0.04, 0.15
-SURE = 4.0  # standard errors by which one tensor of many has to be beyond a limit
+SURE = 4.0  # standard errors by which one tensor of many must exceed a limit
 RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
-# the poison: floors, and the share of what the trainer itself moved; noise all through a network
-# is felt more by two kernels than weights that were trained
+# random weights: noise floors, and the share of the trainer's own change; two kernels differ more
+# on random weights than on trained ones
 POISON_FLOORS, POISON_SHARE = 8.0, 1 / 8
-POISON_NATS = 0.1  # by which the trainer has to move for an engine to be called deaf as a whole
-PLAIN = 3.0  # floors; a deaf group that leaves less is deaf as a whole
-NEAR = 0.02  # from 0: deaf as a whole
-EXPLAINED = 0.25  # share of what the engine lacks that an explanation may leave, or PLAIN floors
-# a sync of unchanged weights: times a side's own noise by which it has to move the engine; times
-# farther from the trainer, and nats, from which it is damage
+POISON_NATS = 0.1  # least change of the trainer to call an engine not synced as a whole
+PLAIN = 3.0  # noise floors; a group with a smaller rest is not synced as a whole
+NEAR = 0.02  # distance of the slope from 0: not synced as a whole
+EXPLAINED = 0.25  # share of the engine's difference that an explanation may leave, or PLAIN floors
+# a sync of unchanged weights: multiple of a side's own noise that counts as a change of the engine;
+# ratio of distances to the trainer, and nats, that count as damage
 _BEYOND, _FARTHER, _LEAST = 3.0, 2.0, 1e-4
-SEEN = 2.0  # floors by which the trainer's own scores have to move, for a group to be judged
-# by which a nudge is meant to move them: floors, but no more nats than that, if it is enough floors
+SEEN = 2.0  # least change of the trainer's scores to judge a group, noise floors
+# target change of a perturbation: noise floors, limited in nats if that is enough
 AIM, AIM_LEAST, AIM_NATS = 12.0, 3.0, 1.0
 
 
@@ -51,7 +51,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Both sides before anything was changed, and after a sync of unchanged weights; nats.
+    """Both sides before any change, and after a sync of unchanged weights; nats.
 
     Args:
         distance: mean |engine - trainer| as found.
@@ -59,10 +59,10 @@ class Baseline:
         moved: mean |engine after the sync - engine as found|.
         engine_noise, train_noise: the same side, scored twice.
         floor: the noise floor: the difference of the two sides at equal weights.
-        cast: the format in which weights seem to travel, where their rounding explains the
-            difference; "" for none.
-        scale: the tensors that the engine has times a factor, where that explains it.
-        mixed: the same tokens get one of two scores, one of them far from the trainer's.
+        cast: the apparent format of transferred weights, if its rounding explains the difference;
+            "" for none.
+        scale: the tensors that the engine multiplies by a factor, if that explains it.
+        mixed: whether the same tokens get one of two scores, one of them far from the trainer's.
     """
 
     distance: float
@@ -77,7 +77,7 @@ class Baseline:
 
     @property
     def moved_away(self) -> bool:
-        """Whether a sync of unchanged weights took the engine away from the trainer at all."""
+        """Whether a sync of unchanged weights moved the engine away from the trainer."""
         return self.moved > max(_BEYOND * self._noise, _LEAST) and self.idle > 1.1 * self.distance
 
     @property
@@ -108,7 +108,7 @@ class PoisonResult:
         follow: response slope: of the engine's change on the trainer's.
         limit: on the distance.
         fresh: the distance on tokens never scored before, where it was measured.
-        late: after how many more syncs of the same weights they arrived; 0 for none.
+        late: number of further syncs of the same weights until they arrived.
         mixed: some rows or calls were scored with these weights, others with the old ones.
     """
 
@@ -123,7 +123,7 @@ class PoisonResult:
 
     @property
     def cached(self) -> bool:
-        """Whether tokens never scored before are scored by other weights."""
+        """Whether tokens never scored before get scores of other weights."""
         return self.fresh is not None and self.fresh < self.distance / 4
 
 
@@ -134,8 +134,8 @@ class Part:
     Args:
         name: a tensor of the group, one use of a tied tensor, or rows of the vocabulary.
         follow: response slope, as of a Response.
-        spread: its standard error; it holds for tokens of unequal noise.
-        moved: by how many floors it moves the tokens that it moves.
+        spread: its standard error, valid for tokens of unequal noise.
+        moved: its effect on the tokens that it changes, in noise floors.
     """
 
     name: str
@@ -145,7 +145,8 @@ class Part:
 
     @property
     def deaf(self) -> bool:
-        # surely: of two parts that multiply each other, a large nudge tells little of either
+        # clearly: for two parts that multiply each other, a large perturbation shows little of
+        # either
         return self.follow + SURE * self.spread < DEAF
 
     @property
@@ -154,7 +155,7 @@ class Part:
 
     @property
     def unseen(self) -> bool:
-        """It changes the trainer's scores too little for its slope to be known."""
+        """Whether it changes the trainer's scores too little to determine its slope."""
         return not SURE * self.spread < DEAF
 
 
@@ -173,7 +174,7 @@ class Response:
         size: the perturbation, in standard deviations of the tensors.
         block: the groups that shared its sync; its own name where it had its own.
         parts: each tensor of it, use of a tied one, and range of rows of a vocabulary.
-        late: after how many more syncs of the same weights it was synced; 0 for none.
+        late: number of further syncs of the same weights until it was synced.
         mixed: some rows or calls were scored with these weights, others with the old ones.
         lost: the parts that are not synced: without them the trainer reproduces the engine.
         scale: the factor with which it does.
@@ -221,5 +222,5 @@ class Response:
 
     @property
     def deaf_as_a_whole(self) -> bool:
-        """No part of it reaches the engine."""
+        """Whether no part of it reaches the engine."""
         return abs(self.follow) < NEAR + 3 * self.spread and self.residual < PLAIN

@@ -1,4 +1,4 @@
-# The trainer, its engine and the sync between them, as the preflight test calls them.
+# The trainer, its engine and the sync between them, as called by the preflight test.
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Sides:
 
     Args:
         rows: the probe tokens.
-        total: how many syncs there will be, for anyone who watches.
-        limit: of each call.
+        total: planned number of syncs, for a progress callback.
+        limit: time limit of each call.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Sides:
         """The trainer's scores, [N], nats.
 
         Raises:
-            MeasurementError: it throws, or gives no usable logprobs.
+            MeasurementError: it raises, or returns no usable logprobs.
         """
         rows = rows or self.rows
         answer = self._called(lambda: train_scores(self.trainee, rows), "the trainer's logprobs")
@@ -44,10 +44,10 @@ class Sides:
         """The engine's scores, [N], nats.
 
         Raises:
-            MeasurementError: it throws, or gives no usable logprobs.
+            MeasurementError: it raises, or returns no usable logprobs.
         """
         rows = rows or self.rows
-        # a copy: anyone who scores may keep or change what it was given
+        # a copy: the callee may keep or change its argument
         copy = [[*row] for row in rows]
         answer = self._called(lambda: self.trainee.score(copy), "score")
         return flat(answer, rows, "the engine", self.stage)
@@ -56,7 +56,7 @@ class Sides:
         """The trainer's sync, once.
 
         Raises:
-            MeasurementError: it throws.
+            MeasurementError: it raises.
         """
         self.total = max(self.total, self.syncs + 1)
         self.watch(Progress("preflight", self.syncs, self.total))

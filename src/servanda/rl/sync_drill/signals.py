@@ -1,5 +1,5 @@
-# Signals during a preflight test: the first unwinds it, later ones wait for the weights.
-# A call that takes too long is ended by one, too: SIGALRM.
+# Signals during a preflight test: the first unwinds it, later ones wait until the weights are
+# restored.  SIGALRM ends a call that takes too long.
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any
 
 from servanda.errors import MeasurementError
 
-_LONGEST_S = 1e8  # that a timer takes
-TIMEOUT_S = 600.0  # of a call of the trainee's, where none is given
+_LONGEST_S = 1e8  # longest time of a timer
+TIMEOUT_S = 600.0  # default for a call of the trainee
 
-# arms a timer that sends SIGALRM after so many seconds, 0 disarms it; what was left of the one
-# before, as signal.setitimer says it
+# arms a timer that sends SIGALRM after some seconds, 0 disarms it; returns the rest of the previous
+# timer, as signal.setitimer does
 Alarm = Callable[[float], tuple[float, float]]
 
 
 class Terminated(BaseException):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 class Signals:
-    """Ctrl-C and SIGTERM, turned into exceptions; handlers are put back as they were.
+    """Ctrl-C and SIGTERM as exceptions; the handlers are restored afterwards.
 
-    After one of them was raised, or after `shield`, further ones wait for `expose`.  A SIGTERM
-    is sent once more at the end, to its recipient.  Outside the main thread Python
-    has no say in signals, and this does nothing.
+    After one of them was raised, or after `shield`, further ones wait for `expose`.  A SIGTERM is
+    sent again at the end, to the original handler.  Outside the main thread Python cannot handle
+    signals, and this does nothing.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class Signals:
             signal.raise_signal(signal.SIGTERM)
 
     def shield(self) -> None:
-        """From now on they wait."""
+        """Defer signals from now on."""
         self._shielded = True
 
     def expose(self) -> None:
-        """What waited is raised now."""
+        """Raise deferred signals."""
         self._shielded = False
         if self._waiting:
             self._raise(self._waiting.pop(0))
@@ -80,16 +80,16 @@ class Signals:
 
 
 class TimedOut(BaseException):
-    """A call exceeded its time limit; no `except Exception` of an engine keeps it."""
+    """A call exceeded its time limit; not caught by an engine's `except Exception`."""
 
 
 class TimeLimit:
     """The time limit of a call.
 
-    The call stays in its own thread, where the devices, contexts and event loops of a trainer are,
-    so a signal ends it: between two instructions of Python, and in waits that signals reach.  A
-    wait inside of a library that does not return to Python is not ended, and outside the main
-    thread there is no limit.
+    The call stays in its thread, which has the devices, contexts and event loops of the trainer, so
+    a signal ends it: between two Python instructions, and in waits that signals interrupt.  A
+    wait in a library that does not return to Python is not ended, and outside the main thread
+    there is no limit.
 
     Args:
         seconds: above 0; None for no limit.
@@ -108,7 +108,7 @@ class TimeLimit:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Raises TimedOut in what takes longer."""
+        """Raise TimedOut in a call that takes longer."""
         main = threading.current_thread() is threading.main_thread()
         if self.seconds is None or not main or not hasattr(signal, "setitimer"):
             yield
@@ -125,7 +125,7 @@ class TimeLimit:
                 self._alarm(0.0)
             finally:
                 signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
-            if left:  # a timer of somebody else's, such as a test runner's
+            if left:  # another timer, such as a test runner's
                 signal.setitimer(
                     signal.ITIMER_REAL, max(1e-3, left - time.monotonic() + began), every
                 )

@@ -1,6 +1,6 @@
-# What is tested: a trainer's module, its sync, and the two sides that score tokens.
+# The subject of the test: a trainer's module, its sync, and the scoring functions of both sides.
 #
-# Rows are token ids; a score is the logprob, in nats, of each token of a row but the first.
+# Rows are token ids; a score is the logprob, in nats, of each token of a row except the first.
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 Rows = list[list[int]]
 Score = Callable[[Rows], Sequence[Any]]
 
-ROWS, TOKENS = 16, 41  # of the probes that are drawn where none are given: 640 scored tokens
-FEWEST = 64  # scored tokens; a slope of fewer says little
+ROWS, TOKENS = 16, 41  # default probes: 640 scored tokens
+FEWEST = 64  # fewest scored tokens for a slope
 _FED = 1024  # tokens of a forward pass of the default `logprobs`
 
 
 @dataclass(frozen=True)
 class Trainee:
-    """A trainer and its engine, as the preflight sync test sees them.
+    """A trainer and its engine, the subject of the preflight sync test.
 
     Args:
         module: the torch module whose parameters with requires_grad the trainer updates.
         sync: the call that copies the weights to the engine after an update.
-        score: rows of token ids -> the engine's logprobs of each row's tokens but the first,
+        score: rows of token ids -> the engine's logprobs of each row's tokens except the first,
             at temperature 1, over the whole vocabulary.
         tokens: rows to score; None samples 640 tokens from the whole vocabulary.
-        logprobs: as `score`, by the trainer; None runs the module's own forward pass.
+        logprobs: like `score`, for the trainer; None runs the module's forward pass.
     """
 
     module: nn.Module
@@ -50,8 +50,8 @@ def probes(trainee: Trainee, seed: int) -> Rows:
     """The rows that both sides score.
 
     Raises:
-        MeasurementError: too few tokens, one that the vocabulary lacks, or none given and no
-            vocabulary to draw from.
+        MeasurementError: too few tokens, an id outside the vocabulary, or neither tokens nor a
+            known vocabulary.
     """
     known = size_of(trainee.module)
     if trainee.tokens is None:
@@ -87,10 +87,10 @@ def probes(trainee: Trainee, seed: int) -> Rows:
 
 
 def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
-    """Logprobs of each row's tokens but the first, by a causal model's own forward pass.
+    """Logprobs of each row's tokens except the first, by a causal model's forward pass.
 
-    Rows of one length go together and nothing is padded.  The softmax is taken in float32, or
-    in the logits' own float64.
+    Rows of one length are batched without padding.  The softmax is computed in float32, or in
+    float64 for float64 logits.
     """
     import torch
 
@@ -111,7 +111,7 @@ def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
 
 
 def _chunks(rows: Rows) -> Iterator[list[int]]:
-    """Numbers of rows of one length, not too many tokens at a time."""
+    """Batches of row indexes of one length, with a limited number of tokens."""
     lengths: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
         lengths.setdefault(len(row), []).append(number)
@@ -121,7 +121,7 @@ def _chunks(rows: Rows) -> Iterator[list[int]]:
 
 
 def train_scores(trainee: Trainee, rows: Rows) -> Sequence[Any]:
-    """The trainer's side: without dropout and without a graph."""
+    """The trainer's scores, without dropout and without a graph."""
     import torch
 
     with modes_kept(trainee.module), torch.no_grad():
@@ -133,7 +133,7 @@ def train_scores(trainee: Trainee, rows: Rows) -> Sequence[Any]:
 
 @contextmanager
 def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Afterwards torch records gradients as before, and each part is in the mode it was in.
+    """Restore torch's gradient mode and the training mode of each module afterwards.
 
     An interrupt between two instructions can skip the end of a `with torch.no_grad()`.
     """
@@ -153,7 +153,7 @@ def flat(answer: Any, rows: Rows, side: str, stage: str) -> Floats:
     """Scores of all rows in one array, [N], nats.
 
     Raises:
-        MeasurementError: rows or tokens are missing, or a score is no finite logprob.
+        MeasurementError: rows or tokens are missing, or a score is not a finite logprob.
     """
     place = f"{stage}: {side}"
     answers = list(answer) if answer is not None else []
@@ -186,7 +186,7 @@ def _array(given: Any, place: str) -> Floats:
     if hasattr(given, "detach"):
         given = given.detach().double().cpu().numpy()
     try:
-        # None becomes NaN, which is refused by its place
+        # None becomes NaN, which is rejected with its place
         return np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise MeasurementError(

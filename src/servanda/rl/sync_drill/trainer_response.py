@@ -1,4 +1,4 @@
-# What the trainer does by itself when some of its weights change; no sync is needed for it.
+# The response of the trainer to a change of some of its weights, without a sync.
 #
 # Axes: N scored tokens.
 
@@ -20,15 +20,15 @@ from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.theory.sampling import Floats
 
 _FIRST, _LAST = 2.0**-8, 16.0  # sizes of a perturbation, in spreads
-_LEAP = 64.0  # by which a size grows at most
-# root of the sum of squares, in floors, by which a piece has to move the trainer: two roundings
-# of 1.25 floors each leave 1.8 on every token, so its slope is known to .03 by itself, and to a
-# tenth beside pieces that do much the same
+_LEAP = 64.0  # largest growth factor of a size
+# least effect of a piece on the trainer, root of the sum of squares in noise floors: two roundings
+# of 1.25 floors each give 1.8 per token, so its slope has a precision of 0.03 alone, and 0.1 with
+# similar pieces
 _POWER = 60.0
-# what a sync may round to by mistake; an engine that is meant to hold these has scales, too,
-# and rounds otherwise
+# formats to which a sync may round by mistake; an engine intended for these also has scales, and
+# rounds differently
 _CASTS = ("float8_e4m3fn", "float8_e5m2")
-_PLAIN = 5.0  # standard errors by which a rounding has to be seen
+_PLAIN = 5.0  # standard errors by which a rounding must be significant
 
 Scores = Callable[[], Floats]
 Family = Literal["tensor", "use", "rows"]
@@ -36,12 +36,12 @@ Family = Literal["tensor", "use", "rows"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Something of a group that a sync may leave out by itself.
+    """A part of a group that a sync may omit alone.
 
     Args:
-        name: as reports print it.
+        name: display name.
         family: whole tensors, one use of a tied tensor, or rows of a vocabulary's tensors.
-        tensors: of which it is.
+        tensors: the tensors that contain it.
         use: one of the names of a tied tensor.
         rows: [from, to).
     """
@@ -55,13 +55,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A group, how it is perturbed, and how the trainer responds.
+    """A group with its perturbation and the trainer's response.
 
     Args:
         size: the perturbation, in spreads of each tensor.
-        sizes: tensor -> its own, where a small one is perturbed more.
+        sizes: tensor -> its own size, if a small one is perturbed more.
         own_N: the trainer's change, nats.
-        pieces: the part of its change that is missing where that piece alone is unchanged.
+        pieces: for each piece, the change that is missing if only this piece is unchanged.
     """
 
     group: WeightGroup
@@ -72,11 +72,11 @@ class Perturbation:
 
 
 class Trials:
-    """The trainer's scores with some of its weights perturbed, and others not.
+    """The trainer's scores with some of its weights perturbed.
 
     Args:
-        scores: the trainer's, now, [N], nats.
-        rows: the ranges of the vocabulary that are told from one another; () for none.
+        scores: returns the trainer's current scores, [N], nats.
+        rows: the distinguished ranges of the vocabulary; () for none.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Trials:
         scaled: Sequence[str] = (),
         factor: float = 1.0,
     ) -> Floats:
-        """With all of them perturbed but some pieces, and some tensors scaled by a factor."""
+        """The scores with all perturbed except some pieces, and some tensors scaled by a factor."""
         with ExitStack() as stack:
             self.weights.perturb(sizes)
             for piece in left_out:
@@ -108,7 +108,7 @@ class Trials:
         return logp_N
 
     def pieces_of(self, group: WeightGroup) -> list[Piece]:
-        """What of a group is told apart; none where it is of one piece."""
+        """The distinguished pieces of a group; empty if there is only one."""
         pieces: list[Piece] = []
         if group.kind == "tied":
             for name in group.tensors:
@@ -145,8 +145,7 @@ class Trials:
         size, own_N = perturbation_size(self.weights, group.tensors, logp_N, self.scores, floor)
         sizes = dict.fromkeys(group.tensors, size)
         while True:
-            # what each does where the others are perturbed, too: two that are multiplied do other
-            # things by themselves
+            # the effect of each while the others are perturbed too, because factors interact
             pieces = {
                 piece: own_N - (self.without(sizes, [piece]) - logp_N)
                 for piece in self.pieces_of(group)
@@ -170,13 +169,13 @@ def perturbation_size(
 ) -> tuple[float, Floats]:
     """The size of a visible perturbation, and the trainer's change by it.
 
-    It is doubled, or more where it is far off, until the trainer's own scores move AIM floors, or
-    AIM_NATS where that is less: far from its weights a model is another one, and two kernels of
-    it differ by more than the floor.
+    It is doubled, or more if it is far too small, until the trainer's scores change by AIM noise
+    floors, or AIM_NATS if that is less: far from its weights a model differs, and two kernels
+    differ by more than the noise floor.
 
     Args:
         logp_N: the trainer's scores before.
-        scores: them now.
+        scores: returns its current scores.
 
     Returns:
         size, in spreads of each tensor; change [N], nats.
@@ -191,15 +190,16 @@ def perturbation_size(
             weights.settle(names)
             return size, change_N
         wanted = enough / moved if moved > 0 else _LEAP
-        # a group's response grows as its size or, where two tensors of it are multiplied, squared
+        # a group's response is linear in its size, or quadratic if two of its tensors are
+        # multiplied
         size = min(_LAST, size * min(_LEAP, max(2.0, 2.0 ** np.ceil(np.log2(wanted) / 2))))
 
 
 @contextmanager
 def _untied(weights: Weights, use: str, name: str) -> Iterator[None]:
-    """One use of a tied tensor as if it had not been perturbed with it.
+    """Exclude one use of a tied tensor from its perturbation.
 
-    The module's slot is given a tensor of its own, and then the tied one again.
+    The module's attribute gets a separate tensor, and then the tied one again.
     """
     tied = weights.parameters[name]
     own = nn.Parameter(weights.start(name).to(tied.device), requires_grad=False)
@@ -211,9 +211,9 @@ def _untied(weights: Weights, use: str, name: str) -> Iterator[None]:
 
 
 def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) -> str:
-    """The format whose rounding is part of what the engine lacks at equal weights; "" for none.
+    """The format whose rounding explains a part of the difference at equal weights; "" for none.
 
-    It need not be most of it: an engine of four bits lacks more by itself.
+    It need not be the largest part: a 4-bit engine differs more on its own.
 
     Args:
         lack_N: engine minus trainer, after a sync of unchanged weights.

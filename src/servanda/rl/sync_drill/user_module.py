@@ -1,4 +1,4 @@
-# FILE.py:NAME: what a user's file says is to be drilled.
+# FILE.py:NAME: the trainer that a user's file defines for the test.
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def opened(target: str) -> Any:
-    """The object that `FILE.py:NAME` names; a function is called, without arguments.
+    """The object `FILE.py:NAME`; a function is called without arguments.
 
     Raises:
-        ContractError: no such file or name, or the file's own code throws: with its place.
+        ContractError: no such file or name, or the file's code raises; with its place.
     """
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name.isidentifier():
@@ -41,17 +41,17 @@ def opened(target: str) -> Any:
         known = [n for n in vars(module) if not n.startswith("_")]
         raise ContractError(f"{file} has no {name!r}", hint=did_you_mean(name, known))
     target_object = vars(module)[name]
-    # a Trainee has a sync, and a trainer or a module a train; what has neither makes one
+    # a Trainee has `sync`, a trainer or a module `train`; otherwise it is a factory
     made = hasattr(target_object, "sync") or hasattr(target_object, "train")
     return called(path, target_object) if callable(target_object) and not made else target_object
 
 
 def called(path: Path, call: Callable[[], T]) -> T:
-    """Call code of a user's file; what it throws is an error of the call.
+    """Call code of a user's file; its exceptions become an error of the call.
 
     Raises:
         ContractError: with the last line of the file that was reached.
-        ServandaError: one of ours, as it is.
+        ServandaError: unchanged.
     """
     try:
         return call()

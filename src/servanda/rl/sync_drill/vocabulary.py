@@ -1,4 +1,4 @@
-# The vocabulary: which tokens are scored, and which rows of its tensors they tell of.
+# The vocabulary: the scored tokens, and the rows of its tensors that they test.
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-ENDS = 6  # ids at either end of the vocabulary that are probed several times
-_SHARDS = 16  # equal parts of it; what tensor-parallel engines cut it into is one of these, mostly
-_TAILS = (32, 64, 128, 256)  # the last 1/32 and so on: padding, and tokens that were added
+ENDS = 6  # ids at each end of the vocabulary that are probed several times
+_SHARDS = 16  # equal parts of it, which usually include the shards of tensor-parallel engines
+_TAILS = (32, 64, 128, 256)  # the last 1/32 and so on: padding, and added tokens
 
 
 def drawn(known: int, named: Sequence[int], rows: int, tokens: int, seed: int) -> list[list[int]]:
-    """Tokens from all of the vocabulary, evenly, and several times from its ends.
+    """Sample tokens evenly from the vocabulary, and several times from its ends.
 
-    Converters lose the ends first: padding to a multiple, a last shard, tokens that were added.
+    Converters tend to lose the ends: padding to a multiple, a last shard, added tokens.
 
     Args:
         known: ids below it are tokens.
-        named: ids that count as ends, too.
+        named: further ids that count as ends.
 
     >>> found = drawn(1000, [500], 4, 30, seed=0)
     >>> all(sum(row.count(id) for row in found) for id in (0, 500, 999))
@@ -35,7 +35,7 @@ def drawn(known: int, named: Sequence[int], rows: int, tokens: int, seed: int) -
 
 
 def size_of(module: Any) -> int | None:
-    """How many tokens both its config and its embedding know; None where neither says."""
+    """The vocabulary size from config and embedding; None if both lack it."""
     config = getattr(module, "config", None)
     sizes = []
     if config is not None:
@@ -47,7 +47,7 @@ def size_of(module: Any) -> int | None:
 
 
 def named_ids(module: Any, known: int) -> list[int]:
-    """Ids that a model's config names: where a text begins and ends, padding."""
+    """Special ids in a model's config: begin and end of a text, padding."""
     ends: set[int] = set()
     for config in (getattr(module, "config", None), getattr(module, "generation_config", None)):
         for key in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
@@ -58,10 +58,10 @@ def named_ids(module: Any, known: int) -> list[int]:
 
 
 def ranges(size: int, named: Sequence[int], probed: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows of a vocabulary that are told from one another, [from, to), where one was probed.
+    """Distinguished ranges of vocabulary rows, [from, to), with at least one probe.
 
-    The first, the last and the named ones by themselves, so that however little is lost at an
-    end, all of a range is.
+    The first, the last and the named rows are separate, so that a small loss at an end is a
+    complete range.
 
     >>> ranges(64, [], range(64))[-2:]
     [(62, 63), (63, 64)]
@@ -75,7 +75,7 @@ def ranges(size: int, named: Sequence[int], probed: Sequence[int]) -> list[tuple
 
 
 def ranges_of(module: Any, rows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """The same, of a module and the rows of tokens that are scored."""
+    """The ranges for a module and the scored rows."""
     probed = sorted({token for row in rows for token in row})
     size = size_of(module) or probed[-1] + 1
     return ranges(size, named_ids(module, size), probed)

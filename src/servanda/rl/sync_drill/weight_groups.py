@@ -1,6 +1,6 @@
-# Weights by name: which tensors are perturbed together.
+# Weights by name: groups of tensors that are perturbed together.
 #
-# A group is what a sync is likely to leave out as a whole: the embedding and the head, one class
+# A group is a likely omission of a sync: the embedding and the head, one class
 # of norms in all layers, attention or MLP of a layer, the adapters of a layer.
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MLP = re.compile(r"mlp|feed_forward|ffn|moe|expert")
 # more groups than this are perturbed in blocks of several
 SINGLES = 12
 IN_A_BLOCK = 8
-PARTS = 32  # of a group, at most: experts of a layer are bundled
+PARTS = 32  # most parts of a group: experts of a layer are bundled
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class WeightGroup:
     """Tensors that are changed together.
 
     Args:
-        name: as reports print it.
-        kind: what they are.
-        layer: which layer they are of; None where they are of none, or of all.
-        parts: what a closer look tells apart -> its tensors.
+        name: display name.
+        kind: kind of the tensors.
+        layer: index of their layer; None for none or all.
+        parts: distinguished part -> its tensors.
     """
 
     name: str
@@ -51,7 +51,7 @@ def weight_groups(names: Mapping[str, Sequence[str]]) -> tuple[WeightGroup, ...]
     """The groups of a module's tensors.
 
     Args:
-        names: each tensor -> all names it goes by; a tied one has two.
+        names: tensor -> all its names; a tied one has two.
 
     >>> found = weight_groups({n: [n] for n in ("wte.weight", "h.0.attn.w", "h.0.ln_1.weight")})
     >>> [group.name for group in found]
@@ -76,7 +76,7 @@ def weight_groups(names: Mapping[str, Sequence[str]]) -> tuple[WeightGroup, ...]
 
 
 def _bundled(parts: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """No more parts than PARTS: neighbours become one, `first .. last`."""
+    """At most PARTS parts: neighbours are merged to `first .. last`."""
     names = [*parts]
     count = -(-len(names) // PARTS)
     if count == 1:
@@ -89,7 +89,7 @@ def _bundled(parts: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]
 
 
 def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, str]:
-    """(name, kind, layer) of a tensor's group, and which part of it the tensor is."""
+    """(name, kind, layer) of a tensor's group, and the part of the tensor in it."""
     name = tensor.removeprefix("base_model.model.").replace(".base_layer.", ".")
     in_layer = LAYER.search(name)
     layer = int(in_layer[1]) if in_layer else None
@@ -104,7 +104,7 @@ def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, 
     if not in_layer and _EMBED.search(name):
         return "embed", "embed", None, short
     if _NORM.search(name):
-        # one class of norms in all layers is what a converter's table of names forgets
+        # a converter's table of names may lack one class of norms in all layers
         of_class = short.removesuffix(".bias").rpartition(".")[2]
         return f"norms.{of_class}", "norms", None, of_layer if in_layer else short
     if in_layer and _ATTENTION.search(short):
@@ -117,7 +117,7 @@ def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, 
 
 
 def blocks(groups: Sequence[WeightGroup]) -> tuple[tuple[WeightGroup, ...], ...]:
-    """Which groups share one sync: each its own where there are few, else layers together."""
+    """The groups that share a sync: one each if there are few, otherwise several layers."""
     if len(groups) <= SINGLES:
         return tuple((group,) for group in groups)
     alone = [(group,) for group in groups if group.layer is None and group.kind != "norms"]
@@ -136,7 +136,7 @@ def blocks(groups: Sequence[WeightGroup]) -> tuple[tuple[WeightGroup, ...], ...]
 
 
 def block_name(block: Sequence[WeightGroup]) -> str:
-    """As reports print it: `layers.0-7.mlp`."""
+    """The display name: `layers.0-7.mlp`."""
     first, last = block[0], block[-1]
     if first is last:
         return first.name

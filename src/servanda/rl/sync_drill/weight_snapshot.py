@@ -1,7 +1,7 @@
-# Weights that come back: the test copies them first, and puts them back bit for bit.
+# A snapshot of weights: the test copies them first, and restores them bit for bit.
 #
-# The copy lies in host memory, and in a journal where one is asked for: a safetensors file
-# that is whole or not there, for a process that is killed between the copy and the return.
+# The copy is in host memory, and optionally in a journal: a safetensors file that is complete or
+# absent, for a process that is killed before the restoration.
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _KIND = "preflight journal"
 
 
 class Weights:
-    """The parameters of a module that a trainer updates: changed in place, and put back.
+    """The trained parameters of a module: changed in place, and restored.
 
     Args:
-        module: its parameters with requires_grad are taken; buffers, gradients and modes are
-            never touched.
+        module: its parameters with requires_grad are used; buffers, gradients and modes are not
+            touched.
         seed: seed of the noise.
         copy: whether the values are copied; counting needs no copy.
 
     Raises:
-        MeasurementError: nothing is trained, or a parameter is not whole in this process.
+        MeasurementError: no trained parameter, or one that is not complete in this process.
     """
 
     def __init__(self, module: nn.Module, seed: int = 0, *, copy: bool = True) -> None:
@@ -61,12 +61,12 @@ class Weights:
     # changing
 
     def poison(self) -> None:
-        """Every tensor becomes noise of its own mean and spread."""
+        """Replace every tensor by noise with its mean and spread."""
         for name, parameter in self.parameters.items():
             self._write(parameter, poison(parameter.detach(), self.seed, name))
 
     def anchor(self) -> bool:
-        """Fill matrices of zeros, around which nothing else would be seen; whether there are."""
+        """Fill matrices of zeros, which would hide other tensors; returns whether there are any."""
         for name, kept in self.kept.items():
             if is_zero_matrix(kept):
                 self._anchors[name] = filling(kept, self.seed, name).to(kept.dtype)
@@ -78,7 +78,7 @@ class Weights:
         return bool(self._anchors)
 
     def perturb(self, sizes: Mapping[str, float]) -> None:
-        """Add noise to some tensors: so many times each one's own spread."""
+        """Add noise to some tensors, as a multiple of each one's spread."""
         for name, size in sizes.items():
             parameter = self.parameters[name]
             start = self.start(name).to(parameter.device)
@@ -90,7 +90,7 @@ class Weights:
             self._write(self.parameters[name], self.start(name))
 
     def settle_rows(self, name: str, low: int, high: int | None) -> None:
-        """Some rows of a tensor as they were before it was nudged."""
+        """Restore some rows of a tensor to their values before the perturbation."""
         parameter = self.parameters[name]
         self._write(parameter.detach()[low:high], self.start(name)[low:high])
 
@@ -104,11 +104,11 @@ class Weights:
         return any(is_zero_matrix(parameter) for parameter in self.parameters.values())
 
     def start(self, name: str) -> Tensor:
-        """A tensor as nudges begin from it, in host memory."""
+        """A tensor at the start of perturbations, in host memory."""
         return self._anchors.get(name, self.kept[name])
 
     def attach(self, alias: str, parameter: nn.Parameter) -> None:
-        """Let one use of a parameter be of this one."""
+        """Attach this parameter to one use."""
         path, _, leaf = alias.rpartition(".")
         self.module.get_submodule(path)._parameters[leaf] = parameter
 
@@ -119,10 +119,10 @@ class Weights:
     # keeping
 
     def restore(self) -> None:
-        """Every tensor as it was at the start, bit for bit.
+        """Restore every tensor bit for bit.
 
         Raises:
-            MeasurementError: a tensor does not read back as it was written.
+            MeasurementError: a tensor does not read back as written.
         """
         for name, parameter in self.parameters.items():
             self._write(parameter, self.kept[name])
@@ -137,7 +137,7 @@ class Weights:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same bits: NaN is NaN, and -0.0 is not 0.0."""
+    """Whether two tensors are bitwise equal: NaN equals NaN, and -0.0 is not 0.0."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b))
 
 
@@ -163,10 +163,10 @@ def _refuse_part(name: str, parameter: Tensor) -> None:
 
 
 def refuse_journal(path: Path) -> None:
-    """Refuse to write over a journal.
+    """Refuse to overwrite a journal.
 
     Raises:
-        MeasurementError: one is there already, of a drill that was killed or that still runs.
+        MeasurementError: one exists, of a test that was killed or is still running.
     """
     if not path.exists():
         return
@@ -186,8 +186,8 @@ def refuse_journal(path: Path) -> None:
 
 
 def _writer_of(path: Path) -> int | None:
-    """The other process that wrote a journal, where it is alive."""
-    if os.name != "posix":  # elsewhere there is no signal that only asks
+    """The process that wrote a journal, if it is another one and alive."""
+    if os.name != "posix":  # other systems lack the signal 0
         return None
     try:
         process = int(_about(path)["process"])
@@ -205,11 +205,11 @@ def _writer_of(path: Path) -> int | None:
 
 
 def write_journal(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Keep the weights on disk; the file is there when it is whole.
+    """Write the weights to disk; the file appears once it is complete.
 
     Raises:
         MeasurementError: it cannot be written.
-        FileExistsError: another drill wrote one meanwhile; it is kept.
+        FileExistsError: another test wrote one meanwhile; it is kept.
     """
     from safetensors.torch import save_file
 
@@ -233,7 +233,7 @@ def write_journal(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def _claim(part: Path, path: Path) -> None:
-    """Give a file its name, unless another has it."""
+    """Rename a file, unless the name exists."""
     try:
         os.link(part, path)
     except FileExistsError:
@@ -241,14 +241,14 @@ def _claim(part: Path, path: Path) -> None:
     except OSError:  # a file system without links
         part.replace(path)
     else:
-        part.unlink()  # here: Ctrl-C may come at any line, also at the one that tidies up
+        part.unlink()  # here, because Ctrl-C may come at any line, also during the cleanup
 
 
 def read_journal(path: Path) -> dict[str, Tensor]:
-    """The weights that a journal keeps.
+    """Read the weights of a journal.
 
     Raises:
-        MeasurementError: there is none, or it is no journal.
+        MeasurementError: no file, or not a journal.
     """
     from safetensors.torch import load_file
 
@@ -263,10 +263,10 @@ def read_journal(path: Path) -> dict[str, Tensor]:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """What a journal says of itself.
+    """Read the metadata of a journal.
 
     Raises:
-        MeasurementError: it is no such file.
+        MeasurementError: not a journal.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -284,11 +284,11 @@ def _no_journal(path: Path, why: object) -> MeasurementError:
 
 
 def put_back(module: Any, weights: Mapping[str, Tensor]) -> None:
-    """The weights of a journal into a module, bit for bit.
+    """Restore the weights of a journal into a module, bit for bit.
 
     Raises:
-        MeasurementError: a tensor is missing on one side, or is of another shape or dtype; then
-            nothing was changed.
+        MeasurementError: a tensor is missing on one side, or has another shape or dtype; then the
+            module is unchanged.
     """
     parameters = dict(module.named_parameters())
     for name, tensor in weights.items():

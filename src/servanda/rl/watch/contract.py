@@ -1,4 +1,4 @@
-# The contract that every step of a dump is held to, fixed from the first steps by counts alone.
+# The contract for every step of a dump, fixed from counts of the first steps.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servanda.runner.load import load
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What a user asks of a dump that is followed; None: it is found out."""
+    """The options for following a dump; None: detected."""
 
     path: Path
     format: str | None = None
@@ -32,14 +32,14 @@ class WatchOptions:
 
 @dataclass(frozen=True)
 class StepContract:
-    """What each step is held to, fixed from the first.
+    """The contract of each step, fixed at the first.
 
     Args:
-        text: the contract's.
-        why: the preset was chosen.
-        labels: of sequences, so that every step has the same cells.
-        left_out: what has no slice of its own, and why.
-        window: steps that a slice is judged on together, where one does not decide it.
+        text: text of the contract.
+        why: the reason for the preset.
+        labels: labels of sequences, so that every step has the same cells.
+        left_out: the reasons for omitted slices.
+        window: number of steps that an undecided slice is judged on together.
     """
 
     text: str
@@ -51,7 +51,7 @@ class StepContract:
     left_out: tuple[str, ...] = ()
 
     def statistics(self, path: Path) -> DumpStatistics:
-        """Of one step; they know every label of the head, so that all steps have the same cells."""
+        """Empty statistics of one step, with all labels of the head and so the same cells."""
         rows = {labels: row for row, labels in enumerate(self.labels)}
         return DumpStatistics(self.contract, str(path), rows)
 
@@ -59,13 +59,13 @@ class StepContract:
 def fixed(
     options: WatchOptions, own: tuple[str, Contract] | None, dump: Dump, steps: Sequence[int]
 ) -> StepContract | None:
-    """Preset, slices and labels, from counts of the first steps that can be read.
+    """Preset, slices and labels, from counts of the first readable steps.
 
     Args:
-        own: a contract that was asked for, and its text.
+        own: the user's contract and its text, if any.
 
     Returns:
-        None where no step can be read.
+        None if no step can be read.
     """
     counts, counted, tokens, trained = Counts(), 0, 0, 0
     left: tuple[str, ...] = ()
@@ -83,11 +83,11 @@ def fixed(
                 trained += len(pair.infer.token_N)
             counted += 1
         except (EvidenceError, MeasurementError, OSError):
-            continue  # it is reported when it is judged
+            continue  # reported at its judgement
     if not counted:
         return None
     if own is not None:
-        window = MOST_STEPS  # of slices that are not ours, nobody knows how small they are
+        window = MOST_STEPS  # the sizes of user-defined slices are unknown
         text, contract = own
         preset, why = contract.metadata.name, "as asked"
     else:
@@ -103,10 +103,10 @@ def fixed(
 
 
 def of_a_trainer(path: Path) -> tuple[str, Contract]:
-    """A contract that steps can be held to, and its text.
+    """Load a contract for steps, and its text.
 
     Raises:
-        ContractError: it is of kernels that are measured, or concerns more than a step.
+        ContractError: its kernels are not external, or its claim is not realised.
     """
     contract = load(path)
     sides = (contract.kernels.train, contract.kernels.infer)

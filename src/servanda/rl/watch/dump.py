@@ -1,11 +1,11 @@
-# A trainer's dump as it grows: each new step is judged as a realised claim of its own.
+# A growing dump of a trainer: each new step is judged as a separate realised claim.
 #
-# A step counts once the next has begun, or once none of its files has changed between two
-# looks: anyone who writes in place, or writes a file a rank, is not interrupted.  What is read is
-# read once; only the first steps are read twice, for the slices are fixed from them.
+# A step is complete once the next has begun, or once none of its files has changed between two
+# polls, so that in-place writers and writers of one file per rank are not cut off.  Steps are read
+# once; only the first ones are read twice, because they define the slices.
 #
-# A slice that a step has too few tokens to decide is judged on the last few steps together; the
-# whole is judged on the step alone.  A realised claim adds up exactly.
+# A slice with too few tokens in a step is judged on the last few steps together; the whole is
+# judged on the step alone.  A realised claim is additive.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _NotWhole(Exception):  # noqa: N818 - a step that is being written
 
 
 class DumpSource:
-    """The steps of a dump, each judged once it is whole.
+    """The steps of a dump, each judged once it is complete.
 
     Raises:
         ContractError: no such format, preset or contract.
@@ -58,8 +58,8 @@ class DumpSource:
         self._ends = RunEnds()
         self._window: Window | None = None
         self._trend: Trend | None = None
-        self._sound: Soundness | None = None  # of the last step
-        self._odd: dict[str, tuple[int, int]] = {}  # check -> odd ones of all, in all steps
+        self._sound: Soundness | None = None  # data of the last step
+        self._odd: dict[str, tuple[int, int]] = {}  # check -> (odd, total) over all steps
 
     def poll(self, *, final: bool) -> Iterator[WatchedStep]:
         dump = self._opened()
@@ -69,7 +69,7 @@ class DumpSource:
         try:
             stamps = {step: _stamp(dump, step) for step in dump.steps}
         except OSError:
-            return  # a file was moved while it was looked at
+            return  # a file was moved during the poll
         before, self._before = self._before, stamps
         newest = max(stamps)
         due = [
@@ -101,19 +101,19 @@ class DumpSource:
             names = FORMATS if format_ is None else [format_]
             if format_ is not None and format_ not in FORMATS:
                 raise
-            # what is there is a dump, and it is not that nobody has begun to write
+            # there is a dump, not an empty folder
             if path.exists() and any(_sure(name, path) for name in names):
                 raise
             self.missing = error.problems[0].message
         except OSError:
-            pass  # a file was moved while the folder was listed: the next look will see
+            pass  # a file was moved while the folder was listed: the next poll will see it
         return None
 
     def _step(self, dump: Dump, step: int, *, last: bool) -> WatchedStep:
         """Judge one step.
 
         Raises:
-            _NotWhole: the last step of a dump, which may still be written.
+            _NotWhole: the last step of a dump, which may still be being written.
         """
         again, part, path = step in self._judged, dump.of([step]), self.options.path
         command = f"servanda tools check-dump {quote(str(path))}"
@@ -132,10 +132,10 @@ class DumpSource:
                 raise _NotWhole(why) from None
             command += f" --steps {step}"
             return WatchedStep(step, "error", why=why, command=command, again=again)
-        # a step that can be read fixes them
+        # fixed at the first readable step
         assert contract is not None and statistics is not None
         if not again:
-            self._sound = sound  # what this step has, a later one may not have again
+            self._sound = sound  # content that a later step may not repeat
         plan, evidence = statistics.evidence()
         if self._window is None:
             self._window = Window(contract.window)
@@ -153,7 +153,7 @@ class DumpSource:
         if not judged.errors:
             self._ends.add(statistics.steps[step])
         red = [c.slice for c in cells if c.enforced and c.outcome == "violated"]
-        # drift that grows is a cause where it grew before this step; a jump is none
+        # growing drift is a cause only if it grew before this step; a jump is not
         before, self._trend = self._trend, self._ends.trend()
         share = concentration(self._ends.last)
         since = min((together.get(name, step) for name in red), default=step)
@@ -178,7 +178,7 @@ class DumpSource:
         )
 
     def _count(self, findings: Sequence[Finding], alike: tuple[int, int]) -> None:
-        """Add what is odd in one more step."""
+        """Add the odd items of a step."""
         counts = {finding.check: finding.odd[:2] for finding in findings if finding.odd is not None}
         for name, (odd, whole) in {**counts, "sides": alike}.items():
             before = self._odd.get(name, (0, 0))
@@ -249,7 +249,7 @@ class DumpSource:
         self._trend = self._ends.trend()
 
     def _wanted(self) -> list[str | None]:
-        """The options that a state is of."""
+        """The options that a state depends on."""
         contract = self.options.contract
         return [self.options.format, self.options.preset, contract and str(contract)]
 
@@ -260,7 +260,7 @@ def _sure(name: str, path: Path) -> bool:
 
 
 def _stamp(dump: Dump, step: int) -> str:
-    """Of the files of a step: another one where any of them has changed."""
+    """A stamp of a step's files, which changes if any of them does."""
     digest = blake2b(digest_size=8)
     for file in dump.detection.files:
         if file.step == step:

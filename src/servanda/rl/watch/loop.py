@@ -1,7 +1,7 @@
-# The loop of a watch: poll, judge, report, wait; until it is to end.
+# The loop of a watch: poll, judge, report, wait, until it ends.
 #
-# Clock and waiting are arguments.  How long a poll takes, and whether the clock jumps, changes
-# nothing: a step is whole by what two polls saw, and the clock only dates what is sent.
+# Clock and waiting are arguments.  The result does not depend on the duration of polls or jumps of
+# the clock: a step is complete by comparison of two polls, and the clock only dates messages.
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class WatchLoop:
     """One watch.
 
     Args:
-        watched: the path, as it was given.
+        watched: the path, as given.
         write: prints a line.
-        once: judge what is there, and end.
+        once: judge the existing steps, and end.
         until: end after this step.
-        every_s: between two polls.
+        every_s: seconds between two polls.
         stop_file: written at the first step at which the run would be stopped.
-        wait: seconds; now: unix seconds.
-        outcomes: of the steps that were judged in this run.
+        wait: sleeps for seconds; now: returns unix seconds.
+        outcomes: outcomes of the steps judged by this process.
     """
 
     source: Source
@@ -53,10 +53,10 @@ class WatchLoop:
     _written: set[str] = field(default_factory=set)
 
     def run(self) -> WatchState:
-        """Follow to the end, and write the last line however it comes.
+        """Follow the path to the end, and always write the last line.
 
         Raises:
-            ContractError: what is there cannot be followed.
+            ContractError: the path cannot be followed.
             MeasurementError: with `once`, there was no step to judge.
         """
         self.state = self.state_file.load(self.source)
@@ -70,7 +70,7 @@ class WatchLoop:
                 if not self._ended():
                     self.wait(self.every_s)
         finally:
-            # an interrupted watch has written what it knows, and closed its sinks
+            # an interrupted watch has written its state, and closed its notifiers
             self.write(last_line(self.state))
             for sink in self.sinks:
                 sink("close")
@@ -81,7 +81,7 @@ class WatchLoop:
 
     @property
     def bad(self) -> Outcome | None:
-        """What the worst step came to: no data that can be trusted, or a violation."""
+        """The worst outcome of the steps: an error or a violation."""
         worst: tuple[Outcome, ...] = ("error", "violated")
         return next((outcome for outcome in worst if outcome in self.outcomes), None)
 
@@ -116,7 +116,7 @@ class WatchLoop:
             sink("series", step.step, at, values)
             for alert in alerts:
                 sink("alert", alert, at, self.watched)
-        # behind the report: a watch that dies in between reports twice rather than never
+        # after the report: a watch that dies in between reports twice rather than never
         self.state_file.save(self.state, self.source)
 
     def _write_once(self, text: str) -> None:
@@ -125,7 +125,7 @@ class WatchLoop:
             self.write(text)
 
     def _write_stop_file(self, path: Path, step: int, why: str) -> None:
-        """For anyone who looks for the file; one that is there is left as it is."""
+        """Write the stop file; an existing one is not changed."""
         data = {"servanda": "watch", "schema": 1, "watched": self.watched, "step": step, "why": why}
         try:
             with path.open("x", encoding="utf-8") as file:

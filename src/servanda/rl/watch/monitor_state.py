@@ -1,7 +1,7 @@
-# A monitor's state as it grows: JSON lines, one a step; what the monitor judged is followed.
+# A growing state file of a monitor: JSON lines, one per step with the monitor's verdict.
 #
-# A line counts once it ends.  The trend is worked from the prompt groups of the lines, as the
-# monitor works its own.
+# A line is complete at its newline.  The trend is computed from the prompt groups of the lines, as
+# in the monitor.
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from servanda.rl.monitor.state_file import SCHEMA
 from servanda.rl.watch.step import WatchedStep
 
 _STORED = ("bytes", "lines", "begin", "step", "furthest")
-_HEAD = 1 << 16  # bytes of a file's first line that are looked at
+_HEAD = 1 << 16  # bytes of a file's first line that are examined
 
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
-Number = float | str | None  # texts are inf and -inf
+Number = float | str | None  # strings are inf and -inf
 
 
 class _Cell(msgspec.Struct):
@@ -67,9 +67,9 @@ class MonitorSource:
         self.missing = self.left = ""
         self._file: Path | None = None
         self._name = ""
-        self._bytes = 0  # that were read, up to the end of a line
+        self._bytes = 0  # bytes read, up to the end of a line
         self._lines = 0
-        self._begin = ""  # of the file: another one is another run
+        self._begin = ""  # identity of the file: another file is another run
         self._step: int | None = None
         self._furthest = -1
         self._ends = RunEnds()
@@ -99,7 +99,7 @@ class MonitorSource:
                 yield self._step_of(line)
 
     def _unread(self) -> bytes | None:
-        """What the file has grown by; all of it where it is another file than before."""
+        """The new bytes of the file; all of it if it was replaced."""
         assert self._file is not None
         try:
             with self._file.open("rb") as stream:
@@ -111,7 +111,7 @@ class MonitorSource:
                 stream.seek(self._bytes)
                 return stream.read()
         except FileNotFoundError:
-            return None  # it was moved while it was looked at
+            return None  # it was moved during the poll
 
     def _step_of(self, data: bytes) -> WatchedStep:
         assert self._file is not None
@@ -127,7 +127,7 @@ class MonitorSource:
         cells = tuple(map(_cell, line.cells))
         if line.tokens:
             groups = {str(i): TokenSum(*sums) for i, sums in enumerate(line.groups)}
-            # a run that went back takes its steps anew
+            # a run that went back repeats its steps
             self._ends.add_groups(line.weights, groups, anew=True)
         return WatchedStep(
             line.weights,
@@ -160,10 +160,10 @@ class MonitorSource:
 
 
 def read_state(path: str | Path) -> tuple[WatchedStep, ...]:
-    """The steps of a monitor's state file, oldest first, as `rl.Monitor(state_file=...)` wrote it.
+    """The steps of a monitor's state file, oldest first, written by `rl.Monitor(state_file=...)`.
 
     Raises:
-        ContractError: there is no such file, several in one folder, or it is of another version.
+        ContractError: no such file, several in one folder, or another schema version.
     """
     source = MonitorSource(Path(path))
     steps = tuple(source.poll(final=True))
@@ -179,7 +179,7 @@ def states_in(path: Path) -> list[Path]:
 
 
 def nothing(path: Path) -> str:
-    """Why there is no state to read."""
+    """The reason why there is no state file."""
     if not path.exists():
         return f"there is no {str(path)!r}"
     return f"{str(path)!r} holds no monitor's state"
@@ -202,11 +202,11 @@ def _read(data: bytes, place: str) -> _Line:
     """One line.
 
     Raises:
-        _Unreadable: it is no line of a state.
-        ContractError: it is one of another version.
+        _Unreadable: not a line of a state file.
+        ContractError: another schema version.
     """
     try:
-        plain = json.loads(data)  # NaN and Infinity as Python writes them
+        plain = json.loads(data)  # NaN and Infinity in Python's form
     except ValueError:
         raise _Unreadable("the line is no JSON") from None
     schema = plain.get("schema") if isinstance(plain, dict) else None
@@ -243,7 +243,7 @@ def _cell(cell: _Cell) -> CellVerdict:
 
 
 def _number(value: Number) -> float | None:
-    """A number that exists, or None: NaN and a text that is none are not there."""
+    """A number, or None for NaN and other strings."""
     try:
         number = math.nan if value is None else float(value)
     except ValueError:

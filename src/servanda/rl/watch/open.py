@@ -1,4 +1,4 @@
-# Whether a path is a dump or a monitor's state, found out once something is there.
+# Detects whether a path is a dump or a monitor's state, once it has content.
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from servanda.rl.watch.step import Source, WatchedStep
 
 
 class DetectedSource:
-    """Whichever of the two a path turns out to be.
+    """A dump or a monitor's state, detected.
 
     Raises:
-        ContractError: it is both, or what was asked for fits neither.
+        ContractError: it is both, or does not match the options.
     """
 
     def __init__(self, options: WatchOptions) -> None:
         self.path = options.path
         self.kind, self.missing, self.left = "", nothing(self.path), ""
-        # checks the options before anything is there
+        # validates the options before there is any file
         self._dump = DumpSource(options)
         of_a_dump = (options.format, options.preset, options.contract)
         self._source: Source | None = None
@@ -38,7 +38,7 @@ class DetectedSource:
         if source is None:
             return
         for step in source.poll(final=final):
-            self._follow(source)  # what gave a step is what it is
+            self._follow(source)  # the source that yields a step is the right one
             self.missing, self.left = source.missing, source.left
             yield step
         self.missing, self.left = source.missing, source.left
@@ -47,7 +47,7 @@ class DetectedSource:
         path = self.path
         states = states_in(path) if path.exists() else []
         if not states:
-            if path.exists():  # what is there may become a dump
+            if path.exists():  # the files may become a dump
                 return self._dump
             self.missing = nothing(path)
             return None

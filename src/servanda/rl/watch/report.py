@@ -11,7 +11,7 @@ _MARK = {"error": "✗", "warning": "!", "info": "✓"}
 
 
 def step_line(step: WatchedStep) -> str:
-    """Step, answer, worst cell, its number against its limit, trend."""
+    """Step, outcome, worst cell, its number with its limit, trend."""
     parts = [f"step {step.step:<6} {GLYPH[step.outcome]} {step.outcome:<13}"]
     worst = step.worst()
     if step.outcome == "error":

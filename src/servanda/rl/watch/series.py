@@ -1,7 +1,7 @@
-# Series: the few numbers of a step that are worth a plot.
+# Series: the few metrics of a step for plots.
 #
-# At most MOST, for a page that is full is not read.  What a step does not say is left out: a
-# plot with a gap tells more than a zero.
+# At most MOST, so that a page stays readable.  Missing values are omitted: a gap in a plot is
+# better than a zero.
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from servanda.rl.dumps.format import is_gradient
 from servanda.rl.watch.step import WatchedStep
 
 MOST = 12
-_AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then those that redden
+_AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then newly violated ones
 
-# name -> what it is
+# name -> description
 WHOLES: Mapping[str, str] = {
     "outcome": "0 holds, 1 violated, 3 inconclusive, 4 error",
     "tokens": "trained tokens of the step",
@@ -31,10 +31,10 @@ assert len(WHOLES) + _AT_FIRST + _LATER == MOST
 
 
 def placed(places: tuple[str, ...], step: WatchedStep) -> tuple[str, ...]:
-    """The slices that have a series of their own, after a step.
+    """The slices with their own series, after a step.
 
-    The worst two of the first step that has any, and the first two others that become red:
-    once given, a place is kept, so that a run has no more than MOST series in all.
+    The worst two of the first step that has any, and the first two others that are violated. A
+    place is never reassigned, so that a run has at most MOST series in total.
     """
     cells = {name: step.worst(name) for name in step.slices}
     known = {name: cell for name, cell in cells.items() if cell is not None}
@@ -46,10 +46,10 @@ def placed(places: tuple[str, ...], step: WatchedStep) -> tuple[str, ...]:
 
 
 def series(step: WatchedStep, places: tuple[str, ...]) -> dict[str, float]:
-    """Name -> number of a step; what it does not say is not there."""
+    """Name -> number of a step, without missing ones."""
     gradient = next((c for c in step.cells if c.slice == WHOLE and is_gradient(c)), None)
     share = 2 * gradient.value if gradient is not None and gradient.value is not None else None
-    gap = step.of_whole("weight_gap")  # already twice a TV where nothing corrects
+    gap = step.of_whole("weight_gap")  # without a correction already twice a TV
     clipped, worst = step.of_whole("abs_log_ratio_nats"), step.worst()
     values: dict[str, float | None] = {
         "outcome": float(EXIT_CODES[step.outcome]),

@@ -1,5 +1,5 @@
-# Sinks: where series and alerts go besides the terminal.  One class each, and an option of its
-# name; libraries are imported when they are asked for.
+# Notifiers (sinks) for series and alerts, besides the terminal.  One class each, with an option of
+# its name; libraries are imported on use.
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SCHEMA = 1
 
 
 class Sink:
-    """Takes the series of every step, every alert, or both.
+    """A notifier for the series of every step, for alerts, or both.
 
-    `takes` names what its option takes, `summary` says what it does.
+    `takes`: placeholder of its option's value; `summary`: help text of the option.
 
     Args:
-        where: what the option was given.
-        wait: seconds, between two tries.
+        where: value of the option.
+        wait: sleeps for seconds between attempts.
 
     Raises:
-        ContractError: a library is not installed, or `where` is none.
+        ContractError: a library is not installed, or `where` is invalid.
     """
 
     takes: ClassVar[str]
@@ -45,7 +45,7 @@ class Sink:
         """One transition; watched: the path that is followed."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the notifier."""
 
 
 SINKS: Registry[type[Sink]] = Registry("sink")
@@ -93,7 +93,7 @@ class Slack(Sink):
 
 
 class _Tracker(Sink):
-    """An experiment tracker whose module has AlertLevel, and whose runs take alerts."""
+    """An experiment tracker whose module has AlertLevel, and whose runs accept alerts."""
 
     takes = "PROJECT[/RUN]"
     _library: Any
@@ -116,13 +116,13 @@ class Wandb(_Tracker):
     def __init__(self, where: str, wait: Callable[[float], None]) -> None:
         self._library = _imported("wandb", "wandb")
         entity, project, run = _names(where, "--wandb", entity=True)
-        # its own series of the machine would drown ours
+        # without its own system metrics
         settings = self._library.Settings(console="off", x_disable_stats=True)
         self._run = self._library.init(
             entity=entity, project=project, id=run, name=run, resume="allow", settings=settings
         )
         self._run.define_metric("servanda/step")
-        # a step of its own: those of the trainer's run go on as they are
+        # a separate step axis: the trainer's run keeps its own
         self._run.define_metric("servanda/*", step_metric="servanda/step")
 
     def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
@@ -185,7 +185,7 @@ class TensorBoard(Sink):
 
 
 def body(alert: Alert, at: float, watched: str) -> dict[str, Any]:
-    """An alert as a webhook gets it; a number that does not exist is null."""
+    """The JSON body of an alert for webhooks; a missing number is null."""
     return {
         "servanda": "watch",
         "schema": SCHEMA,
@@ -208,7 +208,7 @@ def body(alert: Alert, at: float, watched: str) -> dict[str, Any]:
 
 
 class GuardedSink:
-    """A sink whose failure is printed once and ends nothing; a success makes the next one news."""
+    """A notifier whose failures are printed once, until a success, and end nothing."""
 
     def __init__(self, name: str, sink: Sink, write: Callable[[str], None]) -> None:
         self.name, self._sink, self._write = name, sink, write
@@ -227,7 +227,7 @@ class GuardedSink:
 
 
 def _reason(error: Exception) -> str:
-    """What may be printed of it: a text of a library may hold a URL, and URLs secrets."""
+    """The printable reason: library messages may contain URLs, and URLs secrets."""
     return str(error) if isinstance(error, MeasurementError) else type(error).__name__
 
 

@@ -1,4 +1,4 @@
-# The small file by which a watch that is started again goes on where it was.
+# The state file from which a restarted watch continues.
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class StateFile:
     """A state file, or none.
 
     Args:
-        path: None stores nothing.
-        watched: what is followed; a state concerns one.
+        path: None: no file.
+        watched: the followed path; a state belongs to one.
     """
 
     def __init__(self, path: Path | None, watched: Path) -> None:
@@ -32,10 +32,10 @@ class StateFile:
         self.watched = str(watched.resolve())
 
     def load(self, source: Source) -> WatchState:
-        """The stored state, with the source set to go on; a new one where nothing is stored.
+        """Load the stored state and resume the source; a new state without a file.
 
         Raises:
-            ContractError: the file is no state, of another schema or another watch.
+            ContractError: not a state file, or one of another schema or another watch.
         """
         if self.path is None or not self.path.exists() or not self.path.stat().st_size:
             return WatchState()
@@ -67,7 +67,7 @@ class StateFile:
         return state
 
     def save(self, state: WatchState, source: Source) -> None:
-        """Write it anew, so that anyone who reads sees a whole file.
+        """Replace the file atomically.
 
         Raises:
             MeasurementError: it cannot be written.
@@ -88,10 +88,10 @@ class StateFile:
 
 @contextmanager
 def locked(path: Path | None) -> Iterator[None]:
-    """The state file for one watch alone; the lock goes with the process.
+    """Lock the state file for one watch; the lock ends with the process.
 
     Raises:
-        MeasurementError: another watch has it, or it cannot be written.
+        MeasurementError: another watch uses it, or it cannot be written.
     """
     if path is None:
         yield

@@ -1,4 +1,4 @@
-# One step of a watch, whether it judged a dump or read what a monitor judged.
+# One step of a watch, judged from a dump or read from a monitor's state.
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import Trend
 
-COVERAGE = ("usable_ratio", "rescored_ratio")  # guards: trained tokens with both logprobs
+COVERAGE = ("usable_ratio", "rescored_ratio")  # validity checks for logprob coverage
 
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """The answer about one step.
+    """The verdict on one step.
 
     Args:
-        step: of the trainer.
-        why: the step is an error, in words; "" where it is none.
-        cause: the shape of the red slices fits, an estimate; "" where it says nothing.
-        trend: against the first steps of the run; None where there are too few.
-        staleness: of the oldest token, in updates; None where no one knows.
-        actions: that the contract's escalation takes or would take.
-        command: to run next.
-        again: whether this step was judged before, and has changed since.
-        together: slices that are judged with steps before this one -> the first of those.
-        needs_tokens: about how many tokens such a step needs to be decided, where it is not.
+        step: step number of the trainer.
+        why: the reason if the step is an error; otherwise "".
+        cause: likely cause of the violated slices, an estimate; "" if unknown.
+        trend: ratio to the first steps of the run; None if there are too few.
+        staleness: of the oldest token, in updates; None: unknown.
+        actions: actions of the contract's escalation, executed or not.
+        command: next command for the user.
+        again: whether this step was judged before and has changed since.
+        together: slice -> first of the steps that it is judged on.
+        needs_tokens: approximate number of tokens for a decision, if undecided.
     """
 
     step: int
@@ -52,18 +52,18 @@ class WatchedStep:
         return tuple(cell for cell in self.cells if cell.enforced)
 
     def place(self, name: str) -> str:
-        """A slice in words, and the steps that are judged together."""
+        """The display name of a slice, with the steps that are judged together."""
         first = self.together.get(name, self.step)
         steps = f" (steps {first} to {self.step})" if first < self.step else ""
         return f"{format.place(name)}{steps}"
 
     @property
     def slices(self) -> tuple[str, ...]:
-        """Every slice but the whole, in the order of the contract."""
+        """Every slice except the whole, in the order of the contract."""
         return tuple(dict.fromkeys(c.slice for c in self.enforced if c.slice != WHOLE))
 
     def worst(self, slice_: str | None = None) -> CellVerdict | None:
-        """The cell to name first: violated before others, then the largest of its limit."""
+        """The worst cell: violated before others, then by the ratio to the limit."""
         return worst_promise(c for c in self.cells if slice_ in (None, c.slice))
 
     def of_whole(self, metric: str) -> CellVerdict | None:
@@ -77,10 +77,10 @@ class WatchedStep:
 
 
 class Source(Protocol):
-    """What is followed.
+    """The followed source.
 
-    `kind` names it in a state file; `missing` says why there is nothing to see yet, and `left`
-    what is there and is not counted; both are "" where there is no reason.
+    `kind`: its name in a state file; `missing`: why there is no step yet; `left`: data that is not
+    counted; both "" if none.
     """
 
     kind: str
@@ -88,19 +88,19 @@ class Source(Protocol):
     left: str
 
     def poll(self, *, final: bool) -> Iterator[WatchedStep]:
-        """The steps that are whole and were not polled yet, in their order.
+        """The complete steps that were not polled yet, in order.
 
         Args:
-            final: nothing more will be written: what is there is whole.
+            final: whether writing has ended, so that all steps are complete.
         """
         ...
 
     def head(self) -> tuple[str, ...]:
-        """Lines that say what is followed, once it is known."""
+        """Lines about the followed source, once it is known."""
         ...
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain data from which `resume` goes on."""
+        """Plain data for `resume`."""
         ...
 
     def resume(self, state: Mapping[str, Any]) -> None: ...

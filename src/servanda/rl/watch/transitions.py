@@ -1,9 +1,9 @@
-# Transitions: what changed at a step, each reported once; pure.
+# Transitions: the changes at a step, each reported once; pure.
 #
-# A flag is raised at the first step whose condition is met: a step is judged with evidence, so
-# one is enough.  It is lowered by CALM steps that say clearly otherwise; a step that says
-# neither (too few tokens, an error) leaves the count as it is.  So a run that goes back and forth
-# is reported once, and what stands in between counts as raised.
+# A flag is raised at the first step that satisfies its condition: a step is judged with evidence,
+# so one is enough.  It is lowered by CALM steps that clearly do not; an undecided step (too few
+# tokens, an error) does not change the count.  So a flapping run is reported once, and the flag
+# stays raised in between.
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Alert:
     Args:
         text: in one line.
         slice, clause, value, interval, limit, n: of the worst cell behind it, if there is one;
-            words: the same for people.
-        stop: the step at which this run would have been stopped; None: at none so far.
+            words: the same as text.
+        stop: the step at which this run would have been stopped; None: none so far.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Flag:
-    """Raised since a step, and how many steps in a row have said otherwise."""
+    """The step at which it was raised, and the number of contrary steps in a row."""
 
     since: int
     calm: int = 0
@@ -88,12 +88,12 @@ class Flag:
 
 @dataclass(frozen=True)
 class WatchState:
-    """What a watch remembers of a run.
+    """The state of a watch about a run.
 
     Args:
-        counts: outcome -> steps.
+        counts: outcome -> number of steps.
         stop: first step at which the run would have been stopped, and stop_why.
-        places: slices that have a series of their own.
+        places: slices with their own series.
     """
 
     flags: Mapping[str, Flag] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class WatchState:
 
 
 def advance(state: WatchState, step: WatchedStep) -> tuple[WatchState, tuple[Alert, ...]]:
-    """The state after a step, and the alerts of it."""
+    """The state after a step, and its alerts."""
     flags = dict(state.flags)
     raised, lowered = [], []
     names = [VIOLATED, ERROR, LOST, TREND, *(f"{SLICE}{name}" for name in step.slices)]
@@ -141,7 +141,7 @@ def advance(state: WatchState, step: WatchedStep) -> tuple[WatchState, tuple[Ale
 
 
 def stops(step: WatchedStep) -> str:
-    """Why a run would be stopped at this step; "" where it would not."""
+    """The reason why a run would be stopped at this step; "" if not."""
     worst = step.worst()
     if step.outcome == "violated":
         place = "" if worst is None else f": {worst.clause} on {step.place(worst.slice)}"
@@ -150,13 +150,13 @@ def stops(step: WatchedStep) -> str:
 
 
 def _is_met(name: str, step: WatchedStep) -> bool | None:
-    """Whether a step meets the condition of a flag; None: it does not say."""
+    """Whether a step satisfies the condition of a flag; None: undecided."""
     if name == VIOLATED:
         return {"violated": True, "holds": False}.get(step.outcome)
     if name == ERROR:
         return step.outcome == "error"
     if name == TREND:
-        # beyond x2 is reported when it is certain, and taken back below x1.5
+        # a trend above x2 is reported when certain, and withdrawn below x1.5
         if step.trend is None:
             return None
         return step.trend.level == "error" or (False if step.trend.ratio < GROWS else None)
@@ -173,7 +173,7 @@ def _is_met(name: str, step: WatchedStep) -> bool | None:
 def _alerts(
     step: WatchedStep, stop: int | None, raised: list[str], lowered: list[tuple[str, int]]
 ) -> Iterator[Alert]:
-    """One alert for what belongs together."""
+    """One alert per group of related changes."""
 
     def alert(kind: Kind, text: str, cell: CellVerdict | None = None) -> Alert:
         return _alert(kind, step, stop, text, cell)

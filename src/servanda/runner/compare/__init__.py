@@ -1,1 +1,1 @@
-# Comparisons without a contract at hand: kernel strings, presets, reference packs.
+# Comparisons without a contract: kernel strings, presets, reference packs.

@@ -1,4 +1,4 @@
-# Two kernels and no YAML: what is compared, on what, against which limits, as a contract.
+# A comparison of two kernels without YAML, as a contract: kernels, prompts and limits.
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from servanda.theory.stats.interval import units_at_best
 from servanda.traces.corpus import Corpus
 
 CONTRACT = "contract.kernelcontract.yaml"
-_FIRST = 256  # prompt groups before which nothing holds, where a run has more
+_FIRST = 256  # fewest prompt groups for `holds`, in a larger run
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user asks of `compare`; None: decided by what is compared."""
+    """The options of `compare`; None: decided from the kernels."""
 
     a: str
     b: str
@@ -66,7 +66,7 @@ class Comparison:
     """A contract for two kernels, before anything is measured.
 
     Args:
-        said: what is compared, on what and why, line by line.
+        said: lines that describe the comparison and its reasons.
         folder: the run directory.
     """
 
@@ -80,7 +80,7 @@ class Comparison:
     said: tuple[str, ...]
 
     def text(self, place: Path) -> str:
-        """The contract as a file of a folder says it: its paths start from there."""
+        """The contract as a file of a folder: its paths are relative to it."""
 
         def beside(path: str) -> str:
             return Path(os.path.relpath(path, place)).as_posix()
@@ -97,13 +97,13 @@ class Comparison:
         return completed(presets.preset_text(self.preset), moved)
 
     def contract(self) -> Contract:
-        """The contract, with its paths from the current folder; nothing has to be there yet."""
+        """The contract with paths relative to the current folder; files need not exist yet."""
         here = Path()
         contract = load.contract_of(self.text(here), str(self.folder / CONTRACT))
         return load.beside(contract, here)
 
     def save(self, path: Path) -> None:
-        """Write the contract, and the texts of a pack beside it where no file has them."""
+        """Write the contract, and next to it the texts of a pack that are in no file."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.sides.pack is not None:
@@ -123,10 +123,10 @@ class Comparison:
 
 
 def prepare(options: Options, engines: Engines) -> Comparison:
-    """What a comparison is of; B is opened, to count the tokens of the prompts.
+    """Prepare a comparison; B is opened, to count the tokens of the prompts.
 
     Raises:
-        ContractError: a kernel string, a file or a preset that is none; sizes that decide nothing.
+        ContractError: an invalid kernel string, file or preset; sizes too small for a decision.
         MeasurementError: a pack that cannot be read.
     """
     sides = sides_of(options.a, options.b, options.referee)
@@ -202,7 +202,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
             *(line.replace("  ", " ").strip() for line in roles(sides)),
             f"{DREW} {' '.join(map(str, answers))}",
         ),
-        # how many sequences an engine of another package runs together is for it to say
+        # an engine of another package decides its own batch size
         unrecorded=() if {k.engine for k in sides.kernels} <= {*BUILTIN} else ("batch_size",),
         bitwise=expected,
     )
@@ -244,10 +244,10 @@ def _sizes(options: Options, template: Contract, sides: Sides) -> tuple[int, int
 def _claimed(
     template: Contract, options: Options, groups: int, limit: float, width: int, sides: Sides
 ) -> tuple[Contract, tuple[str, ...]]:
-    """The preset with the claim that was asked for, and what is said of it.
+    """The preset with the requested claim, and its description.
 
-    The tokens that are measured are decided in a fraction of the time that a claim about all
-    such prompts takes: that is what a first run is for.
+    A claim about the measured tokens is decided in a fraction of the time of a population claim,
+    which suits a first run.
     """
     needed = units_at_best(limit, 1 - template.confidence)
     assert needed is not None  # no preset promises 0
@@ -284,16 +284,16 @@ def _slug(text: str) -> str:
 
 
 def plan_of(comparison: Comparison) -> Plan:
-    """The plan of a comparison that nothing was written of yet."""
+    """The plan of a comparison that is not on disk yet."""
     contract = comparison.contract()
     return planning.make_plan(contract, {"workload": comparison.prompts}, comparison.golden)
 
 
 def costed(plan: Plan, engines: Engines, *, watch: Watch | None = None) -> Cost:
-    """The cost of a plan, by a few sequences on its kernels; they stay open for measuring.
+    """The cost of a plan, from a few sequences on its kernels, which stay open.
 
     Raises:
-        IdentityError, MeasurementError: as the probe does.
+        IdentityError, MeasurementError: as in the probe.
     """
     return cost_of(plan, *probe(plan, engines, watch or unwatched))
 

@@ -1,5 +1,5 @@
 # The texts of a comparison: a file, the shipped ones, or those of a pack; their lengths, and those
-# of a few answers that it does not judge.
+# of a few responses that it does not judge.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHIPPED = "prompts.jsonl"
 
 
 def shipped(name: str) -> Path:
-    """A corpus that travels with the package, or lies in the repository it was cloned with."""
+    """A corpus in the package, or in the repository of a clone."""
     if path := presets.shipped(f"data/{name}"):
         return path
     raise MeasurementError(
@@ -33,7 +33,7 @@ def shipped(name: str) -> Path:
 
 
 def prompts_of(file: Path | None, sides: Sides) -> tuple[Corpus, str]:
-    """The prompts, and what they are in words."""
+    """The prompts, and their description."""
     if sides.pack is not None:
         text = sides.pack.prompts
         own = Corpus.parse(text, f"{sides.pack.file}:prompts.jsonl")
@@ -56,7 +56,7 @@ def plain_texts(file: Path | None) -> list[str]:
 
 
 def golden_of(file: Path | None, sides: Sides) -> Corpus | None:
-    """The golden texts: those of the file, or those that a pack was made with."""
+    """The golden texts: those of the file, or those of a pack."""
     if sides.pack is None:
         return read_corpus(file) if file is not None else None
     text = sides.pack.golden
@@ -73,7 +73,7 @@ def read_corpus(path: Path) -> Corpus:
     """A corpus file that an option names.
 
     Raises:
-        ContractError: it is not there, cannot be read, or holds lines that are no prompts.
+        ContractError: it is missing, cannot be read, or has invalid lines.
     """
     if not path.exists():
         raise ContractError(
@@ -82,7 +82,7 @@ def read_corpus(path: Path) -> Corpus:
     return load.read_corpus(path)
 
 
-_LOOKS = 32  # answers that are drawn to see how long they are
+_LOOKS = 32  # responses that are sampled for their lengths
 DREW = "Tokens of the answers that were drawn to choose depths:"
 
 
@@ -100,10 +100,10 @@ def answer_lengths(
     sides: Sides,
     engines: Engines,
 ) -> tuple[int, ...]:
-    """Tokens of a few answers of infer, by which depths are chosen; the run judges none of them.
+    """Lengths of a few responses of infer, to choose depth slices; not judged by the run.
 
-    Those of a pack are its first ones, of which nothing but the length is looked at.  A run that
-    is continued keeps the depths that it began with: a server may draw others the next time.
+    Those of a pack are its first ones, of which only the length is used.  A continued run keeps its
+    depths, because a server may sample other responses the next time.
     """
     if contract_file.is_file():
         before = re.search(rf"(?m)^# {DREW} ([\d ]+)$", contract_file.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def answer_lengths(
         drawn = sides.pack.drawn
         lengths = drawn.length_S[~drawn.lost_S][:_LOOKS]
         return tuple(lengths.tolist()) or (sampling.max_new_tokens,)
-    seed = int(digest_of(["depths", sampling.seed])[:15], 16)  # noise that no round has
+    seed = int(digest_of(["depths", sampling.seed])[:15], 16)  # random numbers that no round uses
     rows = [int(u * len(ids)) for u in uniforms(seed, "prompt", 0, _LOOKS)]
     batch = Batch(
         tuple(range(_LOOKS)), tuple(tuple(ids[r]) for r in rows), sampling.max_new_tokens, ()

@@ -1,4 +1,4 @@
-# One side alone: what `servanda tools measure` makes a reference pack of.
+# One side alone: the source of a reference pack for `servanda tools measure`.
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Open, Watch, unwatched
 from servanda.runner.reference_pack import make_pack
 
-_PACKED = 1024  # prompt groups of a pack, where nobody says how many
+_PACKED = 1024  # default number of prompt groups of a pack
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What a user asks of `measure`: a contract and its side, or a kernel and its texts."""
+    """The options of `measure`: a contract and its side, or a kernel and its texts."""
 
     what: str
     side: str | None = None
@@ -37,10 +37,10 @@ class PackOptions:
 
 
 def pack_contract(options: PackOptions) -> tuple[Contract, str]:
-    """The contract and the side that a pack is made of.
+    """The contract and the side of a pack.
 
     Raises:
-        ContractError: options that do not belong together, or a text that is wrong.
+        ContractError: inconsistent options, or an invalid text.
     """
     own = ("prompts", "golden", "max_new_tokens", "temperature", "top_p")
     if options.what.endswith((".yaml", ".yml")):
@@ -89,9 +89,9 @@ def measure_pack(
     """A reference pack of one side of a contract.
 
     Raises:
-        ContractError, MeasurementError: as compile and packing do.
+        ContractError, MeasurementError: as in compile and packing.
     """
     kernel: Kernel = getattr(contract.kernels, side)
-    # a pack promises nothing: its contract only says what is drawn
+    # a pack has no promises: its contract only defines the samples
     drawing = contract.model_copy(update={"numerical": (), "statistical": ()})
     return make_pack(run.compile(drawing), kernel, out, open=open, watch=watch or unwatched)

@@ -1,7 +1,7 @@
-# Selftest: would a gate on this very server see what it is there to see?
+# Selftest: whether a gate on this server detects known faults.
 #
-# The server is compared with itself, which has to hold; then its draws are asked for with a
-# temperature and with a top-p that the contract does not declare, which has to be found.
+# The server is compared with itself, which must hold; then its responses are sampled with a
+# temperature and a top-p that the contract does not declare, which must be detected.
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from servanda.runner.probe import Engines
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch, Trace
 
-SEQUENCES = 2048  # prompt groups of a case at most
-# what is sent, and the contract does not say
+SEQUENCES = 2048  # most prompt groups of a case
+# the undeclared parameters that are sent
 CASES: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("against itself", {}),
     ("temperature .95, undisclosed", {"temperature": 0.95}),
@@ -36,7 +36,7 @@ class SelftestCase:
     """One case of a selftest.
 
     Args:
-        by: the clauses that are violated.
+        by: the violated clauses.
     """
 
     case: str
@@ -54,21 +54,21 @@ class SelftestCase:
 
 
 class _Undisclosed(HTTPEngine):
-    """Asks for draws by another sampling, and records them as if by the declared one."""
+    """Samples with other parameters, and records the samples as if with the declared ones."""
 
     change: Mapping[str, float] = {}
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         trace = super().generate(batch, sampling.model_copy(update=dict(self.change)), seed)
         if "decode" in self.server.scores:
-            # its own logprobs would disclose what was sent
+            # its own logprobs would disclose the parameters
             trace = self.score(
                 replace(batch, continuations=trace.continuations), sampling, "decode"
             )
         return replace(trace, about={**trace.about, "sampling": sampling.model_dump_json()})
 
     def _refuse_sampling(self, sampling: Sampling) -> None:
-        """Logprobs that do not disclose what was sent are the point."""
+        """Refuse logprobs that disclose the sampling parameters."""
 
 
 def selftest(
@@ -81,16 +81,16 @@ def selftest(
     sequences: int = SEQUENCES,
     watch: Watch | None = None,
 ) -> Iterator[SelftestCase]:
-    """The cases, one after another, as they are decided.
+    """The cases, each as soon as it is decided.
 
     Args:
-        url: a kernel string of the server.
-        folder: where it may measure; the caller removes it.
-        referee: a kernel string of what re-scores; the server itself where it can.
+        url: kernel string of the server.
+        folder: folder for measurements; the caller removes it.
+        referee: kernel string of the reference scorer; default: the server itself if it can score.
 
     Raises:
-        ContractError: a kernel string that is none.
-        MeasurementError: the server does not answer, or cannot score and has no referee.
+        ContractError: an invalid kernel string.
+        MeasurementError: the server does not respond, or cannot score and has no reference scorer.
     """
     for number, (case, change) in enumerate(CASES):
         options = Options(
@@ -110,11 +110,11 @@ def selftest(
 
 
 def _decided(comparison: Comparison, change: Mapping[str, float], watch: Watch | None) -> Verdict:
-    """The verdict of a case: a fault that was not found yet is looked for in more sequences."""
+    """The verdict of a case; an undetected fault is tested on more sequences."""
     first, last = comparison.parts.sizes
     contract = comparison.folder / CONTRACT
     while True:
-        # evidence is valid at every look, so the same run may be asked for more
+        # evidence is valid at every evaluation, so the same run may continue
         sizes = (first, first if change else last)
         replace(comparison, parts=replace(comparison.parts, sizes=sizes)).save(contract)
         verdict = run.check(contract, run_dir=comparison.folder, open=_opening(change), watch=watch)
@@ -124,7 +124,7 @@ def _decided(comparison: Comparison, change: Mapping[str, float], watch: Watch |
 
 
 def _opening(change: Mapping[str, float]) -> Any:
-    """Opens infer so that it asks for another sampling than the declared one."""
+    """Open infer with sampling parameters other than the declared ones."""
 
     def opened(kernel: Kernel, side: str) -> Engine:
         if side != "infer" or not change:

@@ -1,4 +1,4 @@
-# Who is who in a comparison: who draws, who re-scores, who is shown beside.
+# The roles of kernels in a comparison: sampling, scoring, and the stable kernel.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servanda.errors import ContractError, Where
 
 @dataclass(frozen=True)
 class Sides:
-    """The kernels of a comparison by their part; and the pack, if one draws."""
+    """The kernels of a comparison by role; and the pack, if it provides the samples."""
 
     train: Kernel
     infer: Kernel
@@ -25,12 +25,12 @@ class Sides:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """All that run."""
+        """All running kernels."""
         return tuple(k for k in (self.train, self.infer, self.stable) if k is not None)
 
     @property
     def one_kernel(self) -> bool:
-        """Whether A and B are one kernel: equal bits are then expected, and show nothing."""
+        """Whether A and B are one kernel: then equal bits are expected and are no evidence."""
         if self.stable is not None:
             return False
         first = self.train if self.pack is None else self.pack.kernel
@@ -40,9 +40,9 @@ class Sides:
 
     @property
     def as_served(self) -> Sides:
-        """A re-scores as it serves, by decoding: prefill is another path (law 7).
+        """Let A score as it serves, by decoding: prefill is another path (law 7).
 
-        A server scores by the paths that it has.
+        A server scores by its available paths.
         """
         if self.stable is not None or self.train.path is not None or self.train.url is not None:
             return self
@@ -50,16 +50,16 @@ class Sides:
 
 
 def _plain(kernel: Kernel, *, elsewhere: bool) -> Kernel:
-    """What decides a kernel's numbers; a pack's model lay elsewhere when it was made."""
+    """The properties that affect a kernel's numbers, without the path of its model."""
     model = kernel.model and (PurePath(kernel.model).name if elsewhere else kernel.model)
     return kernel.model_copy(update={"title": "", "path": None, "model": model})
 
 
 def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides:
-    """Who draws and who re-scores, of the kernel strings of a command line.
+    """The roles of the kernel strings of a command line.
 
     Raises:
-        ContractError: a string that is none, a model that is not there, a pack out of place.
+        ContractError: an invalid string, a missing model, a pack on the wrong side.
         MeasurementError: a pack that cannot be read.
     """
     named = ((a_text, "A"), (b_text, "B"))
@@ -93,7 +93,7 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
 def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
     refuse_code_of_kernel(kernel, name)
     if kernel.url is not None:
-        return  # whether anybody answers there is seen when it is asked
+        return  # whether the server responds is checked later
     model = kernel.model
     if model is not None and not Path(model).exists():
         at = max(text.find(model), 0)
@@ -121,7 +121,7 @@ def who(sides: Sides) -> tuple[str, ...]:
 
 
 def roles(sides: Sides) -> tuple[str, ...]:
-    """Who draws the tokens and who re-scores them, in words."""
+    """The roles of the kernels, as text."""
     if sides.pack is not None:
         return (
             "          the reference of the baseline file generated the tokens, B re-scores them "

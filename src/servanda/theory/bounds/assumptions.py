@@ -1,5 +1,5 @@
-# What a number rests on beside its inputs: each assumption once, in one sentence, with what
-# can test it.  A test can only reject: an assumption is never shown to hold.
+# The assumptions of a number beyond its inputs: each once, in one sentence, with its tests.  A test
+# can only reject: an assumption is never shown to hold.
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Assumption:
     """A hypothesis of a theorem.
 
     Args:
-        text: what is assumed, as a sentence without its full stop.
-        tested_by: validity checks and metrics that can reject it; () where no data of a run can.
-        kept_by: what in Servanda makes it true of its own runs, and of no trainer's batch; ""
-            where nothing does.
+        text: the assumption, as a sentence without its full stop.
+        tested_by: validity checks and metrics that can reject it; () if no data of a run can.
+        kept_by: the mechanism that makes it true in Servanda's own runs, but not in a trainer's
+            batch; "" if none.
     """
 
     text: str

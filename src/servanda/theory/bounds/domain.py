@@ -1,5 +1,5 @@
-# What a theorem accepts: numbers of float64 within the range where its proof speaks, and sampled
-# tokens of many sequences, one sequence after another, each as long as it is.
+# The domain of theorems: float64 numbers within the range of the proof, and sampled tokens of
+# ragged sequences, concatenated.
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from servanda.errors import EvidenceError
 
 Floats = NDArray[np.float64]
 
-_ROUNDING = 1e-9  # a sum that should end at a border may miss it
+_ROUNDING = 1e-9  # tolerance for sums at the end of a range
 
 
 def given(
     name: str, value: ArrayLike, low: float = 0.0, high: float = math.inf, hint: str = ""
 ) -> Floats:
-    """The value as float64; what misses a border by rounding is put on it.
+    """The value as float64; values outside the range by rounding are clipped.
 
     Raises:
-        EvidenceError: some of it is not in [low, high], or is no number.
+        EvidenceError: a value is not in [low, high], or NaN.
     """
     array = np.asarray(value, dtype=np.float64)
     outside = ~((array >= low - _ROUNDING) & (array <= high + _ROUNDING))
@@ -32,7 +32,7 @@ def given(
 
 
 def product(*factors: ArrayLike) -> Floats:
-    """Of numbers >= 0; 0 wherever one of them is, beside an endless one too."""
+    """The product of numbers >= 0; 0 if one of them is 0, even if another is infinite."""
     arrays = [np.asarray(factor, dtype=np.float64) for factor in factors]
     nothing = np.any(np.broadcast_arrays(*(array == 0.0 for array in arrays)), axis=0)
     made = np.ones(())
@@ -42,10 +42,10 @@ def product(*factors: ArrayLike) -> Floats:
 
 
 def log_ratios(log_ratio_N: ArrayLike) -> Floats:
-    """Log p - log q of what was sampled in float64, [N], nats; -inf where train gives no mass.
+    """Log p - log q of sampled tokens in float64, [N], nats; -inf without mass under train.
 
     Raises:
-        EvidenceError: one is NaN or +inf: what was drawn had mass.
+        EvidenceError: one is NaN or +inf, although a sampled token has mass.
     """
     numbers_N = np.asarray(log_ratio_N, dtype=np.float64)
     if np.isnan(numbers_N).any() or np.isposinf(numbers_N).any():
@@ -57,10 +57,10 @@ def log_ratios(log_ratio_N: ArrayLike) -> Floats:
 
 
 def lengths(length_S: ArrayLike, tokens: int) -> NDArray[np.int64]:
-    """How many tokens each sequence has, [S].
+    """The number of tokens of each sequence, [S].
 
     Raises:
-        EvidenceError: the lengths do not add up to so many tokens.
+        EvidenceError: the lengths do not add up to the number of tokens.
     """
     length_S = np.asarray(length_S, dtype=np.int64)
     if (length_S < 0).any() or length_S.sum() != tokens:
@@ -72,6 +72,6 @@ def lengths(length_S: ArrayLike, tokens: int) -> NDArray[np.int64]:
 
 
 def over_sequences(value_N: Floats, length_S: NDArray[np.int64]) -> Floats:
-    """The sum over each sequence, [S]; 0 where it has no token."""
+    """The sum over each sequence, [S]; 0 without tokens."""
     n = len(length_S)
     return np.bincount(np.repeat(np.arange(n), length_S), value_N, n).astype(np.float64)

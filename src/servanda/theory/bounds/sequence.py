@@ -146,8 +146,8 @@ def osc_for_reward_drift(
 ) -> Floats:
     """If every context drifts by at most this osc, the reward drifts by at most the given bound.
 
-    The inverse of `sequence_tv_from_osc` and `reward_drift_from_tv`; inf where the drift that
-    was asked for is the whole range.
+    The inverse of `sequence_tv_from_osc` and `reward_drift_from_tv`; inf where the given
+    drift is the whole range.
 
     Args:
         drift: of the expected reward, in its units, >= 0.

@@ -1,11 +1,11 @@
-# What a theorem is to the house: one function, what it rests on, and where it comes from.
+# A theorem: one function with its assumptions and its source.
 #
 # Conventions of this package, fixed once.  p is the train kernel's distribution, q that of
 # the infer kernel, w = p / q; the tokens come from infer.  `osc` is max - min of the
 # difference of two rows of logits (at most twice its largest absolute value; a shift of all
-# logits costs nothing).  Everything is worked in float64 and in nats.  Arguments may have any
-# shapes that broadcast, and a result has their common shape.  A number that is NaN, or outside of
-# the range that a theorem names for it, is refused with an EvidenceError.
+# logits costs nothing).  All computations use float64 and nats.  Arguments may have any shapes that
+# broadcast, and a result has their common shape.  NaN, or a number outside the range of a theorem,
+# raises an EvidenceError.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from servanda.registry import Registry
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
-# what a number is once its inputs are certified: see docs/explanation/chain.md
+# the guarantee types, for certified inputs: see docs/explanation/chain.md
 Standing = Literal["certificate", "fact", "conditional bound", "estimate", "diagnostic"]
 DERIVED = "derived in docs/explanation/chain.md"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,14 +25,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Theorem:
-    """A bound, and everything that must be said with a number it gives.
+    """A bound with the information that belongs to its result.
 
     Args:
-        standing: of its result, where its inputs are certified.
-        assumes: names of ASSUMPTIONS that the proof needs beside its inputs.
-        sharp: whether some pair of kernels attains it or comes as near as one likes, at any
-            drift or as the drift vanishes, for answers of any length.
-        source: of the statement.
+        standing: guarantee type of its result, for certified inputs.
+        assumes: names in ASSUMPTIONS that the proof needs beyond its inputs.
+        sharp: whether some pair of kernels attains it or comes arbitrarily near, at any drift or as
+            the drift vanishes, for responses of any length.
+        source: source of the statement.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Theorem:
 
     @property
     def statement(self) -> str:
-        """What it says, in one line."""
+        """The statement, in one line."""
         return (inspect.getdoc(self.function) or "").split("\n")[0].rstrip(".")
 
 
@@ -58,10 +58,10 @@ def theorem(
     assumes: tuple[str, ...] = (),
     sharp: bool = False,
 ) -> Callable[[F], F]:
-    """Register a function as a theorem of its own name.
+    """Register a function as a theorem under its name.
 
     Raises:
-        ValueError: it assumes something that ASSUMPTIONS does not have.
+        ValueError: it has an assumption that is not in ASSUMPTIONS.
     """
 
     def decorate(function: F) -> F:

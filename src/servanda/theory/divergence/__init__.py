@@ -1,6 +1,6 @@
 # Divergences between two kernels, one file per family; the registry is filled on import.
 
-# these register their metrics
+# these modules register their metrics
 from servanda.theory.divergence import (  # noqa: F401
     chi2,
     contribution,

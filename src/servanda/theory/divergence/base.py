@@ -1,7 +1,7 @@
-# What a divergence is: one quantity, with the forms in which it can be known.
+# Divergences: one quantity with the forms in which it can be computed.
 #
-# One sign everywhere: log_ratio = logp_train - logp_infer, and the tokens came from the
-# infer kernel.  Axes: N sampled tokens, R positions, V vocabulary.
+# One sign convention: log_ratio = logp_train - logp_infer, and the tokens come from the infer
+# kernel.  Axes: N sampled tokens, R positions, V vocabulary.
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Divergence:
 
     Args:
         unit: "nat", or "" for a pure number.
-        outcome: whether it is defined on a slice of outcomes, by what was sampled.
-        forms: "logprob" works on the sampled token's two logprobs, "top1" on the two best
-            tokens, "logits" on whole rows (exact), "topk" on the likeliest tokens (an
-            interval that holds the exact value).
-        spans: smallest and largest value that each form can give.
-        sources: where each form comes from.
+        outcome: whether it is defined on slices of outcomes.
+        forms: "logprob" uses the sampled token's two logprobs, "top1" the two top-1 tokens,
+            "logits" whole rows (exact), "topk" the top-k tokens (an interval that contains the
+            exact value).
+        spans: smallest and largest value of each form.
+        sources: source of each form.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Divergence:
 
     @property
     def sampled_form(self) -> Form | None:
-        """The form on sampled tokens; None where full rows are needed."""
+        """The form on sampled tokens; None if full rows are needed."""
         return next((form for form in ("logprob", "top1") if form in self.forms), None)
 
     def span_of(self, form: Form) -> Span:
-        """Smallest and largest value that a form can give."""
+        """Smallest and largest value of a form."""
         return self.spans[form]
 
     @property
     def span(self) -> Span:
-        """Of one sampled token; of a whole row where there is no sampled form."""
+        """The range for one sampled token; for a whole row without a sampled form."""
         return self.span_of(self.sampled_form or "logits")
 
     @property
@@ -84,7 +84,7 @@ def divergence(
     outcome: bool = False,
     of_sums: Callable[[RowSums], Floats] | None = None,
 ) -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
-    """Register one form of a quantity; a second form of the same name joins the first.
+    """Register one form of a quantity; a second form of the same name is added to the first.
 
     Args:
         of_sums: the same exact value from the sums of the compiled library, at plain rows.
@@ -111,11 +111,11 @@ def divergence(
 def log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """log(p_train / p_infer) of sampled tokens in float64, [N], nats.
 
-    -inf where the train kernel gives a token no mass: that is evidence, not a gap.
+    -inf for a token without mass under the train kernel: that is evidence, not a gap.
 
     Raises:
         EvidenceError: shapes differ, or a logprob is NaN, +inf, or -inf on infer: a token
-            that was drawn had mass, so such a record is broken and counts as missing.
+            that was sampled had mass, so such a record is invalid and counts as missing.
     """
     train_N = np.asarray(logp_train_N, dtype=np.float64)
     infer_N = np.asarray(logp_infer_N, dtype=np.float64)
@@ -129,10 +129,10 @@ def log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
 
 
 class LogitRows:
-    """Two kernels' raw logits at the same positions, and what is computed from them once.
+    """Two kernels' raw logits at the same positions, with cached intermediate results.
 
-    Rows are worked in float64.  The difference of logits is formed before any normaliser
-    is taken off it, so that two nearly equal rows do not lose their digits.
+    Rows use float64.  The difference of logits is formed before the normalisers are subtracted, so
+    that two nearly equal rows keep their digits.
 
     Args:
         train_RV, infer_RV: raw logits, [R, V]; -inf marks a token without mass.
@@ -220,18 +220,18 @@ class LogitRows:
 
     @cached_property
     def neither_RV(self) -> NDArray[np.bool_]:
-        """Tokens to which neither side gives mass."""
+        """Tokens without mass on both sides."""
         return np.isneginf(self.train_RV) & np.isneginf(self.infer_RV)
 
     @cached_property
     def drift_RV(self) -> Floats:
-        """train - infer logits; 0 where neither side has mass, +-inf where one has none."""
+        """train - infer logits; 0 without mass on both sides, +-inf without mass on one."""
         with np.errstate(invalid="ignore"):
             return np.where(self.neither_RV, 0.0, self.train_RV - self.infer_RV)
 
     @cached_property
     def pairs(self) -> Pairs:
-        """p, q and what divergences share, [R, V]."""
+        """p, q and shared quantities of divergences, [R, V]."""
         return Pairs(self.train_logp_RV, self.infer_logp_RV, self.log_weight_RV)
 
     @cached_property
@@ -239,15 +239,15 @@ class LogitRows:
         """log(p_train / p_infer) of every token, exact to the last digits near 0.
 
         The shift between the two normalisers is log E_infer exp(drift), taken around a
-        drift of the row's own size so that expm1 and log1p keep the small digits.  0 where
-        neither side has mass.
+        drift of the row's own size so that expm1 and log1p keep the small digits.  0 without mass
+        on both sides.
         """
         q_RV = np.exp(self.infer_logp_RV)
         finite_RV = np.isfinite(self.drift_RV)
         drift_RV = np.where(finite_RV, self.drift_RV, 0.0)
         middle_R1 = (q_RV * drift_RV).sum(axis=-1, keepdims=True)
         centred_RV = np.where(self.neither_RV, 0.0, drift_RV - middle_R1)
-        # row by row: a row that differs grossly must not cost its neighbours their digits
+        # row by row: a row with a large difference must not cost other rows their digits
         near_R1 = (finite_RV & (np.abs(centred_RV) < 1.0)).all(axis=-1, keepdims=True)
         small_RV = np.where(near_R1, centred_RV, 0.0)
         shift_R1 = np.log1p((q_RV * np.expm1(small_RV)).sum(axis=-1, keepdims=True))
@@ -259,7 +259,7 @@ class LogitRows:
 
 
 def exact(name: str, rows: LogitRows) -> Floats:
-    """The exact value of a metric at each position, [R]; NaN where a row is unusable."""
+    """The exact value of a metric at each position, [R]; NaN for unusable rows."""
     low, high = DIVERGENCES[name].span_of("logits")
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         values_R = rows.by_row(

@@ -1,6 +1,6 @@
-# Calibration: whether one kernel's confidence means what the other's does.
+# Calibration: whether two kernels' confidences have the same meaning.
 #
-# A property of many positions at once, so no metric of the registry: a number for a set of
+# A property of many positions together, so it is not in the registry: one number for a set of
 # golden positions, from four columns.
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ BINS = 15
 def calibration_error(conf_N: ArrayLike, hit_N: ArrayLike, bins: int = BINS) -> float:
     """Expected calibration error of one kernel, in [0, 1].
 
-    Bins of equal width, as the published numbers have: their edges do not depend on the
-    data, so that two kernels are compared bin by bin.  Bins of equal mass would move with
-    each kernel's own confidences, and a language model has many that tie near 1.
+    Bins of equal width, as in publications: their edges do not depend on the data, so that two
+    kernels are compared bin by bin.  Bins of equal mass would depend on each kernel's
+    confidences, of which a language model has many ties near 1.
 
     Args:
-        conf_N: probability of the best token at each position, in [0, 1].
+        conf_N: probability of the top-1 token at each position, in [0, 1].
         hit_N: whether that token is the golden one.
-        bins: how many; bin i holds (i / bins, (i + 1) / bins].
+        bins: number of bins; bin i contains (i / bins, (i + 1) / bins].
 
     Returns:
-        sum over bins of |sum of confidence - hits| / N; NaN where there is no position or
-        a value is NaN: absent is not zero.
+        sum over bins of |sum of confidence - hits| / N; NaN without positions or if a value is NaN:
+        absent is not zero.
 
     Source:
         C. Guo et al., On Calibration of Modern Neural Networks, 2017, with M = 15.
@@ -47,7 +47,7 @@ def calibration(
 ) -> float:
     """|calibration error of infer - that of train| over the same positions, in [0, 1].
 
-    Blind to kernels that are wrong to the same degree: read it beside `tv`.
+    It does not detect kernels with the same degree of error: use it together with `tv`.
 
     >>> round(calibration([0.9, 0.9], [1, 1], [0.7, 0.7], [1, 0]), 6)
     0.1

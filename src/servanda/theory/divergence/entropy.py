@@ -18,14 +18,14 @@ from servanda.theory.divergence.pairs import Floats
 def entropy_gap(rows: LogitRows) -> Floats:
     """|H(train) - H(infer)| of each row, [R], nats.
 
-    Worked as sum (p - q) log q + p log(p/q), so that it is not the difference of two large
-    numbers.  Finite also where the supports differ; 0 does not mean that the rows agree.
+    Computed as sum (p - q) log q + p log(p/q), which avoids the difference of two large numbers.
+    Finite also for different supports; 0 does not mean that the rows agree.
     """
     pairs = rows.pairs
     p_RV = pairs.larger + np.minimum(pairs.difference, 0.0)
     only_train_RV = np.isposinf(pairs.log_weight)
     only_infer_RV = np.isneginf(pairs.log_weight)
-    # where one side has no mass, the other adds its own p log p and nothing else
+    # if one side has no mass, the other adds only its own p log p
     logq_RV = np.where(np.isneginf(pairs.infer_logp), 0.0, pairs.infer_logp)
     weight_RV = np.where(only_infer_RV, 0.0, pairs.log_weight)
     weight_RV = np.where(only_train_RV, pairs.train_logp, weight_RV)

@@ -22,9 +22,9 @@ def hellinger2_terms(pairs: Pairs) -> Floats:
     of_sums=lambda sums: sums.hellinger2,
 )
 def hellinger2_exact(rows: LogitRows) -> Floats:
-    """H^2 = 1 - sum sqrt(p q) of each row, [R], in [0, 1]; 1 where the supports are disjoint.
+    """H^2 = 1 - sum sqrt(p q) of each row, [R], in [0, 1]; 1 for disjoint supports.
 
-    Worked as sum (sqrt p - sqrt q)^2 / 2: 1 - sum sqrt(p q) has no digit left where two
-    good kernels live.
+    Computed as sum (sqrt p - sqrt q)^2 / 2: 1 - sum sqrt(p q) loses all digits for two similar
+    kernels.
     """
     return np.minimum(hellinger2_terms(rows.pairs).sum(axis=-1), 1.0)

@@ -1,5 +1,5 @@
-# KL divergences of whole rows, in both directions and to the middle, and what estimates them
-# from sampled tokens: k1, k2 and k3 of KL(infer || train).
+# KL divergences of whole rows, in both directions and to the midpoint, and estimators from sampled
+# tokens: k1, k2 and k3 of KL(infer || train).
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def js_terms(pairs: Pairs) -> Floats:
 def js_exact(rows: LogitRows) -> Floats:
     """Jensen-Shannon divergence of each row, [R], nats, in [0, log 2].
 
-    log 2 where the supports are disjoint.
+    log 2 for disjoint supports.
     """
     return np.clip(js_terms(rows.pairs).sum(axis=-1), 0.0, math.log(2))
 
@@ -48,12 +48,12 @@ def js_exact(rows: LogitRows) -> Floats:
     source=f"{_SCHULMAN} k1",
 )
 def k1(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
-    """-log w of each sampled token, [N], nats; signed, inf where train gives it no mass.
+    """-log w of each sampled token, [N], nats; signed, inf without mass under train.
 
-    Its mean under infer is KL(infer || train), and its spread is of first order where the
-    KL is of second: at sd(log w) = 0.02 one token's k1 strays a hundred times the mean.
-    `k3_nats` has the same mean where the supports agree and is never negative.  Unbounded
-    both ways, so a clause takes a percentile of it.
+    Its mean under infer is KL(infer || train); its standard deviation is of first order, but the KL
+    of second: at sd(log w) = 0.02 one token's k1 deviates by a hundred times the mean. `k3_nats`
+    has the same mean if the supports agree and is never negative.  Unbounded in both directions, so
+    a clause uses a percentile of it.
 
     >>> k1([-1.5], [-1.0]).tolist()
     [0.5]
@@ -68,11 +68,11 @@ def k1(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     source=f"{_SCHULMAN} k2",
 )
 def k2(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
-    """(log w)^2 / 2 of each sampled token, [N], nats, >= 0; inf where train gives it no mass.
+    """(log w)^2 / 2 of each sampled token, [N], nats, >= 0; inf without mass under train.
 
-    Biased: where the supports agree its mean under infer is
+    Biased: if the supports agree, its mean under infer is
     KL(infer || train) - E_infer [(log w)^3 / 6 + (log w)^4 / 24 + ...], which is near the
-    KL only while weights are near 1.
+    KL only if weights are near 1.
 
     >>> k2([-1.5], [-1.0]).tolist()
     [0.125]
@@ -83,9 +83,9 @@ def k2(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
 def kl_terms(pairs: Pairs) -> Floats:
     """q log(q/p) - q + p of each token, nats, >= 0.
 
-    inf where infer has a token that train has not; the sum over a vocabulary is
-    KL(infer || train), for there the terms p - q add up to 0.  Unlike those of
-    sum q log(q/p), the terms are all of second order: none cancels another.
+    inf if infer has a token that train lacks; the sum over a vocabulary is KL(infer || train),
+    because the terms p - q add up to 0.  Unlike those of sum q log(q/p), the terms are all of
+    second order, without cancellation.
     """
     return np.where(pairs.train_more, pairs.up, pairs.down)
 
@@ -98,7 +98,7 @@ def kl_terms(pairs: Pairs) -> Floats:
     of_sums=lambda sums: sums.kl,
 )
 def kl_exact(rows: LogitRows) -> Floats:
-    """KL(infer || train) of each row, [R], nats; inf where train misses a token of infer.
+    """KL(infer || train) of each row, [R], nats; inf if train lacks a token of infer.
 
     Its sampled forms are `k3_nats`, which is never negative, and `k1_nats`.
     """
@@ -109,15 +109,15 @@ def kl_exact(rows: LogitRows) -> Floats:
 def k3(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """Per-token estimate of KL(infer || train); its mean is unbiased and never negative.
 
-    Worked in float64 through expm1: in float32 the textbook exp(x) - x - 1 has no
-    correct digit left at |x| = 1e-4, which is where two good kernels live.
+    Computed in float64 by expm1: in float32 the textbook exp(x) - x - 1 has no correct digit at |x|
+    = 1e-4, a typical value of two similar kernels.
 
     Args:
         logp_train_N: train kernel, [N], nats.
         logp_infer_N: infer kernel, same tokens, [N], nats.
 
     Returns:
-        [N], nats, >= 0; inf where the train kernel gives a token no mass.
+        [N], nats, >= 0; inf for a token without mass under the train kernel.
 
     Raises:
         EvidenceError: shapes differ, or a token has no usable logprob.
@@ -139,15 +139,15 @@ def k3(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
 def k3_exact(rows: LogitRows) -> Floats:
     """Mean of k3 under infer at each row, [R], nats: the Bregman form of KL(infer || train).
 
-    Where infer misses tokens that train has, the mean of k3 is KL(infer || train) less
-    that mass; with equal supports it is the KL itself.
+    If infer lacks tokens of train, the mean of k3 is KL(infer || train) minus their mass; with
+    equal supports it is the KL itself.
     """
     only_train_RV = np.isposinf(rows.log_weight_RV)
     return np.where(only_train_RV, 0.0, kl_terms(rows.pairs)).sum(axis=-1)
 
 
 def kl_reverse_terms(pairs: Pairs) -> Floats:
-    """p log(p/q) - p + q of each token, nats, >= 0; inf where only train has the token."""
+    """p log(p/q) - p + q of each token, nats, >= 0; inf if only train has the token."""
     return np.where(pairs.train_more, pairs.down, pairs.up)
 
 
@@ -159,7 +159,7 @@ def kl_reverse_terms(pairs: Pairs) -> Floats:
     of_sums=lambda sums: sums.kl_reverse,
 )
 def kl_reverse_exact(rows: LogitRows) -> Floats:
-    """KL(train || infer) of each row, [R], nats; inf where infer misses a token of train."""
+    """KL(train || infer) of each row, [R], nats; inf if infer lacks a token of train."""
     return kl_reverse_terms(rows.pairs).sum(axis=-1)
 
 
@@ -172,9 +172,9 @@ def kl_reverse_exact(rows: LogitRows) -> Floats:
 def kl_reverse_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """w log w - (w - 1) of each sampled token, [N], nats, >= 0.
 
-    Its mean under infer is KL(train || infer) only where infer can draw every token that
-    train can; tokens it can never draw would make the divergence infinite and leave this
-    mean finite.  A token without mass on train counts 1.
+    Its mean under infer is KL(train || infer) only if infer can sample every token of train; tokens
+    it can never sample make the divergence infinite, but not this mean.  A token without mass on
+    train counts 1.
 
     >>> kl_reverse_sampled(np.log([0.5, 0.25]), np.log([0.5, 0.5])).round(3).tolist()
     [0.0, 0.153]
@@ -182,7 +182,7 @@ def kl_reverse_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     x_N = log_ratio(logp_train_N, logp_infer_N)
     finite_N = np.where(np.isneginf(x_N), 0.0, x_N)
     rise_N, below_N = np.expm1(finite_N), np.minimum(finite_N, 0.0)
-    # far below 0 two large terms would cancel in the second form, near it in the first
+    # the second form has cancellation far below 0, the first near 0
     far_N = below_N * np.exp(below_N) - rise_N
     value_N = np.where(finite_N < -1, far_N, (finite_N - 1) * rise_N + finite_N)
     return np.where(np.isneginf(x_N), 1.0, value_N)

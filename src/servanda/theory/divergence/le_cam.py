@@ -25,7 +25,7 @@ def le_cam_exact(rows: LogitRows) -> Floats:
     """sum (p - q)^2 / (p + q) / 2 of each row, [R], in [0, 1].
 
     With D = 2 le_cam: hellinger2 lies in [D/4, D/2] and js_nats in [D/4, (log 2 / 2) D].
-    1 where the supports are disjoint.
+    1 for disjoint supports.
     """
     return np.minimum(le_cam_terms(rows.pairs).sum(axis=-1), 1.0)
 
@@ -40,8 +40,8 @@ def le_cam_exact(rows: LogitRows) -> Floats:
 def le_cam_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """(1 - w) / (1 + w) of each sampled token, [N], in [-1, 1]; signed.
 
-    Its mean under infer is Le Cam's distance without any support assumption: tokens that
-    infer can never draw are counted, because the drawn ones then weigh less on average.
+    Its mean under infer is Le Cam's distance without any support assumption: tokens that infer can
+    never sample are counted, because the sampled ones then have a smaller mean weight.
 
     >>> le_cam_sampled(np.log([0.25]), np.log([0.5])).round(3).tolist()
     [0.333]

@@ -18,6 +18,6 @@ def logit_linf(rows: LogitRows) -> Floats:
     """Largest |train - infer| logit at the common shift that makes it smallest, [R], nats.
 
     Half of `logit_osc_nats`: a shift of all logits changes no probability, so the plain
-    largest difference would blame a kernel for nothing.
+    largest difference would be misleading.
     """
     return logit_osc(rows) / 2

@@ -9,7 +9,7 @@ from servanda.theory.divergence.base import Floats, LogitRows, divergence, log_r
 
 @divergence("abs_log_ratio_nats", needs="logprob", unit="nat", source="definition")
 def abs_log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
-    """|log w| of each sampled token, [N], nats; inf where train gives it no mass.
+    """|log w| of each sampled token, [N], nats; inf without mass under train.
 
     Known elsewhere as train_rollout_logprob_abs_diff (slime) and
     sampling_logp_difference (TRL).
@@ -28,5 +28,5 @@ def abs_log_ratio(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     of_sums=lambda sums: np.maximum(sums.high - sums.shift, sums.shift - sums.low),
 )
 def abs_log_ratio_exact(rows: LogitRows) -> Floats:
-    """max over the vocabulary of |log p/q|, [R], nats: no token can be further off."""
+    """max over the vocabulary of |log p/q|, [R], nats."""
     return -rows.pairs.gap.min(axis=-1)

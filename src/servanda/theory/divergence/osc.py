@@ -1,4 +1,4 @@
-# Oscillation of the logit drift: what every sharp one-token bound is stated in.
+# Oscillation of the logit drift: the quantity of every sharp one-token bound.
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from servanda.theory.divergence.base import Floats, LogitRows, divergence
 def logit_osc(rows: LogitRows) -> Floats:
     """max - min over the vocabulary of (train - infer) logits, [R], nats.
 
-    Tokens to which neither side gives mass are left out; a token that only one side can
-    draw makes it inf.
+    Tokens without mass on both sides are excluded; a token that only one side can sample makes it
+    inf.
     """
     highest_R = np.where(rows.neither_RV, -np.inf, rows.drift_RV).max(axis=-1)
     lowest_R = np.where(rows.neither_RV, np.inf, rows.drift_RV).min(axis=-1)

@@ -1,9 +1,9 @@
-# p and q of the same tokens, and what their divergences share.
+# p and q of the same tokens, and shared quantities of divergences.
 #
-# p is train's probability of a token, q is infer's, and log_weight is log(p / q), known more
-# exactly than the difference of the two logprobs.  Everything symmetric is worked from the
-# larger of the two and how far the other falls below it: nothing overflows, and two nearly
-# equal kernels keep their digits.
+# p is train's probability of a token, q is infer's, and log_weight is log(p / q), more exact than
+# the difference of the two logprobs.  Symmetric quantities are computed from the larger of the two
+# and the relative difference of the other: this avoids overflow, and two nearly equal kernels keep
+# their digits.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pairs:
     """Tokens with two probabilities each; arrays of one shape, element by element.
 
     Args:
-        train_logp, infer_logp: nats; -inf where a side gives a token no mass.
+        train_logp, infer_logp: nats; -inf without mass.
         log_weight: log(p / q), nats; +inf only train has the token, -inf only infer has it,
             0 neither has it.
     """
@@ -31,7 +31,7 @@ class Pairs:
 
     @cached_property
     def train_more(self) -> NDArray[np.bool_]:
-        """Where p > q."""
+        """The mask p > q."""
         return self.log_weight > 0
 
     @cached_property
@@ -41,7 +41,7 @@ class Pairs:
 
     @cached_property
     def gap(self) -> Floats:
-        """log(min / max) of the two, <= 0; -inf where one side has no mass."""
+        """log(min / max) of the two, <= 0; -inf if one side has no mass."""
         return -np.abs(self.log_weight)
 
     @cached_property
@@ -59,7 +59,7 @@ class Pairs:
     def down(self) -> Floats:
         """max (e^u - 1 - u) with u the gap: a term of KL(larger || smaller) in Bregman form.
 
-        >= 0; inf where the smaller is 0.
+        >= 0; inf if the smaller is 0.
         """
         return np.where(np.isneginf(self.gap), np.inf, self.larger * (self.fall - self.gap))
 

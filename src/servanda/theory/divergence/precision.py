@@ -1,8 +1,8 @@
-# Capture: the precision that logprobs are recorded in, and what it costs (law 9).
+# Capture: the precision of recorded logprobs, and its cost (law 9).
 #
 # Rounding a logprob to t significand bits moves it by at most half a unit in its last place:
-# eta = 2^(k - t) for |logp| in [2^k, 2^(k+1)).  Two kernels that agree to the last bit then
-# read as if they diverged, and no limit below that can be held to.
+# eta = 2^(k - t) for |logp| in [2^k, 2^(k+1)).  Two bitwise equal kernels then seem to diverge, and
+# no limit below that can be verified.
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import numpy as np
 from servanda.theory.divergence.base import DIVERGENCES, sampled
 from servanda.theory.sampling import Floats
 
-# significand bits, the hidden one included
+# significand bits, including the hidden one
 CAPTURES: Mapping[str, int] = MappingProxyType(
     {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 )
-TYPICAL_NATS = 3.0  # a token of an open text: |logp| in [2, 4), where eta is 2^(1 - t)
+TYPICAL_NATS = 3.0  # a token of open text: |logp| in [2, 4), with eta 2^(1 - t)
 _GRID = 2049
 
 
 def eta(capture: str, nats: float = TYPICAL_NATS) -> float:
-    """The largest error of a recorded logprob of that size, nats.
+    """The largest error of a recorded logprob of this size, nats.
 
     >>> eta("bfloat16", 0.3) == 2**-10, eta("bfloat16", 5.0) == 2**-6
     (True, True)
@@ -33,17 +33,17 @@ def eta(capture: str, nats: float = TYPICAL_NATS) -> float:
 
 
 def errors(values: Floats, capture: str) -> Floats:
-    """eta of each recorded logprob, nats; 0 where it is not finite.
+    """eta of each recorded logprob, nats; 0 if not finite.
 
-    A value that was rounded up to a power of 2 has the larger eta, so this bounds it as well.
+    A value that was rounded up to a power of 2 has the larger eta, so this is also a bound for it.
     """
     _, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
     return np.where(np.isfinite(values), np.ldexp(1.0, exponent - 1 - CAPTURES[capture]), 0.0)
 
 
 def rounded(values: Floats, capture: str) -> Floats:
-    """The values as a record of that precision returns them, in float64."""
-    if capture == "bfloat16":  # numpy has none: 8 bits of the float32 significand
+    """The values rounded to this precision, in float64."""
+    if capture == "bfloat16":  # NumPy lacks bfloat16: 8 bits of the float32 significand
         part, exponent = np.frexp(values)
         kept = np.ldexp(np.rint(np.ldexp(part, CAPTURES[capture])), exponent - CAPTURES[capture])
         return np.where(np.isfinite(values), kept, values)
@@ -51,7 +51,7 @@ def rounded(values: Floats, capture: str) -> Floats:
 
 
 def captured(values: Floats) -> str:
-    """The coarsest format in which every value is exact: what a record was kept in.
+    """The coarsest format that represents every value: the precision of a record.
 
     >>> captured(np.float32([-0.1, -2.7]).astype(float)), captured(np.array([-0.1, -2.7]))
     ('float32', 'float64')
@@ -63,15 +63,15 @@ def captured(values: Floats) -> str:
 
 
 def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:
-    """The smallest value of a sampled metric that such a record can resolve.
+    """The smallest value of a sampled metric that a record of this precision can resolve.
 
-    What two identical kernels read when the logprob of one is rounded: the error is spread
-    evenly over [-eta, eta] (its mean is the floor of a mean, its largest value that of a
-    percentile or a maximum).  For k3 that is eta^2 / 6, for tv eta / 4.
+    The metric of two identical kernels if the logprob of one is rounded: the error is uniform on
+    [-eta, eta] (its mean is the floor of a mean, its largest value that of a percentile or
+    maximum).  For k3 that is eta^2 / 6, for tv eta / 4.
 
     Args:
-        metric: a divergence; one without a form on logprobs has no such floor (0).
-        capture: the coarser side's.
+        metric: a divergence; without a form on logprobs its floor is 0.
+        capture: precision of the coarser side.
 
     Returns:
         In units of the metric, for tokens of TYPICAL_NATS.

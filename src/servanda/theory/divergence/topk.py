@@ -1,7 +1,7 @@
-# What the likeliest tokens of both kernels tell: an interval that holds the exact value.
+# Intervals from the top-k tokens of both kernels that contain the exact value.
 #
-# The letters are those of toprows: I, A and B are the tokens that both, only train and only
-# infer returned.  Where the whole vocabulary was returned, the ends are one.
+# I, A and B are the tokens that both, only train and only infer returned, as in topk_rows.py. If
+# the whole vocabulary was returned, both ends are equal.
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Slope = Callable[[Floats], Floats]
 
 
 def interval(name: str, rows: TopRows) -> Floats:
-    """[lower, upper] of a metric at each position, [R, 2]; NaN where a row is unusable.
+    """[lower, upper] of a metric at each position, [R, 2]; NaN for unusable rows.
 
-    It holds the exact value for any kernels that would have returned these tokens, as far
-    as the logprobs are exact; an infinite upper end says that no top k bounds the metric.
+    It contains the exact value for any kernels that return these tokens, up to the precision of the
+    logprobs; an infinite upper end means that no top k bounds the metric.
     """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         ends_R2 = DIVERGENCES[name].forms["topk"](rows)
@@ -42,15 +42,15 @@ def _known(logs: tuple[Floats, Floats]) -> Pairs:
 
 
 def _least(rows: TopRows, terms: Terms, of_train: Slope, of_infer: Slope) -> Floats:
-    """What a divergence is at least, [R].
+    """The lower bound of a divergence, [R].
 
     Args:
         of_train, of_infer: slopes of a term in p and in q, as functions of log p/q.
 
-    A term f(p, q) is convex and grows in proportion, so it lies above every one of its
-    tangents through 0.  With the tangent slopes as prices of the two tails, the unknown
-    masses of A, B and the rest are each put where they cost least; that is a lower bound at
-    any prices (so the bisection need not be exact), and the best of them is attained.
+    A term f(p, q) is convex and homogeneous, so it is above each of its tangents through 0. With
+    the tangent slopes as prices of the two tails, the unknown masses of A, B and the rest are
+    placed at the smallest cost; this is a lower bound at any prices (so the bisection need not be
+    exact), and the best one is attained.
     """
     at_a_R1, at_b_R1 = rows.log_ratios
     price_p_R1, price_q_R1 = of_train(at_b_R1), of_infer(at_a_R1)
@@ -67,7 +67,7 @@ def _least(rows: TopRows, terms: Terms, of_train: Slope, of_infer: Slope) -> Flo
 
 
 def _bracket(rows: TopRows, lower_R: Floats, upper_R: Floats, span: Span) -> Floats:
-    """Both ends within the span; where nothing is left unknown they are one."""
+    """Both ends within the range; equal if nothing is unknown."""
     lower_R = np.clip(lower_R, *span)
     upper_R = np.where(rows.unmatched_R == 0, lower_R, np.clip(upper_R, *span))
     return np.stack([np.minimum(lower_R, upper_R), upper_R], axis=-1)
@@ -85,8 +85,8 @@ def _form(name: str, source: str) -> Callable[[Callable[..., Floats]], Callable[
 def tv_interval(rows: TopRows) -> Floats:
     """[lower, upper] of the TV, [R, 2].
 
-    Both ends are sharp: some pair of rows that would return the same tokens attains each,
-    the upper one where the vocabulary has room for two tails that do not meet.
+    Both ends are sharp: some pair of rows with the same returned tokens attains each, the upper one
+    if the vocabulary has room for two disjoint tails.
     """
     upper_R = tv_terms(rows.pairs).sum(axis=-1) + 0.5 * rows.unmatched_R
     tail_p_R, tail_q_R = rows.train.tail_R, rows.infer.tail_R
@@ -103,8 +103,8 @@ def tv_interval(rows: TopRows) -> Floats:
 def le_cam_interval(rows: TopRows) -> Floats:
     """[lower, upper] of Le Cam's distance, [R, 2].
 
-    Sharp where the vocabulary has room; near its end, where the tokens that neither side
-    returned cannot hold the tails, it is valid and nothing tighter is proved.
+    Sharp if the vocabulary has room; if the tokens that neither side returned cannot hold the
+    tails, it is valid, but not proved to be the tightest.
     """
     lower_R = _least(
         rows,
@@ -118,7 +118,7 @@ def le_cam_interval(rows: TopRows) -> Floats:
 
 @_form("js_nats", "tangents of f at the least favourable ratio; f(1, 0) = f(0, 1) = log(2) / 2")
 def js_interval(rows: TopRows) -> Floats:
-    """[lower, upper] of the Jensen-Shannon divergence, [R, 2], nats; sharp as `le_cam` is."""
+    """[lower, upper] of the Jensen-Shannon divergence, [R, 2], nats; sharp like `le_cam`."""
     lower_R = _least(
         rows,
         js_terms,
@@ -131,7 +131,7 @@ def js_interval(rows: TopRows) -> Floats:
 
 @_form("hellinger2", "tangents of f at the least favourable ratio; f(1, 0) = f(0, 1) = 1/2")
 def hellinger2_interval(rows: TopRows) -> Floats:
-    """[lower, upper] of H^2, [R, 2]; sharp as `le_cam` is."""
+    """[lower, upper] of H^2, [R, 2]; sharp like `le_cam`."""
     lower_R = _least(
         rows,
         hellinger2_terms,
@@ -143,24 +143,24 @@ def hellinger2_interval(rows: TopRows) -> Floats:
 
 
 def _from_below(rows: TopRows, lower_R: Floats) -> Floats:
-    """No top k bounds these from above: a token beyond it may have any ratio."""
+    """No top k bounds these from above: a token outside it may have any ratio."""
     return _bracket(rows, lower_R, np.full(len(lower_R), np.inf), (0.0, np.inf))
 
 
 @_form("kl_nats", "tangents of q log(q/p) - q + p at the least favourable ratio")
 def kl_interval(rows: TopRows) -> Floats:
-    """[lower, inf] of KL(infer || train), [R, 2], nats; exact where all is returned."""
+    """[lower, inf] of KL(infer || train), [R, 2], nats; exact if all is returned."""
     return _from_below(rows, _least(rows, kl_terms, lambda r: -np.expm1(-r), lambda r: -r))
 
 
 @_form("kl_reverse_nats", "tangents of p log(p/q) - p + q at the least favourable ratio")
 def kl_reverse_interval(rows: TopRows) -> Floats:
-    """[lower, inf] of KL(train || infer), [R, 2], nats; exact where all is returned."""
+    """[lower, inf] of KL(train || infer), [R, 2], nats; exact if all is returned."""
     return _from_below(rows, _least(rows, kl_reverse_terms, lambda r: r, lambda r: -np.expm1(r)))
 
 
 @_form("chi2", "tangents of (p - q)^2 / q at the least favourable ratio")
 def chi2_interval(rows: TopRows) -> Floats:
-    """[lower, inf] of chi^2(train || infer), [R, 2]; exact where all is returned."""
+    """[lower, inf] of chi^2(train || infer), [R, 2]; exact if all is returned."""
     slopes = (lambda r: 2 * np.expm1(r), lambda r: -np.expm1(2 * r))
     return _from_below(rows, _least(rows, chi2_terms, *slopes))

@@ -1,10 +1,9 @@
-# The likeliest tokens of both kernels, and what they leave open.
+# The top-k tokens of both kernels, and the constraints on the other tokens.
 #
-# K_p and K_q are the token ids that train and infer returned, I those that both did, A those
-# of train alone, B those of infer alone.  What a side did not return is no more likely than
-# the least likely token that it did, and adds up to its tail: those two facts are all that is
-# used, so what is concluded holds for every pair of kernels that would have answered so.
-# Axes: R positions, K returned tokens.
+# K_p and K_q are the token ids that train and infer returned, I the common ones, A those of train
+# only, B those of infer only.  Tokens that a side did not return are no more likely than its least
+# likely returned token, and add up to its tail: only these two facts are used, so the results hold
+# for every pair of kernels with these returned tokens.  Axes: R positions, K returned tokens.
 
 from __future__ import annotations
 
@@ -18,28 +17,28 @@ from numpy.typing import NDArray
 from servanda.errors import EvidenceError
 from servanda.theory.divergence.pairs import Floats, Pairs
 
-_ROUNDING = 1e-3  # logprobs that were stored in few bits may add up to a little over 1
-_FARTHEST = 60.0  # log ratios are searched within +-this
+_ROUNDING = 1e-3  # probabilities from logprobs in few bits may add up to slightly more than 1
+_FARTHEST = 60.0  # log ratios are searched within +- this
 _HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The likeliest tokens of one kernel at each position.
+    """The top-k tokens of one kernel at each position.
 
     Args:
-        ids_RK: token ids, [R, K], none twice in a row; -1 fills a row that has fewer.
-        logp_RK: their logprobs, [R, K], nats.  -inf is unknown, as if it were not returned:
-            engines write it for what they did not compute.
-        vocabulary: number of tokens there are, or None where it is not known.
-        slack: how far the returned probabilities of a row may be off in all.  The tail is
-            widened by it: 1e-6 suits logprobs that were stored in float32.
+        ids_RK: token ids, [R, K], unique within a row; -1 fills a row with fewer.
+        logp_RK: their logprobs, [R, K], nats.  -inf means unknown, as if not returned: engines
+            write it for tokens that they did not compute.
+        vocabulary: size of the vocabulary; None: unknown.
+        slack: largest total error of the returned probabilities of a row.  The tail is widened by
+            it: 1e-6 suits logprobs stored in float32.
 
-    Every token that was not returned must be at most as likely as each that was: a sampled
-    token that an engine appends to its top k is to be left out.
+    Every token that was not returned must be at most as likely as each returned one: leave out a
+    sampled token that an engine appends to its top k.
 
     Raises:
-        EvidenceError: shapes differ, an id is twice in a row or outside the vocabulary.
+        EvidenceError: shapes differ, or an id is repeated in a row or outside the vocabulary.
     """
 
     ids_RK: NDArray[np.int64]
@@ -67,34 +66,34 @@ class TopK:
 
     @cached_property
     def p_RK(self) -> Floats:
-        """Probabilities; 0 where nothing is known."""
+        """Probabilities; 0 if unknown."""
         return np.where(self.known_RK, np.exp(self.logp_RK), 0.0)
 
     @cached_property
     def usable_R(self) -> NDArray[np.bool_]:
-        """Rows that say something, and nothing that no distribution could."""
+        """Rows with data that is consistent with a distribution."""
         with np.errstate(over="ignore"):
             fits_R = self.p_RK.sum(axis=-1) <= 1 + _ROUNDING  # False for NaN too
         return fits_R & self.known_RK.any(axis=-1)
 
     @cached_property
     def tail_R(self) -> Floats:
-        """Most mass that was not returned; exactly 0 where the whole vocabulary was."""
+        """Largest mass of tokens that were not returned; exactly 0 if the whole vocabulary was."""
         whole_R = (self.ids_RK >= 0).sum(axis=-1) == self.vocabulary
         tail_R = np.maximum(1 - self.p_RK.sum(axis=-1), 0.0) + self.slack
         return np.where(whole_R, 0.0, tail_R)
 
     @cached_property
     def least_R1(self) -> Floats:
-        """The smallest returned probability, [R, 1]: no other token has more."""
+        """The smallest returned probability, [R, 1], a bound for all other tokens."""
         return np.where(self.known_RK, self.p_RK, np.inf).min(axis=-1, keepdims=True)
 
 
 class TopRows:
-    """The likeliest tokens of both kernels at the same positions, matched by id.
+    """The top-k tokens of both kernels at the same positions, matched by id.
 
     Raises:
-        EvidenceError: the sides have unequal numbers of rows, or other vocabularies.
+        EvidenceError: the sides have different numbers of rows, or different vocabularies.
     """
 
     def __init__(self, train: TopK, infer: TopK) -> None:
@@ -115,7 +114,7 @@ class TopRows:
 
     @cached_property
     def _at_RK(self) -> NDArray[np.int64]:
-        """Where infer has each of train's tokens, [R, K of train]; -1 where it has not."""
+        """The index of each of train's tokens in infer's, [R, K of train]; -1 if missing."""
         size = 1 + max(int(side.ids_RK.max(initial=-1)) for side in (self.train, self.infer))
         rows_R1 = np.arange(len(self.train.ids_RK))[:, None] * size
         wanted = np.where(self.train.known_RK, rows_R1 + self.train.ids_RK, -1)
@@ -127,7 +126,7 @@ class TopRows:
 
     @cached_property
     def shared_RK(self) -> NDArray[np.bool_]:
-        """Which of train's tokens are in I."""
+        """The mask of train's tokens in I."""
         return self._at_RK >= 0
 
     @cached_property
@@ -160,7 +159,7 @@ class TopRows:
 
     @cached_property
     def unnamed_R(self) -> Floats:
-        """How many tokens neither side returned; inf where the vocabulary is not known."""
+        """The number of tokens that neither side returned; inf if the vocabulary is unknown."""
         if self.train.vocabulary is None:
             return np.full(len(self.usable_R), np.inf)
         named_R = self.train.known_RK.sum(axis=-1) + self.infer.known_RK.sum(axis=-1)
@@ -168,13 +167,12 @@ class TopRows:
 
     @cached_property
     def log_ratios(self) -> tuple[Floats, Floats]:
-        """log p/q of what is not known, at the completion that hides the most: [R, 1] each.
+        """log p/q of the unknown masses, at the least favourable completion: [R, 1] each.
 
-        The first is that of A's tokens, the second that of B's, where the cap of a tail
-        (no token beyond the smallest returned) leaves it free.  One completion hides the
-        most from every f-divergence at once, as Huber and Strassen's least favourable pair
-        does; both ratios are that of the rest of the vocabulary, unless A and B can take
-        up the tails and leave it nothing.
+        The first is that of A's tokens, the second that of B's, if the cap of a tail (no token
+        above the smallest returned) does not bind.  One completion is least favourable for every
+        f-divergence at once, like Huber and Strassen's least favourable pair; both ratios equal
+        that of the rest of the vocabulary, unless A and B can absorb the tails.
         """
         tail_p_R, tail_q_R = self.train.tail_R, self.infer.tail_R
 
@@ -203,7 +201,7 @@ class TopRows:
 
 
 def _crossing(falling: Callable[[Floats], Floats], n: int) -> Floats:
-    """Where a function of a log ratio turns from positive to not, by bisection, [n, 1]."""
+    """The zero crossing of a function of a log ratio, from positive, by bisection, [n, 1]."""
     low, high = np.full((n, 1), -_FARTHEST), np.full((n, 1), _FARTHEST)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -11,7 +11,7 @@ _SPAN = (0.0, 1.0)
 
 
 def tv_terms(pairs: Pairs) -> Floats:
-    """|p - q| / 2 of each token, which loses no digit where p and q are nearly equal."""
+    """|p - q| / 2 of each token, without loss of digits if p and q are nearly equal."""
     return -0.5 * pairs.larger * pairs.fall
 
 
@@ -27,8 +27,8 @@ def tv_exact(rows: LogitRows) -> Floats:
 def tv_sampled(logp_train_N: Floats, logp_infer_N: Floats) -> Floats:
     """(1 - w)^+ of each sampled token, [N], in [0, 1]; its mean under infer is the TV.
 
-    Unbiased without any support assumption: mass that infer can never draw is counted,
-    because the drawn tokens then weigh less than 1 on average.
+    Unbiased without any support assumption: mass that infer can never sample is counted, because
+    the sampled tokens then have a mean weight below 1.
 
     >>> tv_sampled(np.log([0.25]), np.log([0.5])).tolist()
     [0.5]

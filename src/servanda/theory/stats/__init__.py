@@ -1,1 +1,1 @@
-# Sequential statistics that stay valid while someone watches.
+# Sequential statistics, valid under continuous monitoring.

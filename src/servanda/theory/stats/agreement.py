@@ -1,14 +1,14 @@
-# Agreement: could the two logprobs of a token have disagreed, and did they ever?
+# Agreement: whether the two logprobs of a token could have differed, and whether they did.
 #
-# Two programs that evaluate one policy round differently.  Two columns that are equal in every
-# bit are one column: copied, or made by one program.  Equality tells only where it is unlikely
-# to come by chance: on tokens that neither side is nearly certain of.
+# Two programs that evaluate one policy round differently.  Two bitwise equal columns are one
+# column: copied, or from one program.  Equality is informative only if it is unlikely by chance: on
+# tokens of which neither side is nearly certain.
 #
-# Logprobs that were stored in few digits coincide by chance.  Then those that do not coincide lie
-# a step of the storage apart, and sequences that are equal throughout stand beside others that
-# are equal but for a few tokens.  Copies have neither.
+# Logprobs stored with few digits coincide by chance.  Then those that differ are one step of the
+# storage format apart, and besides completely equal sequences there are others that are equal
+# except a few tokens.  Copies have neither property.
 #
-# Axes: S sequences, N tokens of all sequences one after another.
+# Axes: S sequences, N tokens of all sequences, concatenated.
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from servanda.theory.divergence.precision import CAPTURES, captured, errors
 
 Array = NDArray[Any]
 
-INFORMATIVE = 0.95  # probability below which a token's logprob is not rounded to that of others
-ENOUGH = 16  # informative tokens, or nothing is concluded
-MIXED = 0.01  # of the sequences: more identical ones among others are copies
-ROUNDING_NATS = 5e-6  # mean |log ratio|: float32 kernels of one program; bfloat16 makes 1e-3
-_CLOSE, _LONG = 0.5, 8  # of a sequence's tokens are equal, of so many at least
-_STEPS = 1.5  # of the storage: values that were rounded from neighbours are one apart
-_CHANCE = 1e-6  # that any one sequence is identical without a cause
-_COINCIDENCE = 0.01  # least share of tokens that are taken to coincide by chance
-_FIRST, _FAR = 16, 100  # sequences that are looked at first; times rounding that is far from it
-_DIGITS, _WRITTEN = 6, 1e-9  # decimals that a logprob may be stored in, and how exactly
-_FEW = 0.1  # sequences that are nearly equal, for each that is
+INFORMATIVE = 0.95  # largest probability of an informative token: beyond it rounding coincides
+ENOUGH = 16  # fewest informative tokens for a conclusion
+MIXED = 0.01  # share of sequences: more identical ones among others are copies
+ROUNDING_NATS = 5e-6  # mean |log ratio|: float32 kernels of one program; bfloat16 gives 1e-3
+_CLOSE, _LONG = 0.5, 8  # share of a sequence's tokens that are equal, and fewest tokens
+_STEPS = 1.5  # steps of the storage format: rounded neighbours are one apart
+_CHANCE = 1e-6  # probability that any sequence is identical by chance
+_COINCIDENCE = 0.01  # smallest assumed share of tokens that coincide by chance
+_FIRST, _FAR = 16, 100  # sequences that are examined first; multiple of rounding that counts as far
+_DIGITS, _WRITTEN = 6, 1e-9  # decimals in which a logprob may be stored, and the tolerance
+_FEW = 0.1  # nearly equal sequences per equal one
 _BINS = 24  # identical sequences by the octave of their informative tokens
 _LIMIT_NATS = math.log(INFORMATIVE)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Counts over tokens that could have disagreed; `+` adds disjoint ones.
+    """Counts over tokens that could have differed; `+` adds disjoint ones.
 
     Args:
-        tokens: informative ones; equal: of those, with the same bits on both sides.
-        sequences: with an informative token.
-        identical: of those, the ones that are equal throughout, by octaves of their tokens.
+        tokens: informative tokens; equal: those with the same bits on both sides.
+        sequences: sequences with an informative token.
+        identical: completely equal sequences, by octaves of their tokens.
         identical_tokens: informative tokens in them.
-        distance: sum of |log ratio| over the informative tokens where it is finite, nats.
-        close: sequences of which most tokens are equal, and not all.
-        differing: informative tokens of those that are not equal; apart: of these, the ones that
-            rounding to what is stored does not explain.
+        distance: sum of finite |log ratio| over the informative tokens, nats.
+        close: sequences of which most, but not all, tokens are equal.
+        differing: informative tokens of these that are not equal; apart: of these, the ones not
+            explained by rounding to the storage format.
     """
 
     tokens: int = 0
@@ -65,7 +65,7 @@ class Agreement:
 
     @classmethod
     def of(cls, logp_train_N: Array, logp_infer_N: Array, length_S: Array) -> Agreement:
-        """Of the judged tokens of some sequences, nats; NaN where there is none.
+        """From the judged tokens of some sequences, nats; NaN if missing.
 
         >>> Agreement.of(np.log([0.5, 0.2]), np.log([0.5, 0.3]), np.array([2])).equal
         1
@@ -103,13 +103,14 @@ class Agreement:
 
     @classmethod
     def of_rows(cls, logp_train_BT: Array, logp_infer_BT: Array, mask_BT: Array) -> Agreement:
-        """Of padded sequences, [B, T], at a few passes over them.
+        """From padded sequences, [B, T], in a few passes.
 
-        Where no sequence looks copied, not even for the most part, and the first ones differ by
-        far more than rounding, what they all differ by is not added up: their mean stands for it.
+        If no sequence seems copied, even partly, and the first ones differ by far more than
+        rounding, the distance is not summed over all: the mean of the first ones is used.
         """
         with np.errstate(invalid="ignore"):
-            # NaN and -inf of infer compare false; where train alone is unsure, the count is lower
+            # NaN and -inf of infer compare false; tokens on which only train is unsure are not
+            # counted
             told_BT = mask_BT & (logp_infer_BT < _LIMIT_NATS) & (logp_infer_BT > -np.inf)
             equal_BT = logp_train_BT == logp_infer_BT
             equal_BT &= told_BT
@@ -140,15 +141,15 @@ class Agreement:
 
     @property
     def everywhere(self) -> bool:
-        """Whether every token that could have disagreed is equal in every bit."""
+        """Whether every token that could have differed is bitwise equal."""
         return 0 < self.tokens == self.equal
 
     @property
     def copies(self) -> int:
-        """Identical sequences that are too long to be identical by chance, beside others.
+        """Identical sequences, among others, that are too long to be identical by chance.
 
-        The chance is that of tokens in the sequences that do differ: two close kernels whose
-        logprobs were stored in bfloat16 coincide on most of their tokens.
+        The probability is estimated from the sequences that differ: two similar kernels with
+        logprobs stored in bfloat16 coincide on most of their tokens.
         """
         others = self.tokens - self.identical_tokens
         if not others:
@@ -159,22 +160,22 @@ class Agreement:
 
     @property
     def mixed(self) -> bool:
-        """Whether copies stand among sequences that differ by more than rounding.
+        """Whether there are copies among sequences that differ by more than rounding.
 
-        Where equality comes by chance, more than a few sequences miss it by some tokens.
+        If equality comes by chance, more than a few sequences differ at a few tokens.
         """
         among = not self.everywhere and self.copies > max(1, MIXED * self.sequences)
         return among and self.close <= _FEW * self.copies and not self.one_program
 
     @property
     def mostly(self) -> bool:
-        """Whether sequences are equal but for tokens that differ by more than rounding."""
+        """Whether sequences are equal except tokens that differ by more than rounding."""
         many = self.close > max(1, MIXED * self.sequences)
         return many and 2 * self.apart > self.differing and not self.one_program
 
     @property
     def one_program(self) -> bool:
-        """Whether what does differ, differs by no more than float32 rounding makes."""
+        """Whether all differences are within float32 rounding."""
         differing = self.tokens - self.equal
         return (
             differing > 0 and self.tokens >= ENOUGH and (self.distance <= ROUNDING_NATS * differing)
@@ -182,16 +183,16 @@ class Agreement:
 
     @property
     def mean_distance(self) -> float:
-        """Mean |log ratio| over the tokens that differ, nats; NaN where none does."""
+        """Mean |log ratio| over the tokens that differ, nats; NaN if none does."""
         differing = self.tokens - self.equal
         return self.distance / differing if differing else math.nan
 
 
 def _step(logp_N: Array) -> Array:
-    """Between a recorded logprob and its neighbour in what it is stored in, nats, [N]."""
+    """The step from a recorded logprob to its neighbour in the storage format, nats, [N]."""
     capture = captured(logp_N)
     known_K = logp_N[np.isfinite(logp_N)]
-    # decimals may be held in float32; what coarser formats hold lies near some decimals, too
+    # decimals may be stored in float32; values of coarser formats are near some decimals, too
     fine = CAPTURES[capture] >= CAPTURES["float32"]
     held_K = np.maximum(errors(known_K, capture), _WRITTEN) if fine else _WRITTEN
     for digits in range(1, _DIGITS + 1):

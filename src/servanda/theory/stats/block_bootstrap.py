@@ -1,13 +1,13 @@
-# Statistics of time: requests that ran together are one block, and blocks are the units.
+# Statistics of time: requests that ran together form a block, and blocks are the units.
 #
-# Requests of a block share their fate (one slow step is slow for all of them), so blocks are
-# drawn anew, never requests.  A bootstrap over few blocks is too narrow: the percentiles are
-# moved out by what Student's t and the factor n - 1 would cost a mean (Hesterberg, What
-# Teachers Should Know About the Bootstrap, 2015: "expanded percentiles"), and an end is the
-# further one of that and of Student's t on the logarithm, since a resample never sees a tail
-# beyond the slowest block.  Simulated at a nominal 95 %: a mean is covered in 92 to 95 % of
-# runs, a p90 or p95 of ten blocks in 90 to 95 %; so this is an estimate, not a certificate.
-# Axes: R resamples, B blocks, N values of all blocks.
+# Requests of a block are dependent (one slow step is slow for all of them), so blocks are
+# resampled, not requests.  A bootstrap over few blocks is too narrow: the percentiles are widened
+# by the correction of Student's t and the factor n - 1 for a mean (Hesterberg, What Teachers Should
+# Know About the Bootstrap, 2015: "expanded percentiles"), and each end is the wider one of that and
+# of Student's t on the logarithm, since a resample never contains a tail beyond the slowest block.
+# Simulated at a nominal 95 %: a mean is covered in 92 to 95 % of runs, a p90 or p95 of ten blocks
+# in 90 to 95 %; so this is an estimate, not a certificate.  Axes: R resamples, B blocks, N values
+# of all blocks.
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import numpy as np
 from servanda.theory.sampling import Floats, Ints
 
 RESAMPLES = 4000
-_CHUNK = 1 << 22  # counts that are in memory at a time
-_SLACK = 1e-9  # 0.95 * 20 may miss 19 by a rounding
+_CHUNK = 1 << 22  # counts in memory at a time
+_SLACK = 1e-9  # 0.95 * 20 may differ from 19 by rounding
 
 Blocks = tuple[tuple[float, ...], ...]
 
 
 def level(blocks: Blocks, percentile: float | None) -> float:
-    """The mean of all values, or the smallest that `percentile` % of them reach."""
+    """The mean of all values, or their `percentile`-th percentile."""
     return float(_levels(blocks, np.ones((1, len(blocks)), dtype=np.int64), percentile)[0])
 
 
@@ -40,15 +40,14 @@ def block_interval(
     beside: Blocks = (),
     resamples: int = RESAMPLES,
 ) -> tuple[float, float]:
-    """An interval for the level of the process that the blocks came from.
+    """An interval for the level of the process that generated the blocks.
 
     Args:
         blocks: at least two, each with at least one value.
         percentile: 95.0 for p95; None for the mean.
-        tail: chance beyond each end.
-        beside: blocks paired with these; the interval is then that of the ratio of levels,
-            and the two blocks of a pair are drawn together, so that what slows both down
-            cancels.
+        tail: probability beyond each end.
+        beside: blocks paired with these; then the interval is that of the ratio of levels, and the
+            two blocks of a pair are resampled together, so that common slowdowns cancel.
 
     Returns:
         (low, high) in units of the values, or as a ratio.
@@ -59,7 +58,7 @@ def block_interval(
     counts_RB = rng.multinomial(n, [1 / n] * n, size=resamples)
     level_R, at_R = (_levels(blocks, c_RB, percentile) for c_RB in (counts_RB, once_RB))
     if beside:
-        with np.errstate(divide="ignore", invalid="ignore"):  # tokens that come at once: a gap of 0
+        with np.errstate(divide="ignore", invalid="ignore"):  # a gap may be 0
             level_R = level_R / _levels(beside, counts_RB, percentile)
             at_R = at_R / _levels(beside, once_RB, percentile)
     reach = math.sqrt(n / (n - 1)) * student_t(1 - tail, n - 1)
@@ -73,7 +72,7 @@ def block_interval(
 
 
 def student_t(p: float, freedom: int) -> float:
-    """The p-quantile of Student's t, by its expansion around the normal one.
+    """The p-quantile of Student's t, by expansion around the normal quantile.
 
     Within 1 % for 9 degrees of freedom and more, up to p = 0.9995.
 
@@ -92,7 +91,7 @@ def student_t(p: float, freedom: int) -> float:
 
 
 def _levels(blocks: Blocks, counts_RB: Ints, percentile: float | None) -> Floats:
-    """The level of each resample, [R]; a block counts as often as it was drawn."""
+    """The level of each resample, [R]; a block counts as often as it was resampled."""
     size_B = np.array([len(block) for block in blocks])
     if percentile is None:
         sum_B = np.array([math.fsum(block) for block in blocks])
@@ -109,7 +108,7 @@ def _levels(blocks: Blocks, counts_RB: Ints, percentile: float | None) -> Floats
 
 
 def _reached(count_RN: Ints, percentile: float) -> Ints:
-    """Where the values, in ascending order, have reached that share of all, [R]."""
+    """The value at which the cumulated share of all is reached, [R]."""
     reached_RN = count_RN.cumsum(axis=1)
     wanted_R1 = reached_RN[:, -1:] * (percentile / 100) - _SLACK
     return (reached_RN >= wanted_R1).argmax(axis=1)

@@ -1,14 +1,14 @@
-# Cells: how often each id, and each pair of neighbouring ids, is drawn against its mass.
+# Cells: frequencies of ids, and of pairs of neighbouring ids, compared with their masses.
 #
-# A dictionary puts each likeliest token of a position into a cell that the past fixes, and all
-# other tokens into one more.  Let O be how often a cell was drawn and E the sum of its reported
-# masses.  For any tilts t of the cells, prod exp(t O - E (e^t - 1)) has a mean of at most 1 where
-# tokens are drawn as reported: the mean of exp(t of the drawn cell) is 1 + sum p (e^t - 1), and
-# 1 + x <= exp x.  O and E add up over rounds, so a mixture over tilts that is fixed beforehand
-# can be computed at any look.
+# A dictionary assigns each top-k token of a position to a cell defined by earlier text, and all
+# other tokens to one more.  Let O be the count of a cell and E the sum of its reported masses. For
+# any tilts t of the cells, prod exp(t O - E (e^t - 1)) has a mean of at most 1 if tokens are
+# sampled as reported: the mean of exp(t of the sampled cell) is 1 + sum p (e^t - 1), and 1 + x <=
+# exp x.  O and E are additive over rounds, so a mixture over fixed tilts can be computed at any
+# evaluation.
 #
-# It sees a token that is never drawn, or that is drawn too often, and a report that is wrong in
-# the same way wherever the same ids meet.
+# It detects a token that is never sampled, or too often, and a report with the same error for the
+# same ids.
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from servanda.theory.stats.tilts import Z
 
 SIZES = (2048, 8192)  # cells of a dictionary: ids, and pairs of neighbouring ids
 TILTS: Floats = np.array([0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 3.0])
-SHARES = (1.0, 0.02, 0.001)  # of the cells are tilted, either way
+SHARES = (1.0, 0.02, 0.001)  # share of the cells that are tilted, in each direction
 COMPONENTS = len(SIZES) * len(TILTS) * len(SHARES)
-_NEAR = math.log(2.5)  # tilts that are worth a look beside a strength
+_NEAR = math.log(2.5)  # tilts near a strength that are examined
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 _SHIFT = np.uint64(33)
 
@@ -36,12 +36,12 @@ class Cells:
     """Observed and expected counts of the cells of both dictionaries; `+` adds later rounds.
 
     Args:
-        n: tokens; missing: launched tokens without a value.
-        error: the most that rounding moved a recorded logprob by, nats.
-        log_weight: the sum of log train / infer, where train's masses are used for tokens that
-            infer drew; 0 where the masses are those of the kernel that drew.
+        n: tokens; missing: dispatched tokens without a value.
+        error: rounding error bound of recorded logprobs, nats.
+        log_weight: the sum of log train / infer, if train's masses are used for tokens sampled by
+            infer; 0 if the masses are those of the sampling kernel.
         drawn, mass: O and E of all cells, one dictionary after the other.
-        digest: of both.
+        digest: digest of both dictionaries.
     """
 
     n: int = 0
@@ -64,12 +64,12 @@ class Cells:
         error: float = 0.0,
         log_weight: float = 0.0,
     ) -> Cells:
-        """Of one closed round.
+        """From one closed round.
 
         Args:
-            ids_NK, mass_NK: the likeliest tokens of each position and their probabilities; a
-                mass of 0 is of no token.
-            token_N: the drawn token; before_N: the token before it, -1 where it is unknown.
+            ids_NK, mass_NK: the top-k tokens of each position and their probabilities; a mass of 0
+                means no token.
+            token_N: the sampled token; before_N: the token before it, -1 if unknown.
         """
         drawn, mass = [], []
         hit_NK = (ids_NK == token_N[:, None]) & (mass_NK > 0)
@@ -105,7 +105,7 @@ class Cells:
 
     @property
     def growth(self) -> Floats:
-        """Log of each component, nats, [COMPONENTS]; [0] where nothing was looked at."""
+        """Log of each component, nats, [COMPONENTS]; [0] without data."""
         if self.drawn is None or self.mass is None:
             return np.zeros(1)
         found = []
@@ -119,17 +119,17 @@ class Cells:
             for share in SHARES:
                 mixed_TC = np.logaddexp(either_TC + math.log(share), _log1m(share))
                 found.append(mixed_TC.sum(axis=1))
-        # of a lost token nothing is known: it is charged the least that its factor could be
+        # a lost token is unknown: it is charged the smallest possible factor
         charge_T = self.missing * (TILTS + np.expm1(TILTS))
         return np.concatenate(found) - np.tile(charge_T, len(found)) + self.log_weight
 
     def in_pairs(self) -> bool:
-        """Whether pairs of a token and the one before it hold more evidence than ids do."""
+        """Whether pairs of neighbouring tokens have more evidence than ids."""
         of_ids, of_pairs = self.growth.reshape(len(SIZES), -1).max(axis=1)
         return bool(of_pairs > of_ids)
 
     def worst(self) -> str:
-        """The cell of the first dictionary that is furthest from its mass, in words."""
+        """The cell of the first dictionary with the largest deviation from its mass, as text."""
         assert self.drawn is not None and self.mass is not None
         drawn_C, mass_C = (a[: SIZES[0]].astype(np.float64) for a in (self.drawn, self.mass))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -142,15 +142,15 @@ class Cells:
         return f"{name} came {drawn_C[at]:,.0f} times where {mass_C[at]:,.1f} are expected"
 
     def smallest_lie(self, price: float) -> tuple[float | None, float | None]:
-        """The least mass that a report could misplace in each dictionary and be rejected.
+        """The smallest misplaced mass of a report, per dictionary, that is rejected.
 
-        A report that is off by the factor exp(+-s) in every cell, evenly, is the hardest to see
-        of all that move as much mass between cells (Cauchy-Schwarz).  Under it the mean of a
-        cell's log factor is E[log cosh(t x sqrt(E))] - E t^2 / 2 with x ~ N(+-s sqrt(E), 1), which
-        is summed over cells and compared with the price as in `stats.tilts`.
+        A report with errors of the factor exp(+-s) in every cell is the hardest to detect of all
+        that move the same mass between cells (Cauchy-Schwarz).  Under it the mean of a cell's log
+        factor is E[log cosh(t x sqrt(E))] - E t^2 / 2 with x ~ N(+-s sqrt(E), 1), which is summed
+        over cells and compared with the threshold as in `stats.tilts`.
 
         Returns:
-            For ids and for pairs, half the mass that moves, per token; None where none is seen.
+            For ids and for pairs, half the moved mass, per token; None if none is detected.
         """
         assert self.mass is not None
         found: list[float | None] = []
@@ -163,7 +163,7 @@ class Cells:
             root_C1 = np.sqrt(mass_C[mass_C > 0])[:, None]
             strengths = np.geomspace(0.005, 2.0, 64)
             at, beyond = -1, len(strengths)
-            while beyond - at > 1:  # the weakest that reaches it, by halving
+            while beyond - at > 1:  # the weakest that reaches it, by bisection
                 middle = (at + beyond) // 2
                 strength, best = float(strengths[middle]), -math.inf
                 for tilt in TILTS[np.abs(np.log(TILTS / strength)) < _NEAR]:
@@ -200,7 +200,7 @@ def _log1m(share: float) -> float:
 
 
 def _cells(ids_NK: NDArray[np.int64], before_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The cell of each likeliest token in each dictionary, [N, K]; the last cell is the others'."""
+    """The cell of each top-k token in each dictionary, [N, K]; the last cell is for the others."""
     pairs = (ids_NK.astype(np.uint64) + before_N.astype(np.uint64)[:, None] * _MIX[1]) * _MIX[0]
     pairs ^= pairs >> _SHIFT
     return [ids_NK % (SIZES[0] - 1), (pairs % np.uint64(SIZES[1] - 1)).astype(np.int64)]

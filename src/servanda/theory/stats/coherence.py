@@ -1,17 +1,18 @@
-# Coherence: can the two logprobs be those of two distributions, and infer's the one drawn from?
+# Coherence: tests whether the two logprobs can be those of two distributions, with samples from
+# infer's.
 #
-# E_infer w is the train kernel's mass on what infer can draw, w = p / q: never above 1,
-# whatever the two kernels are.  So 1 + t (min(w, C) - 1) has a mean of at most 1 for every
-# t in [0, 1], and the products over tokens can only reject.  A mean of w *below* 1 is no
-# evidence of anything: weights are skewed, and most samples lie below their mean.
+# E_infer w is the train kernel's mass on tokens that infer can sample, w = p / q: never above 1,
+# for any two kernels.  So 1 + t (min(w, C) - 1) has a mean of at most 1 for every t in [0, 1], and
+# the products over tokens can only reject.  A mean of w *below* 1 is no evidence: weights are
+# skewed, and most samples are below their mean.
 #
-# It sees raw logprobs on infer beside processed ones on train, logprobs of other tokens, and
-# probabilities that add up to more than 1.  It does not see another temperature of train:
-# that is another distribution, and what `tv` measures.
+# It detects raw logprobs on infer with processed ones on train, logprobs of other tokens, and
+# probabilities that add up to more than 1.  It does not detect another temperature of train: that
+# is another distribution, which `tv` measures.
 #
-# Recorded weights are not the kernels' own: rounding both logprobs moves log w by at most the
+# Recorded weights differ from the kernels' own: rounding both logprobs changes log w by at most the
 # sum of their two errors.  Each weight is taken at its lower end, so that a coarse record of
-# honest kernels rejects nothing, whatever it was rounded to.
+# correct kernels is not rejected.
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ import numpy as np
 from servanda.theory.stats.log_moment import Floats
 from servanda.theory.stats.refutation import SLACK, Refutation
 
-CAP = 10.0  # on w: no single token can then reject alone
+CAP = 10.0  # cap of w, so that no single token can reject
 _BETS: Floats = np.geomspace(0.01, 0.99, 16)
 
 
@@ -38,13 +39,13 @@ class Coherence(Refutation):
         error_N: Floats | float = 0.0,
         count_N: Floats | None = None,
     ) -> Coherence:
-        """Of one closed round of log-ratios log p - log q, nats, in launch order.
+        """From one closed round of log-ratios log p - log q, nats, in dispatch order.
 
         Args:
-            log_ratio_N: -inf where train gives no mass; neither NaN nor +inf.
-            missing: tokens that were launched and have no value: each is charged w = 0.
-            error_N: the most that rounding moved each log-ratio by, nats; see `precision.errors`.
-            count_N: of how many tokens each log-ratio is; default one.
+            log_ratio_N: -inf without mass under train; neither NaN nor +inf.
+            missing: dispatched tokens without a value: each is charged w = 0.
+            error_N: rounding error bound of each log-ratio, nats; see `precision.errors`.
+            count_N: number of tokens with each log-ratio; default one.
 
         Source:
             I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,

@@ -1,11 +1,11 @@
 # GroupRatio: evidence about a token-weighted mean over a population of prompt groups.
 #
-# The estimand is E[sum of x over the slice's tokens] / E[tokens in the slice], for a
-# prompt group drawn at random.  It is below m exactly when E Z < m for
+# The estimand is E[sum of x over the slice's tokens] / E[tokens in the slice], for a random prompt
+# group.  It is below m exactly when E Z < m for
 #     Z = m + sum (x_t - m) / capacity   in [0, 1],
-# capacity = the largest number of slice tokens that any group can have, fixed in the plan.
-# Z depends on m, so (sum of x, tokens) is kept for each group.  A mean of per-sequence
-# means would be another, wrong number: lengths are random and go with the divergence.
+# capacity = the largest number of slice tokens of any group, fixed in the plan.  Z depends on m, so
+# (sum of x, tokens) is stored for each group.  A mean of per-sequence means would be a different,
+# wrong number: lengths are random and correlated with the divergence.
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from servanda.theory.stats.log_moment import NEG, POS, Floats, Process
 class GroupRatio(Process):
     """Per prompt group of a slice: sum of x, tokens with a value, tokens without.
 
-    Groups that have no token in the slice leave every statement as it was; they are
-    counted (`launched`) but not stored.  A missing token counts as x = 1 for `holds` and
-    as x = 0 for `violated`.
+    Groups without a token in the slice do not change any result; they are counted (`launched`) but
+    not stored.  A missing token counts as x = 1 for `holds` and as x = 0 for `violated`.
     """
 
     capacity: int
@@ -38,7 +37,7 @@ class GroupRatio(Process):
 
     def __post_init__(self) -> None:
         total_G, tokens_G, missing_G = self.total_G, self.tokens_G, self.missing_G
-        # a hair above is rounding of a sum of ones
+        # tolerance for rounding of a sum of ones
         right_G = (total_G >= 0.0) & (total_G <= tokens_G * (1 + 1e-12))
         right_G &= tokens_G + missing_G <= self.capacity
         if not right_G.all():
@@ -55,13 +54,13 @@ class GroupRatio(Process):
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        """Every digit of every group: a digest of evidence is taken of it."""
+        """Every digit of every group, because the evidence digest is computed from it."""
         parts = [a.tolist() for a in (self.total_G, self.tokens_G, self.missing_G)]
         return f"GroupRatio({self.capacity}, {self.launched}, {', '.join(map(str, parts))})"
 
     @classmethod
     def join(cls, capacity: int, parts: Sequence[GroupRatio]) -> GroupRatio:
-        """Disjoint rounds of one plan as one."""
+        """Merge disjoint rounds of one plan."""
         for part in parts:
             if part.capacity != capacity:
                 raise EvidenceError(
@@ -100,7 +99,7 @@ class GroupRatio(Process):
 
     @property
     def mean(self) -> float:
-        """Token-weighted mean of what was measured; NaN where nothing was."""
+        """Token-weighted mean of the known values; NaN without any."""
         return self.total / self.known if self.known else math.nan
 
     def _z(self, limit: float, missing_as: float) -> Floats:

@@ -1,10 +1,9 @@
 # Binned: log ratios counted in fixed bins, and certificates from the counts alone.
 #
-# A bin is the sign, the exponent and nine bits of the significand of a log ratio, so cutting
-# one out costs a shift.  A token is then counted twice: at the largest value that its bin
-# allows as evidence that a mean is low, at the smallest as evidence that it is high.  Both
-# e-processes lie below the exact ones, so what they certify stays certified, a little wider.
-# Why, and how much wider: docs/explanation/binning.md.
+# A bin is the sign, the exponent and nine bits of the significand of a log ratio, so it is computed
+# by a shift.  A token is then counted twice: at the largest value of its bin as evidence that a
+# mean is low, at the smallest as evidence that it is high.  Both e-processes are below the exact
+# ones, so the bounds stay valid and are slightly wider; see docs/explanation/binning.md.
 #
 # Axes: N tokens, K bins, S slices, G runs of neighbouring bins, J components of a mixture.
 
@@ -25,21 +24,21 @@ from servanda.theory.stats.log_moment import NEG, POS, SCALE, Floats, LogMoment
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
-# Fixed for ever: counts of one version are added to those of another.
+# Never change: counts of one version are added to those of another.
 SIGNIFICAND_BITS = 9
-SMALLEST, LARGEST = 2.0**-24, 2.0**7  # nats; nearer to 0 and further out there is one bin each
+SMALLEST, LARGEST = 2.0**-24, 2.0**7  # nats; smaller and larger magnitudes have one bin each
 _SIDE = 2 + (math.frexp(LARGEST)[1] - math.frexp(SMALLEST)[1]) * 2**SIGNIFICAND_BITS
 
-BINS: int = 2 * _SIDE + 1  # in ascending order; the middle one holds 0 and nothing else
+BINS: int = 2 * _SIDE + 1  # in ascending order; the middle one contains only 0
 ZERO: int = _SIDE
-_RUN = 32  # neighbouring bins whose values are first added up
+_RUN = 32  # neighbouring bins that are summed first
 _EPS = float(np.finfo(np.float64).eps)
 _HAIR = 1e-9
 
 
 @dataclass(frozen=True)
 class _Format:
-    """How to cut a bin out of the bits of a float."""
+    """The computation of a bin from the bits of a float."""
 
     whole: type[np.signedinteger]
     bits: int
@@ -59,15 +58,15 @@ class _Format:
 
     @property
     def base(self) -> int:
-        """What the bin of the smallest magnitudes is cut from, less 1."""
+        """The shifted bits of the smallest magnitudes, minus 1."""
         return (self.of_value(SMALLEST) >> self.shift) - 1
 
 
 def bin_of(log_ratio_N: ArrayLike) -> NDArray[np.signedinteger]:
-    """The bin of each log ratio, [N], in 0..BINS - 1; BINS where it is NaN or +inf.
+    """The bin of each log ratio, [N], in 0..BINS - 1; BINS for NaN or +inf.
 
-    A bin holds its end that is further from 0, so 0 has one for itself and -inf lies in bin 0.
-    float32 stays float32; everything else is worked in float64.
+    A bin contains its end that is further from 0, so 0 has its own bin and -inf is in bin 0.
+    float32 stays float32; other types are computed in float64.
 
     >>> (bin_of([-np.inf, 0.0, np.nan]) - ZERO).tolist()
     [-15874, 0, 15875]
@@ -78,7 +77,7 @@ def bin_of(log_ratio_N: ArrayLike) -> NDArray[np.signedinteger]:
     bits_N = x_N.view(form.whole)
     far = form.of_value(LARGEST) + 1
     bin_N = bits_N & np.iinfo(form.whole).max
-    some_N = np.minimum(bin_N, 1)  # 0 stays 0, and what is nearly 0 becomes bin 1
+    some_N = np.minimum(bin_N, 1)  # 0 stays 0, and values near 0 are in bin 1
     np.minimum(bin_N, far, out=bin_N)
     lost = bool(bin_N.size) and int(bin_N.max()) == far
     bin_N += (1 << form.shift) - 1  # upwards, so that the far end belongs to the bin
@@ -95,17 +94,17 @@ def bin_of(log_ratio_N: ArrayLike) -> NDArray[np.signedinteger]:
 
 
 def _magnitudes() -> Floats:
-    """The far end of each bin above 0 but the last, ascending."""
+    """The far end of each bin above 0 except the last, ascending."""
     form = _Format.of(np.dtype(np.float64))
     return ((np.arange(1, _SIDE, dtype=np.int64) + form.base) << form.shift).view(np.float64)
 
 
 def edges() -> tuple[Floats, Floats]:
-    """The closed interval of log ratios that each bin speaks for, (least_K, most_K), nats.
+    """The closed interval of log ratios of each bin, (least_K, most_K), nats.
 
-    float32 logprobs are subtracted in float32, which may round a difference down to the end
-    of a bin from half a unit above it: so the far end is the next float32 further out.
-    Neighbours share that sliver.  The last bin ends at the largest float.
+    float32 logprobs are subtracted in float32, which may round a difference down to the end of a
+    bin from half a unit above it: so the far end is the next float32 further out. Neighbours
+    overlap by this amount.  The last bin ends at the largest float.
     """
     far = _magnitudes()
     near_P = np.r_[0.0, far]
@@ -121,16 +120,16 @@ def ends(values: Callable[[Floats], Array], bends: Sequence[float] = ()) -> tupl
     """The smallest and the largest value of a function over each bin, (least_K, most_K).
 
     Args:
-        values: log ratios [N], nats, one of them -inf, to values [N], which may be infinite.
-        bends: log ratios, nats, between which the function is monotone and does not jump;
-            0 need not be named.  At each it is tried on both sides.
+        values: function of log ratios [N], nats, including -inf, to values [N], possibly infinite.
+        bends: log ratios, nats, between which the function is monotone and continuous; 0 is
+            implied.  The function is evaluated on both sides of each.
 
     Returns:
-        Wider than the function's own extremes by what floats may get wrong in it, 16 units in
-        the last place of the larger of it and 1; exact in the bin of 0.
+        Wider than the function's own extremes by the rounding error, 16 units in the last place of
+        the larger of it and 1; exact in the bin of 0.
 
     Raises:
-        ValueError: the function has no value (NaN) somewhere.
+        ValueError: the function is NaN somewhere.
     """
     low_K, high_K = edges()
     at_low, at_high = _known(values, low_K), _known(values, high_K)
@@ -163,7 +162,7 @@ class Binned:
     """A function with values in [0, 1] on the bins, and its certificates from counts.
 
     Args:
-        least_K, most_K: as `ends` finds them; what rounding puts outside [0, 1] is cut off.
+        least_K, most_K: results of `ends`; rounding outside [0, 1] is clipped.
 
     Raises:
         EvidenceError: a bin has values outside [0, 1].
@@ -176,10 +175,10 @@ class Binned:
     def moments(self, count_SK: ArrayLike, missing_S: Sequence[int]) -> list[LogMoment]:
         """The statistics of each row of counts.
 
-        `below` takes each unit at the largest value of its bin, `above` at the smallest; then
-        both are cut short once more, by chords.  So neither is more than LogMoment.of gives
-        for the same units, but for the rounding of floats.  `total` takes the middle of the
-        bin: it is off by at most half of the sum of (most - least).
+        `below` takes each unit at the largest value of its bin, `above` at the smallest; then both
+        are reduced again, by chords.  So neither exceeds LogMoment.of for the same units, up to
+        rounding.  `total` takes the middle of the bin: its error is at most half of the sum of
+        (most - least).
 
         Args:
             count_SK: units in each bin, [S, BINS].
@@ -206,15 +205,15 @@ class Binned:
 
 
 def moment(count_K: ArrayLike, least_K: Floats, most_K: Floats, missing: int = 0) -> LogMoment:
-    """The statistics of one histogram; `Binned.moments` serves many at once."""
+    """The statistics of one histogram; see `Binned.moments` for many."""
     return Binned(least_K, most_K).moments(np.atleast_2d(count_K), [missing])[0]
 
 
 class _Spread:
     """sum log1p(theta x) over counted bins, from below, run by run.
 
-    A logarithm is concave, so over the bins of one run it lies above its chord: the number of
-    units and the sum of their x give a sum that is no larger, at 1/32 of the logarithms.
+    A logarithm is concave, so over the bins of one run it is above its chord: the number of units
+    and the sum of their x give a lower bound, with 1/32 of the logarithms.
     """
 
     def __init__(self, x_K: Floats, theta_J: Floats) -> None:
@@ -229,13 +228,13 @@ class _Spread:
         """(the sum of logarithms [S, J], the sum of x [S])."""
         total_SG = np.einsum("sgr,gr->sg", count_SGR, self._x_GR)
         risen_SG = (total_SG - n_SG * self._first_G) * self._per_width_G
-        # what rounding leaves outside would be extrapolated
+        # rounding outside the range would be extrapolated
         risen_SG = np.minimum(np.maximum(risen_SG, 0.0), n_SG)
         return np.hstack([n_SG, risen_SG]) @ self._log_2GJ, total_SG.sum(axis=-1)
 
 
 def _runs(values_SK: Array, fill: float = 0.0) -> Floats:
-    """[S, G, R], the last run filled up."""
+    """[S, G, R], the last run padded."""
     size, bins = values_SK.shape
     if bins != BINS:
         raise EvidenceError(f"{bins} counts for {BINS} bins")

@@ -1,5 +1,5 @@
-# From evidence to an interval, and to how much more evidence would decide; and, before anything
-# was measured, how many units an answer takes.
+# From evidence to an interval, and to the further evidence needed for a decision; and, before any
+# measurement, the number of units for a decision.
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from servanda.theory.stats.log_moment import NEG, POS, Floats, Process, log_mean_exp
 
-_STEPS = 40  # halvings: the end is known to 2^-40 of [0, 1]
+_STEPS = 40  # bisection steps: the precision is 2^-40
 
 
 def interval(process: Process, alpha: float) -> tuple[float, float]:
-    """Lower and upper bound of the mean, each at confidence 1 - alpha, valid at every look.
+    """Lower and upper bound of the mean, each an anytime-valid bound at confidence 1 - alpha.
 
-    The upper bound is the smallest limit with log_e_below >= log 1/alpha, found from above,
-    so that its error is on the safe side; likewise the lower one.
+    The upper bound is the smallest limit with log_e_below >= log 1/alpha, searched from above, so
+    that its error is on the safe side; likewise the lower one.
     """
     price = math.log(1 / alpha)
     if not process.n:
@@ -42,13 +42,13 @@ def _bisect(log_e: Callable[[float], float], price: float, proved: float, open_:
 
 
 def units_to_decide(growth: Floats, n: int, log_price: float) -> int | None:
-    """Units in all at which evidence that goes on growing as it did reaches the price.
+    """Total units at which evidence reaches the threshold if it keeps its growth rate.
 
     Args:
         growth: log e-value of each mixture component after n units.
 
     Returns:
-        A projection, not a promise; None where the evidence does not grow.
+        A projection, not a guarantee; None if the evidence does not grow.
     """
     if n == 0 or growth.max() <= 0:
         return None
@@ -65,14 +65,14 @@ def units_to_decide(growth: Floats, n: int, log_price: float) -> int | None:
 
 
 def units_at_best(limit: float, alpha: float, best: float = 0.0) -> int | None:
-    """Units that `holds` needs even if the two kernels were identical and every unit full.
+    """Units that `holds` needs even for identical kernels and full units.
 
     Args:
-        limit: of the mean, in (0, 1].
-        best: what every unit of identical kernels is, in [0, 1).
+        limit: limit of the mean, in (0, 1].
+        best: value of a unit of identical kernels, in [0, 1).
 
     Returns:
-        None where the limit is not above the best: no sample shows that a mean is there.
+        None if the limit is not above `best`: no sample can show it.
     """
     growth = np.log1p(NEG * best) - np.log1p(NEG * limit)
     return units_to_decide(growth, 1, math.log(1 / alpha))
@@ -81,22 +81,22 @@ def units_at_best(limit: float, alpha: float, best: float = 0.0) -> int | None:
 def units_expected(
     limit: float, truth: float, alpha: float, cells: int = 1, best: float = 0.0
 ) -> int | None:
-    """Units at which a mean of `truth` is told from `limit`, if every x is `best` or 1.
+    """Units at which a mean of `truth` is distinguished from `limit`, if every x is `best` or 1.
 
-    Values of 0 and 1 are the worst case: of all variables in [0, 1] with that mean they
-    give the least evidence, on either side, because log(1 + t x) is concave in x.  What is
-    returned is where the evidence reaches its price if it grows as it does on average; half
-    of the runs need more.
+    Values of 0 and 1 are the worst case: of all variables in [0, 1] with that mean they give the
+    least evidence, on either side, because log(1 + t x) is concave in x.  The result is the
+    number of units at which the expected evidence reaches its threshold; half of the runs need
+    more.
 
     Args:
-        limit: of the mean, in (0, 1).
-        truth: the mean, in [0, 1].
-        alpha: the chance of a wrong answer.
-        cells: how many cells share alpha; the price of a violation, while `holds` is not split.
-        best: what a unit of identical kernels is, in [0, 1); the truth is not below it.
+        limit: limit of the mean, in (0, 1).
+        truth: the true mean, in [0, 1].
+        alpha: the error probability.
+        cells: number of cells that share alpha, for violations; `holds` is not split.
+        best: value of a unit of identical kernels, in [0, 1); not above the truth.
 
     Returns:
-        None where the truth is the limit, or the limit 0: no number of units tells them.
+        None if the truth equals the limit, or the limit is 0: no number of units suffices.
 
     >>> units_expected(0.01, 0.005, 0.05), units_expected(0.01, 0.0, 0.05)
     (3404, 478)

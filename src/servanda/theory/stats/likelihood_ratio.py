@@ -1,13 +1,12 @@
-# Fidelity where only the best tokens are reported: likelihood ratios over cells.
+# Fidelity from top-k logprobs: likelihood ratios over cells.
 #
-# The cells of a step are the tokens that were returned, and all others together.  The report
-# says the probability m of each; an alternative says another one, a.  Where the token is
-# drawn as reported, a / m of the cell it fell into has a mean of 1.  The alternatives are
-# what real samplers do wrong: another temperature, a cut tail, too much or too little mass
-# on what was not returned.
+# The cells of a step are the returned tokens, and all others together.  The report gives the
+# probability m of each; an alternative another one, a.  If the token is sampled as reported, a / m
+# of its cell has a mean of 1.  The alternatives are common sampler faults: another temperature, a
+# cut tail, too much or too little mass on tokens that were not returned.
 #
-# It sees the masses of cells and nothing within them: a sampler that permutes the tokens that
-# were not returned is never seen, and with one token returned that is nearly everything.
+# It tests only the masses of cells: a sampler that permutes tokens that were not returned is not
+# detected, and with one returned token these are nearly all.
 
 from __future__ import annotations
 
@@ -23,17 +22,17 @@ from servanda.theory.stats.log_moment import Floats
 from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
 
 _TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
-_DEEPER = (1.0, 4.0)  # times that a token not returned is less likely than the least that was
-_CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)  # top-p: nothing is drawn beyond this mass
-_OTHERS = (0.9, 1.2)  # times the mass of what was not returned
-_SPILL = 0.01  # of the mass goes there, even where the report leaves none
+_DEEPER = (1.0, 4.0)  # the smallest returned mass over that of a token not returned
+_CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)  # top-p: no token beyond this mass is sampled
+_OTHERS = (0.9, 1.2)  # factors of the mass that was not returned
+_SPILL = 0.01  # share of the mass for it, even if the report leaves none
 
-_BY_CHANCE = math.log(1e-9)  # of drawing the last token at every step that has one
+_BY_CHANCE = math.log(1e-9)  # probability of sampling the last token at every step that has one
 
 
 @dataclass(frozen=True)
 class LikelihoodRatio(Refutation):
-    """Evidence against the reported sampler, from its best tokens."""
+    """Evidence against the reported sampler, from its top-k tokens."""
 
     @classmethod
     def of(
@@ -43,19 +42,19 @@ class LikelihoodRatio(Refutation):
         token_N: NDArray[np.int64],
         missing: int = 0,
     ) -> LikelihoodRatio:
-        """Of one closed round, in launch order.
+        """From one closed round, in dispatch order.
 
         Args:
-            ids_NK, logp_NK: the tokens that each step returned and their reported logprobs,
-                [N, K], nats; -inf has no mass of its own.
-            token_N: the token that was drawn.
-            missing: tokens that were launched and have no value; each is charged LEAK.
+            ids_NK, logp_NK: the returned tokens of each step and their reported logprobs, [N, K],
+                nats; -inf means no mass.
+            token_N: the sampled token.
+            missing: dispatched tokens without a value; each is charged LEAK.
 
         A step whose logprobs are NaN, or add up to more than 1, is missing too.
 
         Raises:
-            EvidenceError: the last column is the drawn token wherever it has a value, and it
-                has none elsewhere: it was appended after the draw.
+            EvidenceError: the last column contains only sampled tokens: they were appended after
+                sampling.
         """
         factors_JN, usable_N = log_factors(ids_NK, logp_NK, token_N)
         missing += int((~usable_N).sum())
@@ -65,14 +64,14 @@ class LikelihoodRatio(Refutation):
 
 @dataclass(frozen=True)
 class RequestDraws:
-    """What the tokens of one request say of how they were drawn.
+    """The sampler evidence of one request.
 
     Args:
-        known: tokens whose likeliest tokens are reported; missing: those without.
-        total: sum over them of the log mass of the drawn cell, less its mean under the report,
-            nats: above 0 for tokens that are likelier than reported.
-        above: of each alternative the log e-value, nats, that tokens are drawn like that and not
-            as reported; below: of each the log e-value against it.
+        known: tokens with top-k logprobs; missing: tokens without.
+        total: sum over them of the log mass of the sampled cell minus its mean under the report,
+            nats: above 0 if tokens are likelier than reported.
+        above: per alternative the log e-value, nats, for it against the report; below: per
+            alternative the log e-value against it.
     """
 
     known: int
@@ -84,7 +83,7 @@ class RequestDraws:
 
     @classmethod
     def nothing(cls, missing: int) -> RequestDraws:
-        """Of a request of whose tokens nothing is known."""
+        """The evidence of a request without known tokens."""
         least = (missing * math.log(LEAK),) * len(names())
         return cls(0, missing, 0.0, least, least)
 
@@ -92,7 +91,7 @@ class RequestDraws:
     def of(
         cls, ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
     ) -> RequestDraws:
-        """Of one request: see `LikelihoodRatio.of`."""
+        """From one request: see `LikelihoodRatio.of`."""
         best_NK, hit_NK, usable_N = _drawn(ids_NK, logp_NK, token_N)
         factors_JN = _log_ratios(best_NK, hit_NK)
         missing = int((~usable_N).sum())
@@ -113,7 +112,7 @@ class RequestDraws:
         )
 
     def above_growth(self, limit: float) -> Floats:
-        """Log factors against the report, one an alternative; it has no limit."""
+        """Log factors against the report, one per alternative; `limit` is unused."""
         return np.array(self.above)
 
     def below_growth(self, limit: float) -> Floats:
@@ -124,10 +123,10 @@ class RequestDraws:
 def log_factors(
     ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """log a / m of the drawn cell of each usable token, [J, n], and which are usable, [N].
+    """log a / m of the sampled cell of each usable token, [J, n], and the usable mask, [N].
 
     Raises:
-        EvidenceError: as `LikelihoodRatio.of`.
+        EvidenceError: as in `LikelihoodRatio.of`.
     """
     best_NK, hit_NK, usable_N = _drawn(ids_NK, logp_NK, token_N)
     return _log_ratios(best_NK, hit_NK), usable_N
@@ -136,7 +135,7 @@ def log_factors(
 def _drawn(
     ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
 ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
-    """As `_sorted`, of the usable steps, and which those are, [N]."""
+    """`_sorted` for the usable steps, and their mask, [N]."""
     _refuse_appended(ids_NK, logp_NK, token_N)
     with np.errstate(over="ignore"):
         mass_NK = np.exp(logp_NK)
@@ -147,12 +146,12 @@ def _drawn(
 def _refuse_appended(
     ids_NK: NDArray[np.int64], logp_NK: Floats, token_N: NDArray[np.int64]
 ) -> None:
-    """The cells of a step have to be fixed before its token is drawn."""
+    """Refuse appended tokens: cells must be fixed before a token is sampled."""
     if ids_NK.shape[1] < 2:
         return
     last_N = logp_NK[:, -1]
     there_N = np.isfinite(last_N)
-    # where an honest report has a last token now and then, it may be drawn by chance
+    # if a correct report has a last token at a few steps, it may be sampled by chance
     if there_N.all() or last_N[there_N].sum() > _BY_CHANCE:
         return
     least_N = np.min(logp_NK[there_N, :-1], axis=1)
@@ -169,16 +168,16 @@ def _refuse_appended(
 def _sorted(
     ids_NK: NDArray[np.int64], mass_NK: Floats, token_N: NDArray[np.int64]
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Masses, best first, and which cell the drawn token fell into, [N, K]; none: the others."""
+    """Masses, best first, and the sampled token's cell as a mask, [N, K]; none: the others."""
     order_NK = np.argsort(-mass_NK, axis=1, kind="stable")
     best_NK = np.take_along_axis(mass_NK, order_NK, axis=1)
     at_NK = np.take_along_axis(ids_NK, order_NK, axis=1)
     hit_NK = (at_NK == token_N[:, None]) & (best_NK > 0)
-    return best_NK, hit_NK & (hit_NK.cumsum(axis=1) == 1)  # an id that is listed twice counts once
+    return best_NK, hit_NK & (hit_NK.cumsum(axis=1) == 1)  # a repeated id counts once
 
 
 def _log_ratios(best_NK: Floats, hit_NK: NDArray[np.bool_]) -> Floats:
-    """log a / m of the drawn cells, one row an alternative, [J, N]."""
+    """log a / m of the sampled cells, one row per alternative, [J, N]."""
     hit_NC = np.column_stack([hit_NK, ~hit_NK.any(axis=1)])
     return np.array([factors_NC[hit_NC] for factors_NC in cell_factors(best_NK)])
 
@@ -186,31 +185,31 @@ def _log_ratios(best_NK: Floats, hit_NK: NDArray[np.bool_]) -> Floats:
 def cell_factors(best_NK: Floats) -> Floats:
     """log a / m of every cell: the masses, best first, and the rest; [J, N, K + 1]."""
     rest_N = np.maximum(1 - best_NK.sum(axis=1), 0.0)
-    # an upper end of each mass: rounding of the record may not look like a lie
+    # upper end of each mass: rounding must not look like a fault
     null_NC = np.column_stack([best_NK * (1 + SLACK), rest_N + SLACK])
-    null_NC = np.where(null_NC > 0, null_NC, 1.0)  # a cell without mass is never drawn
+    null_NC = np.where(null_NC > 0, null_NC, 1.0)  # a cell without mass is never sampled
     found = []
     for _, cells_NC in _alternatives(best_NK, rest_N):
         share_NC = cells_NC / cells_NC.sum(axis=1, keepdims=True)
-        # the report itself adds LEAK of its own, less the slack that null_NC holds
+        # the report adds its own LEAK, minus the slack in null_NC
         found.append(np.log((1 - LEAK) * share_NC / null_NC + LEAK))
     return np.array(found)
 
 
 def names() -> tuple[str, ...]:
-    """What each alternative is, in the order of `cell_factors`."""
+    """The names of the alternatives, in the order of `cell_factors`."""
     return tuple(name for name, _ in _alternatives(np.ones((1, 1)), np.zeros(1)))
 
 
 def _alternatives(best_NK: Floats, rest_N: Floats) -> list[tuple[str, Floats]]:
-    """Other samplers, and the cells as they would fill them, [N, K + 1], not normalised."""
+    """The cell masses of alternative samplers, [N, K + 1], not normalised."""
     least_N = np.where(best_NK > 0, best_NK, np.inf).min(axis=1, initial=1.0)
     before_NK = best_NK.cumsum(axis=1) - best_NK
     beyond_N = best_NK.sum(axis=1)
     found = []
     for temperature, deeper in itertools.product(_TEMPERATURES, _DEEPER):
         power = 1 / temperature
-        # what was not returned is less likely than the least that was: two guesses of how much
+        # tokens that were not returned are less likely than the smallest returned: two guesses
         rest = rest_N * (least_N / deeper) ** (power - 1)
         cells_NC = np.column_stack([best_NK**power, rest])
         found.append((f"temperature {temperature:g}", cells_NC))

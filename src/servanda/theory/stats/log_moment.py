@@ -1,10 +1,10 @@
-# LogMoment: the one certificate.  Evidence about a running mean of [0, 1] variables.
+# LogMoment: the basic certificate.  Evidence about a running mean of [0, 1] variables.
 #
-# Assumes X_i in [0, 1] and E[X_i | everything earlier] = mu_i, and nothing else about
-# dependence.  prod (1 + t X_i) / (1 + t mu_i) is a non-negative martingale, log is concave
-# so prod (1 + t mu_i) <= (1 + t mean)^n; averaging over t and Ville's inequality make
-# every statement below hold at all n and all limits at once, with probability 1 - alpha.
-# Unlike a confidence interval for independent draws it may be looked at after every round.
+# Assumes X_i in [0, 1] and E[X_i | everything earlier] = mu_i, with arbitrary dependence.  prod (1
+# + t X_i) / (1 + t mu_i) is a non-negative martingale, log is concave so prod (1 + t mu_i) <= (1 +
+# t mean)^n; averaging over t and Ville's inequality make every statement below hold at all n and
+# all limits at once, with probability 1 - alpha.  Unlike a confidence interval for independent
+# samples it may be evaluated after every round.
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from servanda.errors import EvidenceError
 
 Floats = NDArray[np.float64]
 
-# Fixed for ever: they are part of what a digest of evidence means.
+# Never change: they are part of the meaning of an evidence digest.
 NEG: Floats = -np.concatenate([np.geomspace(2e-3, 0.9, 14), [0.95, 0.99]])
 POS: Floats = np.geomspace(1e-2, 1e6, 33)
-SCALE = float(1 << 40)  # log sums are kept as integers, so that merging is exact
+SCALE = float(1 << 40)  # log sums are stored as integers, so that merging is exact
 
 
 def log_mean_exp(values: Floats) -> float:
@@ -31,12 +31,12 @@ def log_mean_exp(values: Floats) -> float:
 
 
 def _unscaled(sums: tuple[int, ...]) -> Floats:
-    """Integer log sums in nats; they outgrow 64 bits, so each is divided as a Python int."""
+    """Integer log sums in nats; they exceed 64 bits, so each is divided as a Python int."""
     return np.array([value / SCALE for value in sums])
 
 
 def check_unit(x_N: Floats) -> None:
-    """Refuse values the proof does not cover.
+    """Refuse values outside the assumptions.
 
     Raises:
         EvidenceError: a value is NaN or outside [0, 1].
@@ -70,10 +70,10 @@ class Process:
 
 @dataclass(frozen=True)
 class LogMoment(Process):
-    """Sufficient statistics of a stream in launch order; `+` merges disjoint closed rounds.
+    """Sufficient statistics of a stream in dispatch order; `+` merges disjoint closed rounds.
 
     Args:
-        n: units, the missing ones included.
+        n: units, including missing ones.
         below: sum of log1p(NEG x), in 2^-40; a missing unit counts as x = 1.
         above: sum of log1p(POS x), in 2^-40; a missing unit counts as x = 0.
         total, missing: sum of the known x, and the number of units without a value.
@@ -90,12 +90,12 @@ class LogMoment(Process):
         """The statistics of one closed round.
 
         Args:
-            x_N: values in [0, 1], in launch order.
-            missing: units that were launched and have no value.
+            x_N: values in [0, 1], in dispatch order.
+            missing: dispatched units without a value.
         """
         x_N = np.asarray(x_N, dtype=np.float64)
         check_unit(x_N)
-        # many values repeat (shares are 0 or 1), and one log serves them all
+        # many values repeat (shares are 0 or 1): compute each logarithm once
         value_M, count_M = np.unique(x_N, return_counts=True)
         below = np.log1p(NEG[:, None] * value_M) @ count_M + missing * np.log1p(NEG)
         above = np.log1p(POS[:, None] * value_M) @ count_M
@@ -118,12 +118,12 @@ class LogMoment(Process):
 
     @property
     def known(self) -> int:
-        """Units that have a value."""
+        """Units with a value."""
         return self.n - self.missing
 
     @property
     def mean(self) -> float:
-        """Of the units that have a value; NaN where none has."""
+        """The mean of the units with a value; NaN without any."""
         return self.total / self.known if self.known else math.nan
 
     def below_growth(self, limit: float) -> Floats:

@@ -1,16 +1,15 @@
-# Multiplicity: many questions, one promise about all their answers.
+# Multiplicity: error control over many hypotheses.
 #
-# A promotion that needs every slice to hold splits nothing: if one slice does not keep its
-# limit, its own test must err.  What is decided try by try or step by step does, and it is said
-# here once how.
+# A promotion that needs every slice to hold needs no split of alpha: if one slice exceeds its
+# limit, its own test must err.  Decisions per attempt or per step need one, defined here.
 
 from __future__ import annotations
 
 
 def attempt_alpha(alpha: float, attempt: int) -> float:
-    """What a fresh attempt may spend, so that all attempts together spend alpha once.
+    """The share of alpha of an attempt; all attempts together use alpha once.
 
-    1 / (r (r + 1)) adds up to 1 over r = 1, 2, ...: to try until it is green does not pay.
+    1 / (r (r + 1)) adds up to 1 over r = 1, 2, ...: repeated attempts do not increase the error.
 
     Raises:
         ValueError: the first attempt is 1.
@@ -19,9 +18,9 @@ def attempt_alpha(alpha: float, attempt: int) -> float:
 
 
 def step_alpha(alpha: float, step: int) -> float:
-    """What one training step may spend, so that a run of any length spends alpha once.
+    """The share of alpha of one training step; a run of any length uses alpha once.
 
-    Where alpha is to be the long-run share of wrong steps instead, each step spends all of it.
+    If alpha is instead the long-run share of wrong steps, each step uses all of it.
 
     Raises:
         ValueError: the first step is 1.

@@ -1,13 +1,12 @@
-# Fidelity: do the served tokens follow the distribution the kernel says they came from?
+# Fidelity: tests whether served tokens follow the distribution that the kernel reports.
 #
-# U = mass_before + V * own mass is uniform on [0, 1), given everything earlier, exactly
-# when the token was drawn from the reported distribution (V a fresh uniform).  Against it
-# stand densities on [0, 1) that a wrong sampler would give; prod f(U_t) is a test
-# martingale for each of them, and so is their mean (Ville).  It can only reject.
+# U = mass_before + V * own mass is uniform on [0, 1), given everything earlier, exactly if the
+# token was sampled from the reported distribution (V a fresh uniform).  The alternatives are
+# densities on [0, 1) of faulty samplers; prod f(U_t) is a test martingale for each of them, and so
+# is their mean (Ville).  It can only reject.
 #
-# Every density is at least LEAK everywhere, so a token that never came back may be charged
-# LEAK, the least it could have given: whatever decided that it was lost, the product then
-# lies below the martingale.
+# Every density is at least LEAK everywhere, so a lost token is charged LEAK, its smallest possible
+# factor: for any reason of the loss, the product is below the martingale.
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ import numpy as np
 from servanda.theory.stats.log_moment import Floats
 from servanda.theory.stats.refutation import LEAK, Refutation
 
-# A cut tail (top-p, top-k, min-p): nothing is drawn beyond c, but for a little leak.
+# A cut tail (top-p, top-k, min-p): almost no token beyond c is sampled.
 _CUTS = np.array([0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999])
-# A tilt of the head or of the tail (temperature, a lost best token): (1+a) u^a, (1+b)(1-u)^b.
+# A tilt of the head or the tail (temperature, a lost top-1 token): (1+a) u^a, (1+b)(1-u)^b.
 _TILTS = np.array([-0.3, -0.15, -0.08, -0.04, -0.02, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6])
 _EDGE = 1e-12
 
@@ -37,7 +36,7 @@ def log_densities(u_N: Floats) -> Floats:
 
 
 def edges() -> Floats:
-    """Edges of bins of [0, 1] between which no density jumps, narrow where they are steep."""
+    """Edges of bins of [0, 1] without jumps of a density, narrow at steep parts."""
     near = np.geomspace(1e-4, 0.25, 12)
     return np.unique(np.concatenate([[0.0, 1.0], near, 1 - near, _CUTS, np.linspace(0, 1, 17)]))
 
@@ -48,10 +47,10 @@ class Fidelity(Refutation):
 
     @classmethod
     def of(cls, u_N: Floats, missing: int = 0) -> Fidelity:
-        """Of one closed round of PIT values in [0, 1), in launch order.
+        """From one closed round of PIT values in [0, 1), in dispatch order.
 
         Args:
-            missing: tokens that were launched and have no value; at most, where unknown.
+            missing: dispatched tokens without a value; an upper bound if unknown.
         """
         sums = log_densities(np.asarray(u_N, dtype=np.float64)).sum(axis=1)
         sums += missing * math.log(LEAK)

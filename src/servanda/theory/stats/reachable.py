@@ -1,8 +1,8 @@
-# Reach: which truths a run of a given size can be expected to decide.
+# Reach: the effect sizes that a run of a given size is expected to decide (power).
 #
-# The expected growth of LogMoment and GroupRatio is known in closed form at the two ends of
-# what a mean allows: all of x in {0, 1}, or all of x equal to the mean.  log is concave, so
-# of all x in [0, 1] with the same mean the former grows least, in both directions.
+# The expected growth of LogMoment and GroupRatio has a closed form in the two extreme cases of a
+# mean: all of x in {0, 1}, or all of x equal to the mean.  log is concave, so of all x in [0, 1]
+# with the same mean the former grows least, in both directions.
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import numpy as np
 
 from servanda.theory.stats.log_moment import NEG, POS, Floats, log_mean_exp
 
-_STEPS = 50  # halvings of [0, 1]
+_STEPS = 50  # bisection steps in [0, 1]
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What n units are expected to decide about a limit, as means of x.
+    """The means of x that n units are expected to decide against a limit.
 
-    Expected: at these very truths the odds are about even; beyond them they grow quickly.
+    Expected: at exactly these means the probability is about 0.5; it grows quickly beyond.
 
     Args:
-        holds: the largest truth shown to be below the limit, if every x is 0 or 1.
-        violated: the smallest truth shown to be above it, if every x is 0 or 1.
-        holds_even, violated_even: the same where every x is the mean.
+        holds: the largest mean shown to be below the limit, if every x is 0 or 1.
+        violated: the smallest mean shown to be above it, if every x is 0 or 1.
+        holds_even, violated_even: the same if every x is the mean.
 
-    None: no truth is.
+    None: no mean is.
     """
 
     holds: float | None
@@ -38,14 +38,14 @@ class Reach:
 
 
 def reach(n: int, limit: float, *, alpha: float, cells: int, fill: float = 1.0) -> Reach:
-    """The truths that n units decide.
+    """The means that n units decide.
 
     Args:
         n: units of the slice: tokens, or prompt groups.
-        limit: of the mean of x, in (0, 1).
-        alpha: what `holds` costs; `violated` costs alpha / cells.
-        fill: tokens of a prompt group over the room it has; 1 where the units are tokens.
-            x is taken as the same for all tokens of a group, which is the worst dependence.
+        limit: limit of the mean of x, in (0, 1).
+        alpha: error probability of `holds`; that of `violated` is alpha / cells.
+        fill: tokens of a prompt group divided by its capacity; 1 if the units are tokens.  x is
+            taken as equal for all tokens of a group, which is the worst dependence.
     """
     holds, violated = math.log(1 / alpha), math.log(max(cells, 1) / alpha)
     return Reach(
@@ -57,21 +57,21 @@ def reach(n: int, limit: float, *, alpha: float, cells: int, fill: float = 1.0) 
 
 
 def _log_e(bets: Floats, n: int, mean: float, limit: float, fill: float, *, even: bool) -> float:
-    """log of the mixture that grows as its components are expected to."""
+    """Log of the mixture with the expected growth of its components."""
     low, middle, high = (np.log1p(bets * (limit + fill * (x - limit))) for x in (0.0, mean, 1.0))
     growth = middle if even else mean * high + (1 - mean) * low
     return log_mean_exp(n * (growth - np.log1p(bets * limit)))
 
 
 def _last(decides: Callable[[float], bool]) -> float | None:
-    """The largest mean that is decided, where small ones are."""
+    """The largest decided mean, if small ones are decided."""
     if not decides(0.0):
         return None
     return _edge(decides, 0.0, 1.0)
 
 
 def _first(decides: Callable[[float], bool]) -> float | None:
-    """The smallest mean that is decided, where large ones are."""
+    """The smallest decided mean, if large ones are decided."""
     if not decides(1.0):
         return None
     return _edge(decides, 1.0, 0.0)

@@ -1,9 +1,9 @@
 # Refutation: evidence that can only reject.
 #
-# Each alternative to a hypothesis is a product of factors, one a token, whose mean given
-# everything earlier is at most 1 where the hypothesis is true.  So is the mean of the
-# products, at all looks at once (Ville).  A token that never came back may be charged the
-# least that a factor can be: whatever decided that it was lost, the product is then smaller.
+# Each alternative to a hypothesis is a product of factors, one per token, whose mean given
+# everything earlier is at most 1 under the hypothesis.  So is the mean of the products, at all
+# evaluations simultaneously (Ville).  A lost token is charged the smallest possible factor: for any
+# reason of the loss, the product is then smaller.
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from servanda.theory.stats.log_moment import log_mean_exp
 
-LEAK = 0.05  # of every factor is 1 (the hypothesis itself), so none is smaller than this
-SLACK = 1e-6  # nats, at least: logprobs may have been in float32 before they were recorded
+LEAK = 0.05  # share of 1 (the hypothesis itself) in every factor, so none is smaller than this
+SLACK = 1e-6  # smallest error, nats: logprobs may have been float32 before they were recorded
 R = TypeVar("R", bound="Refutation")
 
 
@@ -26,8 +26,8 @@ class Refutation:
     """Evidence against a hypothesis; `+` adds later closed rounds.
 
     Args:
-        n: tokens with a value; missing: launched tokens without one.
-        growth: log of each alternative's product, nats; () where nothing was looked at.
+        n: tokens with a value; missing: dispatched tokens without one.
+        growth: log of each alternative's product, nats; () without data.
     """
 
     n: int = 0
@@ -39,7 +39,7 @@ class Refutation:
         return replace(
             self,
             n=self.n + other.n,
-            # rounds of an older record lack the last alternatives: there nothing was bet on them
+            # rounds of an older record lack the last alternatives, which count as no bet
             growth=tuple(map(math.fsum, zip_longest(*parts, fillvalue=0.0))),
             missing=self.missing + other.missing,
         )

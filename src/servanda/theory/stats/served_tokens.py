@@ -1,14 +1,14 @@
-# The served tokens under the reference: are they drawn from what the candidate reports?
+# Served tokens under the reference: tests whether they follow the candidate's report.
 #
-# Under the reference alone, the randomised PIT of a token that the reference drew is uniform,
-# and a density f on [0, 1) has a mean of 1 over it.  The candidate drew the token, from q and
-# not from p; but its reported logprob gives w = p / q, and E_q [w f] = E_p [f] = 1, whatever
-# the kernels' difference is.  So w f is a factor of an honest test of the candidate's sampler
-# that needs the whole distribution from the reference alone.
+# Under the reference, the randomised PIT of a token sampled by the reference is uniform, and a
+# density f on [0, 1) has a mean of 1 over it.  The candidate sampled the token, from q and not from
+# p; but its reported logprob gives w = p / q, and E_q [w f] = E_p [f] = 1, for any difference of
+# the kernels.  So w f is a factor of a valid test of the candidate's sampler that needs the whole
+# distribution only from the reference.
 #
-# It sees an undisclosed temperature, top-p or lost token behind logprobs of the declared
-# distribution.  It does not see them behind logprobs that disclose them: those are what the
-# log-ratios see.
+# It detects an undisclosed temperature, top-p or lost token with logprobs of the declared
+# distribution.  It does not detect them with logprobs that disclose them: the log-ratios detect
+# those.
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Served(Refutation):
         missing: int = 0,
         error_N: Floats | float = 0.0,
     ) -> Served:
-        """Of one closed round, in launch order.
+        """From one closed round, in dispatch order.
 
         Args:
             log_density_JN: log f of each alternative at each token, under the reference; see
                 `pit.log_densities` and `likelihood_ratio.log_factors`.
-            log_ratio_N: log p - log q of the token, nats; -inf where the reference gives it
-                no mass; neither NaN nor +inf.
-            missing: tokens that were launched and have no value; each is charged LEAK.
-            error_N: the most that rounding moved each log-ratio by, nats.
+            log_ratio_N: log p - log q of the token, nats; -inf without mass under the reference;
+                neither NaN nor +inf.
+            missing: dispatched tokens without a value; each is charged LEAK.
+            error_N: rounding error bound of each log-ratio, nats.
 
         Source:
             importance weighting of test martingales; derived in docs/explanation/verdicts.md.
         """
         least_N = log_ratio_N - np.maximum(error_N, SLACK)
-        # mixed with 1, so that no token can be worth less than LEAK
+        # mixed with 1, so that no factor is below LEAK
         factor_JN = (1 - LEAK) * np.exp(log_density_JN + least_N) + LEAK
         sums_J = np.log(factor_JN).sum(axis=1) + missing * math.log(LEAK)
         return cls(len(log_ratio_N), tuple(sums_J.tolist()), missing)

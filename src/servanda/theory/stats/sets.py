@@ -1,11 +1,11 @@
-# Sets of ids that the past fixes: are they drawn as often as their mass says?
+# Sets of ids defined by earlier text: tests their frequency against their mass.
 #
-# Let m be the reported mass of such a set at a position, and r the odds by which a sampler
-# favours it: the drawn token is then in the set with probability r m / (1 + (r - 1) m).  The
-# ratio of that to m is a factor with a mean of 1 where the token is drawn as reported, whatever
-# the set is, as long as the past fixes it.  A presence penalty of x nats is r = exp(-x).
+# Let m be the reported mass of such a set at a position, and r the odds by which a sampler favours
+# it: the sampled token is then in the set with probability r m / (1 + (r - 1) m).  The ratio of
+# that to m is a factor with a mean of 1 if the token is sampled as reported, for any set defined by
+# earlier text.  A presence penalty of x nats is r = exp(-x).
 #
-# Each mass is taken at the end of what rounding left open that makes the factor smallest.
+# Each mass is taken at the end of its rounding interval that makes the factor smallest.
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def log_bets(low_N: Floats, high_N: Floats, hit_N: NDArray[np.bool_]) -> Floats:
     """Log factor of each odds at each token, [R, N].
 
     Args:
-        low_N, high_N: ends of the reported mass of the set.
-        hit_N: whether the drawn token is in it.
+        low_N, high_N: bounds of the reported mass of the set.
+        hit_N: whether the sampled token is in it.
 
     >>> np.round(log_bets(np.array([0.5]), np.array([0.5]), np.array([True]))[-1], 2).tolist()
     [0.34]

@@ -1,12 +1,12 @@
-# Tilts: what a guard would have seen of a fault that was not there.
+# Tilts: the response of a validity check to hypothetical faults.
 #
-# At each position the likeliest tokens have masses m, and all others together the rest.  A fault
-# of known strength would have drawn them with masses a instead.  The guard's component j adds
-# log f_j to its log e-value, whose mean and square under a follow from the masses alone.  They
-# add up over positions, and the sum is nearly normal: component j then reaches a price x with
-# probability 0.9 or more where mean_j - 1.28 sd_j >= x.
+# At each position the top-k tokens have masses m, and all others together the rest.  A fault of
+# known strength would sample them with masses a instead.  The check's component j adds log f_j to
+# its log e-value, whose mean and square under a follow from the masses alone.  They add up over
+# positions, and the sum is nearly normal: component j then reaches a threshold x with probability
+# 0.9 or more if mean_j - 1.28 sd_j >= x.
 #
-# Nothing is drawn again: the answer depends on the run's own tokens and on nothing else.
+# Without resampling: the result depends only on the run's own tokens.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servanda.theory.stats.log_moment import Floats
 Z = 1.2815515655446004  # the normal quantile at 0.9
 _LEAST = 1e-300
 
-# strengths, weakest first: each fault of the kind is the stronger one of those before it
+# strengths, weakest first: each fault of a kind is stronger than those before it
 STRENGTHS: Mapping[str, tuple[float, ...]] = {
     "colder": (0.995, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5),
     "hotter": (1.005, 1.01, 1.02, 1.03, 1.04, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5),
@@ -36,7 +36,7 @@ class Tilts:
     """Means and squares of log factors under each strength of one fault.
 
     Args:
-        n: positions.
+        n: number of positions.
         mean, square: sums over positions, [strengths, components].
     """
 
@@ -45,19 +45,19 @@ class Tilts:
     square: Floats = field(repr=False, compare=False)
 
     def beside(self, other: Tilts) -> Tilts:
-        """Of the same positions, with the components of both."""
+        """The same positions with the components of both."""
         mean = np.concatenate([self.mean, other.mean], axis=1)
         return Tilts(self.n, mean, np.concatenate([self.square, other.square], axis=1))
 
     def scaled(self, times: float) -> Tilts:
-        """As of that many times the positions."""
+        """Scaled to a multiple of the positions."""
         return Tilts(self.n * times, self.mean * times, self.square * times)
 
     def reached(self, price: float, drift: float = 0.0, spread: float = 0.0) -> int | None:
-        """The first strength from which on every one reaches a price with probability 0.9.
+        """The first strength from which all reach a threshold with probability 0.9.
 
         Args:
-            price: nats that one component needs.
+            price: threshold of one component, nats.
             drift, spread: mean and variance of the sum that is added to every component.
         """
         if not self.n:
@@ -70,15 +70,15 @@ class Tilts:
 
 
 def tilted(fault: str, strength: float, mass_NK: Floats, in_NK: NDArray[np.bool_]) -> Floats:
-    """Masses of the likeliest tokens and of the rest under a fault, [N, K + 1], each row of sum 1.
+    """Masses of the top-k tokens and of the rest under a fault, [N, K + 1], rows of sum 1.
 
     Args:
         mass_NK: reported, best first.
-        in_NK: which of them a penalty concerns.
+        in_NK: tokens to which a penalty applies.
 
-    A temperature t makes masses m^(1/t); what was not recorded is taken to be as likely as the
-    least that was, which understates the fault.  A presence penalty of x nats is m exp(-x), and
-    a repetition penalty m^x on the logprobs.
+    A temperature t gives masses m^(1/t); unrecorded tokens are taken to be as likely as the
+    smallest recorded one, which understates the fault.  A presence penalty of x nats is m exp(-x),
+    and a repetition penalty m^x on the logprobs.
     """
     rest_N = np.maximum(1 - mass_NK.sum(axis=1), 0.0)
     if fault == "top_p":
@@ -97,7 +97,7 @@ def tilted(fault: str, strength: float, mass_NK: Floats, in_NK: NDArray[np.bool_
 
 
 def by_cells(fault: str, mass_NK: Floats, in_NK: NDArray[np.bool_], factors_JNC: Floats) -> Tilts:
-    """Of components whose log factor is known for each cell: the likeliest tokens and the rest."""
+    """From components with a known log factor per cell: the top-k tokens and the rest."""
     parts = []
     for strength in STRENGTHS[fault]:
         share_NC = tilted(fault, strength, mass_NK, in_NK)
@@ -111,13 +111,13 @@ def by_cells(fault: str, mass_NK: Floats, in_NK: NDArray[np.bool_], factors_JNC:
 def by_rank(
     fault: str, mass_NK: Floats, log_f: Callable[[Floats], Floats], edge_B: Floats
 ) -> Tilts:
-    """Of components that are functions of the PIT of the drawn token.
+    """From components that are functions of the PIT of the sampled token.
 
-    The likeliest tokens lie one after another in [0, 1), the rest behind them; a fault changes
+    The top-k tokens occupy consecutive intervals of [0, 1), followed by the rest; a fault changes
     the density over each, and the bins average it.
 
     Args:
-        log_f: PIT values [n] to log factors [J, n].
+        log_f: function of PIT values [n] to log factors [J, n].
         edge_B: edges of bins in which log_f is smooth, from 0 to 1.
     """
     nothing = np.zeros(mass_NK.shape, dtype=bool)
@@ -127,7 +127,7 @@ def by_rank(
     inside_NCB = np.clip(
         (edge_B - start_NC[..., None]) / np.maximum(width_NC, _LEAST)[..., None], 0.0, 1.0
     )
-    # means of log f and of its square over each bin, by points that are spread evenly in it
+    # means of log f and of its square over each bin, from evenly spaced points
     point_BP = edge_B[:-1, None] + np.diff(edge_B)[:, None] * (np.arange(16) + 0.5) / 16
     log_JBP = log_f(point_BP.ravel()).reshape(-1, *point_BP.shape)
     mean_JB, square_JB = log_JBP.mean(axis=2), (log_JBP**2).mean(axis=2)

@@ -117,7 +117,7 @@ def test_a_wrong_key_is_no_key(shared, given):
     client, _ = shared
     answer = client.get("/v1/status", headers={"authorization": given})
     assert answer.status_code == 401
-    assert answer.json()["error"]["message"] == "this key is not known here"
+    assert answer.json()["error"]["message"] == "unknown key"
     assert "x" * 40 not in answer.text
 
 
@@ -185,7 +185,7 @@ def test_an_act_from_another_site_is_refused(shared, site):
     headers = {**bearer("admin"), "sec-fetch-site": site}
     answer = client.post("/v1/admin/pin", json=PIN, headers=headers)
     assert answer.status_code == 403
-    assert answer.json()["error"]["message"] == "this comes from another site"
+    assert answer.json()["error"]["message"] == "the request comes from another site"
     assert len(leader.asked) == asked
 
 

@@ -95,7 +95,7 @@ def test_a_wrong_key_is_told_and_not_repeated(server):
     done = pin(url, "long", "--to", "infer", "--ttl", "1h", key="wrong-key-0123456789")
     assert done.exit_code == 4
     assert done.output.replace(url, "URL") == (
-        "URL: this key is not known here\n"
+        "URL: unknown key\n"
         "  hint: SERVANDA_ADMIN_KEY or --key-file holds a key of the leader's file of keys\n"
     )
 
@@ -140,8 +140,8 @@ def test_whoever_is_not_there_is_told():
     assert done.exit_code == 4
     assert done.output == (
         "http://127.0.0.1:1 cannot be reached: Connection refused\n"
-        "  hint: the admin listener is meant, http://127.0.0.1:8081 where `servanda serve` says "
-        "no other\n"
+        "  hint: give the URL of the admin listener; the default of `servanda serve` is "
+        "http://127.0.0.1:8081\n"
     )
 
 
@@ -170,14 +170,14 @@ def test_pin_needs_to_know_where():
 @pytest.mark.parametrize(
     ("status", "content", "says"),
     [
-        (200, b"<html>", "status 200, and it is no leader of servanda"),
-        (404, b"{}", "status 404, and it is no leader of servanda"),
-        (200, b"[" * 100_000, "status 200, and it is no leader of servanda"),
-        (302, b"", "status 302, and it is no leader of servanda"),
+        (200, b"<html>", "status 200, not a servanda leader"),
+        (404, b"{}", "status 404, not a servanda leader"),
+        (200, b"[" * 100_000, "status 200, not a servanda leader"),
+        (302, b"", "status 302, not a servanda leader"),
         (200, b"{}", "name is missing"),
         (500, b'{"error": {"message": "the store is gone", "hint": ""}}', "the store is gone"),
-        (404, b'{"error": {"message": "ask under /v1"}}', "status 404, and it is no leader"),
-        (500, b'{"error": 3}', "status 500, and it is no leader of servanda"),
+        (404, b'{"error": {"message": "ask under /v1"}}', "status 404, not a servanda leader"),
+        (500, b'{"error": 3}', "status 500, not a servanda leader"),
     ],
 )
 def test_an_answer_that_is_none_is_told(status, content, says):

@@ -14,7 +14,7 @@ ORDER = (vllm.VLLM, sglang.SGLang, llamacpp.LlamaCpp, openai.Plain)
 
 
 def detect(transport: Transport, dialect: str | None, served: str | None) -> tuple[Dialect, Server]:
-    """The dialect of a server, as declared or by asking, and what it says of itself.
+    """The dialect of a server, declared or detected, and its description.
 
     Raises:
         MeasurementError: it does not answer, or not as the declared dialect does.

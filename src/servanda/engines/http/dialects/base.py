@@ -1,6 +1,6 @@
 # Dialects: how one kind of server is asked, and how its answers read.
 #
-# A dialect owns no socket: it makes requests, and reads the replies that somebody fetched.
+# A dialect owns no socket: it makes requests, and reads the replies that someone fetched.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = tuple[str, Mapping[str, Any]]  # endpoint and body
 Ids = tuple[int, ...]
 Mute = Literal["completions", "chats", "streamed chats"]
 
-BEST = 8  # likeliest tokens of a drawn step: what the guard of the sampler reads
+BEST = 8  # top-k tokens of a drawn step: what the guard of the sampler reads
 TOP = 20  # of a golden position; the most that vLLM gives unless it is told otherwise
 
 NEUTRAL = Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
@@ -30,15 +30,15 @@ NEUTRAL = Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
 
 @dataclass(frozen=True)
 class Server:
-    """What a server says of itself.
+    """A server's description.
 
     Args:
         served: what it calls the model.
         context: the largest number of tokens that it runs, prompt and new ones together.
         vocab_size, tokens, eos, weights: as in Description; 0 and empty where unknown.
         scores: paths by which it scores given tokens.
-        top: likeliest tokens that it gives at most of a given position; 0 where none.
-        meaning: what it says of its logprobs; None where it says nothing.
+        top: top-k tokens that it gives at most of a given position; 0 where none.
+        meaning: its statement about its logprobs; None if none.
         defaults: what a request gets that names no sampling: temperature, top_p, top_k, min_p and
             penalties, those that are not neutral at least; None where it does not say.
         facts: what else may change a number, for the fingerprint.
@@ -82,7 +82,7 @@ class SequenceRequest:
         prompt, given: token ids; `given` is empty where the server draws.
         width: new tokens at most.
         seed: of this sequence alone.
-        best: how many of the likeliest tokens are wanted beside the own; 0: none.
+        best: how many of the most likely tokens are wanted beside the own; 0: none.
         record: whether logprobs are wanted at all.
     """
 
@@ -97,7 +97,7 @@ class SequenceRequest:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back of one sequence: a logprob and the likeliest tokens of each token."""
+    """What came back of one sequence: a logprob and the top-k tokens of each token."""
 
     tokens: Ids
     logp: tuple[float, ...]
@@ -125,10 +125,10 @@ class Dialect(ABC):
     def meet(
         self, transport: Transport, served: str | None, known: Server | None = None
     ) -> Server | None:
-        """What the server says of itself; None where it is of another kind.
+        """The server's description; None if it is of another kind.
 
         Args:
-            known: what it said before, where that is only looked at again.
+            known: what it said before, where that is only examined again.
         """
 
     def serving(self, transport: Transport, server: Server) -> Serving:
@@ -184,7 +184,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
 def best_of(sampling: Sampling, server: Server) -> int:
-    """How many of the likeliest tokens to ask for: a filter leaves no more than its top_k."""
+    """How many of the top-k tokens to ask for: a filter leaves no more than its top_k."""
     most = [BEST, sampling.top_k or BEST, server.vocab_size or BEST, server.top or BEST]
     return min(most)
 
@@ -195,7 +195,7 @@ def neutral(sampling: Sampling) -> bool:
 
 
 def complete(part: Part, tokens: Ids, width: int, ended: str, ends: Ids = ()) -> None:
-    """Refuse an answer that is neither ended by the model nor as long as was asked for.
+    """Refuse a response that is neither ended by the model nor of the requested length.
 
     Args:
         ended: "stop" where the model ended it, "length" where the limit did.
@@ -228,7 +228,7 @@ def with_end(answer: Answer, end: int, width: int) -> Answer:
 
 
 def only_model(transport: Transport, served: str | None) -> tuple[str, Part]:
-    """The name of the model that is served, and what /v1/models says of it.
+    """The name of the served model, and its entry in /v1/models.
 
     Raises:
         MeasurementError: none of that name, or several and no name.

@@ -1,11 +1,11 @@
 # llama-server, by its own /completion.
 #
 # Seen on build b1-0c1e570: `tokens` and `completion_probabilities` hold the token that ended
-# the sequence.  `n_probs` lists the likeliest alone, whichever was drawn.  Before sampling a
-# logprob is that of the plain softmax, after it (post_sampling_probs) a probability of what
-# the filters left, and the list may be shorter than was asked for.  A probability of 0 has the
-# logprob -3.4e38.  The echoed prompt is a text, so only its length can be held against what
-# was sent; a BOS is added to texts alone.  There are no logprobs of a prompt.
+# the sequence.  `n_probs` lists only the most likely tokens, whichever was sampled.  Before
+# sampling a logprob is that of the plain softmax, after it (post_sampling_probs) a probability of
+# what the filters left, and the list may be shorter than requested.  A probability of 0 has the
+# logprob -3.4e38.  The echoed prompt is a text, so only its length can be held against what was
+# sent; a BOS is added to texts alone.  There are no logprobs of a prompt.
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class LlamaCpp(Dialect):
 
 
 def _value(part: Part, after: bool) -> float:
-    """The logprob of a step or of one of its likeliest tokens."""
+    """The logprob of a step or of one of its top-k tokens."""
     key = "prob" if after else "logprob"
     if key not in part.value:
         raise part.refuse(f"{part.place} has no {key!r}", "update llama-server")

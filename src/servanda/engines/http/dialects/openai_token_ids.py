@@ -69,7 +69,7 @@ def _token(part: Part, digits: str, server: Server) -> int:
 
 
 def answer(choice: Part, tokens: Ids, sequence: SequenceRequest, server: Server) -> Answer:
-    """Logprobs of drawn tokens, and the likeliest ones beside them."""
+    """Logprobs of drawn tokens, and the most likely ones beside them."""
     logprobs, n = choice["logprobs"], len(tokens)
     for part, token in zip(logprobs["tokens"].items(n, "tokens"), tokens, strict=True):
         if named(part, server) != token:

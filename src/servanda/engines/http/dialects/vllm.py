@@ -85,7 +85,7 @@ class VLLM(Dialect):
         return replace(server, top=top, defaults=defaults, facts=facts)
 
     def _top(self, transport: Transport, served: str) -> int:
-        """How many likeliest tokens of a prompt's rows the server gives."""
+        """How many top-k tokens of a prompt's rows the server gives."""
         sequence = SequenceRequest((0, 0), 1, NEUTRAL, 0, best=TOP)
         try:
             endpoint, body = openai_token_ids.request(

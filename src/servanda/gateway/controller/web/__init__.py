@@ -1,1 +1,1 @@
-# The controller's listener: what gateways follow, what people ask and decide, metrics and the page.
+# The controller's listener: routes for gateways, requests of people, metrics and the page.

@@ -35,21 +35,21 @@ from servanda.traces.serialization import to_plain
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
-_THREADS = 4  # for people; gateways have as many of their own
-_LEFT = 499  # nobody reads it
+_THREADS = 4  # for people; gateways have as many in addition
+_LEFT = 499  # its body is not read
 
 
 def app(controller: Controller, keys: Keys, limits: Limits = Limits()) -> ASGIApp:  # noqa: B008 - frozen
     """The listener of a controller.
 
     Args:
-        keys: without one of them nothing is told but that the process lives.
+        keys: API keys; without one of them only the liveness check is answered.
     """
     return Guard(ControllerRoutes(controller, limits).routes(), keys, limits)
 
 
 class ControllerRoutes:
-    """A controller behind its routes; the guard has found the holder of the key."""
+    """The HTTP routes of a controller; the guard has identified the holder of the key."""
 
     def __init__(self, controller: Controller, limits: Limits) -> None:
         self._controller, self._limits = controller, limits
@@ -82,7 +82,7 @@ class ControllerRoutes:
             routes=routes,
             exception_handlers={HTTPException: _not_found},  # type: ignore[dict-item]
         )
-        app.router.redirect_slashes = False  # it would send anyone who asks to any Host they name
+        app.router.redirect_slashes = False  # a redirect would go to any Host that the client names
         return app
 
     def _html(self, render: Callable[..., str]) -> Handler:
@@ -164,14 +164,14 @@ class ControllerRoutes:
         requests.body_of(await self._body(request))
         problem = await self._thread(self._controller.reload)
         if problem:
-            raise RequestError(409, problem, "the contract that was followed before still is")
+            raise RequestError(409, problem, "the previous contract stays in effect")
         return await self._version()
 
     async def _version(self) -> Response:
         return await self._json(lambda: {"version": self._controller.snapshot.version})
 
     def _refuse_unwatched(self, slice_: str) -> None:
-        """Refuse a slice that the contract does not watch, before anything is decided."""
+        """Refuse a slice that the contract does not watch."""
         names = [route.name for route in self._controller.snapshot.slices]
         if slice_ not in names:
             raise RequestError(404, f"no slice is named {quoted(slice_)}", nearest(slice_, names))
@@ -185,9 +185,11 @@ class ControllerRoutes:
     async def _body(self, request: Request, most: int | None = None) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise RequestError(415, "an act is JSON", "send content-type: application/json")
+            raise RequestError(
+                415, "the request must be JSON", "send content-type: application/json"
+            )
         if request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise RequestError(415, "a body is not compressed here", "send no content-encoding")
+            raise RequestError(415, "a compressed body is not accepted", "send no content-encoding")
         most, idle_s = most or self._limits.act_bytes, self._limits.idle_s
 
         async def collected() -> bytes:
@@ -205,7 +207,7 @@ class ControllerRoutes:
 
 
 def _guarded(right: Right, handler: Handler) -> Handler:
-    """The handler for a holder of the right; what it raises becomes JSON."""
+    """The handler for a holder of the right; its errors become JSON."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -217,7 +219,7 @@ def _guarded(right: Right, handler: Handler) -> Handler:
             return Response(status_code=_LEFT)
         except (ContractError, EvidenceError) as error:
             return error_reply(409 if request.url.path.startswith("/v1/admin") else 400, error)
-        except ServandaError as error:  # it cannot be kept, and the same again may be
+        except ServandaError as error:  # it cannot be stored now; a retry may succeed
             return error_reply(503, error, {"retry-after": "1"})
 
     return guarded

@@ -1,5 +1,4 @@
-# The guard before every route: who asks, within which limits, and what a browser may do with
-# the answer.
+# The guard before every route: authentication, limits, and security headers.
 
 from __future__ import annotations
 
@@ -36,12 +35,12 @@ _SAFE = (
 
 @dataclass(frozen=True)
 class Limits:
-    """How much the listener takes on.
+    """The limits of the listener.
 
     Args:
-        in_flight: requests that are answered at a time; follows: of them, those of gateways.
-        follow_bytes, act_bytes: of a body.
-        idle_s: how long a client may take to send a body, or to read an answer.
+        in_flight: most concurrent requests; follows: most of them from gateways.
+        follow_bytes, act_bytes: most bytes of a body.
+        idle_s: time for a client to send a body or to read a response.
     """
 
     in_flight: int = 64
@@ -52,7 +51,7 @@ class Limits:
 
 
 class Guard:
-    """An app behind keys, limits and headers."""
+    """Wraps an app with keys, limits and headers."""
 
     def __init__(self, app: ASGIApp, keys: Keys, limits: Limits) -> None:
         self._app, self._keys, self._limits = app, keys, limits
@@ -69,10 +68,10 @@ class Guard:
                 for name, value in _SAFE:
                     headers[name] = value
                 if message["status"] in (408, 413):
-                    headers["connection"] = "close"  # the rest of the body is not waited for
+                    headers["connection"] = "close"  # the rest of the body is not read
                 if not scope["path"].startswith(ASSETS) or message["status"] != 200:
                     headers["cache-control"] = "no-store"
-            # who reads slowly holds a place that others need
+            # a slow reader occupies a slot
             await asyncio.wait_for(send(message), self._limits.idle_s)
 
         if self._in_flight >= self._limits.in_flight:
@@ -83,24 +82,24 @@ class Guard:
             answer = None if scope["path"] == OPEN else self._refusal(scope)
             await (answer or self._app)(scope, receive, safely)
         except asyncio.TimeoutError:
-            return  # the client reads no more; the server closes the connection
+            return  # the client has stopped reading; the server closes the connection
         finally:
             self._in_flight -= 1
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Why a request comes no further; None where it does."""
+        """The refusal of a request; None if it may pass."""
         headers = Headers(scope=scope)
         given = headers.getlist("authorization")
         holder = self._keys.who(given[0] if len(given) == 1 else None)
         if holder is None:
-            message = "this key is not known here" if given else _KEY_NEEDED
-            hint = "in a browser: any user, and the key for the password"
+            message = "unknown key" if given else _KEY_NEEDED
+            hint = "in a browser: any user name, and the key as the password"
             challenge = {"www-authenticate": 'Basic realm="servanda", charset="UTF-8"'}
             return error_reply(401, ServandaError(message, hint=hint), challenge)
-        # a browser says where a request comes from; ours come from our own page
+        # a browser names the origin of a request; the page's own are accepted
         site = headers.get("sec-fetch-site", "same-origin")
         if scope["method"] not in ("GET", "HEAD") and site not in ("same-origin", "none"):
-            return error_reply(403, ServandaError("this comes from another site"))
+            return error_reply(403, ServandaError("the request comes from another site"))
         scope[HOLDER] = holder
         return None
 
@@ -110,10 +109,10 @@ def holder_of(request: Request) -> Holder:
 
 
 def require_right(request: Request, right: Right) -> None:
-    """Pass a holder of the right.
+    """Check that a holder has a right.
 
     Raises:
-        RequestError: who asks does not have it.
+        RequestError: the holder lacks it.
     """
     holder = holder_of(request)
     if holder.may(right):
@@ -122,7 +121,7 @@ def require_right(request: Request, right: Right) -> None:
     raise RequestError(
         403,
         f"{holder.name} is {article} {holder.role}, and this needs the role {RIGHTS[right][0]}",
-        "ask with such a key, or give this one the role in the file of keys",
+        "use a key with this role, or give the role to this one in the file of keys",
     )
 
 

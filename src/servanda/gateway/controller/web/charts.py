@@ -15,7 +15,7 @@ from servanda.report.format import percent
 WIDTH, HEIGHT, AXIS = 148, 30, 15  # of the evidence's drawing and the times below it, px
 _TOP = 1.25  # fractions of the threshold that fit
 _LEAST_S, _MOST_S = 60.0, 3600.0  # of the time axis
-_LEAD = 1.04  # it begins a little before the first event, so that the state before is seen
+_LEAD = 1.04  # it begins a little before the first event, to show the state before
 _POINTS = 120
 _STEPS_S = (15, 30, 60, 120, 300, 600, 900)  # between two marks of the time axis
 _MARKS = 4.5  # steps that the axis has, at most
@@ -61,7 +61,7 @@ class Spark:
         points: of the line, for a polyline; last: its end; price: the height of the threshold.
         back: height of the return test; None where the slice is not diverted.
         first, until: the times at both ends of the axis.
-        says: the same in words.
+        says: the same as a text.
     """
 
     points: str
@@ -75,7 +75,7 @@ class Spark:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar: from x, so wide, in percent."""
+    """A piece of a bar: its start and width, in percent."""
 
     pool: str
     x: float
@@ -121,7 +121,7 @@ def _y(fraction: float) -> float:
 
 
 def served_parts(counts: Mapping[str, int]) -> tuple[Part, ...]:
-    """Who served, as pieces of one bar; none where no one was served."""
+    """The shares of the pools as pieces of one bar; none without requests."""
     known = {pool: counts.get(pool, 0) for pool in ("infer", "stable")}
     known |= {pool: n for pool, n in sorted(counts.items()) if pool not in known}
     total = sum(n for n in known.values() if n > 0)

@@ -1,4 +1,4 @@
-# A controller is asked over HTTP, as the command line does.  The key is in no message.
+# The HTTP client of a controller, for the command line.  No message contains the key.
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ _TIMEOUT = httpx2.Timeout(15.0, connect=5.0)
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")
 _LONGEST = 4096  # bytes that are read of a key's file
 _MOST = 64 << 20  # bytes of an answer
-_WHERE = "the admin listener is meant, http://127.0.0.1:8081 where `servanda serve` says no other"
+_WHERE = (
+    "give the URL of the admin listener; the default of `servanda serve` is http://127.0.0.1:8081"
+)
 
 
 def key_from(file: Path | None, environ: Mapping[str, str]) -> str:
-    """The key to ask with: of a file that holds nothing else, or of SERVANDA_ADMIN_KEY.
+    """The API key, from a file that holds nothing else or from SERVANDA_ADMIN_KEY.
 
     Raises:
-        ContractError: there is none.
+        ContractError: there is no key.
     """
     text = environ.get(VARIABLE, "")
     if file is not None:
         try:
-            with file.open("rb") as held:  # it may be a pipe, of a store of secrets
+            with file.open("rb") as held:  # it may be a pipe from a secret store
                 text = held.read(_LONGEST).decode()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8"
@@ -61,13 +63,13 @@ class _ErrorReply(msgspec.Struct):
 
 
 class ControllerClient:
-    """A controller at a URL, asked with a key.
+    """The client of a controller at a URL, with an API key.
 
     Args:
-        transport: of httpx2, in tests.
+        transport: httpx2 transport, for tests.
 
     Raises:
-        ContractError: it is no URL of http or https.
+        ContractError: not an http or https URL.
     """
 
     def __init__(self, url: str, key: str, transport: httpx2.BaseTransport | None = None) -> None:
@@ -80,30 +82,30 @@ class ControllerClient:
         self._transport = transport
 
     def status(self) -> ControllerStatus:
-        """How things stand there.
+        """The status of the controller.
 
         Raises:
-            MeasurementError: it cannot be reached, refuses, or is no controller.
+            MeasurementError: it cannot be reached, refuses, or is not a controller.
         """
         try:
             return from_plain(ControllerStatus, self._request("GET", "/v1/status"))
         except EvidenceError as error:
             raise MeasurementError(
                 f"{self.url}: {error.problems[0].message}",
-                hint="is this a leader of servanda, and of this version?",
+                hint="is this a servanda leader of the same version?",
             ) from None
 
     def pin(self, slice_: str, to: str, ttl_s: float, reason: str) -> list[dict[str, Any]]:
-        """Pin a slice; the transitions that followed.
+        """Pin a slice; returns the transitions.
 
         Raises:
-            ContractError: the controller refuses what is asked; MeasurementError: as above.
+            ContractError: the controller refuses the request; MeasurementError: as above.
         """
         body = {"slice": slice_, "to": to, "ttl_s": ttl_s, "reason": reason}
         return self._request("POST", "/v1/admin/pin", body).get("transitions", [])
 
     def unpin(self, slice_: str, reason: str) -> list[dict[str, Any]]:
-        """Release a slice; the transitions that followed.  Raises: as `pin` does."""
+        """Release a pin; returns the transitions.  Raises: see `pin`."""
         body = {"slice": slice_, "reason": reason}
         return self._request("POST", "/v1/admin/unpin", body).get("transitions", [])
 
@@ -124,9 +126,9 @@ class ControllerClient:
                 return msgspec.json.decode(data, type=dict[str, Any])
             error = msgspec.json.decode(data, type=_ErrorReply).error
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            # the gateway's listener answers in the words of OpenAI
+            # the gateway's listener uses OpenAI's error format
             raise MeasurementError(
-                f"{self.url}: status {status}, and it is no leader of servanda", hint=_WHERE
+                f"{self.url}: status {status}, not a servanda leader", hint=_WHERE
             ) from None
         if status == 401:
             error.hint = f"{VARIABLE} or --key-file holds a key of the leader's file of keys"
@@ -135,10 +137,10 @@ class ControllerClient:
 
 
 def _reason(error: Exception) -> str:
-    """Why nothing was heard, as the system says it."""
+    """The system's reason for a failed connection."""
     message = _NUMBER.sub("", str(error).strip())
     if isinstance(error, httpx2.TimeoutException):
         return f"no answer in time ({message or type(error).__name__})"
     if "WRONG_VERSION_NUMBER" in message:
-        return f"it does not speak TLS as asked for; is it http://? ({message})"
+        return f"no TLS connection; is it http://? ({message})"
     return message or type(error).__name__

@@ -7,12 +7,12 @@ from datetime import datetime, timezone
 
 from servanda.report.format import WRITTEN, number
 
-_LEAST = math.log(0.001)  # nats; less evidence is told as less than that
+_LEAST = math.log(0.001)  # nats; smaller values are printed as "< ..."
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def evidence(log_e: float) -> str:
-    """Evidence as odds, which people read more easily than nats.
+    """An e-value from its logarithm, in nats.
 
     >>> evidence(0.0), evidence(6.9), evidence(-3.0), evidence(-20.0), evidence(float("-inf"))
     ('1', '992', '0.05', '< 0.001', '0')
@@ -48,7 +48,7 @@ def _power(digits: str, tens: int) -> str:
 
 
 def figure(value: float) -> str:
-    """A number that somebody wrote, such as a limit."""
+    """A number that a person wrote, such as a limit."""
     return number(value, WRITTEN)
 
 
@@ -57,7 +57,7 @@ def measured(value: float | None) -> str:
 
 
 def clock(at: float, now: float) -> str:
-    """The time of day, with the day where that is not today.
+    """The time of day, with the date if it is not today.
 
     >>> clock(0.0, 60.0), clock(0.0, 90_000.0)
     ('00:00:00', '01-01 00:00:00')

@@ -1,5 +1,5 @@
-# What gateways count, as series for Prometheus: each value of a label is a word of this file or
-# of the contract, and no count falls when a gateway ends.
+# The counters of gateways as Prometheus series.  Each label value is a word of this file or of the
+# contract, and no counter falls when a gateway ends.
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ REASONS = (*_PLAIN_REASONS, "pinned", *STATUSES, "other")
 
 
 class CumulativeCounts:
-    """Counts of gateways, with those of processes that have ended.
+    """The counts of all gateways, including ended processes.
 
     Args:
-        read: from what a gateway counts.
+        read: extracts the counts from a gateway's report.
     """
 
     def __init__(self, read: Callable[[Mapping[str, Any]], Counter[Any]]) -> None:
@@ -61,7 +61,7 @@ def among(known: Collection[str]) -> Callable[[str], str]:
 
 
 def counts_of(name: str, *labels: Callable[[str], str]) -> CumulativeCounts:
-    """One of a gateway's counts, whose keys are as many words as there are labels."""
+    """One of a gateway's counts; each key has as many words as there are labels."""
 
     def read(counts: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
         total: Counter[tuple[str, ...]] = Counter()
@@ -75,7 +75,7 @@ def counts_of(name: str, *labels: Callable[[str], str]) -> CumulativeCounts:
 
 
 def reason(text: str) -> str:
-    """A reason without the name of the slice, which is a label of its own.
+    """A reason without the name of the slice, which is a separate label.
 
     >>> reason("long quarantined"), reason("long pinned"), reason("share"), reason("?")
     ('quarantined', 'pinned', 'share', 'other')

@@ -1,5 +1,5 @@
-# The history of a slice's states as a swim lane: one band per state, told apart by its shape and
-# its words as well as by its colour.
+# The history of a slice's states as a swim lane: one band per state, distinguished by shape and
+# words as well as by colour.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAID = 5  # states that are listed below a lane
 
 @dataclass(frozen=True)
 class Band:
-    """One state: from x, so wide, in per cent.
+    """One state: its start and width, in per cent.
 
     Args:
         kind: a status, "pinned" or "other"; would: the state was decided and not acted on.
@@ -37,7 +37,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Lane:
-    """The states of one slice, oldest first; says: the same in words."""
+    """The states of one slice, oldest first; says: the same as a text."""
 
     name: str
     bands: tuple[Band, ...]

@@ -1,8 +1,8 @@
 # The series of a controller, and of the gateways that follow it, for Prometheus.
 #
-# Labels come from the contract and from the words of this file alone, so that nobody who sends
-# a request can make a series.  What gateways count starts at 0 with each of their processes;
-# what ended ones had counted is kept, so that no counter here ever falls.
+# Label values come only from the contract and this file, so that no client can create a series. The
+# counts of each gateway process start at 0; counts of ended processes are kept, so that no counter
+# here falls.
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from servanda.gateway.controller.web.phrases import within_limit
 from servanda.gateway.proxy.logprob_request import REASONS as NO_EVIDENCE
 from servanda.gateway.routing.model import STATUSES
 
-# of a transition: a status, a pin, or more than is shown between two looks
+# of a transition: a status, a pin, or more transitions than the status lists
 _STEPS = (*STATUSES, "pinned", "other", "unseen")
-# name, help and labels of what gateways count, and how it is read
+# name, help and labels of the gateways' counts, and how they are read
 _COUNTED = (
     (
         "route_decisions",
@@ -49,7 +49,7 @@ _COUNTED = (
         ("slice", "pool", "reason"),
         lambda: counts_of("decisions", str, among(DECIDED), reason),
     ),
-    # who served in the end, which is not always who was to
+    # the pool that served in the end, not always the decided one
     (
         "route_answers",
         "Requests by most specific slice and the pool whose reply they got.",
@@ -98,12 +98,12 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The text for a scraper that accepts these types, and its own type."""
+        """The text for a scraper that accepts these types, and its content type."""
         encode, kind = choose_encoder(accept)
         return encode(self._registry), kind
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # registering asks nobody how things stand
+        return ()  # registering needs no status
 
     def collect(self) -> Iterator[Metric]:
         with self._one_at_a_time:
@@ -165,7 +165,7 @@ def _first_byte_of(pool: str) -> Callable[[Mapping[str, Any]], Counter[Any]]:
 
 
 def _step(text: str) -> str:
-    """One word for where a slice was or came to.
+    """One word for the status of a slice.
 
     >>> _step("active"), _step("active, pinned to stable"), _step("gone")
     ('active', 'pinned', 'other')

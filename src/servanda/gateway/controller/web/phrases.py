@@ -115,7 +115,7 @@ def is_diverted(slice_: SliceStatus) -> bool:
 
 
 def is_acted_on(slice_: SliceStatus) -> bool:
-    """Whether what was decided of a slice is done."""
+    """Whether the decision about a slice is acted on."""
     return slice_.acts or (slice_.pin is not None and slice_.pin.to == "stable")
 
 
@@ -180,7 +180,7 @@ def _more(status: ControllerStatus) -> str:
 
 
 def place(name: str, longest: int = _LONGEST) -> str:
-    """A slice as people call it."""
+    """The display name of a slice."""
     return "whole traffic" if name == WHOLE else line(name, longest)
 
 

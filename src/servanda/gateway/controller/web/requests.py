@@ -1,4 +1,4 @@
-# Requests to a controller: JSON bodies, read strictly.  None of them can name a file or a URL.
+# Requests to a controller: JSON bodies, validated strictly.  None can name a file or a URL.
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FACTS = 'session is infer, stable or null, and labels are texts, such as {"tena
 T = TypeVar("T")
 _LONGEST = 500  # characters of a reason
 _NAME = 1024  # of any other text
-# what an effect of a promotion says beside it: its webhook may be pointed here
+# further fields of a promotion's route: its webhook may point here
 _EFFECT = ("kind", "key", "stage", "status", "from", "why", "decided", "at", "to", "for")
 
 
 class RequestError(ServandaError):
-    """A request that is not answered, and with which status."""
+    """A refused request, with its HTTP status."""
 
     def __init__(self, status: int, message: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -47,10 +47,10 @@ class _Facts(msgspec.Struct):
 
 @dataclass(frozen=True)
 class PinRequest:
-    """A pin that somebody asks for.
+    """A request for a pin.
 
     Args:
-        to: None: the pin is taken back; ttl_s: how long it holds.
+        to: None: the pin is released; ttl_s: its lifetime.
     """
 
     slice: str
@@ -63,7 +63,7 @@ def message_of(data: bytes) -> dict[str, Any]:
     """A gateway's message.
 
     Raises:
-        RequestError: it is no JSON object.
+        RequestError: not a JSON object.
     """
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
@@ -72,10 +72,10 @@ def message_of(data: bytes) -> dict[str, Any]:
 
 
 def body_of(data: bytes, *keys: str) -> dict[str, Any]:
-    """The JSON object of an act, which has these keys and no others.
+    """The JSON object of a request, which may have only these keys.
 
     Raises:
-        RequestError: it is none; or it has another key, or one twice.
+        RequestError: not a JSON object, or an unknown or repeated key.
     """
     try:
         body = json_fields.parse_line(data.decode("utf-8"))
@@ -96,7 +96,7 @@ def pin_of(data: bytes) -> PinRequest:
     """A pin.
 
     Raises:
-        RequestError: the body is none, or it would hold for longer than 30 days.
+        RequestError: the body is invalid, or the pin would last longer than 30 days.
     """
     body = body_of(data, "slice", "to", "ttl_s", "reason")
     to, ttl_s = body.get("to"), body.get("ttl_s")
@@ -112,16 +112,16 @@ def pin_of(data: bytes) -> PinRequest:
 
 
 def unpin_of(data: bytes) -> PinRequest:
-    """A pin that is released.  Raises: as `pin_of` does."""
+    """A request to release a pin.  Raises: see `pin_of`."""
     body = body_of(data, "slice", "reason")
     return PinRequest(_text(body, "slice"), _reason(body))
 
 
 def route_of(data: bytes) -> PromotionRoute | None:
-    """A promotion's route; None: an effect of it that is another one, such as a page.
+    """A promotion's route; None: another notification of it, such as a page.
 
     Raises:
-        RequestError: the body is none.
+        RequestError: the body is invalid.
     """
     body = body_of(data, *PromotionRoute.__struct_fields__, *_EFFECT)
     if body.get("kind", "route") != "route":
@@ -131,10 +131,10 @@ def route_of(data: bytes) -> PromotionRoute | None:
 
 
 def request_facts_of(data: bytes) -> RequestFacts:
-    """What somebody else's gateway knows of a request that it is to send somewhere.
+    """The facts of a request that another gateway asks to route.
 
     Raises:
-        RequestError: the body is none.
+        RequestError: the body is invalid.
     """
     body = body_of(data, *_Facts.__struct_fields__)
     facts = _converted(_Facts, body, "a request", _FACTS)
@@ -160,7 +160,7 @@ def _text(body: Mapping[str, Any], key: str) -> str:
 
 def _reason(body: Mapping[str, Any]) -> str:
     value = body.get("reason")
-    # on one line: it is printed where control characters would act
+    # on one line: it is printed where control characters would take effect
     if not isinstance(value, str) or not line(value):
         raise RequestError(400, "an act needs a reason", "the ledger keeps it")
     if len(value) > _LONGEST:

@@ -73,7 +73,7 @@ def _cells(slice_: SliceStatus, status: ControllerStatus) -> list[str]:
     if cell is not None and near is not None:
         stable = format.measured(cell.stable) if cell.stable is not None else ""
         numbers = [format.measured(cell.value), phrases.limit(cell), stable]
-        if cause is not None:  # the value that diverted it; the evidence since then is beside it
+        if cause is not None:  # the value that diverted it, next to the evidence since then
             limit = "" if math.isnan(cause.limit) else format.figure(cause.limit)
             numbers[:2] = [trigger.value(cause), limit]
             state += f" ({trigger.fresh(slice_, cell)}: {format.measured(cell.value)})"

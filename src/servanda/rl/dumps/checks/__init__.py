@@ -1,8 +1,7 @@
-# Whether the data of a dump can be evidence at all: checks that need no limit and no contract.
+# Data quality checks of a dump, which need no limit and no contract.
 #
-# What is not tested: the temperature and the top-p of the sampler.  The logprobs of drawn tokens
-# alone cannot tell a processed one from that of another kernel, but for weights whose mean is
-# above 1 (`coherence`).
+# Not tested: the temperature and the top-p of the sampler.  The logprobs of sampled tokens alone
+# cannot distinguish processing from another kernel, except by a mean weight above 1 (`coherence`).
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from servanda.traces.rollouts import Rollouts
 
 __all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "errors_of", "of_step"]
 
-_ORDER = (  # as reports list them; others follow
+_ORDER = (  # order in reports; others follow
     *("coverage", "zeros", "line_up", "coherence", "copies", "ends", "precision", "prompts"),
     *("retokenised", "trained", "values"),
 )
@@ -35,8 +34,8 @@ class Soundness:
     """Every check over the chunks of a dump, in bounded memory.
 
     Args:
-        before: of the step before these chunks, where each step has checks of its own; what was
-            there already is a copy.
+        before: checks of the previous step, if each step has its own; repeated data counts as a
+            copy.
 
     >>> [finding.state for finding in Soundness().findings()][:2]
     ['unsound', 'ok']
@@ -51,12 +50,12 @@ class Soundness:
 
     @property
     def steps(self) -> dict[int, int]:
-        """A digest of what each step has -> the step; for anyone who goes on in another process."""
+        """Content digest -> step, to continue in another process."""
         return self._copies.steps
 
     def add(self, rollouts: Rollouts) -> None:
-        """See a chunk; chunks come in the order of the dump."""
-        with np.errstate(over="ignore", invalid="ignore"):  # a dump may hold any number
+        """Add a chunk; chunks come in the order of the dump."""
+        with np.errstate(over="ignore", invalid="ignore"):  # a dump may contain any number
             for check in self._checks.values():
                 check.add(rollouts)
 

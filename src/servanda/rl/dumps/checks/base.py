@@ -1,4 +1,4 @@
-# What a check of a dump is: it sees every chunk once, and says one thing at the end.
+# The interface of a data quality check: it gets every chunk once, and returns one finding.
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeVar
 from servanda.registry import Registry
 from servanda.traces.rollouts import Array, Rollouts
 
-HEAD_TOKENS = 3  # at the beginning of a turn: what a tool boundary tears
+HEAD_TOKENS = 3  # tokens at the beginning of a turn, affected by tool boundaries
 LEAST, TIMES, MOST = 5, 10, 0.3  # of one step among others: see `of_step`
 
 State = Literal["ok", "warning", "unsound"]
@@ -17,16 +17,16 @@ State = Literal["ok", "warning", "unsound"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """The finding of a check.
 
     Args:
         check: its name.
-        state: unsound data can be no evidence; a warning is for the reader to weigh.
+        state: unsound data cannot be evidence; a warning is for the reader.
         text: one sentence, with its numbers.
         numbers: the same, for programs.
-        first: the place of the first sequence it is about; "" where there is none.
-        odd: where too large a share makes it unsound: the tokens or sequences that are odd, all of
-            them, and the share that may be; None where any one does.
+        first: place of the first affected sequence; "" if none.
+        odd: if a share decides: number of odd tokens or sequences, total number, and accepted
+            share; None if a single one makes the data unsound.
     """
 
     check: str
@@ -38,25 +38,25 @@ class Finding:
 
     @property
     def placed(self) -> str:
-        """The text, with the place where it is about something odd."""
+        """The text, with the place of the first odd item."""
         place = f" (first: {self.first})" if self.first and self.state != "ok" else ""
         return self.text + place
 
 
 def errors_of(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Why data can be no evidence; empty where it can."""
+    """The reasons why data cannot be evidence; empty if it can."""
     return tuple(finding.placed for finding in findings if finding.state == "unsound")
 
 
 def of_step(finding: Finding, run: tuple[int, int] = (0, 0)) -> Finding:
-    """What a finding about one step among others says.
+    """The finding for one step among others.
 
-    A few in a few hundred are no sign that a step is broken, and the whole run is held against
-    the share that may be odd.  Ten times that share is, or three in ten, and no fewer than five.
+    A few odd items in a few hundred do not make a step unsound; the accepted share applies to the
+    whole run.  A step is unsound from ten times that share, or 30 %, and at least five items.
 
     Args:
-        run: odd ones and all of the steps so far, this one included, where no one else holds the
-            whole run against that share.
+        run: (odd, total) of the steps so far, including this one, if the whole run is not checked
+            elsewhere.
     """
     if finding.state != "unsound" or finding.odd is None:
         return finding
@@ -67,7 +67,7 @@ def of_step(finding: Finding, run: tuple[int, int] = (0, 0)) -> Finding:
 
 
 class Check(Protocol):
-    """Sees the chunks of a dump in their order, and holds sums only."""
+    """A check over the chunks of a dump in order, which stores only sums."""
 
     def add(self, rollouts: Rollouts) -> None: ...
 
@@ -83,22 +83,22 @@ def check(name: str) -> Callable[[C], C]:
 
 
 class FirstPlace:
-    """The place of the first sequence that something was seen in."""
+    """The place of the first affected sequence."""
 
     def __init__(self) -> None:
         self.place = ""
 
     def add(self, rollouts: Rollouts, flag_N: Array) -> None:
-        """Take the sequence of the first flagged token, unless one is known."""
+        """Record the sequence of the first flagged token, unless one is recorded."""
         if flag_N.any():
             self.place = self.place or rollouts.source_S[rollouts.sequence_N[flag_N.argmax()]]
 
 
 def share(part: int, whole: int) -> float:
-    """A share of tokens; NaN of none."""
+    """A share of tokens; NaN without tokens."""
     return part / whole if whole else float("nan")
 
 
 def heads(rollouts: Rollouts) -> Array:
-    """Which tokens are among the first of a second or later turn, [N]."""
+    """Mask of the first tokens of second and later turns, [N]."""
     return (rollouts.turn_N >= 2) & (rollouts.turn_token_N < HEAD_TOKENS)

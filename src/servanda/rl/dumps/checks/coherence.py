@@ -1,11 +1,10 @@
-# Coherence: the mean weight of tokens drawn from infer cannot be above 1.
+# Coherence: the mean importance weight of tokens sampled from infer cannot exceed 1.
 #
-# Where it is, the sampler's logprobs are not those it drew with: raw beside processed, or of
-# other tokens.  Two things are told apart from that.  Turns that were re-tokenised have
-# logprobs of other tokens where they begin, and nowhere else: that is a fault of those tokens,
-# so the first ones of later turns are weighed by themselves.  And a mean that is above 1 by
-# less than a thousandth moves no verdict: a float32 softmax over a large vocabulary is off by
-# some 1e-5 nats, and a filter by reward tilts what is left.
+# If it does, the sampler's logprobs are not those it sampled with: raw instead of processed, or of
+# other tokens.  Two cases are separated.  Re-tokenised turns have logprobs of other tokens only at
+# their beginning, so the first tokens of later turns are tested separately.  And a mean above 1 by
+# less than 0.001 does not affect a verdict: a float32 softmax over a large vocabulary has an error
+# of about 1e-5 nats, and a filter by reward biases the remaining tokens.
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
 from servanda.traces.rollouts import Array, Rollouts
 
-_LIMIT_NATS = math.log(1e6)  # evidence of a million to one
+_LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
 _GROSS_NATS = 1e-3
 
 
@@ -26,8 +25,8 @@ _GROSS_NATS = 1e-3
 class MeanWeight:
     """Evidence that E w > 1, w = p_train / p_infer, over all trained tokens with both logprobs.
 
-    `fine` is of all tokens, as they were recorded; `heads` and `rest` are of the first tokens
-    of later turns and of all others, each weight taken a thousandth lower.
+    `fine` covers all tokens as recorded; `heads` and `rest` cover the first tokens of later turns
+    and all others, with each weight reduced by 0.001.
     """
 
     def __init__(self) -> None:
@@ -50,7 +49,7 @@ class MeanWeight:
         if head_K.any():
             self.heads += Coherence.of(ratio_K[head_K], error_N=gross_K[head_K])
         if not self.first and max(self.rest.log_e, self.heads.log_e) >= _LIMIT_NATS:
-            # of the chunk that completes the evidence, the sequence that gives most of it
+            # the sequence with the largest contribution in the chunk that reaches the threshold
             above_S = np.bincount(rollouts.sequence_N[known_N], np.expm1(np.minimum(ratio_K, 50.0)))
             self.first = rollouts.source_S[int(above_S.argmax())]
 
@@ -91,5 +90,5 @@ class MeanWeight:
 
 
 def _error(logp_N: Array) -> Array:
-    """The most that recording moved each value by."""
+    """The rounding error bound of each recorded value."""
     return errors(logp_N, captured(logp_N))

@@ -1,10 +1,10 @@
-# Copies: a sequence that is there twice counts as two draws, and is one.
+# Copies: a repeated sequence would count as two samples, but is one.
 #
-# Short answers may well be drawn twice, so only long ones with the very same sampler's logprobs
-# are taken for copies.  Weights change from step to step: the same sampler's logprobs at two steps
-# are one draw that was used again, and the same logprobs of both sides are one step that was
-# written again.  Memory is bounded: once there are too many digests, half of the hash space is
-# dropped, so that a sequence and its copy are kept or dropped together.
+# Short responses may be sampled twice, so only long ones with identical sampler logprobs count as
+# copies.  Weights change from step to step: identical sampler logprobs at two steps are one sample
+# that was reused, and identical logprobs of both sides are one step that was written again.  Memory
+# is bounded: if there are too many digests, half of the hash space is dropped, so that a sequence
+# and its copy are kept or dropped together.
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from servanda.rl.dumps.checks.base import Finding, check, share
 from servanda.traces.rollouts import Array, Rollouts
 
 LONG_TOKENS = 32
-UNSOUND = 0.1  # of the sequences: more than a trainer repeats to fill its last batch
-AGAIN = 0.05  # of the sequences: more than are carried over to a later step
-REUSED = 0.01  # of the sequences: a replay buffer says so, and they are still one draw each
-DISTINCT = 8  # logprobs of a sequence, or of a step: answers that are all but certain may recur
+UNSOUND = 0.1  # share of sequences: more than a trainer repeats to fill its last batch
+AGAIN = 0.05  # share of sequences: more than are carried over to a later step
+REUSED = 0.01  # share of sequences: reported as a replay buffer; each pair is one sample
+DISTINCT = 8  # distinct logprobs of a sequence or a step: nearly certain responses may recur
 HELD = 1 << 17  # digests of earlier steps
 
 
@@ -44,7 +44,7 @@ class Copies:
         self.steps: dict[int, int] = {}  # sum of a step's digests -> the first step that has it
 
     def follow(self, earlier: Copies) -> None:
-        """Know what was met in earlier steps, the last of which has ended."""
+        """Continue after the digests of earlier steps."""
         earlier._close()
         self._drawn, self._kept, self.steps = earlier._drawn, earlier._kept, earlier.steps
 
@@ -88,7 +88,7 @@ class Copies:
         if draw >= self._kept:
             return
         before = self._drawn.get(draw)
-        if before is None or before[0] == rollouts.step:  # a step that was written anew
+        if before is None or before[0] == rollouts.step:  # a step that was written again
             self._fresh[draw] = (rollouts.step, scores)
             return
         self.again += before[1] == scores
@@ -96,7 +96,7 @@ class Copies:
         self.first_again = self.first_again or f"{rollouts.source_S[at]}, of step {before[0]}"
 
     def _close(self) -> None:
-        """The step has ended: what was met in it is of an earlier one now."""
+        """Close a step: its digests now belong to an earlier step."""
         self._note()
         self._group = {}
         self._drawn |= self._fresh
@@ -164,6 +164,6 @@ class Copies:
 
 
 def _distinct(logp_K: Array) -> int:
-    """How many different logprobs there are, counted no further than needed."""
+    """The number of distinct logprobs, counted only as far as needed."""
     few = np.unique(logp_K[:LONG_TOKENS]).size
     return few if few >= DISTINCT else np.unique(logp_K).size

@@ -1,4 +1,4 @@
-# Coverage: how many trained tokens have both logprobs.  Absent is not zero.
+# Logprob coverage: the share of trained tokens with both logprobs.  Absent is not zero.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARN, UNSOUND = 0.9999, 0.999
 
 @check("coverage")
 class Coverage:
-    """Counts trained tokens that miss a logprob; a NaN is a miss, an infinity is a value."""
+    """Counts trained tokens without a logprob; NaN is missing, an infinity is a value."""
 
     def __init__(self) -> None:
         self.tokens = self.train = self.infer = self.both = 0

@@ -1,8 +1,8 @@
-# Ends: answers that stop where nothing ended them.
+# Ends: responses that stop without an end token.
 #
-# A rollout that was aborted and kept as an answer ends neither in a token that ends others nor at
-# the length limit.  What it would have gone on with is not in the dump, and where answers are cut
-# *because* the two sides diverge there, what is left looks better than the kernels are.
+# An aborted rollout that was kept ends neither at an end token nor at the length limit.  Its
+# continuation is not in the dump, and if responses are cut *because* the two sides diverge there,
+# the remaining data looks better than the kernels are.
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from servanda.rl.dumps.checks.base import Finding, check, share
 from servanda.traces.rollouts import Array, Rollouts
 
 MANY = 0.01  # of the sequences
-_OFTEN = 0.02  # of the early ones: an id that ends so many may be an end token, beside one that
-_MOST, _TIMES = 0.1, 5  # ends so many, so many times as often as it is drawn elsewhere
-_HELD = 1 << 17  # sequences that are looked at
+_OFTEN = 0.02  # least share of the shorter responses that an end token ends
+_MOST, _TIMES = 0.1, 5  # that of the most frequent one; and least ratio of rates, ends to elsewhere
+_HELD = 1 << 17  # sequences that are examined
 _APART = 64  # counts of chunks that are kept before they are added up
 
 
@@ -29,10 +29,10 @@ def _together(counts: list[Array]) -> Array:
 
 @check("ends")
 class Ends:
-    """Counts sequences that are shorter than the longest of their step and stop at no end token.
+    """Counts sequences shorter than the longest of their step that do not stop at an end token.
 
-    A token that most of the shorter sequences stop at, or many while it is rare within them, is
-    taken for an end token.
+    A token at which most of the shorter sequences stop, or many if it is rare within them, counts
+    as an end token.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Ends:
             text = "every response is as long as the longest"
             return Finding("ends", "ok", text, {**numbers, "cut": 0})
         ends = [token for token, n in count.most_common() if n > _OFTEN * early]
-        if not ends or count[ends[0]] <= early / 2:  # what is rare within answers, then
+        if not ends or count[ends[0]] <= early / 2:  # then only tokens rare within responses
             id_D, drawn_D = _together(self._drawn)
             often = dict(zip(id_D.tolist(), (drawn_D / drawn_D.sum()).tolist(), strict=True))
             ends = [token for token in ends if count[token] / early >= _TIMES * often[token]]

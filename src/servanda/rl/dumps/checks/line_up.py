@@ -1,6 +1,6 @@
-# Line-up: index i of both sides speaks of one token.
+# Line-up: index i of both sides concerns one token.
 #
-# Two records of the same tokens correlate best where they are not shifted.  Correlations of
+# Two records of the same tokens correlate best without a shift.  Correlations of
 # log p_train[i] with log p_infer[i + lag] are taken over pairs of trained tokens of a sequence.
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from servanda.rl.dumps.checks.base import Finding, check
 from servanda.traces.rollouts import Array, Rollouts
 
 LAGS = (-2, -1, 0, 1, 2)
-ENOUGH = 200  # pairs, or nothing is told
-LONG = 64  # pairs of a sequence that is looked at alone
+ENOUGH = 200  # fewest pairs for a finding
+LONG = 64  # fewest pairs of a sequence for its own finding
 _SIGMAS = 5.0
-_LEAST = 0.05  # of the margin, in units of atanh r
+_LEAST = 0.05  # margin, in units of atanh r
 _LONG_MARGIN = 0.5
 _SHIFTED_SHARE = 0.01
 
 
 @check("line_up")
 class LineUp:
-    """Sums of each lag: pairs, x, y, x^2, y^2, xy; and sequences whose best lag is another."""
+    """Sums per lag: pairs, x, y, x^2, y^2, xy; and the count of sequences with another best lag."""
 
     def __init__(self) -> None:
         self.sums: dict[int, Array] = {lag: np.zeros(6) for lag in LAGS}
@@ -74,7 +74,7 @@ class LineUp:
             return Finding("line_up", "unsound", text, numbers, self.first)
         if z[0] <= z[best] + margin:
             text = f"the two sides line up at no lag ({lags}): are they of the same tokens?"
-            state = "unsound" if margin == _LEAST else "warning"  # few pairs decide nothing
+            state = "unsound" if margin == _LEAST else "warning"  # too few pairs for a decision
             return Finding("line_up", state, text, numbers, self.first)
         odd = self.shifted, self.long, _SHIFTED_SHARE
         if self.shifted > _SHIFTED_SHARE * self.long:
@@ -95,7 +95,7 @@ def _sums(rollouts: Rollouts, known_N: Array, lag: int) -> Array:
 
 
 def correlation(sums: Array) -> Array:
-    """Pearson's r from the six sums, [...]; NaN where a side does not vary."""
+    """Pearson's r from the six sums, [...]; NaN if a side does not vary."""
     n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         spread_x, spread_y = xx - x * x / n, yy - y * y / n
@@ -104,7 +104,7 @@ def correlation(sums: Array) -> Array:
 
 
 def _short(r: float) -> str:
-    """A correlation as reports write it.
+    """A correlation as printed.
 
     >>> _short(0.99941), _short(-0.3)
     ('0.9994', '-0.30')

@@ -1,5 +1,5 @@
-# The loss mask: one that begins with the sequence covers its prompt, or the dump has none; and
-# sequences of which it leaves nothing.
+# The loss mask: a mask that begins with the sequence covers the prompt, or the dump has no prompts;
+# and sequences without trained tokens.
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
 from servanda.traces.rollouts import Rollouts
 
-UNSOUND = 0.001  # of the sequences begin with a trained token
-WARN = 0.5  # of the sequences have no trained token
+UNSOUND = 0.001  # share of sequences that begin with a trained token
+WARN = 0.5  # share of sequences without a trained token
 
 
 @check("prompts")
 class Prompts:
-    """Counts sequences whose very first token is trained."""
+    """Counts sequences whose first token is trained."""
 
     def __init__(self) -> None:
         self.sequences = self.trained = 0

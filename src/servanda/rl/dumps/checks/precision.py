@@ -1,4 +1,4 @@
-# Precision: what each side's logprobs were recorded in, and what that alone reads as.
+# Precision: the format of each side's recorded logprobs, and the effect of its rounding.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_BITS = sorted(CAPTURES, key=CAPTURES.__getitem__)
 
 @check("precision")
 class Precision:
-    """The coarsest format that every logprob of a side was exact in, so far."""
+    """The coarsest format that represents all logprobs of a side so far."""
 
     def __init__(self) -> None:
         self.train = self.infer = ""
@@ -39,7 +39,7 @@ class Precision:
 
 
 def _finer(known: str, logp_N: Array) -> str:
-    """The coarsest format, at least as fine as the known one, that holds every value."""
+    """The coarsest format, at least as fine as the known one, that represents every value."""
     values = logp_N[np.isfinite(logp_N) & (logp_N != 0)]
     if not len(values):
         return known

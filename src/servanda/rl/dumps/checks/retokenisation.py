@@ -1,8 +1,8 @@
-# Re-tokenised turns: text that went through a tool and came back as other tokens.
+# Re-tokenised turns: text that was tokenised differently after a tool call.
 #
-# The sampler scored its own tokens, the trainer the new ones, so the two disagree wildly where a
-# turn begins.  A kernel that is off everywhere is not that, so the share is held against that of
-# all other tokens.
+# The sampler scored its own tokens, the trainer the new ones, so the two differ strongly at the
+# beginning of a turn.  To exclude a kernel that differs everywhere, the share is compared with that
+# of all other tokens.
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, heads, sha
 from servanda.traces.rollouts import Rollouts
 
 FAR_NATS = 4.0
-TIMES = 10  # how much more often at the head of a turn than elsewhere
+TIMES = 10  # smallest ratio of the rate at the head of a turn to that elsewhere
 
 
 @check("retokenised")
 class Retokenised:
-    """Counts heads of second and later turns where the sides are more than 4 nats apart."""
+    """Counts heads of second and later turns at which the sides differ by more than 4 nats."""
 
     def __init__(self) -> None:
         self.turns = self.suspects = self.sequences = 0
@@ -29,7 +29,7 @@ class Retokenised:
         turn_N, head_N = rollouts.turn_N, heads(rollouts)
         with np.errstate(invalid="ignore"):
             far_N = np.abs(rollouts.logp_train_N - rollouts.logp_infer_N) > FAR_NATS
-        # a value that was never recorded is no sign of another token (`zeros` says so)
+        # a value that was not recorded is no sign of another token (see `zeros`)
         far_N &= rollouts.mask_N & (rollouts.logp_train_N != 0) & (rollouts.logp_infer_N != 0)
         rest_N = rollouts.mask_N & ~head_N
         hit_N = head_N & far_N
@@ -53,7 +53,7 @@ class Retokenised:
         if not self.turns:
             text = "no sequence has a second turn, so no turn can be re-tokenised"
             return Finding("retokenised", "ok", text, numbers)
-        # one far token elsewhere is allowed for, so that none does not divide
+        # add one token elsewhere, to avoid a division by 0
         usual = (self.rest_far + 1) / (self.rest + 1)
         if not self.suspects or share(self.head_far, self.head) <= TIMES * usual:
             text = (

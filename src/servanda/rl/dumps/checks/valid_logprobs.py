@@ -1,4 +1,4 @@
-# Values: what no logprob can be.
+# Values that a logprob cannot have.
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import numpy as np
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, check
 from servanda.traces.rollouts import Rollouts
 
-_ROUNDING_NATS = 1e-3  # a fused kernel in bfloat16 may come out that much above 0
+_ROUNDING_NATS = 1e-3  # rounding error of a fused kernel in bfloat16 above 0
 
 
 @check("values")
 class Values:
     """Counts logprobs of trained tokens that are infinite or above 0.
 
-    An importer gives a number below -10,000, which no softmax has, as -inf.
+    An importer converts a number below -10,000, which no softmax gives, to -inf.
     """
 
     def __init__(self) -> None:
         self.tokens = self.above = self.infinite = 0
-        self.impossible = 0  # drawn by the sampler, which says that it cannot be
+        self.impossible = 0  # sampled tokens with reported probability 0
         self.sides = {"trainer": 0, "sampler": 0}
         self.highest = -np.inf
         self.first = FirstPlace()

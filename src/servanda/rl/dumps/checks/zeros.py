@@ -1,9 +1,8 @@
-# Zeros: a logprob that was never recorded and written as 0.0 reads as certainty.
+# Zeros: a missing logprob that was written as 0.0 looks like certainty.
 #
-# A kernel may be certain of a token, and then the other is nearly so.  Zero on one side and less
-# than 1/e on the other is no rounding.  A writer that leaves out one token of each answer does so
-# at one place: so the ends and the beginnings of turns are looked at by themselves, whatever share
-# of the tokens they are.
+# If one kernel is certain of a token, the other nearly is.  Zero on one side and less than 1/e on
+# the other is no rounding.  A writer that omits one token per response omits it at a fixed place,
+# so the ends and beginnings of turns are checked separately.
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from servanda.traces.rollouts import Array, Rollouts
 
 FAR_NATS = -1.0
 UNSOUND = 0.001
-SYSTEMATIC = 0.02  # at one place: the share of LEAST tokens, or more, that could be told
-NEAR_NATS = -0.2  # on the other side: at one place even a likely token tells
-TIMES = 10  # how much more often than elsewhere
+SYSTEMATIC = 0.02  # at one place: share of distinguishable tokens, of which there must be LEAST
+NEAR_NATS = -0.2  # on the other side: at one place even a likely token counts
+TIMES = 10  # smallest ratio to the rate elsewhere
 _SIDES = ("sampler", "trainer")
 
 
 @dataclass
 class _Place:
-    """Tokens at one place of a turn that the other side is not sure of, and those written as 0."""
+    """Tokens at one place of a turn with an uncertain other side, and those written as 0."""
 
     unsure: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
     zero: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
@@ -74,7 +73,8 @@ class Zeros:
                 self.places[name].unsure[side] += int((unsure_N & at_N).sum())
                 self.places[name].zero[side] += int((zero_N & at_N).sum())
             self.at_ends.add(rollouts, zero_N & ~where["rest"])
-        # one drawn token beside a turn: the mask lies off by it (a scored prompt has more of them)
+        # one sampled token next to a turn: the mask is off by one (a scored prompt has more of
+        # them)
         drawn_N = ~mask_N & (rollouts.logp_infer_N < 0)
         two = np.zeros(2, dtype=bool)
         before_N = np.r_[two[:1], drawn_N[:-1]] & ~np.r_[two, drawn_N[:-2]] & ~opens_N
@@ -84,10 +84,10 @@ class Zeros:
         self.early += int((last_N & after_N).sum())
 
     def systematic(self) -> tuple[str, str] | None:
-        """(place, side) where zeros are written far more often than elsewhere."""
+        """(place, side) with zeros far more often than elsewhere."""
         for side in _SIDES:
             rest = self.places["rest"]
-            # of answers that are all beginning and end there is no elsewhere
+            # very short responses have no tokens elsewhere
             usual = (rest.zero[side] + 1) / (rest.unsure[side] + 1) if rest.unsure[side] else 0.0
             for name in ("end", "turn", "start"):
                 place = self.places[name]

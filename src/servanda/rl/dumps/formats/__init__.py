@@ -1,4 +1,4 @@
-# Rollout dumps of trainers, whatever framework wrote them: found, read in chunks, and checked.
+# Rollout dumps of all supported frameworks: detected, read in chunks, and checked.
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from servanda.traces.rollouts import Rollouts
 __all__ = ["FORMATS", "Detection", "Dump", "Refused", "open_dump"]
 
 _BUILTIN = (nemo, parquet, prime_rl, skyrl, slime)  # importing a module registers its format
-_SHOWN = 8  # names of a folder that a message lists
+_SHOWN = 8  # most names of a folder in a message
 
 
 @dataclass
 class Dump:
-    """A dump that was found; `read` goes through it once.
+    """A detected dump; `read` iterates over it once.
 
     Args:
-        detection: where, and in which format.
-        refused: rows that were left out, by reason; filled while reading.
-        empty: steps of which no sequence could be taken -> their first file; filled likewise.
+        detection: place and format.
+        refused: rejected rows, by reason; filled while reading.
+        empty: steps without a usable sequence -> their first file; filled while reading.
     """
 
     detection: Detection
@@ -64,7 +64,7 @@ class Dump:
 
     @property
     def about(self) -> dict[str, str]:
-        """What reports say of it: framework, files, bytes, schema version, notes."""
+        """The summary for reports: framework, files, bytes, schema version, notes."""
         detection = self.detection
         return {
             "framework": FORMATS[self.format].framework,
@@ -79,13 +79,13 @@ class Dump:
         """The sequences in the order of their steps; a step may come in several chunks.
 
         Args:
-            progress: called after each step with the bytes read and the bytes there are.
+            progress: called after each step with the bytes read and the total bytes.
 
         Yields:
-            Rollouts of at most about 2^20 tokens; a longer sequence is a chunk of its own.
+            Rollouts of at most about 2^20 tokens; a longer sequence is a separate chunk.
 
         Raises:
-            EvidenceError: at the end, when every row was refused or a file was cut off.
+            EvidenceError: at the end, if every row was rejected or a file was cut off.
             MeasurementError: a file cannot be read.
         """
         self.refused, self.empty = Refused(), {}
@@ -109,16 +109,16 @@ class Dump:
 
 
 def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bool = False) -> Dump:
-    """Find the dump in a folder, or the one that a file is of.
+    """Detect the dump in a folder, or the dump of a file.
 
     Args:
-        format: one of FORMATS, where the folder holds more than one.
-        unsafe_pickles: read formats that are Python pickles, in a process of their own that
-            admits tensors and plain data only.
+        format: one of FORMATS, if the folder contains more than one.
+        unsafe_pickles: read formats that are Python pickles, in a separate process that accepts
+            only tensors and plain data.
 
     Raises:
         ContractError: no such folder or format, no dump in it, more than one, or a pickle
-            that no one asked for.
+            without `unsafe_pickles`.
     """
     path = Path(path)
     if format is not None and format not in FORMATS:
@@ -157,7 +157,7 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
 
 
 def _of(detection: Detection | None, path: Path) -> Detection | None:
-    """The dump in a folder, or only the file that was named."""
+    """The dump in a folder, or only the given file."""
     if detection is None or path.is_dir():
         return detection
     files = tuple(file for file in detection.files if file.path == path)
@@ -177,7 +177,7 @@ def _nothing(path: Path, names: list[str]) -> str:
 
 
 def _one_run(detection: Detection) -> None:
-    """A step that two folders have is of two runs."""
+    """Refuse a step that exists in two folders: they belong to two runs."""
     folders: dict[tuple[int, str], File] = {}
     for file in detection.files:
         other = folders.setdefault((file.step, file.path.name), file)

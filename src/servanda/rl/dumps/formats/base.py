@@ -1,7 +1,7 @@
-# What every importer shares: what was found in a folder, the rows of a dump, what was refused.
+# Shared parts of importers: detection, rows, and rejected rows.
 #
-# A row is one sequence.  A row that cannot be trusted is refused, counted, and the first place
-# it happened at is kept; nothing is repaired, and no number is made up in its stead.
+# A row is one sequence.  An invalid row is rejected and counted, with the first place of each
+# reason; no row is repaired, and no number is invented.
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from servanda.registry import Registry
 from servanda.rl.dumps.blocks import joined
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 
-CHUNK_TOKENS = 1 << 20  # what a reader holds at once, prompts included
-_LEAST_NATS = -1e4  # no softmax gives less: float types' smallest numbers stand for "nothing"
+CHUNK_TOKENS = 1 << 20  # most tokens held at once, including prompts
+_LEAST_NATS = -1e4  # below any softmax: smallest floats mean "no probability"
 
 
 @dataclass(frozen=True)
 class File:
     path: Path
     step: int
-    name: str  # as messages write it, relative to the dump
+    name: str  # as in messages, relative to the dump
     rank: int = 0
 
     @property
@@ -39,8 +39,8 @@ def files_in(folder: Path, glob: str, pattern: re.Pattern[str]) -> tuple[File, .
     """The files of a format in a folder, in the order of step, rank and name.
 
     Args:
-        glob: what their names look like.
-        pattern: of a file with its own folder, "FOLDER/NAME"; its groups are step and rank.
+        glob: pattern of their names.
+        pattern: regular expression of "FOLDER/NAME"; its groups are step and rank.
     """
     files = []
     for path in folder.rglob(glob):
@@ -58,9 +58,9 @@ class Detection:
 
     Args:
         files: in the order of their steps.
-        sure: whether the head of a file was what the format says, and not only the names.
-        why: in words, for messages.
-        notes: what a reader should know: files that were left out, columns that are not read.
+        sure: whether the head of a file matches the format, not only the names.
+        why: the reason, for messages.
+        notes: omitted files and columns that are not read.
     """
 
     format: str
@@ -82,10 +82,10 @@ def detection(
     notes: Sequence[str] = (),
     version: str = "",
 ) -> Detection:
-    """A dump whose files hold these columns.
+    """A dump whose files have these columns.
 
     Args:
-        needed: columns without which it is none; read: all that are known.
+        needed: required columns; read: all known columns.
     """
     missing = ", ".join(name for name in needed if name not in columns)
     unread = ", ".join(sorted({*columns} - {*read}))
@@ -102,13 +102,13 @@ def detection(
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """One sequence as a file has it; index i of a column concerns token i.
+    """One sequence of a file; index i of a column concerns token i.
 
     Args:
         token: ids, [T].
         mask: whether the trainer learns from the token, [T].
-        prompt: tokens before the first that a policy drew.
-        group: of the prompt; "" takes the prompt's own tokens as its name.
+        prompt: number of tokens before the first sampled one.
+        group: name of the prompt; "": derived from the prompt's tokens.
     """
 
     token: Array
@@ -122,7 +122,7 @@ class RolloutRow:
     per_token: Mapping[str, Array] = field(default_factory=dict)
 
 
-Placed = tuple[str, RolloutRow]  # a place, as messages write it, and the row that stands there
+Placed = tuple[str, RolloutRow]  # (place for messages, row)
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Refusal:
 
 
 class Refused(Mapping[str, Refusal]):
-    """What was refused while a dump was read, by reason, in the order it was met."""
+    """The rejected rows of a dump, by reason, in order of occurrence."""
 
     def __init__(self) -> None:
         self._by_reason: dict[str, Refusal] = {}
@@ -144,7 +144,7 @@ class Refused(Mapping[str, Refusal]):
         self._by_reason.setdefault(reason, Refusal(reason, place)).count += 1
 
     def cut(self, place: str) -> None:
-        """A file that ends in the middle of a row."""
+        """Record a file that ends in the middle of a row."""
         self.add("the file ends in the middle of a row", place)
         self.truncated.append(place)
 
@@ -165,10 +165,10 @@ class Refused(Mapping[str, Refusal]):
         return "; ".join(f"{r.count:,} x {r.reason} (first: {r.first})" for r in self.values())
 
     def settle(self, what: str) -> None:
-        """Called when all was read.
+        """Check the result after reading.
 
         Raises:
-            EvidenceError: no row could be taken, or a file was cut off.
+            EvidenceError: no row was usable, or a file was cut off.
         """
         if not self.accepted:
             raise EvidenceError(
@@ -184,14 +184,14 @@ class Refused(Mapping[str, Refusal]):
 
 
 class Importer(Protocol):
-    """A dump format: how it is recognised, and how it is read."""
+    """A dump format: its detection and its reader."""
 
     framework: str
     looks_for: str
-    pickled: bool  # whether reading it may run what is in it
+    pickled: bool  # whether reading it may run code in it
 
     def sniff(self, folder: Path) -> Detection | None:
-        """From names and the head of one file, whether the folder holds such a dump."""
+        """Detect such a dump in a folder, from names and the head of one file."""
         ...
 
     def rows(self, files: Sequence[File], refused: Refused) -> Iterator[Placed]:
@@ -212,10 +212,10 @@ def importer(name: str):  # noqa: ANN201 - a class decorator
 
 
 def with_removed(row: RolloutRow) -> RolloutRow:
-    """The row with the tokens that a filter removed, where it has no other.
+    """The row with its removed tokens, if a filter removed all of them.
 
-    A row without a trained token whose tokens both sides scored was removed as a whole; zeros are
-    tokens that no policy drew.  A side that is 0 on everything that was removed did not score it.
+    A row without a trained token that both sides scored was removed as a whole; zeros mark tokens
+    that were not sampled.  A side with only zeros did not score it.
     """
     if row.mask.any():
         return row
@@ -239,7 +239,7 @@ def with_removed(row: RolloutRow) -> RolloutRow:
 
 
 def group_of(prompt_T: Array) -> str:
-    """A name for a prompt: sequences that begin alike share it, in every step.
+    """A name for a prompt, equal for sequences with the same prompt, in every step.
 
     >>> group_of(np.array([1, 2])) == group_of(np.array([1, 2], dtype=np.int32))
     True
@@ -249,7 +249,7 @@ def group_of(prompt_T: Array) -> str:
 
 
 def flaw(row: RolloutRow) -> str:
-    """Why a row cannot be used; "" where it can."""
+    """The reason why a row cannot be used; "" if it can."""
     tokens = len(row.token)
     columns = {
         "the loss mask": row.mask,
@@ -276,7 +276,7 @@ def flaw(row: RolloutRow) -> str:
 
 
 class Collector:
-    """Rows of one step, until there are enough of them for a chunk."""
+    """Collects rows of one step into chunks."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -284,14 +284,14 @@ class Collector:
         self._tokens = 0
 
     def add(self, place: str, row: RolloutRow) -> Iterator[Rollouts]:
-        """Takes a row; gives the chunk that it does not fit into any more."""
+        """Add a row; yields the previous chunk if the row does not fit into it."""
         if self._rows and self._tokens + len(row.token) > CHUNK_TOKENS:
             yield from self.flush()
         self._rows.append(rollouts_of(self.step, place, row))
         self._tokens += len(row.token)
 
     def flush(self) -> Iterator[Rollouts]:
-        """What is left, if anything is."""
+        """The last chunk, if not empty."""
         if self._rows:
             rows, self._rows, self._tokens = self._rows, [], 0
             yield joined(rows)
@@ -315,10 +315,10 @@ def rollouts_of(step: int, place: str, row: RolloutRow) -> Rollouts:
 
 
 def _possible(logp_N: Array) -> Array:
-    """A number that stands for "no probability" as -inf, so that no sum is made of it."""
+    """Convert placeholders for "no probability" to -inf, so that they enter no sum."""
     return np.where(logp_N < _LEAST_NATS, -np.inf, logp_N)
 
 
 def drawn_only(logp_T: Array, mask_T: Array) -> Array:
-    """A sampler's column whose zeros outside the mask stand for tokens that it did not draw."""
+    """A sampler's column in which zeros outside the mask mark tokens that it did not sample."""
     return np.where(mask_T | (logp_T != 0), logp_T, np.nan)

@@ -1,4 +1,4 @@
-# Plain data of JSON as arrays, each strict about its type: a text is no number, null is NaN.
+# JSON data as arrays with strict types: a string is no number, null is NaN.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servanda.traces.rollouts import Array
 
 
 class Unusable(ValueError):  # noqa: N818 - a value, not a failure of the program
-    """A value of a row that is not what its column holds; the text is the reason."""
+    """A value of a row with a wrong type; the text is the reason."""
 
 
 def require(values: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ def require(values: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def unnested(value: Any) -> Any:
-    """A batch of one, however deep it was wrapped: its one element.
+    """The single element of a batch of one, however deeply nested.
 
     >>> unnested([[[1, 2]]]), unnested([[3]]), unnested("math")
     ([1, 2], [3], 'math')
@@ -33,7 +33,7 @@ def unnested(value: Any) -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """The one value of a batch of one.
+    """The single value of a batch of one.
 
     >>> scalar([[3]]), scalar(3)
     (3, 3)
@@ -75,6 +75,6 @@ def flags(values: Any, name: str) -> Array:
 
 
 def number(value: Any, name: str) -> float:
-    """A number; NaN where there is none."""
+    """A number; NaN if missing."""
     value = _converted(scalar(value), float | None, f"{name} is not a number")
     return float("nan") if value is None else value

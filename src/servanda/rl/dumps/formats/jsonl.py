@@ -1,4 +1,4 @@
-# Lines of JSON files, one at a time, whatever is in them.
+# Reads the lines of JSON files one by one, with any content.
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import msgspec
 from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats.base import File, Refused
 
-LONGEST = 1 << 28  # bytes of a line: a sequence of a million tokens takes a third of it
-_FILES, _HEADS = 4, 4  # that a format is told by: files, and lines of each
+LONGEST = 1 << 28  # most bytes of a line: three times a sequence of a million tokens
+_FILES, _HEADS = 4, 4  # for detection: number of files, and of lines per file
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def lines(file: File, refused: Refused) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file and their places, "file:line"; blank ones are left out.
+    """The lines of a file and their places, "file:line", without blank lines.
 
     Raises:
         MeasurementError: the file cannot be read.
@@ -50,10 +50,10 @@ def opened(path: Path) -> BinaryIO:
 
 
 def plain(line: bytes) -> dict[str, Any] | None:
-    """A line as plain data; NaN and Infinity are read as Python's json writes them.
+    """A line as plain data; NaN and Infinity are parsed as Python's json writes them.
 
     Returns:
-        None where the line is no JSON object.
+        None if the line is not a JSON object.
     """
     try:
         value = msgspec.json.decode(line)
@@ -68,10 +68,10 @@ def plain(line: bytes) -> dict[str, Any] | None:
 def objects(
     file: File, refused: Refused, decoder: msgspec.json.Decoder[Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON objects of a file and their places; a line that is none is refused.
+    """The JSON objects of a file and their places; other lines are rejected.
 
     Args:
-        decoder: of a Struct with the columns that are read; the others are skipped.
+        decoder: decoder of a Struct with the known columns; others are skipped.
 
     Raises:
         MeasurementError: the file cannot be read.
@@ -79,7 +79,7 @@ def objects(
     for place, line in lines(file, refused):
         try:
             yield place, msgspec.structs.asdict(decoder.decode(line))
-        except _BROKEN:  # NaN, or no JSON at all
+        except _BROKEN:  # NaN, or not JSON
             if (values := plain(line)) is not None:
                 yield place, values
             elif line.endswith(b"\n"):
@@ -89,12 +89,12 @@ def objects(
 
 
 def head(files: Sequence[File], needed: Sequence[str]) -> dict[str, Any]:
-    """A line that has what a format needs, from the beginnings of the first files and of the last.
+    """A line with the columns of a format, from the beginnings of the first files and the last.
 
-    One line that cannot be read, or one step without logprobs, is no reason to refuse a dump.
+    One unreadable line, or one step without logprobs, is no reason to refuse a dump.
 
     Returns:
-        The first such line; without one, the first that is a JSON object; {} where none is.
+        The first such line; otherwise the first JSON object; {} if there is none.
     """
     first: dict[str, Any] = {}
     for file in dict.fromkeys((*files[:_FILES], *files[-1:])):

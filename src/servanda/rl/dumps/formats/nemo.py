@@ -1,10 +1,10 @@
-# NeMo-RL: train_data_step<N>.jsonl, one sequence a line, every value a batch of one.
+# NeMo-RL: train_data_step<N>.jsonl, one sequence per line, every value a batch of one.
 #
-# Sequences are padded on the right to the longest of the batch: input_lengths says where they
-# end.  Index i speaks of token i.  generation_logprobs (the sampler's) are 0.0 outside the loss
-# mask; prev_logprobs (the trainer's) score the prompt as well.  A writer that skipped the
-# trainer's pass fills prev_logprobs with zeros.  sample_loss_mask is 0 where a filter of the
-# trainer removed the sequence, by the mismatch of its logprobs for one.
+# Sequences are padded on the right to the longest of the batch; input_lengths has their lengths.
+# Index i concerns token i.  generation_logprobs (the sampler's) are 0.0 outside the loss mask;
+# prev_logprobs (the trainer's) score the prompt as well.  A writer that skipped the trainer's pass
+# fills prev_logprobs with zeros.  sample_loss_mask is 0 where a filter of the trainer removed the
+# sequence, for example by the mismatch of its logprobs.
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _row(values: dict[str, Any]) -> base.RolloutRow:
     if not trained:
         per_token[REMOVED] = drawn.astype(np.float64)
     train = train[:length].copy()
-    if train[0] == 0:  # nothing comes before the first token, so nothing scored it
+    if train[0] == 0:  # the first token has no context, so it has no score
         train[0] = np.nan
     reward = values.get("filtered_rewards")
     reward = values.get("rewards") if reward is None else reward
@@ -103,7 +103,7 @@ def _row(values: dict[str, Any]) -> base.RolloutRow:
 
 
 def _flag(value: Any) -> float:
-    """A flag of 0 and 1, or of true and false; 1 where there is none."""
+    """A flag of 0 and 1, or of true and false; 1 if missing."""
     if value is None:
         return 1.0
     value = scalar(value)
@@ -111,7 +111,7 @@ def _flag(value: Any) -> float:
 
 
 def _labels(agent: Any) -> dict[str, str]:
-    """The environment of a sequence, where NeMo-Gym named its agent."""
+    """The environment of a sequence, if NeMo-Gym named its agent."""
     agent = scalar(agent)
     name = agent.get("name") if isinstance(agent, dict) else agent
     return {"env": name} if isinstance(name, str) and name else {}

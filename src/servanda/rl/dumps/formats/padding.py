@@ -1,4 +1,4 @@
-# Arrays as a trainer holds them, padded or ragged, as one array a sequence.
+# Converts a trainer's padded or ragged arrays to one array per sequence.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plain(value: Any) -> Array:
 
 
 def split(values: Any, name: str) -> list[Array]:
-    """A column as one array a sequence."""
+    """A column as one array per sequence."""
     sequences = _parts(values, name)
     if any(part.ndim != 1 for part in sequences):
         raise EvidenceError(f"{name} is neither [S, T] nor one list a sequence")
@@ -37,7 +37,7 @@ def _parts(values: Any, name: str) -> list[Array]:
 
 
 def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
-    """Which cells of each sequence hold a token."""
+    """The cells of each sequence that contain a token."""
     for token_T in token_S:
         if len(token_T) and token_T.dtype.kind not in "iu":
             raise EvidenceError("token_ids are not integers")
@@ -64,7 +64,7 @@ def cells(token_S: list[Array], lengths: Any, present: Any) -> list[Array]:
 
 
 def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
-    """A column over all tokens of each sequence: what it does not reach is NaN, or no."""
+    """A column over all tokens of each sequence, filled with NaN or False."""
     sequences = _parts(values, name)
     _same(name, sequences, len(token_S))
     aligned = []
@@ -99,7 +99,7 @@ def flags(values: Array) -> Array:
 
 
 def texts(name: str, values: Any, sequences: int) -> list[str]:
-    """A text for each sequence; tensors are named by their numbers."""
+    """A text for each sequence; tensors are converted from their numbers."""
     if values is None:
         return [""] * sequences
     values = plain(values).tolist() if hasattr(values, "detach") else values

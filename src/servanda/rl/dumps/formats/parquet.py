@@ -1,8 +1,8 @@
-# Our own dump: what a hook in a trainer writes where the framework writes no logprobs.
+# Servanda's own dump format, written by a hook if the framework writes no logprobs.
 #
-# One Parquet file per step and rank, one sequence a row.  Columns: token_ids, mask, logp_train,
-# logp_infer (lists), group, and "label.<name>", "sequence.<name>", "token.<name>".  A value
-# that is not there is null.
+# One Parquet file per step and rank, one sequence per row.  Columns: token_ids, mask, logp_train,
+# logp_infer (lists), group, and "label.<name>", "sequence.<name>", "token.<name>".  A missing value
+# is null.
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _KEY = b"servanda.rollouts"
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
 _NAMED = re.compile(r"[a-z][a-z0-9_]*")
 _BATCH = 64  # sequences that are held at once
-_HOLED = np.array([None])  # instead of ids or flags of which one is null
+_HOLED = np.array([None])  # placeholder for ids or flags that contain a null
 
 
 class Writer:
-    """Writes what a training step drew and scored, for `servanda check`.
+    """Writes the samples and logprobs of training steps, for `servanda check`.
 
     Args:
-        folder: made if it is not there; one per run.
-        rank: of the process that writes; each rank writes its own files.
+        folder: created if missing; one per run.
+        rank: rank of the process; each rank writes its own files.
     """
 
     def __init__(self, folder: str | Path, rank: int = 0) -> None:
@@ -56,30 +56,30 @@ class Writer:
         advantages: Any = None,
         rewards: Any = None,
     ) -> Path:
-        """Write the sequences of a step; a step that is written again replaces the first.
+        """Write the sequences of a step; writing a step again replaces it.
 
-        Arrays are NumPy's or torch's, [S, T], or lists of one list a sequence.  A column that
-        is shorter than the tokens concerns the last ones: of the response behind a prompt.
+        Arrays are NumPy's or torch's, [S, T], or lists of one list per sequence.  A column that is
+        shorter than the tokens concerns the last ones, such as the response after a prompt.
 
         Args:
-            step: of the trainer.
+            step: step number of the trainer.
             token_ids: prompt and response, [S, T].
-            mask: 1 where the trainer learns from the token, [S, T] or [S, R].
-            logp_train: the trainer's, before its update, nats; NaN where there is none.
-            logp_infer: the sampler's, nats; NaN where there is none.
-            lengths: tokens of each sequence, [S], of arrays padded on the right.
-            present: 1 where a cell is a token, [S, T], however the arrays are padded.
+            mask: 1 if the trainer learns from the token, [S, T] or [S, R].
+            logp_train: the trainer's, before its update, nats; NaN if missing.
+            logp_infer: the sampler's, nats; NaN if missing.
+            lengths: tokens of each sequence, [S], for arrays padded on the right.
+            present: 1 if a cell contains a token, [S, T], for any padding.
             groups: the prompt of each sequence, [S]; without it, equal prompts are one group.
             labels: name -> value of each sequence, [S]: "env", "replica".
-            staleness: how many updates old the weights were that drew, [S] or as the mask.
-            advantages: [S] or as the mask.
+            staleness: age of the sampling weights in updates, [S] or the shape of the mask.
+            advantages: [S] or the shape of the mask.
             rewards: [S].
 
         Returns:
             The file.
 
         Raises:
-            EvidenceError: shapes that do not fit together, or a step that is none.
+            EvidenceError: inconsistent shapes, or an invalid step.
         """
         try:
             at = index(step)
@@ -135,7 +135,7 @@ class Writer:
         path = self.folder / f"step_{step:06}.rank{self.rank}.parquet"
         part = path.with_name(f".{path.name}.{os.getpid()}")
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:  # a reader sees a whole file or none
+        try:  # a reader sees a complete file or none
             pq.write_table(table, part, row_group_size=max(1, base.CHUNK_TOKENS // max(longest, 1)))
             part.replace(path)
         finally:
@@ -190,19 +190,19 @@ def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed]:
                         refused.add(row, place)
                     else:
                         yield place, row
-    except Exception as error:  # pyarrow has a dozen kinds for broken bytes
+    except Exception as error:  # pyarrow raises many types of errors for invalid bytes
         raise MeasurementError(
             f"{file.name} cannot be read: {error}", hint="write the step again, or remove the file"
         ) from None
 
 
 def _head(file: base.File) -> tuple[str, list[str], str]:
-    """Version of the schema, columns, and what is wrong with them."""
+    """Schema version, columns, and their problem."""
     import pyarrow.parquet as pq
 
     try:
         schema = pq.read_schema(file.path)
-    except Exception as error:  # pyarrow has a dozen kinds for broken bytes
+    except Exception as error:  # pyarrow raises many types of errors for invalid bytes
         return "", [], f"{file.name} is no Parquet file ({error})"
     version = (schema.metadata or {}).get(_KEY, b"").decode(errors="replace")
     if version != SCHEMA:
@@ -245,7 +245,7 @@ def _pieces(array: Any) -> list[Any]:
         return []
     flat = array.flatten()
     null = None
-    if flat.null_count and not pt.is_floating(flat.type):  # a number that is not there is NaN
+    if flat.null_count and not pt.is_floating(flat.type):  # a missing number is NaN
         null = flat.is_null().to_numpy(zero_copy_only=False)
         flat = flat.fill_null(pa.scalar(0).cast(flat.type))
     pieces: list[Any] = np.split(flat.to_numpy(zero_copy_only=False), ends[:-1])
@@ -256,7 +256,7 @@ def _pieces(array: Any) -> list[Any]:
 
 
 def _row(values: Mapping[str, Any]) -> base.RolloutRow | str:
-    """The row, or why it is none."""
+    """The row, or the reason why it is invalid."""
     missing = [name for name in _NEEDED[:4] if values[name] is None]
     if missing:
         return f"{missing[0]} is missing"

@@ -1,8 +1,8 @@
-# prime-rl: token_exports/step_<n>/rank_<r>.jsonl, one packed sequence a line.
+# prime-rl: token_exports/step_<n>/rank_<r>.jsonl, one packed sequence per line.
 #
-# Index i speaks of token i; null is a value that was not finite.  The writer touches STABLE
-# when every rank has written, so a step without it is left out.  Tokens that only the
-# cross-entropy part of the loss trains were drawn by no policy: they have no mask here.
+# Index i concerns token i; null is a value that was not finite.  The writer touches STABLE when
+# every rank has written, so a step without it is skipped.  Tokens trained only by the cross-entropy
+# part of the loss were not sampled by a policy: they have no mask here.
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ = (
     *(*_NEEDED, "advantages", "entropy", "temperatures", "position_ids"),
     *("rl_weights", "ref_kl_weights", "env_name", "rank", "schema_version"),
 )
-_DERIVED = {  # of what is read, or of no use here
+_DERIVED = {  # read columns, and columns of no use here
     "micro_step", "micro_sequence_idx", "export_sequence_idx", "step", "sample_id",
     "mismatch_kl", "log_importance_ratio", "importance_ratio", "prob_delta",
     "is_masked", "is_masked_high", "is_masked_low", "ce_weights",
@@ -90,7 +90,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Pla
     if any(len(column) != len(token) for column in columns):
         raise Unusable("token_ids, loss_mask and the logprobs are not equally long")
     starts = np.array([0])
-    if position is not None:  # a packed line begins to count again
+    if position is not None:  # in a packed line positions restart
         place_N = integers(position, "position_ids")
         if len(place_N) != len(token):
             raise Unusable("position_ids and token_ids are not equally long")
@@ -103,7 +103,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Pla
         part = slice(int(start), int(end))
         mask = drawn[part]
         scored = train[part].copy()
-        if len(mask) and not mask[0]:  # nothing of the sequence comes before its first token
+        if len(mask) and not mask[0]:  # the first token has no context
             scored[0] = np.nan
         row = base.RolloutRow(
             token=token[part],
@@ -118,7 +118,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Pla
 
 
 def _optional(values: dict[str, Any], key: str) -> Array | None:
-    """A column that a line may lack; one that is null everywhere is not there."""
+    """An optional column; one that is null everywhere counts as missing."""
     if not isinstance(values.get(key), list):
         return None
     column = floats(values[key], key)
@@ -126,7 +126,7 @@ def _optional(values: dict[str, Any], key: str) -> Array | None:
 
 
 def _drawn(values: dict[str, Any], loss: Array) -> Array:
-    """Trained tokens that a policy drew: those of the reinforcement or reference-KL part."""
+    """Trained tokens sampled by a policy: those of the reinforcement or reference-KL part."""
     weights = {name: _optional(values, name) for name in ("rl_weights", "ref_kl_weights")}
     for name, weight in weights.items():
         if weight is not None and len(weight) != len(loss):

@@ -1,9 +1,9 @@
 # SkyRL: dumped_data/global_step_<N>_training_input.pkl, a pickled batch of padded tensors.
 #
 # A pickle is a program, so it is never read in this process: `unpickle.py` reads it in a child
-# under limits, admits the batch class and plain data alone, and hands back bytes of numbers.
-# Sequences are padded on the left.  Columns of the response are as wide as the longest response
-# and speak of the last tokens.
+# process with limits, accepts only the batch class and plain data, and returns bytes of numbers.
+# Sequences are padded on the left.  Columns of the response are as wide as the longest response and
+# concern the last tokens.
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SkyImporter:
         for file in files:
             columns, padding = _unpickled(file)
             sequences = len(columns["sequences"])
-            for at in range(sequences - padding):  # the last ones are copies that fill a batch
+            for at in range(sequences - padding):  # the last rows are copies that fill a batch
                 place = f"{file.name}:{at + 1}"
                 try:
                     yield place, _row({name: column[at] for name, column in columns.items()})
@@ -70,7 +70,7 @@ class SkyImporter:
 
 
 def _unpickled(file: base.File) -> tuple[dict[str, Array], int]:
-    """The columns of a batch, [S, ...], and how many rows at its end are padding."""
+    """The columns of a batch, [S, ...], and the number of padding rows at its end."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         child = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickle.py"))]
         wanted = ",".join((*_NEEDED, *_OPTIONAL))
@@ -105,7 +105,7 @@ def _unpickled(file: base.File) -> tuple[dict[str, Array], int]:
 
 
 def _received(stream: BinaryIO, file: base.File) -> tuple[dict[str, Array], int]:
-    """What the child hands back, which is believed in nothing but its bytes."""
+    """Parse the child's output, of which nothing is trusted."""
     try:
         head = json.loads(stream.readline(1 << 20))
         columns = {c["name"]: _array(c, stream) for c in head["columns"]}
@@ -141,14 +141,14 @@ def _array(column: dict[str, Any], stream: BinaryIO) -> Array:
 
 
 def _tensor(data: bytes) -> Array:
-    """A tensor that numpy has no type for, as torch wrote it."""
+    """A tensor of a type that NumPy lacks, in torch's format."""
     try:
         import torch
     except ImportError:
         raise ValueError("a tensor needs torch: pip install torch") from None
     try:
         return plain(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-    except Exception as error:  # a broken or hostile file fails in a dozen ways
+    except Exception as error:  # a broken or hostile file raises many types of errors
         raise ValueError(f"no tensor ({type(error).__name__})") from None
 
 
@@ -177,7 +177,7 @@ def _row(values: dict[str, Array]) -> base.RolloutRow:
         token=token,
         mask=mask[cells],
         logp_train=whole("action_log_probs", scored),
-        # a sequence that the loss leaves out as a whole was drawn all the same
+        # a sequence that the loss excludes as a whole was sampled all the same
         logp_infer=whole("rollout_logprobs", loss if loss.any() else scored),
         prompt=max(len(token) - int(scored.sum()), 0),
         per_sequence={} if reward is None else {"reward": reward},

@@ -1,7 +1,7 @@
 # slime and miles: train_data/<rollout>.pt, written by --dump-details with torch.save.
 #
 # slime (format 2) keeps `samples`, one dict each; miles keeps one file per rank with columns in
-# `rollout_data`, and ranks that split tensors write the same samples again.  Tokens are whole
+# `rollout_data`, and tensor-parallel ranks write the same samples again.  Tokens are whole
 # sequences; masks, logprobs and advantages cover the response, the last tokens of it.
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from servanda.traces.rollouts import Array
 
 _FILE = re.compile(r"train_data/(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _NEEDED = ("tokens", "loss_masks", "log_probs", "rollout_log_probs")
-_HEAD = 1 << 16  # bytes of a file's index that are looked at
+_HEAD = 1 << 16  # bytes of a file's index that are read
 
 
 @base.importer("slime")
 class SlimeImporter:
     framework = "slime or miles"
     looks_for = "train_data/<N>.pt"
-    pickled = False  # torch.load admits tensors and plain data only
+    pickled = False  # torch.load accepts only tensors and plain data
 
     def sniff(self, folder: Path) -> base.Detection | None:
         files = base.files_in(folder, "*.pt", _FILE)
@@ -43,7 +43,7 @@ class SlimeImporter:
     def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
         known: set[tuple[str, bytes]] = set()
         loaded = [(file, _samples(_loaded(file), file)) for file in files]
-        # of a step: miles counts updates since its process began, and a rollout's number goes on
+        # of a step: miles counts updates since its process started, and rollout numbers continue
         newest = max((v for _, many in loaded for s in many for v in _versions(s)), default=0)
         for file, samples in loaded:
             for at, sample in enumerate(samples):
@@ -53,7 +53,7 @@ class SlimeImporter:
                 except Unusable as unusable:
                     refused.add(str(unusable), place)
                     continue
-                if len(files) > 1:  # ranks that split tensors hold the same samples
+                if len(files) > 1:  # tensor-parallel ranks have the same samples
                     data = row.token.tobytes() + row.logp_infer.tobytes()
                     key = (str(sample.get("sample_index")), hashlib.blake2b(data).digest())
                     if key in known:
@@ -82,7 +82,7 @@ def _loaded(file: base.File) -> Mapping[str, Any]:
         ) from None
     try:
         payload = torch.load(file.path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a broken or hostile file fails in a dozen ways
+    except Exception as error:  # a broken or hostile file raises many types of errors
         reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(
             f"{file.name} cannot be read as tensors and plain data: {reason}",
@@ -94,7 +94,7 @@ def _loaded(file: base.File) -> Mapping[str, Any]:
 
 
 def _samples(payload: Mapping[str, Any], file: base.File) -> list[Mapping[str, Any]]:
-    """One mapping a sequence, whichever of the two layouts the file has."""
+    """One mapping per sequence, for both layouts."""
     samples, columns = payload.get("samples"), payload.get("rollout_data")
     raw = payload.get("raw_reward")
     if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples):
@@ -166,7 +166,7 @@ def _column(value: Any, name: str, kinds: str) -> Array:
 
 
 def _versions(sample: Mapping[str, Any]) -> list[int]:
-    """The weights that drew for a sequence, as miles counts them; [] where that is not known."""
+    """The weight versions that sampled a sequence, in miles's count; [] if unknown."""
     versions = sample.get("weight_versions")
     if not isinstance(versions, list):
         return []

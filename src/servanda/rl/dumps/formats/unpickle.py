@@ -1,9 +1,9 @@
-# A pickle read by a process that does nothing else: `python -I -S unpickle.py NAMES BYTES`.
+# Reads a pickle in a separate process: `python -I -S unpickle.py NAMES BYTES`.
 #
-# Standard input is the pickle.  Only the names below are looked up, each stands for an object of
-# ours that stores what it is given, and anything else ends the process.  No module of the pickle
-# is imported and no function of it is called.  What comes out on standard output is one line of
-# JSON and the bytes of the columns that were asked for.
+# Standard input is the pickle.  Only the names below are resolved, each to an inert object that
+# stores its arguments; any other name ends the process.  No module of the pickle is imported and no
+# function of it is called.  Standard output is one line of JSON and the bytes of the requested
+# columns.
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import resource
 import sys
 from typing import Any
 
-_SPARE = 1 << 28  # bytes beside the pickle's own
+_SPARE = 1 << 28  # memory in addition to the pickle's own bytes
 _CPU_S = 300
 REFUSED = 3
 
 
 class Batch:
-    """Stands for the call that rebuilds a batch of SkyRL: gives the state back."""
+    """Replaces the call that rebuilds a batch of SkyRL: returns the state."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class Batch:
 
 
 class Inert:
-    """Stands for whatever is not read: it takes everything and is nothing."""
+    """Replaces objects that are not read: accepts any call and does nothing."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ ADMITTED: dict[tuple[str, str], object] = {
 
 
 class Restricted(pickle.Unpickler):
-    """Looks up nothing but what is admitted."""
+    """Resolves only accepted names."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -69,7 +69,7 @@ class Restricted(pickle.Unpickler):
 
 
 def limit(size: int) -> None:
-    """Memory, processor time and files, so that a hostile pickle ends the child alone."""
+    """Limit memory, CPU time and files, so that a hostile pickle ends only the child."""
     memory = 6 * size + _SPARE
     for kind, most in (
         (resource.RLIMIT_AS, memory),
@@ -78,7 +78,7 @@ def limit(size: int) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 8),
     ):
-        with contextlib.suppress(ValueError, OSError):  # some systems know fewer limits
+        with contextlib.suppress(ValueError, OSError):  # some systems support fewer limits
             resource.setrlimit(kind, (most, most))
 
 
@@ -107,7 +107,7 @@ def main(names: str, size: str) -> None:
         sys.stdout.buffer.flush()
     except MemoryError:
         refuse("it takes more memory than its size allows")
-    except Exception as error:  # whatever a hostile pickle comes to
+    except Exception as error:  # any error of a hostile pickle
         refuse(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 

@@ -1,1 +1,1 @@
-# The API layer of two servers: what a client meets before the kernels do.
+# The API layer of two servers, above their kernels.

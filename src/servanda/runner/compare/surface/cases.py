@@ -22,7 +22,7 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """A chat, what is odd about it, and the tools that the model may call."""
+    """A chat, its peculiarity, and the tools that the model may call."""
 
     name: str
     messages: Sequence[Message]

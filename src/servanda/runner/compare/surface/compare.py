@@ -1,7 +1,7 @@
 # Two servers on the same texts and chats, layer by layer, before any statistics.
 #
-# Token ids on both sides step around tokenizers, templates and parsers, so a comparison of
-# kernels cannot see what most upgrades of a server break.
+# Token ids on both sides bypass tokenizers, templates and parsers, so a comparison of kernels
+# cannot detect the usual faults of server upgrades.
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from servanda.runner.compare.surface.difference import Layer, LayerResult
 
 T = TypeVar("T")
 
-_HEAD = 6  # token ids of each side that a first difference shows
+_HEAD = 6  # token ids per side in the text of a first difference
 
 
 def compare_layers(a: Client, b: Client, texts: Sequence[str] = ()) -> Iterator[LayerResult]:
     """Every layer above the kernel, one finding each, the lowest first.
 
     Args:
-        texts: of the workload, besides our own.
+        texts: texts of the workload, in addition to the built-in ones.
 
     Raises:
-        MeasurementError: a server that does not answer, or not as its kind does.
+        MeasurementError: a server does not respond, or not like its kind.
     """
     yield LayerResult("servers", "same", f"{a.title} · {b.title}")
     yield _defaults(a, b)
@@ -37,7 +37,7 @@ def compare_layers(a: Client, b: Client, texts: Sequence[str] = ()) -> Iterator[
 
 
 def _defaults(a: Client, b: Client) -> LayerResult:
-    """What a request that names no parameters would be sampled with."""
+    """Compare the default sampling parameters."""
     defaults = {client.name: client.defaults() for client in (a, b)}
     silent = [name for name, values in defaults.items() if values is None]
     if silent:
@@ -71,7 +71,7 @@ def _same_ids(
             if rendering.refused:
                 refused.setdefault(client.name, f"{describe(case)}: {rendering.refused}")
         if mine.refused and theirs.refused:
-            continue  # neither can: nobody is served otherwise
+            continue  # neither can: no difference for clients
         alike = mine.count == theirs.count
         if mine.ids is not None and theirs.ids is not None:
             counted += 1
@@ -93,7 +93,7 @@ def _same_ids(
 
 
 def _difference(case: str, mine: Rendered, theirs: Rendered, clients: tuple[Client, Client]) -> str:
-    """The first place at which two renderings part."""
+    """The first difference of two renderings."""
     sides = zip(clients, (mine, theirs), strict=True)
     if mine.refused or theirs.refused:
         refusals = (f"{d.name} refuses it ({r.refused})" if r.refused else "" for d, r in sides)
@@ -107,9 +107,9 @@ def _difference(case: str, mine: Rendered, theirs: Rendered, clients: tuple[Clie
 
 
 def _tool_calls(a: Client, b: Client) -> LayerResult:
-    """Whether a client finds calls that it can run in the answers of both."""
+    """Whether the responses of both contain valid tool calls."""
     calls = {client.name: [client.called(chat) for chat in TOOL_PROMPTS] for client in (a, b)}
-    # a server that takes no tools at all refuses each of them
+    # a server without tool support refuses each of them
     refused = {
         name: answers[0].refused if all(answer.refused for answer in answers) else ""
         for name, answers in calls.items()

@@ -1,4 +1,4 @@
-# Doors: how each kind of server renders a chat, calls a tool, and tells its defaults.
+# How each kind of server renders a chat, calls a tool, and reports its defaults.
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from servanda.engines.http.transport import StatusError
 from servanda.errors import MeasurementError
 from servanda.runner.compare.surface.cases import Conversation
 
-_CALL_TOKENS = 128  # new tokens that an answer with a tool call may have
-# what may be set by a server's own defaults and changes a draw
+_CALL_TOKENS = 128  # most new tokens of a response with a tool call
+# sampling parameters that a server's defaults may set
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repeat_penalty")
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A chat as a server reads it.
+    """A chat as rendered by a server.
 
     Args:
-        ids: token ids; None where only their number is told.
-        count: how many there are; refused: why there are none, in the server's words.
+        ids: token ids; None if only their number is reported.
+        count: number of ids; refused: the server's reason if there are none.
     """
 
     ids: tuple[int, ...] | None = None
@@ -34,7 +34,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """An answer to a question with tools: calls that are sound, and what was wrong with others."""
+    """A response with tools: valid calls, and the problems of others."""
 
     calls: int = 0
     wrong: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class ToolCalls:
 
 @dataclass(frozen=True)
 class Client:
-    """One server as a client of its API meets it."""
+    """One server as seen by a client of its API."""
 
     name: str
     engine: HTTPEngine
@@ -66,7 +66,7 @@ class Client:
         return Rendered(tuple(ids), len(ids))
 
     def rendered(self, chat: Conversation) -> Rendered:
-        """A chat by the server's template, as the model is fed it."""
+        """A chat rendered by the server's template, the input of the model."""
         kind, ask = self.engine.dialect.name, self.engine.transport.ask
         try:
             if kind == "llamacpp":
@@ -82,14 +82,14 @@ class Client:
                     **_tools(chat),
                 }
                 return _ids(ask("/tokenize", body)["tokens"])
-            # others only tell how many tokens the prompt of an answer had
+            # others report only the token count of a prompt
             usage = self._chat(chat, max_tokens=1)["usage"]
             return Rendered(count=usage["prompt_tokens"].whole())
         except StatusError as refused:
             return Rendered(refused=_refusal(refused))
 
     def called(self, chat: Conversation) -> ToolCalls:
-        """The tools that the model calls, greedily, as the server's parser reads them."""
+        """The model's tool calls under greedy decoding, from the server's parser."""
         try:
             reply = self._chat(chat, max_tokens=_CALL_TOKENS)
         except StatusError as refused:
@@ -101,7 +101,7 @@ class Client:
         return ToolCalls(len(calls) - len(wrong), wrong)
 
     def defaults(self) -> Mapping[str, float] | None:
-        """The sampling parameters of a request that names none; None where they are not told."""
+        """The default sampling parameters of requests; None if not reported."""
         kind = self.engine.dialect.name
         if kind == "llamacpp":
             props = self.engine.transport.maybe("/props")
@@ -124,7 +124,7 @@ class Client:
             "messages": [*chat.messages],
             "max_tokens": max_tokens,
             "temperature": 1.0,
-            "top_k": 1,  # greedy, in words that every server takes
+            "top_k": 1,  # greedy, in parameters that every server accepts
             "seed": 0,
             **_tools(chat),
         }
@@ -145,7 +145,7 @@ def _ids(listed: Part) -> Rendered:
 
 
 def _wrong(call: Part, chat: Conversation) -> str:
-    """What is wrong with a call; "" where a client could run it."""
+    """The problem of a call; "" if it is valid."""
     declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in chat.tools}
     try:
         name = call["function"]["name"].text()

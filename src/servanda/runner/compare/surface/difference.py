@@ -1,5 +1,5 @@
-# What two servers have in common on one layer above the kernel, and what not; and the lines of it
-# that `servanda compare` prints before any statistics.
+# The comparison of two servers on one layer above the kernel, and its lines in the output of
+# `servanda compare`, before any statistics.
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class LayerResult:
     """One layer of two servers.
 
     Args:
-        outcome: unknown where one of them does not say: that is no agreement.
-        text: what was compared, and found.
-        first: the first case that differs, both sides; "" where none does.
-        fails: whether what differs is a difference of what they serve; what a client can
-            send away, such as a default that every request overrides, is told and fails nothing.
+        outcome: unknown if one of them does not report it, which is no agreement.
+        text: the comparison and its result.
+        first: the first case that differs, both sides; "" if none does.
+        fails: whether the difference affects responses; a difference that a client can avoid, such
+            as a default that every request overrides, is only reported.
     """
 
     layer: Layer
@@ -31,7 +31,7 @@ class LayerResult:
 
 
 def differs(findings: Iterable[LayerResult]) -> tuple[LayerResult, ...]:
-    """The layers on which two servers do not serve alike."""
+    """The layers on which two servers differ."""
     return tuple(f for f in findings if f.outcome == "differs" and f.fails)
 
 
@@ -40,7 +40,7 @@ _HEADS = {"chat template": "template", "tool calls": "tools"}
 
 
 def lines(finding: LayerResult) -> Iterator[str]:
-    """A finding, and its first difference in a line of its own."""
+    """The lines of a result: its text, and the first difference."""
     head = _HEADS.get(finding.layer, finding.layer)
     glyph = "!" if finding.outcome == "differs" and not finding.fails else _GLYPH[finding.outcome]
     mark = "" if finding.layer == "servers" else f"{glyph} "
@@ -50,7 +50,7 @@ def lines(finding: LayerResult) -> Iterator[str]:
 
 
 def conclusion(layers: tuple[LayerResult, ...]) -> str:
-    """What it means that these layers differ; the lowest one is named."""
+    """The consequence of different layers; names the lowest one."""
     lowest = layers[0].layer
     if lowest == "tokenizer":
         return (
