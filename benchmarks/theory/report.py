@@ -12,7 +12,7 @@ from benchmarks.theory.base import Tightness, falsify
 from benchmarks.theory.procedures import Row, simulate
 from benchmarks.theory.scenarios import SCENARIOS
 from benchmarks.theory.simulation import ALPHA
-from servanda.report.html_numbers import KINDS
+from servanda.report.cell_text import KINDS
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.bounds.theorem import THEOREMS
 

@@ -12,7 +12,8 @@ from servanda.engines.base import ENGINES
 from servanda.errors import MeasurementError
 
 ENVIRONMENT = (
-    "name its environment on the kernel, such as `python: .venvs/vllm`; "
+    "name its environment: `python: .venvs/vllm` in a contract, "
+    "`vllm:MODEL@bfloat16,python=.venvs/vllm` on the command line; "
     "docs/how-to/engines.md says how one is made"
 )
 HINTS = {

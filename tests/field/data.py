@@ -113,7 +113,7 @@ def packed(folder, broken):
     command="servanda check DIR",
     state="caught",
     exit=1,
-    says="tokens lost or re-tokenised at tool boundaries; it explains 100 % of the excess",
+    says="the first tokens after a tool result, perhaps lost or tokenised differently; 100 %",
 )
 def tokenised_again(folder, broken):
     def how(step):

@@ -42,10 +42,10 @@ def test_where_bins_are_empty_the_edge_is_nearest_to_what_drifts():
     bins = [Sums()] * (len(EDGES["prompt_tokens"]) + 1)
     bins[3], bins[6] = Sums(n=5000, tv=10.0), Sums(n=1000, tv=170.0)
     found = contrast(Portrait(by={"prompt_tokens": tuple(bins)}))
-    assert found.words == "prompts of 512 tokens and more"
+    assert found.words == "prompts of about 512 tokens and more"
     bins[3], bins[6] = bins[6], bins[3]
     found = contrast(Portrait(by={"prompt_tokens": tuple(bins)}))
-    assert found.words == "prompts of fewer than 128 tokens"
+    assert found.words == "prompts of fewer than about 128 tokens"
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -161,9 +161,12 @@ def test_the_fairness_of_a_comparison():
 
 def test_the_drift_sits_where_the_contrast_is():
     text = lines(made.VERDICTS["violated"], 1)
-    assert "Prompts of 256 tokens and more: their mean TV is 50 times that of other tokens" in text
+    assert (
+        "Prompts of about 256 tokens and more: their mean TV is 50 times that of other tokens"
+        in text
+    )
     assert "0.1 (n 1,000 tokens) against 0.002 (n 9,000 tokens)" in text
-    assert "own noise explains it" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
+    assert "it explains this" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
     flat = replace(made.portrait(), by={})
     assert "Nowhere in particular." in lines(made.verdict(portraits={"infer": flat}), 1)
     # where no edge parts it, it sits on the slice that is red
@@ -250,12 +253,12 @@ def test_the_small_print_says_what_a_cell_may_spend_and_who_shares_it():
 
     assert (
         "error budget: α = 0.025 for attempt 1, of 1 - confidence = 0.05 for all attempts "
-        "together; Bonferroni over 2 cells: a kept limit is called violated with probability at "
-        "most 0.013"
+        "together, divided by 2 cells: if the kernels keep a limit, it is called violated with "
+        "probability at most 0.013"
     ) in plain
     assert (
-        "together; violations at this step may spend 0.1 of it; Bonferroni over 11 cells: a kept "
-        "limit is called violated with probability at most 0.00023"
+        "together; violations at this step may spend 0.1 of it, divided by 11 cells: if the "
+        "kernels keep a limit, it is called violated with probability at most 0.00023"
     ) in leg
 
 

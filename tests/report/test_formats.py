@@ -347,8 +347,8 @@ def test_the_verdict_in_a_sentence(name, sentence):
 
 def test_the_line_under_it_says_whom_it_hits():
     assert impact(made.VERDICTS["violated"]) == (
-        "Mean tv 0.17 on long, limit ≤ 0.1. 1.0 % of the tokens are affected. There 24.0 % of the "
-        "most likely tokens change (whole traffic 2.0 %). Exit code 1."
+        "Mean tv 0.17 on long, limit ≤ 0.1. 1.0 % of the tokens are affected. The most "
+        "likely token differs at 24.0 % of the positions there (whole traffic 2.0 %). Exit code 1."
     )
     assert "(stable kernel 24.0 %)" in impact(made.VERDICTS["stable"])
 

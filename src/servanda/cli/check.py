@@ -40,6 +40,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
     show_default=True,
     help="Kernel that --record records.",
 )
+@shared("--preset", help="Preset of limits for a dump, such as trl.  [default: the one that fits]")
 @shared("--max-time", "--quiet", "--no-code")
 def check(
     contract: Path,
@@ -50,6 +51,7 @@ def check(
     reports: tuple[Path, ...],
     record: Path | None,
     record_side: str,
+    preset: str | None,
     max_time: float | None,
     quiet: bool,
 ) -> None:
@@ -67,7 +69,10 @@ def check(
         from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import DumpOptions
 
-        judged(DumpOptions(contract), format_=format_, output=output, reports=reports, quiet=quiet)
+        options = DumpOptions(contract, preset=preset)
+        judged(options, format_=format_, output=output, reports=reports, quiet=quiet)
+    if preset is not None:
+        raise click.UsageError("--preset is for a dump: a contract has its own limits")
     printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
     data, name, folder = contract_bytes(contract, _NEITHER)

@@ -130,6 +130,10 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     if isinstance(kind, str) and kind != _KIND and "kernels" not in data:
         hint = "give the contract itself, a .kernelcontract.yaml file"
         raise ContractError(f"this is a {kind}, not a {_KIND}", where=marks["kind",], hint=hint)
+    if not {"apiVersion", "kind", "kernels"} & data.keys():
+        hint = "see `servanda contract init`, which writes one; a dump is checked by its folder"
+        message = f"this is not a {_KIND}: it has neither apiVersion nor kind"
+        raise ContractError(message, where=marks.near(()), hint=hint)
     try:
         contract = Contract.model_validate(data)
     except ValidationError as error:

@@ -19,7 +19,8 @@ _INSTALL = {
     "llamacpp": "pip install 'servanda[llamacpp]'",
     "onnxruntime": "pip install 'servanda[onnx,transformers]'",
     "transformers": "pip install 'servanda[transformers]'",
-    "vllm": "name its environment on the kernel, such as `python: .venvs/vllm`; "
+    "vllm": "name its environment: `python: .venvs/vllm` in a contract, "
+    "`vllm:MODEL@bfloat16,python=.venvs/vllm` on the command line; "
     "docs/how-to/engines.md says how one is made",
 }
 

@@ -69,7 +69,8 @@ def imported() -> Any:
     except ImportError as error:
         raise MeasurementError(
             f"engine 'vllm' cannot be imported: {error}",
-            hint="name its environment on the kernel, such as `python: .venvs/vllm`; "
+            hint="name its environment: `python: .venvs/vllm` in a contract, "
+            "`vllm:MODEL@bfloat16,python=.venvs/vllm` on the command line; "
             "docs/how-to/engines.md says how one is made",
         ) from error
     except RuntimeError as error:

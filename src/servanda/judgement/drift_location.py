@@ -44,13 +44,16 @@ class Contrast:
 
     @property
     def words(self) -> str:
-        """The drifting tokens as text, such as "prompts of 256 tokens and more"."""
+        """The drifting tokens as text, such as "prompts of about 256 tokens and more"."""
         more, less = _WORDS[self.field]
         return (more if self.above else less).format(self.edge)
 
 
 _WORDS: Mapping[str, tuple[str, str]] = {
-    "prompt_tokens": ("prompts of {:g} tokens and more", "prompts of fewer than {:g} tokens"),
+    "prompt_tokens": (
+        "prompts of about {:g} tokens and more",
+        "prompts of fewer than about {:g} tokens",
+    ),
     "position": ("tokens from position {:g} on", "tokens before position {:g}"),
     "entropy_nats": (
         "tokens where infer is unsure (entropy ≥ {:g} nats)",

@@ -70,6 +70,6 @@ def drift(portrait: Portrait | None, own: Portrait | None) -> Drift | None:
     text = f"their mean TV is {ratio}"
     noise = parted(own, sharpest) if own is not None else None
     if noise is not None:
-        says = "explains it" if explains(noise, sharpest) else "does not explain it"
-        text += f", and the infer kernel's own noise {says} ({number(noise)} times)"
+        says = "explains this" if explains(noise, sharpest) else "does not explain this"
+        text += f"; the infer kernel's own noise is {number(noise)} times as large there: it {says}"
     return Drift(sharpest.words, text, sharpest.inside, sharpest.outside)

@@ -198,14 +198,14 @@ def _missed(verdict: Verdict) -> list[Line]:
 def _power(verdict: Verdict) -> list[Line]:
     lines = []
     for of_field, at in (
-        (False, "the catalogue's strengths"),
-        (True, "the strengths of the field"),
+        (False, "their default size"),
+        (True, "the size reported in public bugs"),
     ):
         faults = [c for c in verdict.power if c.met == of_field]
         missed = [c for c in faults if not c.by]
         if faults:
             caught = f"{len(faults) - len(missed)} of {len(faults)}"
-            text = f"At {at} this size catches {caught} known faults."
+            text = f"A run of this size catches {caught} known faults at {at}."
             lines.append(Line(text, strong=not of_field))
         if missed:
             names = ", ".join(format.line(_strong(c), 48) for c in missed[:4])

@@ -250,7 +250,7 @@ def _flips(verdict: Verdict, bad: Sequence[CellVerdict]) -> list[str]:
     found = flips(verdict, name) if name is not None else None
     if name is None or found is None:
         return []
-    text = f"There {percent(found.there)} of the most likely tokens change"
+    text = f"The most likely token differs at {percent(found.there)} of the positions there"
     if found.stable is not None:
         return [f"{text} (stable kernel {percent(found.stable)})."]
     return [f"{text}." if name == WHOLE else f"{text} (whole traffic {percent(found.whole)})."]

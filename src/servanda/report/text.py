@@ -235,8 +235,8 @@ def _spent(verdict: Verdict) -> str:
         text += f"; violations at this step may spend {verdict.part:.3g} of it"
     if cells:
         text += (
-            f"; Bonferroni over {count(cells, 'cell')}: a kept limit is called violated with "
-            f"probability at most {alpha / cells:.2g}"
+            f", divided by {count(cells, 'cell')}: if the kernels keep a limit, it is called "
+            f"violated with probability at most {alpha / cells:.2g}"
         )
     return text
 
@@ -247,9 +247,9 @@ def _small_print(verdict: Verdict, cells: list[CellVerdict]) -> list[str]:
     if certificates:
         text += [
             _spent(verdict),
-            f"intervals: {percent(1 - verdict.alpha)} at each end, for each row by itself; valid "
-            "at every evaluation, so about twice as wide as for a single one, and not centred on "
-            "the measured value",
+            f"intervals: {percent(1 - verdict.alpha)} at each end, for each row by itself; they "
+            "stay valid although the run is evaluated after every round, so they are about twice "
+            "as wide as for one evaluation, and the measured value can be near one end",
             f"noise floor: {_floors(verdict)}",
             f"assumed: {'; '.join(assumed(certificates))}",
         ]

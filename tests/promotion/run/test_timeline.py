@@ -66,7 +66,7 @@ def test_every_evaluation_and_decision_is_a_mark_and_a_row_in_view(ledger, faile
     assert marks == len(events.rows)
     reasons = [row[5] for row in events.rows]
     assert f"by {ACTOR}: it looks well" in reasons and reasons[-1] == "tv on all is violated"
-    assert "0.0900 [0.0700, 0.1100], limit 0.0500, n 900 tokens" in events.rows[-1][6]
+    assert "0.09 [0.07, 0.11], limit 0.05, n 900 tokens" in events.rows[-1][6]
     assert "<title>" not in steps.picture  # nothing is told by hovering alone
 
 

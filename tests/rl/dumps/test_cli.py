@@ -37,7 +37,7 @@ def test_check_of_a_folder_and_import_say_the_same(bad):
 
     assert first.exit_code == second.exit_code == 1
     assert body(first) == body(second)
-    assert "May I go on?" in first.stdout and "since step 4" in first.stdout
+    assert "Measured, with its interval" in first.stdout and "since step 4" in first.stdout
 
 
 def test_reports_are_written_and_named(healthy, tmp_path):

@@ -128,7 +128,8 @@ def test_a_slice_of_a_users_label_gets_no_invented_cause(prefix):
     told = likely(cuts, names[:1], found, None)
 
     assert told == (
-        f"topic {prefix}-page alone, for an unknown reason; it explains 100 % of the excess"
+        f"topic {prefix}-page alone, for an unknown reason; "
+        "100 % of the excess over the limit lies there"
     )
 
 
@@ -141,7 +142,9 @@ def test_the_starts_of_turns_are_told_by_their_fields():
     )
     found = {1: [1000, 10.0], 3: [100, 30.0], 4: [1000, 10.0]}
     told = likely(cuts, ["first-words"], found, None)
-    assert told.startswith("tokens lost or re-tokenised at tool boundaries; it explains 100 %")
+    assert told.startswith(
+        "the first tokens after a tool result, perhaps lost or tokenised differently; 100 %"
+    )
     # the first tokens of turn 1 come after no tool
     first = (cut("start-2", context_turn__lte=1, context_turn_position__lt=4),)
     assert likely(first, ["start-2"], {1: [100, 30.0], 0: [1000, 10.0]}, None) == ""

@@ -162,10 +162,10 @@ def weakest(guard: str, cells: Cells, positions: Positions, look: Interim) -> tu
         texts.append(f"{guard}: penalties were not examined, for the record has no column of them")
     ids, pairs = cells.smallest_lie(price + math.log(1 / SHARES[2]))
     texts.append(
-        f"{guard}: tokens that are drawn from another distribution than the reported one are not "
-        f"seen where less than {_tv(ids)} of the mass moves between token ids, or less than "
-        f"{_tv(pairs)} in ways that depend on the token before; a difference without such a "
-        "pattern is seen at no size"
+        f"{guard}: a sampler that draws from another distribution than it reports is not detected "
+        f"if it moves less than {_tv(ids)} of the probability between token ids (less than "
+        f"{_tv(pairs)} if the change depends on the token before), or if the change has no such "
+        "pattern"
     )
     return tuple(texts)
 

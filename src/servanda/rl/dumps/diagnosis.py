@@ -134,7 +134,8 @@ def _at_starts(cuts: Sequence[Cut], red: Sequence[str], atoms: Atoms) -> str:
     """A cause from the first tokens of turns after a tool result."""
     some = [cut.name for cut in cuts if cut.name in red and _after_a_tool(cut)]
     if share := _most_of(some, cuts, red, atoms):
-        return f"tokens lost or re-tokenised at tool boundaries; {_explains(share)}"
+        start = "the first tokens after a tool result, perhaps lost or tokenised differently"
+        return f"{start}; {_explains(share)}"
     return ""
 
 
@@ -223,7 +224,7 @@ def _unexplained(trend: Trend, concentration: float | None) -> str:
 
 
 def _explains(share: float) -> str:
-    return f"it explains {100 * min(share, 1):.0f} % of the excess"
+    return f"{100 * min(share, 1):.0f} % of the excess over the limit lies there"
 
 
 def _most_of(

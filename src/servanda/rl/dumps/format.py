@@ -21,7 +21,7 @@ def clause(cell: CellVerdict) -> str:
     if is_gradient(cell):
         return "mean total variation (tv)"
     if cell.metric == "abs_log_ratio_nats" and cell.threshold == _CLIP_NATS:
-        return "tokens clipped before any update"
+        return "tokens with |Δ logp| > 0.182 (PPO clip)"
     return quantity(cell)
 
 

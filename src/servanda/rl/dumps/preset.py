@@ -67,7 +67,7 @@ def guessed(format_: str, framework: str, *, stale: bool) -> tuple[str, str]:
     elif (preset := next(named, "")) != "":
         why = "as the dump names its trainer"
     else:
-        preset, why = "verl-sync", "because the dump does not name its trainer"
+        preset, why = "verl-sync", "the default, because the dump does not name its trainer"
     if preset == "verl-sync" and stale:
         return "verl-async", "because its tokens are some updates old"
     return preset, why

@@ -42,7 +42,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
         # the mean weight has its own finding
         if cell.section == "observability" and cell.metric != "coherence":
             yield from _guard(cell)
-    yield f"{'May I go on?'.ljust(_NAME + _VALUE)}limit"
+    yield f"{'Measured, with its interval'.ljust(_NAME + _VALUE)}limit"
     if verdict.outcome == "error":
         yield "  ! no answer: the data cannot be trusted"
     else:
@@ -82,13 +82,16 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
         yield f"         {line(note)}"
     yield (
         f"preset   {answer.preset}, {answer.why}   "
-        f"(servanda contract presets --show {answer.preset})"
+        f"(its limits: servanda contract presets --show {answer.preset}; choose: --preset NAME)"
     )
     names = [line(cut.name) for cut in statistics.cuts]
     yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all tokens alike'}"
     if answer.partly:
         yield "         chosen from the first tokens; later labels are judged with the whole"
-    yield "floor    noise floor unknown, no token was scored twice: red means above the limit"
+    yield (
+        "floor    noise floor unknown, because neither side scored a token twice: ✗ means above "
+        "the limit, whatever the noise"
+    )
 
 
 def _guard(cell: CellVerdict) -> Iterator[str]:
@@ -127,7 +130,7 @@ def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     value = "  ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
     step = answer.since.get(f"{cell.clause}[{cell.slice}]")
     tail = f"   since step {step}" if step is not None else ""
-    tail += "" if cell.enforced else "   shown, not enforced"
+    tail += "" if cell.enforced else "   a warning only"
     return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{limit(cell)}{tail}"
 
 
@@ -201,8 +204,8 @@ def _trend(answer: DumpVerdict) -> Iterator[str]:
     low, high = trend.interval
     word = {"error": "   it has doubled", "warning": "   it grows"}.get(trend.level, "")
     value = f"x{trend.ratio:.2f}  [{low:.2f}, {high:.2f}]"
-    name = f"trend: last {trend.steps} steps against first {trend.steps}"
-    text = f"{name.ljust(_NAME - 4)}{value.ljust(_VALUE)}x2   an estimate{word}"
+    name = f"trend of tv: last {trend.steps} steps against first {trend.steps}"
+    text = f"{name.ljust(_NAME - 4)}{value.ljust(_VALUE)}x2   not a bound{word}"
     yield f"  {'!' if trend.level else '✓'} {text}"
 
 
@@ -288,8 +291,8 @@ def _next(answer: DumpVerdict) -> Iterator[str]:
             "--save-contract rollout.kernelcontract.yaml    (keep it)"
         )
     yield (
-        f"{verdict.tokens:,} tokens, claim realised · contract {verdict.key.contract[:8]} · "
-        f"evidence {verdict.evidence[:8]}"
+        f"{verdict.tokens:,} tokens, and the verdict is about these alone · "
+        f"contract {verdict.key.contract[:8]} · evidence {verdict.evidence[:8]}"
     )
     rate = statistics.tokens / max(answer.seconds, 1e-9)
     yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s · {_rate(rate)} tokens/s"

@@ -25,7 +25,8 @@ def opened(target: str) -> Any:
     if not colon or not file or not name.isidentifier():
         raise ContractError(
             f"{target!r} does not name a trainer",
-            hint="write FILE.py:NAME, such as setup.py:trainee",
+            hint="write FILE.py:NAME, such as setup.py:trainee; for a training script of TRL: "
+            "servanda preflight --trl FILE.py",
         )
     path = Path(file)
     if not path.is_file():

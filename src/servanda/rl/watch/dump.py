@@ -189,7 +189,8 @@ class DumpSource:
             return ()
         of, contract = self._contract, self._contract.contract
         named = [rule.name for rule in contract.slices]
-        limits = f"preset   {of.preset}, {of.why}   (servanda contract presets --show {of.preset})"
+        show = f"servanda contract presets --show {of.preset}"
+        limits = f"preset   {of.preset}, {of.why}   (its limits: {show})"
         if self._own is not None:
             limits = f"contract {self.options.contract}"
         each = f"steps    each judged alone at confidence {contract.confidence:g}"

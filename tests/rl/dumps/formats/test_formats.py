@@ -426,7 +426,8 @@ def test_a_folder_without_a_dump_says_what_was_looked_for_and_seen(tmp_path):
         "token_exports/step_<N>/rank_<R>.jsonl (prime-rl); "
         "dumped_data/global_step_<N>_training_input.pkl (SkyRL); "
         "train_data/<N>.pt (slime or miles); it holds log.txt, metrics.jsonl\n"
-        "  hint: see docs/how-to/dumps.md"
+        "  hint: TRL and verl write no logprobs to disk by default: docs/how-to/dumps.md has the "
+        "lines that do"
     )
     assert error.value.exit_code == 2
 

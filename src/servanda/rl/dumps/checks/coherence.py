@@ -83,8 +83,9 @@ class MeanWeight:
             )
             return Finding("coherence", "warning", text, numbers)
         text = (
-            "the mean importance weight is at most 1, as expected if the sampler recorded the "
-            "logprobs it sampled with (this does not test its temperature)"
+            "no evidence that the mean importance weight is above 1 (a small excess is sampling "
+            "noise): the sampler seems to record the logprobs it sampled with (this does not test "
+            "its temperature)"
         )
         return Finding("coherence", "ok", text, numbers)
 

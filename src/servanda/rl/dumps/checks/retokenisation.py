@@ -57,8 +57,8 @@ class Retokenised:
         usual = (self.rest_far + 1) / (self.rest + 1)
         if not self.suspects or share(self.head_far, self.head) <= TIMES * usual:
             text = (
-                f"no re-tokenisation: the first tokens of {count(self.turns, 'later turn')} match "
-                "the rest of the turn"
+                f"no gross re-tokenisation: at the start of {count(self.turns, 'later turn')}, "
+                f"differences above {FAR_NATS:g} nats are not much more frequent than elsewhere"
             )
             return Finding("retokenised", "ok", text, numbers)
         text = (

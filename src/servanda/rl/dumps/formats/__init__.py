@@ -23,6 +23,9 @@ from servanda.traces.rollouts import Rollouts
 
 __all__ = ["FORMATS", "Detection", "Dump", "Refused", "open_dump"]
 
+NO_DUMP = (
+    "TRL and verl write no logprobs to disk by default: docs/how-to/dumps.md has the lines that do"
+)
 _BUILTIN = (nemo, parquet, prime_rl, skyrl, slime)  # importing a module registers its format
 _SHOWN = 8  # most names of a folder in a message
 
@@ -132,7 +135,7 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
     detected = [detection for detection in sniffed if detection is not None]
     detected = [detection for detection in detected if detection.sure] or detected
     if not detected:
-        raise ContractError(_nothing(path, list(names)), hint="see docs/how-to/dumps.md")
+        raise ContractError(_nothing(path, list(names)), hint=NO_DUMP)
     dump = detected[0]
     if len(detected) > 1:
         kinds = ", ".join(f"{len(d.files)} of {d.format}" for d in detected)

@@ -206,7 +206,9 @@ def _head(file: base.File) -> tuple[str, list[str], str]:
         return "", [], f"{file.name} is no Parquet file ({error})"
     version = (schema.metadata or {}).get(_KEY, b"").decode(errors="replace")
     if version != SCHEMA:
-        return version, schema.names, f"{file.name} has schema {version!r}, and not {SCHEMA!r}"
+        found = f"has schema {version!r}, and not {SCHEMA!r}"
+        found = found if version else "has no schema version: Servanda's writer did not write it"
+        return version, schema.names, f"{file.name} {found}"
     missing = [name for name in _NEEDED if name not in schema.names]
     for name in (n for n in schema.names if _is_read(n)):
         if not _fits(name, schema.field(name).type):
