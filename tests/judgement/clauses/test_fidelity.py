@@ -161,7 +161,7 @@ def test_a_report_of_another_law_is_seen_or_its_size_is_stated(kind):
     assert caught.outcome == "violated"
     missed, limits = judged(rounds(16, real=lied(report, 0.03)), kind)
     assert missed.outcome == "holds"
-    least = float(limits[1].split("or less than ")[1].split()[0])
+    least = float(limits[1].split("(less than ")[1].split()[0])
     assert 0.03 <= least <= 0.12
 
 
