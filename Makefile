@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
+.PHONY: bench demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -66,7 +66,7 @@ $(VENVS)/axe/.made: $(VENV)/.dev
 test-pages: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## every page of the site, the reports and the gateway in a real browser, with axe-core: five minutes
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/slow/test_pages_in_a_browser.py
 
-test-slow: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## the truth of verdicts and of procedures, fifty kills, every example: about an hour
+test-slow: $(VENV)/.dev $(VENVS)/docs/.made $(VENVS)/axe/.made  ## the truth of verdicts and of procedures, fifty kills, every example: four hours, half of them test_truth.py
 	$(SLOW) tests/slow
 
 # A seed of one's own repeats a night: make test-nightly SEED=20261122
@@ -189,6 +189,9 @@ $(VENVS)/docs/.made: constraints-docs.txt
 docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor is checked, nothing is loaded from elsewhere
 	NO_MKDOCS_2_WARNING=1 $(VENVS)/docs/bin/python -m mkdocs build --strict --quiet
 	$(VENVS)/docs/bin/python scripts/docs_site.py site
+
+bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
+	$(BIN)/python -m benchmarks.speed
 
 pictures: $(VENV)/.demo  ## docs/*.png of a real run, and the power curve; needs chromium, two minutes
 	$(BIN)/python scripts/pictures.py

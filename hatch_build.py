@@ -1,5 +1,5 @@
 # Compiles the one C file of the package.  Without a C compiler the package installs all the
-# same: exact metrics are then computed by the readable formulas, some fifteen times slower.
+# same: exact metrics are then computed by the readable formulas, more than ten times slower.
 
 from __future__ import annotations
 

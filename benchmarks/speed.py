@@ -1,7 +1,7 @@
 """How fast the hot paths are, each beside a peer or a floor of the same run.
 
-    make bench                            every row, and the page
-    python -m benchmarks.speed --quick    fewer repetitions, printed only
+    make bench                            every row
+    python -m benchmarks.speed --quick    fewer repetitions
 
 Every row is run in turn with its peer, round after round, in processor seconds of one thread
 unless it says otherwise, so that other work on the machine moves both.  A ratio is the median
@@ -15,8 +15,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch read it
 
 import argparse
-import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -24,15 +22,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import comb
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.committed import KEPT
 from servanda.runner.golden import reduced
 from servanda.theory.divergence import row_sums
 from servanda.theory.divergence.base import LogitRows
@@ -42,8 +38,6 @@ Work = Callable[[], object]
 
 ROUNDS, QUICK = 15, 5
 VOCABULARY, POSITIONS = 152_064, 16  # of Qwen2.5 and Qwen3
-DOCS = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
-RECORD = KEPT / "speed.jsonl"  # a line a measurement; the page shows the last
 
 
 @dataclass(frozen=True)
@@ -211,98 +205,25 @@ def peak(name: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def machine() -> str:
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return f"{os.cpu_count()} cores, {cpu}, Python {platform.python_version()}"
-
-
-_PAGE = """\
-# Performance
-
-How fast the hot paths are, each beside a peer or a floor that was measured in the same run.
-`make bench` measures all rows again, writes this page, and adds a line to
-`benchmarks/measured/speed.jsonl`. The last measurement: {date}, {machine}.
-
-{table}
-
-- **Peer / ours** is a ratio of processor seconds: above 1, Servanda is faster. It is the median
-  over {rounds} rounds, in each of which both are run; the interval holds the median with 95 %.
-- The logits are float32 at a vocabulary of {vocabulary:,} token ids. The time of the thirteen
-  metrics includes the logprobs, entropies and best tokens that a check keeps of each position.
-- torch's ten metrics are the textbook lines in float32. They keep few digits where two kernels are
-  close: see [Accuracy](../reference/accuracy.md).
-- Without a C compiler at installation, the readable formulas are what runs.
-"""
-
-
-def page(record: Mapping[str, Any]) -> str:
-    head = ("path", "ours", "peer", "peer's", "peer / ours", "95 % interval", "peak memory")
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for row in (Row(**row) for row in record["rows"]):
-        cells = (
-            row.path,
-            f"{row.ours:.3g} ns a {row.unit}",
-            row.peer,
-            f"{row.theirs:.3g} ns",
-            f"{row.ratio:.2g}",
-            f"{row.low:.2g} to {row.high:.2g}",
-            f"{record['peak_mib'][row.path]:,.0f} MiB",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return _PAGE.format(
-        table="\n".join(lines),
-        date=record["date"],
-        machine=record["machine"],
-        rounds=record["rounds"],
-        vocabulary=VOCABULARY,
-    )
-
-
-def recorded() -> dict[str, Any]:
-    """The last measurement on record."""
-    return json.loads(RECORD.read_text(encoding="utf-8").splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=ROWS, default=[*ROWS])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--write", action="store_true", help="add to the record; write the page")
     parser.add_argument("--peak", choices=ROWS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peak:
         ROWS[asked.peak](1)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    rounds = QUICK if asked.quick else ROUNDS
-    record: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "rounds": rounds,
-        "rows": [],
-        "peak_mib": {},
-    }
     for name in asked.only:
-        rows = ROWS[name](rounds)
-        record["rows"] += [asdict(row) for row in rows]
-        record["peak_mib"] |= {rows[0].path: peak(name)}
+        rows = ROWS[name](QUICK if asked.quick else ROUNDS)
         for row in rows:
             print(
                 f"{row.path}: {row.ours:.3g} ns a {row.unit}; {row.peer}: {row.theirs:.3g}, "
                 f"{row.ratio:.3g} times ({row.low:.3g} to {row.high:.3g})",
                 flush=True,
             )
-    if asked.write:
-        with RECORD.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
-        DOCS.write_text(page(record), encoding="utf-8")
+        print(f"{rows[0].path}: peak memory {peak(name):,.0f} MiB", flush=True)
 
 
 if __name__ == "__main__":
