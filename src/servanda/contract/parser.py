@@ -127,13 +127,10 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     data, marks, problems = read(text, file)
     kind = data.get("kind")
     # all of a document of another kind is wrong, and one problem says so
-    if isinstance(kind, str) and kind != _KIND and "kernels" not in data:
-        hint = "give the contract itself, a .kernelcontract.yaml file"
-        raise ContractError(f"this is a {kind}, not a {_KIND}", where=marks["kind",], hint=hint)
-    if not {"apiVersion", "kind", "kernels"} & data.keys():
-        hint = "see `servanda contract init`, which writes one; a dump is checked by its folder"
-        message = f"this is not a {_KIND}: it has neither apiVersion nor kind"
-        raise ContractError(message, where=marks.near(()), hint=hint)
+    if "kernels" not in data and kind != _KIND and ("kind" in data or "apiVersion" not in data):
+        found = f"a {kind}, not a {_KIND}" if isinstance(kind, str) else f"no {_KIND}"
+        hint = "give a .kernelcontract.yaml file; `servanda contract init` writes one"
+        raise ContractError(f"this is {found}", where=marks.near(("kind",)), hint=hint)
     try:
         contract = Contract.model_validate(data)
     except ValidationError as error:

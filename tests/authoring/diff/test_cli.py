@@ -260,7 +260,21 @@ def test_a_document_of_another_kind_is_one_problem(folder):
         "test.yaml:2:7: this is a ContractTest, not a KernelContract\n"
         "    2 | kind: ContractTest\n"
         "              ^\n"
-        "  hint: give the contract itself, a .kernelcontract.yaml file\n"
+        "  hint: give a .kernelcontract.yaml file; `servanda contract init` writes one\n"
+    )
+
+
+def test_a_document_of_another_program_is_one_problem(folder):
+    (folder / "grpo.yaml").write_text("model_name_or_path: Qwen/Qwen3-0.6B\nuse_vllm: true\n")
+
+    done = servanda("check", "grpo.yaml")
+
+    assert done.exit_code == 2
+    assert done.output == (
+        "grpo.yaml:1:1: this is no KernelContract\n"
+        "    1 | model_name_or_path: Qwen/Qwen3-0.6B\n"
+        "        ^\n"
+        "  hint: give a .kernelcontract.yaml file; `servanda contract init` writes one\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,9 @@ def servanda(*arguments):
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
     return made.write(tmp_path_factory.mktemp("healthy"))
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-bf16.kernelcontract.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,15 @@ def test_options_of_measuring_do_not_go_with_a_dump(healthy):
     done = servanda("check", healthy, "--fresh")
     assert done.exit_code == 2
     assert "--fresh is for a contract: a dump was measured already" in done.output
+
+
+def test_the_preset_of_check_is_that_of_a_dump(healthy):
+    done = servanda("check", healthy, "--preset", "trl", "--quiet")
+    assert "preset   trl, as asked" in done.stdout
+
+    done = servanda("check", EXAMPLE, "--preset", "trl")
+    assert done.exit_code == 2
+    assert "--preset is for a dump: a contract has its own limits" in done.output
 
 
 def test_a_run_directory_is_no_dump(tmp_path):
