@@ -12,6 +12,7 @@ from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report.html_pictures import e_values
 from servanda.report.html_slices import slice_words
 from servanda.runner import run
+from servanda.runner.sequential import _e_values
 from tests import kit
 from tests.report import made
 
@@ -110,6 +111,21 @@ def test_without_evaluations_the_page_has_no_such_section():
     assert panels() == ()
     page = FORMATS["html"](verdict())
     assert "Evidence at each evaluation" not in page and 'id="e-values"' not in page
+
+
+def test_an_evaluation_without_an_e_value_is_left_out_and_not_drawn_as_none_of_evidence():
+    whole = made.VERDICTS["holds"]
+    cell = replace(whole.cells[0], workload="main", e_holds=2.0, e_violated=-1.0)
+    looks = [
+        ("main", 200, [(None, None)]),
+        ("other", 300, [(9.0, 9.0)]),
+        ("main", 400, [(2.0, -1.0)]),
+    ]
+
+    (path,) = _e_values(replace(whole, cells=(cell,)), looks)
+
+    assert path == EValuePath(cell.clause, cell.slice, (400,), (2.0,), (-1.0,))
+    assert _e_values(replace(whole, cells=(cell,)), looks[:2]) == ()
 
 
 def test_a_measured_verdict_keeps_the_path_to_its_numbers(tmp_path):

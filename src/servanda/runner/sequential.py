@@ -19,7 +19,9 @@ from servanda.runner.measurement import Measurement, Open, Progress, Watch, unwa
 from servanda.runner.run_directory import RunDirectory
 
 Deadline = Callable[[], bool]
-Looks = Sequence[tuple[str, int, Verdict]]  # workload, its prompt groups so far, an evaluation
+# an evaluation: workload, its prompt groups so far, and each cell's log e-values for and against
+EValues = Sequence[tuple[float | None, float | None]]
+Looks = Sequence[tuple[str, int, EValues]]
 
 _PATHS = 4  # cells whose e-values are kept
 
@@ -79,7 +81,7 @@ def gather(
             evidence = weigh_once(plan, measurement.key, once)
             if golden:
                 evidence += weigh_golden(plan, measurement.key, golden)
-            looks: list[tuple[str, int, Verdict]] = []
+            looks: list[tuple[str, int, EValues]] = []
             for schedule in plan.schedules:
                 evidence += _until_decided(
                     plan, measurement, evidence, schedule, watch, deadline, looks
@@ -134,12 +136,15 @@ def _e_values(verdict: Verdict, looks: Looks) -> tuple[EValuePath, ...]:
     paths = []
     for i in sorted(counted, key=rank)[:_PATHS]:
         cell = verdict.cells[i]
-        mine = [(n, look.cells[i]) for name, n, look in looks if name == cell.workload]
-        holds = tuple(found.e_holds or 0.0 for _, found in mine)
-        violated = tuple(found.e_violated or 0.0 for _, found in mine)
-        groups = tuple(n for n, _ in mine)
-        paths.append(EValuePath(cell.clause, cell.slice, groups, holds, violated))
-    return tuple(path for path in paths if path.groups)
+        known = [
+            (n, *look[i])
+            for name, n, look in looks
+            if name == cell.workload and None not in look[i]  # not evaluated, which is not 0
+        ]
+        if known:
+            groups, holds, violated = zip(*known, strict=True)
+            paths.append(EValuePath(cell.clause, cell.slice, groups, holds, violated))
+    return tuple(paths)
 
 
 def _why_stopped(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
@@ -177,7 +182,7 @@ def _until_decided(
     schedule: Schedule,
     watch: Watch,
     deadline: Deadline | None,
-    looks: list[tuple[str, int, Verdict]],
+    looks: list[tuple[str, int, EValues]],
 ) -> Evidence:
     """A workload's rounds, as many as needed within the time."""
     name = schedule.name
@@ -197,7 +202,7 @@ def _until_decided(
             watch(Progress(what, launched, arrived))
         else:
             look = judge(plan, before + evidence, intervals=False)
-            looks.append((name, launched, look))
+            looks.append((name, launched, [(c.e_holds, c.e_violated) for c in look.cells]))
             total = min(launched + (look.more_of(name) or 0), schedule.last)
             watch(Progress(what, launched, total))
             if launched >= schedule.first and look.decided_on(name):
