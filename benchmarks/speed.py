@@ -128,7 +128,7 @@ def exact_metrics(rounds: int) -> list[Row]:
         reduced(LogitRows(train_RV, infer_RV), token_R)
 
     def readable() -> None:
-        with _without_library():
+        with _readable_only():
             for _ in range(POSITIONS // 2):
                 reduced(LogitRows(train_RV[few], infer_RV[few]), token_R[few])
 
@@ -165,12 +165,12 @@ def _torch_metrics(x: Any, y: Any) -> list[Any]:
 
 
 @contextmanager
-def _without_library() -> Iterator[None]:
-    own, row_sums.library = row_sums.library, lambda: None
+def _readable_only() -> Iterator[None]:
+    own, row_sums.compiled = row_sums.compiled, lambda: None
     try:
         yield
     finally:
-        row_sums.library = own
+        row_sums.compiled = own
 
 
 def two_threads(rounds: int) -> list[Row]:

@@ -43,13 +43,6 @@ def log_softmax(logits_RV: NDArray[np.floating]) -> Floats:
     return z_RV - np.log(np.exp(z_RV).sum(axis=-1, keepdims=True))
 
 
-def log_sum_exp(logits_RV: NDArray[np.floating]) -> Floats:
-    """Log normaliser of logits in float64, [R], nats."""
-    z_RV = np.asarray(logits_RV, dtype=np.float64)
-    top_R = z_RV.max(axis=-1)
-    return top_R + np.log(np.exp(z_RV - top_R[:, None]).sum(axis=-1))
-
-
 def processed_logprobs(logits_RV: NDArray[np.floating], sampling: Sampling) -> Floats:
     """Logprobs after the sampling transform.
 

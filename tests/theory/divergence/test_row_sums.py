@@ -15,8 +15,8 @@ from servanda.theory.divergence import row_sums
 from servanda.theory.divergence.base import DIVERGENCES, OF_SUMS, LogitRows
 
 ROOT = Path(__file__).parents[3]
-needs_library = pytest.mark.skipif(
-    row_sums.library() is None, reason="the package was installed without a C compiler"
+needs_compiled = pytest.mark.skipif(
+    row_sums.compiled() is None, reason="the package was installed without a C compiler"
 )
 SECOND_ORDER = {"kl_nats", "k3_nats", "kl_reverse_nats", "js_nats", "chi2", "hellinger2", "le_cam"}
 EXACT = sorted(name for name, metric in DIVERGENCES.items() if "logits" in metric.forms)
@@ -25,7 +25,7 @@ EXACT = sorted(name for name, metric in DIVERGENCES.items() if "logits" in metri
 def columns(train_RV, infer_RV, token_R, *, compiled):
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(row_sums, "library", lambda: None)
+            patch.setattr(row_sums, "compiled", lambda: None)
         return reduced(LogitRows(train_RV, infer_RV), token_R)
 
 
@@ -36,15 +36,15 @@ def drawn(seed, rows, vocabulary, noise, dtype=np.float32):
     return train_RV.astype(dtype), infer_RV.astype(dtype), rng.integers(0, vocabulary, rows)
 
 
-def test_where_there_is_a_compiler_there_is_a_library():
-    assert shutil.which("cc") is None or row_sums.library() is not None
+def test_where_there_is_a_compiler_it_is_compiled():
+    assert shutil.which("cc") is None or row_sums.compiled() is not None
 
 
 def test_every_exact_metric_has_its_form_on_row_sums():
     assert sorted(OF_SUMS) == EXACT
 
 
-@needs_library
+@needs_compiled
 @given(
     st.integers(0, 2**32),
     st.integers(1, 70),  # also less than a vector of numbers, and what a vector leaves over
@@ -61,7 +61,7 @@ def test_the_compiled_sums_are_the_readable_formulas(seed, vocabulary, noise, dt
         np.testing.assert_allclose(fast[name], values_R, 1e-10, least, err_msg=name)
 
 
-@needs_library
+@needs_compiled
 def test_rows_that_need_care_are_left_to_the_readable_formulas():
     """Masked on both sides, on one, wholly; NaN; inf; weights that no float holds."""
     train_RV, infer_RV, token_R = drawn(1, 9, 40, 0.1)
@@ -81,7 +81,7 @@ def test_rows_that_need_care_are_left_to_the_readable_formulas():
     assert plain is not None and plain[0].tolist() == [True] * 2 + [False] * 7
 
 
-@needs_library
+@needs_compiled
 def test_a_row_has_the_same_bits_in_any_company_and_with_any_number_of_threads(monkeypatch):
     train_RV, infer_RV, token_R = drawn(2, 12, 1000, 1e-3)
     whole = columns(train_RV, infer_RV, token_R, compiled=True)
@@ -95,15 +95,15 @@ def test_a_row_has_the_same_bits_in_any_company_and_with_any_number_of_threads(m
         assert all(np.array_equal(alone[name], whole[name][part]) for name in whole)
 
 
-@needs_library
-def test_a_library_of_another_source_is_not_used_and_said(monkeypatch, tmp_path):
+@needs_compiled
+def test_a_build_of_another_source_is_not_used_and_said(monkeypatch, tmp_path):
     changed = tmp_path / "row_sums.c"
     changed.write_text(row_sums.SOURCE.read_text() + "\n")
     monkeypatch.setattr(row_sums, "SOURCE", changed)
     with pytest.warns(
         UserWarning, match="compiled from another version.*install the package again"
     ):
-        assert row_sums.library.__wrapped__() is None
+        assert row_sums.compiled.__wrapped__() is None
 
 
 @pytest.mark.parametrize("compiler", ["/no/such/cc", "false"])

@@ -18,7 +18,7 @@ from servanda.errors import EvidenceError
 from servanda.registry import Registry
 from servanda.theory.divergence.pairs import Floats, Pairs
 from servanda.theory.divergence.row_sums import RowSums, row_sums
-from servanda.theory.sampling import entropy_nats, log_softmax, log_sum_exp
+from servanda.theory.sampling import entropy_nats, log_softmax
 
 Form = Literal["logprob", "top1", "logits", "topk"]
 Span = tuple[float, float]
@@ -195,8 +195,14 @@ class LogitRows:
     def log_z(self) -> tuple[Floats, Floats]:
         """Log normalisers of train's and of infer's logits, [R] each, nats."""
         return (
-            self.by_row(lambda sums: sums.log_z + sums.shift, lambda r: log_sum_exp(r.train_RV)),
-            self.by_row(lambda sums: sums.log_z, lambda r: log_sum_exp(r.infer_RV)),
+            self.by_row(
+                lambda sums: sums.log_z + sums.shift,
+                lambda rows: rows.train_RV.max(axis=-1) - rows.train_logp_RV.max(axis=-1),
+            ),
+            self.by_row(
+                lambda sums: sums.log_z,
+                lambda rows: rows.infer_RV.max(axis=-1) - rows.infer_logp_RV.max(axis=-1),
+            ),
         )
 
     @cached_property

@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import os
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,7 +62,7 @@ def source_digest() -> str:
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def compiled() -> ctypes.CDLL | None:
     """The compiled library, or None where the package was built without a C compiler."""
     if not LIBRARY.exists():
         return None
@@ -94,7 +93,7 @@ def row_sums(
     Returns:
         None where there is no library, or the logits are of a type that it does not read.
     """
-    lib = library()
+    lib = compiled()
     if lib is None or train_RV.dtype != infer_RV.dtype or train_RV.dtype.name not in _TYPES:
         return None
     sides = [np.ascontiguousarray(side_RV) for side_RV in (train_RV, infer_RV)]
@@ -115,6 +114,8 @@ def row_sums(
     if len(cuts) == 2:
         work(*cuts)
     else:
+        from concurrent.futures import ThreadPoolExecutor  # slow to import, and seldom used
+
         with ThreadPoolExecutor(len(cuts) - 1) as pool:
             list(pool.map(work, cuts[:-1], cuts[1:]))
     plain = plain_R.astype(bool)
