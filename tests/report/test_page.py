@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from servanda.judgement.breakdown import Breakdown, StepPoint, StepSeries
 from servanda.judgement.token_profile import JOINT_BINS
 from servanda.judgement.verdict import FORMATS
-from servanda.report.format import number as figure
-from servanda.report.format import rounded
+from servanda.report.format import number, rounded
 from servanda.report.html_anchors import anchors
 from servanda.report.html_shapes import NARROW, WIDE, Scale, Tick, mark, spaced
 from tests.report import made
@@ -112,7 +111,7 @@ def test_labels_that_have_room_on_a_narrow_axis_have_it_on_a_wider_one(ticks, wi
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_has_at_most_three_digits_that_mean_something(value):
-    text = re.sub("×?10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", "", figure(value)).replace(",", "").lstrip("-")
+    text = re.sub("×?10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", "", number(value)).replace(",", "").lstrip("-")
     assert has_few_digits(text) and "e" not in text
 
 
@@ -129,8 +128,8 @@ def has_few_digits(text):
 def test_no_number_of_the_page_has_more_than_three_digits(name):
     """Counts are exact and limits are as the contract has them, so only decimals are looked at."""
     for text in outline(name).text:
-        for number in re.findall(r"(?<![\w.,])\d+\.\d+(?![\w.])", text):
-            assert has_few_digits(number), text
+        for found in re.findall(r"(?<![\w.,])\d+\.\d+(?![\w.])", text):
+            assert has_few_digits(found), text
         assert not re.search(r"\d[eE][+-]?\d", text), text
 
 

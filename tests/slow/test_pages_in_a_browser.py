@@ -24,6 +24,7 @@ from servanda.judgement.verdict import FORMATS
 from tests.gateway.controller.web import chromium, fake
 from tests.gateway.controller.web.serving import KEY, live
 from tests.report.test_page import VERDICTS
+from tests.slow.test_pictures import PAGES
 
 ROOT = Path(__file__).parents[2]
 VENVS = Path(os.environ.get("SERVANDA_VENVS", ROOT / ".venvs")).absolute()
@@ -206,6 +207,16 @@ def test_every_report_can_be_read(tmp_path, axe):
     dump = ["check", str(ROOT / "examples/tiny-dump"), "--report", str(tmp_path / "dump.html")]
     done = CliRunner().invoke(main, dump)
     assert done.exit_code == 1, done.output
+
+    assert look_at([one.as_uri() for one in sorted(tmp_path.glob("*.html"))], axe) == ""
+
+
+def test_pages_of_many_pictures_can_be_read(tmp_path, axe):
+    """Promotions, a preflight test, a plan and a report, each with more than fits a line."""
+    for page in PAGES:
+        folder = tmp_path / page.__name__
+        folder.mkdir()
+        (tmp_path / f"{page.__name__}.html").write_text(page(folder), encoding="utf-8")
 
     assert look_at([one.as_uri() for one in sorted(tmp_path.glob("*.html"))], axe) == ""
 

@@ -75,9 +75,10 @@ def evaluations(_):
     )
 
 
-@pytest.mark.parametrize(
-    "page", [busy_timeline, failed_timeline, wide_grid, plan, evaluations], ids=lambda f: f.__name__
-)
+PAGES = (busy_timeline, failed_timeline, wide_grid, plan, evaluations)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda f: f.__name__)
 def test_a_page_with_pictures_fits_and_can_be_read(page, tmp_path):
     chromium.binary()
     path = tmp_path / "page.html"

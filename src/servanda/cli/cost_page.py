@@ -8,7 +8,7 @@ from servanda.cli.cost_table import HEADS, cost_line, row
 from servanda.judgement.cost import Cost, Decides, power_curve
 from servanda.judgement.plan import Plan
 from servanda.report import format
-from servanda.report.format import number as figure
+from servanda.report.format import number
 from servanda.report.html import Sheet, Story, board
 from servanda.report.html_shapes import (
     WIDE,
@@ -22,6 +22,7 @@ from servanda.report.html_shapes import (
     plot,
     spaced,
     text,
+    toned,
 )
 
 _FAR = 3.0  # limits: the right edge of a picture
@@ -64,18 +65,18 @@ def power_picture(points: Sequence[Decides], planned: int) -> Markup:
         shapes.append(curve("aside", [place for place in even if place]))
         drawn = [place for place in sure if place]
         shapes.append(curve("serves", drawn))
-        shapes += [f'<g class="t-{tone}">{mark(tone, *at, 3.4)}</g>' for at in drawn[::2]]
+        shapes += [toned(tone, mark(tone, *at, 3.4)) for at in drawn[::2]]
     here = next(p for p in points if p.n == planned)
     units = here.units
-    words = f"limit {figure(here.limit)}"
+    words = f"limit {number(here.limit)}"
     shapes.append(text(f"{planned:,} {units}", 100, level, dy=-5, anchor="end", kind="ink"))
     shapes.append(text(words, limit, 100, dy=-6, anchor="end", kind="ink shift-end"))
     label = (
         f"Number of {units} needed for {_name(here)}, against the true value. With "
         f"{planned:,}, holds is expected up to {_said(here.holds)}, violated from "
-        f"{_said(here.violated)}; the limit is {figure(here.limit)}."
+        f"{_said(here.violated)}; the limit is {number(here.limit)}."
     )
-    values = [Tick(100 * i / 6, figure(i * _FAR / 6 * here.limit)) for i in range(7)]
+    values = [Tick(100 * i / 6, number(i * _FAR / 6 * here.limit)) for i in range(7)]
     return plot(
         label,
         _HEIGHT,
@@ -91,7 +92,7 @@ def _name(cell: Decides) -> str:
 
 
 def _said(value: float | None) -> str:
-    return "never" if value is None else figure(value)
+    return "never" if value is None else number(value)
 
 
 def plan_page(plan: Plan, cost: Cost) -> str:

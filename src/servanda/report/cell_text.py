@@ -37,7 +37,7 @@ def shown_interval(low: float | None, high: float | None, share: bool) -> str:
 
 
 def shown_limit(value: float | None, share: bool) -> str:
-    """The limit, with all digits that the contract gives."""
+    """The limit, in the digits of the contract."""
     if value is None:
         return ""
     return exact_percent(value) if share else number(value, WRITTEN)

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, indent, tostring
 
 from servanda.contract.model import WHOLE
 
-WRITTEN = 6  # digits of a number that somebody wrote, such as a limit
+WRITTEN = 6  # most digits of a number that a person wrote, such as a limit
 # what XML 1.0 cannot hold, not even escaped
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -33,7 +33,7 @@ def number(value: float | None, digits: int = 3) -> str:
     Near 1, where ratios and weights lie, two digits of the distance from it.
 
     Args:
-        digits: `WRITTEN` for a number of a contract: all of its digits.
+        digits: `WRITTEN` for a number of a contract.
 
     >>> number(0.17004), number(20.7553), number(170200.0), number(4.9e-09), number(1e-5)
     ('0.17', '20.8', '170,000', '4.9×10⁻⁹', '10⁻⁵')

@@ -175,7 +175,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "numbers": numbers(verdict, slices),
         "glossary": _GLOSSARY,
         "line": format.line,
-        "figure": format.number,
+        "number": format.number,
         "spans": spans,
         "slug": slug,
         "axis": axis,

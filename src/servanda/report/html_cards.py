@@ -11,8 +11,7 @@ from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
 from servanda.report import cell_text, format
 from servanda.report.consequence import drift
-from servanda.report.format import count
-from servanda.report.format import number as figure
+from servanda.report.format import count, number
 from servanda.report.summary import counted, dumped
 
 _GRADES = {
@@ -67,7 +66,7 @@ def _fair(verdict: Verdict) -> list[Line]:
     selves = {side: peer for side, peer in peers.items() if peer is not None}
     known = {side: p.total.mean("tv") for side, p in selves.items() if p.total.n}
     if known:
-        noise = ", ".join(f"{side} kernel {figure(v)}" for side, v in known.items())
+        noise = ", ".join(f"{side} kernel {number(v)}" for side, v in known.items())
         n = max(p.total.n for p in selves.values())
         text = (
             f"noise floor (each kernel in other batches), mean TV: {noise} (n {count(n, 'token')})"
@@ -111,14 +110,14 @@ def _sits(verdict: Verdict) -> list[Line]:
             Line("No edge of prompt length, position or entropy tells more."),
         ]
     if found is None:
-        mean = figure(portrait.total.mean("tv"))
+        mean = number(portrait.total.mean("tv"))
         return [
             Line("Nowhere in particular.", strong=True),
             Line("No edge of prompt length, position or entropy doubles mean TV"),
             Line(f"({mean} over n {count(portrait.total.n, 'token')})."),
         ]
     means = [
-        f"{figure(side.mean('tv'))} (n {count(side.n, 'token')})"
+        f"{number(side.mean('tv'))} (n {count(side.n, 'token')})"
         for side in (found.inside, found.outside)
     ]
     lines = [
@@ -151,14 +150,14 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
     """
     of = f" (line {worst.row + 1} of the prompts)" if prompts else ""
     rank = "" if worst.rank is None else f", rank {worst.rank + 1:.0f}"
-    entropy = "" if worst.entropy_nats is None else f", entropy {figure(worst.entropy_nats)} nats"
+    entropy = "" if worst.entropy_nats is None else f", entropy {number(worst.entropy_nats)} nats"
     return [
         Line(
             f"p {chance(worst.p_train)} (train kernel), {chance(worst.p_infer)} (infer kernel)"
             f"{rank}",
             strong=True,
         ),
-        Line(f"|log ratio| {figure(worst.abs_log_ratio)} nats{entropy}"),
+        Line(f"|log ratio| {number(worst.abs_log_ratio)} nats{entropy}"),
         Line(
             f"token id {worst.token} at position {worst.position}, after a prompt of "
             f"{count(worst.prompt_tokens, 'token')}{of}"
@@ -168,7 +167,7 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
 
 def chance(p: float) -> str:
     """A probability, with at most three digits wherever it lies."""
-    return figure(p)
+    return number(p)
 
 
 def _missed(verdict: Verdict) -> list[Line]:

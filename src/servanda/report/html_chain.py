@@ -12,7 +12,7 @@ from servanda.judgement.verdict import Verdict
 from servanda.report import format
 from servanda.report.cell_text import KINDS
 from servanda.report.chain_text import chain_text
-from servanda.report.format import number as figure
+from servanda.report.format import number
 
 
 class ImpliedStep(NamedTuple):
@@ -62,7 +62,7 @@ def _tree(steps: Sequence[Step]) -> tuple[ImpliedStep, ...]:
             steps[i].what,
             "vacuous"
             if steps[i].vacuous
-            else f"≤ {figure(steps[i].number)} {steps[i].unit}".strip(),
+            else f"≤ {number(steps[i].number)} {steps[i].unit}".strip(),
             KINDS.get(steps[i].standing, steps[i].standing),
             steps[i].theorem,
             steps[i].vacuous,

@@ -11,8 +11,7 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import EDGES, Portrait, Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
-from servanda.report.format import count
-from servanda.report.format import number as figure
+from servanda.report.format import count, number
 from servanda.report.html_anchors import anchors
 from servanda.report.html_cards import described
 from servanda.report.html_ladder import Track
@@ -156,11 +155,11 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
             drawn.append(Bin(label, "0"))
             continue
         mean, noise, ring = means[i], noises[i], rings[i]
-        caption = f"{title} {label}: mean TV {figure(mean)}, n {bins[i].n:,} tokens"
+        caption = f"{title} {label}: mean TV {number(mean)}, n {bins[i].n:,} tokens"
         if noise is not None:
-            caption += f", noise floor {figure(noise)}"
+            caption += f", noise floor {number(noise)}"
         if ring is not None:
-            caption += f", stable kernel {figure(ring)}"
+            caption += f", stable kernel {number(ring)}"
         caption += "."
         marks = Track(
             "plain",
@@ -169,7 +168,7 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
             floor=None if noise is None else scale.at(noise),
             ring=None if ring is None else scale.at(ring),
         )
-        drawn.append(Bin(label, f"{bins[i].n:,}", figure(mean), figure(noise), marks))
+        drawn.append(Bin(label, f"{bins[i].n:,}", number(mean), number(noise), marks))
     return Curve(title, unit, tuple(drawn), scale, any(r is not None for r in rings.values()))
 
 
@@ -263,7 +262,7 @@ def numbers(verdict: Verdict, slices: SlicesOf | None = None) -> Numbers:
 def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
     show = partial(cell_text.of_cell, cell)
     evidence = [
-        "–" if nats is None or not math.isfinite(nats) else figure(nats)
+        "–" if nats is None or not math.isfinite(nats) else number(nats)
         for nats in (cell.e_holds, cell.e_violated)
     ]
     columns = (
@@ -278,7 +277,7 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
         f"{cell.missing:,}" if cell.missing else "",
         cell_text.KINDS.get(cell.kind, cell.kind),
         cell_text.scope(cell),
-        figure(cell.alpha),
+        number(cell.alpha),
         ", ".join(evidence) if {*evidence} != {"–"} else "",
     )
     notes = [format.line(cell.note)] if cell.note else []

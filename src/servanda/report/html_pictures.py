@@ -12,7 +12,7 @@ from servanda.judgement.breakdown import EValuePath, StepSeries
 from servanda.judgement.token_profile import JOINT, RATIO_EDGES, Portrait
 from servanda.judgement.verdict import Verdict
 from servanda.report import format
-from servanda.report.format import number as figure
+from servanda.report.format import number
 from servanda.report.html_cards import described
 from servanda.report.html_shapes import (
     WIDE,
@@ -26,6 +26,7 @@ from servanda.report.html_shapes import (
     rect,
     spaced,
     text,
+    toned,
 )
 from servanda.report.html_slices import SlicesOf
 
@@ -85,7 +86,7 @@ def _path(path: EValuePath, outcome: str, holds: float, violated: float, slices:
     named = [(violated, "violated", -5)] + ([] if same else [(holds, "holds", 14)])
     for threshold, word, dy in named:
         y = 100 - up(threshold)
-        words = f"{'holds and ' if same else ''}{word} at {figure(math.exp(threshold))}"
+        words = f"{'holds and ' if same else ''}{word} at {number(math.exp(threshold))}"
         shapes.append(line("limit", 0, y, 100, y))
         shapes.append(text(words, "0", y, dy=dy, kind="ink shift-start"))
     for tone, kind, nats in (
@@ -95,14 +96,14 @@ def _path(path: EValuePath, outcome: str, holds: float, violated: float, slices:
         points = [(x(n), 100 - up(e)) for n, e in zip(path.groups, nats, strict=True)]
         shapes.append(curve(kind, points))
         marks = points if len(points) <= _MANY else points[-1:]
-        shapes += [f'<g class="t-{tone}">{mark(tone, *point, 3.6)}</g>' for point in marks]
+        shapes += [toned(tone, mark(tone, *point, 3.6)) for point in marks]
     words = slices.of(path.slice)
     title = f"{format.line(path.clause, 40)} on {words.name}"
     ends = path.e_holds[-1], path.e_violated[-1]
     note = (
         f"{outcome} after {format.count(last, 'prompt group')} and "
-        f"{format.count(len(path.groups), 'evaluation')}; log e-value for holds {figure(ends[0])}, "
-        f"threshold {figure(holds)}; for violated {figure(ends[1])}, threshold {figure(violated)}"
+        f"{format.count(len(path.groups), 'evaluation')}; log e-value for holds {number(ends[0])}, "
+        f"threshold {number(holds)}; for violated {number(ends[1])}, threshold {number(violated)}"
     )
     decades = range(math.ceil(low / math.log(10)), math.floor(high / math.log(10)) + 1, 2)
     picture = plot(
@@ -110,7 +111,7 @@ def _path(path: EValuePath, outcome: str, holds: float, violated: float, slices:
         200,
         shapes,
         across=spaced([Tick(x(n), f"{n:,}") for n in (last, 0, *_round_steps(0, last))], WIDE),
-        up=[Tick(up(d * math.log(10)), figure(10.0**d)) for d in decades],
+        up=[Tick(up(d * math.log(10)), number(10.0**d)) for d in decades],
         titles=("prompt groups", "e-value, log scale"),
     )
     return Panel(title, note, picture)
@@ -125,7 +126,7 @@ def _panel(one: StepSeries, up: Scale, first: int, last: int, slices: SlicesOf) 
     known = [p for p in one.points if p.mean is not None]
     beyond = sum((p.mean or 0.0) > one.limit for p in known)
     shapes = [line("limit", 0, limit, 100, limit)]
-    shapes.append(text(f"limit {figure(one.limit)}", 100, limit, dy=-5, anchor="end", kind="ink"))
+    shapes.append(text(f"limit {number(one.limit)}", 100, limit, dy=-5, anchor="end", kind="ink"))
     if one.since is not None:
         place, side = at(one.since), "end" if at(one.since) > 50 else "start"
         shapes.append(line("since", place, 0, place, 100))
@@ -137,16 +138,16 @@ def _panel(one: StepSeries, up: Scale, first: int, last: int, slices: SlicesOf) 
         x, y = at(point.step), 100 - up.at(point.mean or 0.0)
         if point.low is not None and point.high is not None and not many:
             ends = 100 - up.at(point.low), 100 - up.at(point.high)
-            shapes.append(f'<g class="t-{tone}">{line("bar", x, ends[0], x, ends[1])}</g>')
-        shapes.append(f'<g class="t-{tone}">{mark(tone, x, y, 2.4 if many else 4)}</g>')
+            shapes.append(toned(tone, line("bar", x, ends[0], x, ends[1])))
+        shapes.append(toned(tone, mark(tone, x, y, 2.4 if many else 4)))
     worst = max(known, key=lambda p: p.mean or 0.0)
     where = words.name if not words.definition else f"{words.name} ({words.definition})"
-    says = f"{beyond} of {len(known)} steps above the limit {figure(one.limit)}"
+    says = f"{beyond} of {len(known)} steps above the limit {number(one.limit)}"
     if one.since is not None:
         says += f", every step since step {one.since}"
     label = (
         f"Mean {one.metric} on {where} over training steps {first} to {last}: {says}; "
-        f"the largest is {figure(worst.mean)} at step {worst.step}."
+        f"the largest is {number(worst.mean)} at step {worst.step}."
     )
     ticks = [Tick(at(s), f"{s}") for s in (first, last, *_round_steps(first, last))]
     picture = plot(
@@ -190,15 +191,15 @@ def joint(verdict: Verdict) -> Joint | None:
         # -logp grows to the right, and down
         shapes.append(f'<circle class="many" cx="{100 - x:.2f}%" cy="{y:.2f}%" r="{radius:.1f}"/>')
     named, taken = 0, []
-    for number, worst in enumerate(portrait.worst[:_NAMED], start=1):
+    for n, worst in enumerate(portrait.worst[:_NAMED], start=1):
         x, y = (100 - _nats(p, size) for p in (worst.p_infer, worst.p_train))
-        shapes.append(f'<g class="t-violated">{mark("violated", x, 100 - y, 3.4)}</g>')
-        named = number
+        shapes.append(toned("violated", mark("violated", x, 100 - y, 3.4)))
+        named = n
         if all(abs(x - a) > 6 or abs(y - b) > 5 for a, b in taken):
             taken.append((x, y))
-            shapes.append(text(f"{number}", x, 100 - y, dy=-8, anchor="middle", kind="ink"))
+            shapes.append(text(f"{n}", x, 100 - y, dy=-8, anchor="middle", kind="ink"))
     decade = 100 * math.log(10) / (JOINT * size)
-    ticks = [Tick(100 - i * decade, figure(10.0**-i)) for i in range(int(100 / decade) + 1)]
+    ticks = [Tick(100 - i * decade, number(10.0**-i)) for i in range(int(100 / decade) + 1)]
     near = sum(n for (i, j), n in counts.items() if abs(i - j) <= 1)
     label = (
         f"Probability of {total:,} sampled tokens under the infer kernel, across, and under the "
@@ -268,7 +269,7 @@ def ratios(verdict: Verdict) -> Ratios | None:
         rows.append(RatioRow(words, f"{one.total.n:,}", shares))
     below, above = (f"{sum(side):,}" for side in portrait.ratios)
     drawn = _histogram(portrait, noise if noise is not None and noise.total.n else None)
-    heads = tuple(f"≥ {figure(x)}" for x in _SHARES)
+    heads = tuple(f"≥ {number(x)}" for x in _SHARES)
     return Ratios(drawn, heads, tuple(rows), below, above, noise is not None)
 
 
@@ -324,7 +325,7 @@ def _histogram(portrait: Portrait, noise: Portrait | None) -> Markup:
     shapes.append(text(f"clip range {CLIP[0]}–{CLIP[1]}", 100, "0", dy=-10, anchor="end"))
     wanted = [Tick(50, "0")]
     for x in (1.0, 0.01, 0.1, 1e-3, 10.0):
-        wanted += [Tick(_place(-x), f"−{figure(x)}"), Tick(_place(x), figure(x))]
+        wanted += [Tick(_place(-x), f"−{number(x)}"), Tick(_place(x), number(x))]
     low, high = clip[0] - 2, clip[1] + 2
     inside = sum(share for left, right, share in bars if left >= low and right <= high)
     label = (

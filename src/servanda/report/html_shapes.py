@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from servanda.report.format import duration
-from servanda.report.format import number as figure
+from servanda.report.format import duration, number
 
 NARROW = 120  # pixels: the smallest width at which an axis beside text is drawn
 WIDE = 250  # and one that has the width of a phone
@@ -84,7 +83,7 @@ class Scale(NamedTuple):
         powers = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
         steps = [m * 10.0**p for m in (1, 3) for p in powers]
         inside = [s for s in steps if self.low * 0.999 <= s <= self.high * 1.001]
-        return spaced((Tick(self.at(s), figure(s)) for s in inside), width)
+        return spaced((Tick(self.at(s), number(s)) for s in inside), width)
 
 
 def time_ticks(seconds: float, width: float = WIDE) -> tuple[Tick, ...]:
@@ -172,6 +171,11 @@ def mark(tone: str, x: float | str, y: float | str, size: float = 4.6) -> str:
         f'<svg class="mark" x="{a}" y="{b}"><path class="m-{tone}" '
         f'transform="scale({size:g})" d="{_MARKS[tone]}"/></svg>'
     )
+
+
+def toned(tone: str, shape: str) -> str:
+    """A shape in the colour of an outcome."""
+    return f'<g class="t-{tone}">{shape}</g>'
 
 
 def key(tone: str, words: str = "") -> Markup:

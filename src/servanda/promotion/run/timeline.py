@@ -32,13 +32,15 @@ from servanda.report.html_shapes import (
     spaced,
     text,
     time_ticks,
+    toned,
 )
 
 _TRAFFIC = Markup(
-    '<svg class="key" style="width:22px" height="10" aria-hidden="true">'
-    '<line class="serves" x1="0" x2="22" y1="5" y2="5"/></svg>served by the infer kernel '
-    '<svg class="key" style="width:22px" height="10" aria-hidden="true">'
-    '<line class="aside" x1="0" x2="22" y1="5" y2="5"/></svg>mirrored to it'
+    "".join(
+        f'<svg class="key" style="width:22px" height="10" aria-hidden="true">'
+        f'<line class="{kind}" x1="0" x2="22" y1="5" y2="5"/></svg>{words} '
+        for kind, words in (("serves", "served by the infer kernel"), ("aside", "mirrored to it"))
+    )
 )
 _LANE, _CHART, _CELLS = 62, 90, 190  # pixels
 _MANY = 60  # evaluations beyond which single intervals are not drawn
@@ -195,14 +197,10 @@ def _lanes(made: Sequence[Moment], events: Events, time: _Time) -> Markup:
         # decisions of people are drawn over evaluations, and numbered first
         here = [(n, moment) for n, moment in events if moment.step == i]
         here.sort(key=lambda event: event[1].mark in _PEOPLE.values())
-        shapes += [_mark(m.mark, time.at(m.at), f"{top + 43}") for _, m in here]
+        shapes += [toned(m.mark, mark(m.mark, time.at(m.at), f"{top + 43}", 5)) for _, m in here]
         shapes += time.numbers(here, f"{top + 30}")
     label = f"Steps of promotion {history.run}: {', '.join(said)}; {len(events)} events."
     return time.plot(label, _LANE * len(history.course), shapes, ())
-
-
-def _mark(tone: str, x: float, y: float | str, size: float = 5) -> str:
-    return f'<g class="t-{tone}">{mark(tone, x, y, size)}</g>'
 
 
 def _times(cell: CellResult, value: float | None) -> float | None:
@@ -239,8 +237,9 @@ def _deciding(events: Events, time: _Time) -> Iterator[Sheet]:
         x = time.at(moment.at)
         if len(ends) == 2 and not many:
             bar = line("bar", x, 100 - up.at(ends[0]), x, 100 - up.at(ends[1]))
-            shapes.append(f'<g class="t-{moment.mark}">{bar}</g>')
-        shapes.append(_mark(moment.mark, x, 100 - up.at(value), 2.4 if many else 5))
+            shapes.append(toned(moment.mark, bar))
+        dot = mark(moment.mark, x, 100 - up.at(value), 2.4 if many else 5)
+        shapes.append(toned(moment.mark, dot))
     drawn = {id(moment) for moment, *_ in known}
     shapes += time.numbers([event for event in events if id(event[1]) in drawn], "-6")
     moment, cell, value, _ = known[-1]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import NamedTuple
 
-from servanda.report.format import number as figure
+from servanda.report.format import number
 from servanda.report.html import Sheet, Story, board
 from servanda.report.html_shapes import Markup, key
 from servanda.rl.sync_drill.report import GLYPHS, NEXT, Preflight, remark
@@ -97,9 +97,9 @@ def _grid(result: Preflight) -> Sheet:
 def _drawn(box: Box | None) -> str:
     if box is None:
         return "–"
-    number = "" if math.isnan(box.slope) else f"{box.slope:.2f}"
+    slope = "" if math.isnan(box.slope) else f"{box.slope:.2f}"
     hidden = f'<span class="unseen-text">{escape(_STATES[box.state])}</span>'
-    return Markup(f"{key(box.state, number)}{hidden}")
+    return Markup(f"{key(box.state, slope)}{hidden}")
 
 
 def _wrong(result: Preflight) -> Iterator[Sheet]:
@@ -110,7 +110,7 @@ def _wrong(result: Preflight) -> Iterator[Sheet]:
     for response in wrong:
         box = Box.of(response)
         slope = f"{response.follow:.2f} ± {2 * response.spread:.2f}"
-        numbers = ("", "") if box.state == "unseen" else (slope, figure(response.residual))
+        numbers = ("", "") if box.state == "unseen" else (slope, number(response.residual))
         details = "" if box.state == "unseen" else remark(response)
         if response.deaf_as_a_whole and not response.explained:
             details = "never reaches the engine"
@@ -123,16 +123,16 @@ def _measurements(result: Preflight) -> Sheet:
     found, poison = result.found, result.poison
     back = GLYPHS["holds" if result.back else "violated"]
     rows = [
-        ("as found", figure(found.distance), "", ""),
-        ("after a sync of unchanged weights", figure(found.idle), "", ""),
-        ("noise floor", figure(found.floor), "", ""),
+        ("as found", number(found.distance), "", ""),
+        ("after a sync of unchanged weights", number(found.idle), "", ""),
+        ("noise floor", number(found.floor), "", ""),
         (
             "all weights randomised, one sync",
-            figure(poison.distance),
-            figure(poison.limit),
+            number(poison.distance),
+            number(poison.limit),
             GLYPHS[poison.mark],
         ),
-        ("engine at the end against the start", figure(result.returned), figure(found.near), back),
+        ("engine at the end against the start", number(result.returned), number(found.near), back),
     ]
     more = [*result.warnings, *(f"not tested: {spot.text}" for spot in result.blind_spots)]
     note = f"{result.tokens:,} probe tokens, {result.syncs} syncs. " + " ".join(
