@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -314,3 +315,25 @@ def test_a_nan_from_a_kernel_ends_in_an_error_and_never_in_a_pass(tmp_path):
     tv = next(c for c in verdict.cells if c.clause == "tv")
     assert tv.missing > 0 and tv.outcome == "inconclusive"
     assert json.dumps(verdict.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("torch", "transformers"),
+        ("psycopg.rows", "postgres"),
+        ("prometheus_client", "gateway"),
+        ("hypothesis", None),  # of developers
+        ("servanda.cli.nothing", None),  # a bug of ours
+    ],
+)
+def test_a_missing_module_is_found_in_the_extra_that_installs_it(module, extra):
+    assert import_module("servanda.cli.main")._extra_of(module) == extra
+
+
+def test_a_preflight_without_torch_says_what_to_install():
+    script = "import sys; sys.modules['torch'] = None; from servanda.cli import main; main()"
+    command = [sys.executable, "-c", script, "preflight", "setup.py:trainee"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 4
+    assert "needs torch" in done.stderr and "servanda[transformers]" in done.stderr

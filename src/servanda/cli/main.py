@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import requires
 from typing import Any
 
 import click
@@ -121,6 +123,11 @@ class _Servanda(_Commands):
             # 1 would say "violated", and that is not what a bug of ours says
             if os.environ.get("SERVANDA_TRACEBACK"):
                 traceback.print_exc()
+            module = error.name if isinstance(error, ModuleNotFoundError) else None
+            if module is not None and (extra := _extra_of(module)) is not None:
+                click.echo(f"this command needs {module}, which is not installed here", err=True)
+                click.echo(f"  hint: pip install 'servanda[{extra}]'", err=True)
+                sys.exit(_FAILED)
             click.echo(f"servanda failed: {type(error).__name__}: {error}", err=True)
             click.echo(
                 "  hint: this is a bug of servanda; SERVANDA_TRACEBACK=1 shows where", err=True
@@ -140,6 +147,15 @@ class _Servanda(_Commands):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _section(formatter, "Commands", FIRST)
         _section(formatter, "More, in groups (`servanda GROUP --help`)", _SUMMARIES)
+
+
+def _extra_of(module: str) -> str | None:
+    """The extra of the package that installs a module, by the metadata of the installation."""
+    for line in requires("servanda") or ():
+        found = re.match(r"([\w-]+).*; extra == '(\w+)'", line)
+        if found and found[1].replace("-", "_") == module.partition(".")[0] and found[2] != "dev":
+            return found[2]
+    return None
 
 
 def _current(args: list[str], say: bool) -> list[str]:
