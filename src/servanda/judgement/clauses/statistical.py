@@ -165,7 +165,11 @@ class Certificate(Sampled):
     each: ClassVar[Literal["token", "sequence"]] = "token"
 
     def weigh(self, cell: Cell, view: View) -> Grown:
-        process, limit = self.process(cell, view), self.feed.limit
+        return self.grown(self.process(cell, view))
+
+    def grown(self, process: Process) -> Grown:
+        """The statistics of one round, with their evidence about the limit."""
+        limit = self.feed.limit
         return Grown(process, process.below_growth(limit), process.above_growth(limit))
 
     def values(self, cell: Cell, view: View) -> Array:

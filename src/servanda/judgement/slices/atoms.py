@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -129,6 +129,28 @@ class Atoms:
         """The slices of each atom as one number: bit i for slice i."""
         rows = np.packbits(self.inside_CA.T, axis=1, bitorder="little")
         return [int.from_bytes(row.tobytes(), "little") for row in rows]
+
+
+@dataclass(frozen=True)
+class SliceCodes:
+    """The slices of tokens by a code of each token.
+
+    Args:
+        names: of the slices, [C].
+        code_N: code of each token; inside_CA: whether the tokens of a code are in a slice.
+    """
+
+    names: tuple[str, ...]
+    code_N: Array
+    inside_CA: Array
+
+    @classmethod
+    def of(cls, masks: Mapping[str, Array], n: int) -> SliceCodes:
+        """From the tokens of each slice, [N] each."""
+        if not masks:
+            return cls((), np.zeros(n, dtype=np.int64), np.zeros((0, 1), dtype=bool))
+        inside_CA, code_N = np.unique(np.stack([*masks.values()]), axis=1, return_inverse=True)
+        return cls((*masks,), code_N.reshape(-1), inside_CA)
 
 
 def families(cuts: Sequence[Cut]) -> list[list[int]]:

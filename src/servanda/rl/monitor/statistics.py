@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
-from servanda.judgement.clauses.statistical import Certificate, Grown
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
@@ -145,8 +145,7 @@ def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, 
 
 def _joined(cell: Cell, statistics: Sequence[Any]) -> Any:
     if isinstance(cell.kind, Certificate):
-        process, limit = _sum(statistics), cell.kind.feed.limit
-        return Grown(process, process.below_growth(limit), process.above_growth(limit))
+        return cell.kind.grown(_sum(statistics))
     if isinstance(cell.kind, Coherent):
         n, missing = (sum(getattr(s, name) for s in statistics) for name in ("n", "missing"))
         growth = zip(*(s.growth for s in statistics if s.growth), strict=True)
