@@ -20,8 +20,8 @@ from servanda.gateway.routing.evidence_price import (
 )
 from servanda.gateway.routing.state import Track
 from servanda.gateway.routing.state_machine import begin
+from servanda.theory.stats.bets import POS
 from servanda.theory.stats.group_ratio import GroupRatio
-from servanda.theory.stats.log_moment import POS
 from tests.gateway.routing import oracle
 from tests.gateway.routing.made import LIMIT, cell, one, rules
 

@@ -107,8 +107,13 @@ def reward_gap(*rounds: list[float], claim: str = "realised") -> Case:
     limit, xs = 0.2, [*chain(*rounds)]
     low, high = (1 - limit) / 2, (1 + limit) / 2
     sums = [xs] if claim == "realised" else list(rounds)
-    red = max(oracles.most(sums, oracles.POS, high), oracles.most(sums, oracles.NEG, low))
-    green = min(oracles.most([xs], oracles.NEG, high), oracles.most([xs], oracles.POS, low))
+    near = 2 * low - 0.5  # x of equal rewards, mirrored at the lower end
+    red = max(
+        oracles.most(sums, oracles.POS, high, 0.5), oracles.most(sums, oracles.NEG, low, near)
+    )
+    green = min(
+        oracles.most([xs], oracles.NEG, high, 0.5), oracles.most([xs], oracles.POS, low, near)
+    )
     found = []
     for process in map(moment, rounds):
         inside = process.below_growth(high), process.above_growth(low)

@@ -84,7 +84,7 @@ class JudgedSteps:
             own = cell.but(slice=step_slice(first, step.step, cell.slice))
             if cell.slice not in judged.together and isinstance(planned.kind, Certificate):
                 feed = planned.kind.feed
-                low, high = interval(statistic.process, plan.alpha)
+                low, high = interval(statistic.process, plan.alpha, feed.limit, feed.best)
                 own = own.but(interval=(feed.value(low), feed.value(high)))
             self.red.append(own)
         sums = statistics.step_sums
@@ -116,7 +116,11 @@ class JudgedSteps:
         feed = kind.feed
         for step, process in self._processes[i]:
             n = int(process.known)
-            ends = map(feed.value, interval(process, plan.alpha)) if n else (None, None)
+            ends = (
+                map(feed.value, interval(process, plan.alpha, feed.limit, feed.best))
+                if n
+                else (None, None)
+            )
             mean = feed.value(process.total / process.known) if n else None
             points.append(StepPoint(step, n, mean, *ends))
         limit = feed.value(feed.limit)
