@@ -93,10 +93,10 @@ def mixed(growth, weight=None):
     )
 
 
-def most(rounds, bets, limit, best=0.0):
+def most(rounds, bets, limit, weight=None):
     """The largest log e-value of the mixture after any of the rounds."""
     so_far = accumulate(np.array(grown(xs, bets, limit)) for xs in rounds)
-    weight = weights(bets, limit, best)
+    weight = weight or weights(bets, limit)
     return max(mixed(growth.tolist(), weight) for growth in so_far)
 
 

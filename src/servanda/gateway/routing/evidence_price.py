@@ -98,7 +98,9 @@ def log_above(cell: WatchedCell, growth: Sequence[float]) -> float:
     A sampler test has no limit: its alternatives have equal weights.
     """
     grown = np.array(growth)
-    return log_mean_exp(grown) if cell.refutes else mixed(grown, weights_above(cell.limit))
+    return (
+        log_mean_exp(grown) if cell.refutes else mixed(grown, weights_above(cell.limit, cell.best))
+    )
 
 
 def evidence_above(rules: Rules, cell: WatchedCell, track: Track) -> CellEvidence:
@@ -136,7 +138,7 @@ def evidence_within(
     elif cell.refutes:
         log_evidence = log_mean_exp(np.array(track.below))
     else:
-        log_evidence = mixed(np.array(track.below), weights_below(cell.limit))
+        log_evidence = mixed(np.array(track.below), weights_below(cell.limit, cell.best))
     return CellEvidence(cell, "back", log_evidence, price, _near(log_evidence, price))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -151,7 +152,7 @@ class RewardGap(BySequence, Sampled):
         )
         units = [
             units_to_decide(growth, weight, 1, math.log(2 / alpha))
-            for growth, weight in zip(ends, self._weights()[0], strict=True)
+            for growth, weight in zip(ends, self.weights, strict=True)
         ]
         return None if None in units else max(u for u in units if u is not None)
 
@@ -184,16 +185,15 @@ class RewardGap(BySequence, Sampled):
             return verdict.but(note=f"slice {cell.cut.name!r} met no answer; widen the workload")
         if look.intervals:
             process = total(cell, [r.process for r in rounds])
-            low, high = interval(process, look.alpha / 2)
+            low, high = interval(process, look.alpha / 2, self._x(self.limit), _SAME)
             verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
-        weights_inside, weights_outside = self._weights()
         inside = [sum((r.growth.inside[i] for r in measured), np.zeros(1)) for i in (0, 1)]
         outside = [[r.growth.outside[i] for r in measured] for i in (0, 1)]
         # `holds` needs both ends, `violated` one: each takes half of alpha.
         # For `holds` each end could be tested at alpha, since only one of them can be false;
         # but then the outcome and the printed two-sided interval would disagree.
-        e_holds = min(map(mixed, inside, weights_inside)) - math.log(2)
-        ends = zip(outside, weights_outside, strict=True)
+        e_holds = min(map(mixed, inside, self.weights)) - math.log(2)
+        ends = zip(outside, self.weights[::-1], strict=True)
         e_violated = max(peak(end, cell.claim, weight) for end, weight in ends) - math.log(2)
         verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)
         if e_violated >= look.log_price_violated:
@@ -203,10 +203,10 @@ class RewardGap(BySequence, Sampled):
         if tally.known and abs(self._gap(tally.mean)) > self.limit:
             price = look.log_price_violated + math.log(2)
             end = int(tally.mean < _SAME)
-            growths = [(sum(outside[end], np.zeros(1)), weights_outside[end])]
+            growths = [(sum(outside[end], np.zeros(1)), self.weights[1 - end])]
         else:
             price = look.log_price_holds + math.log(2)
-            growths = [*zip(inside, weights_inside, strict=True)]
+            growths = [*zip(inside, self.weights, strict=True)]
         units = [units_to_decide(growth, weight, tally.n, price) for growth, weight in growths]
         if None in units:
             near = "too near the limit to tell; raise the limit or the sizes"
@@ -216,14 +216,11 @@ class RewardGap(BySequence, Sampled):
         more = math.ceil((most - tally.n) * look.launched / tally.n)
         return verdict.but(more=max(more, look.first - look.launched, 1))
 
-    def _weights(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """The weights of the bets for `Growth.inside` and for `Growth.outside`."""
-        low, high = self._x(-self.limit), self._x(self.limit)
-        best = low - (_SAME - low)  # as far from the lower end as equal rewards, on its other side
-        return (
-            (weights_below(high, _SAME), weights_above(low, best)),
-            (weights_above(high, _SAME), weights_below(low, best)),
-        )
+    @cached_property
+    def weights(self) -> tuple[Array, Array]:
+        """The weights of NEG and of POS: those of the upper end, for both ends and the interval."""
+        high = self._x(self.limit)
+        return weights_below(high, _SAME), weights_above(high, _SAME)
 
     def _x(self, gap: Any) -> Any:
         """x of one gap or of an array."""
