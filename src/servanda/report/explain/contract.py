@@ -197,7 +197,6 @@ def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
         share = f", a share of 1/{plan.price_cells}" if plan.price_cells > 1 else ""
         wrong = f" (wrong: at most {100 * plan.alpha / max(plan.price_cells, 1):.2g} %{share})"
         alpha = exact_percent(plan.alpha)
-    share = plan.alpha / (1 - contract.confidence)
         if kind.feed.proves:
             yield f"holds     the data show {what} below the limit (wrong: at most {alpha})"
         else:
