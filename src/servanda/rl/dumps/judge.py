@@ -28,7 +28,7 @@ from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures, StepPart
 from servanda.rl.dumps.step_verdicts import JudgedSteps, is_step
 from servanda.rl.dumps.steps import Trend, concentration, since
-from servanda.rl.dumps.window import Window, window_of
+from servanda.rl.dumps.window import WHOLE_PART, Window, window_of
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.traces.rollouts import Rollouts
 
@@ -126,9 +126,10 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         by_step.judge(statistics.measures.plan, part)
         statistics.join(part)
     plan, evidence = statistics.evidence()
-    verdict = judge(plan, evidence)
+    part = WHOLE_PART if len(by_step.rows) > 1 else 1.0  # a dump of one step has only the whole
+    verdict = judge(plan, evidence, part=part)
     if (drawn := statistics.before_filter(evidence)) is not None:
-        verdict = bracketed(verdict, judge(plan, drawn))
+        verdict = bracketed(verdict, judge(plan, drawn, part=part))
     findings = (*sound.findings(), *sides(contract, statistics.agreement))
     lines = data_lines(findings, dump.refused, statistics.sequences, dump.empty, statistics)
     if not any(line.level == "error" for line in lines):  # its steps have the same errors

@@ -81,7 +81,7 @@ class JudgedSteps:
             own = cell.but(slice=step_slice(first, part.step, cell.slice))
             if cell.slice not in judged.together and isinstance(planned.kind, Certificate):
                 feed = planned.kind.feed
-                low, high = interval(statistic.process, plan.alpha)
+                low, high = interval(statistic.process, plan.alpha, feed.limit, feed.best)
                 own = own.but(interval=(feed.value(low), feed.value(high)))
             self.red.append(own)
         sums = part.portrait.total
@@ -113,7 +113,11 @@ class JudgedSteps:
         feed = kind.feed
         for step, process in self._processes[i]:
             n = int(process.known)
-            ends = map(feed.value, interval(process, plan.alpha)) if n else (None, None)
+            ends = (
+                map(feed.value, interval(process, plan.alpha, feed.limit, feed.best))
+                if n
+                else (None, None)
+            )
             mean = feed.value(process.total / process.known) if n else None
             points.append(StepPoint(step, n, mean, *ends))
         limit = feed.value(feed.limit)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.bets import Floats
 from servanda.theory.stats.refutation import SLACK, Refutation
 
 CAP = 10.0  # cap of w, so that no single token can reject
