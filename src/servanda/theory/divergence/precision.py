@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -20,6 +20,8 @@ CAPTURES: Mapping[str, int] = MappingProxyType(
 )
 TYPICAL_NATS = 3.0  # a token of open text: |logp| in [2, 4), with eta 2^(1 - t)
 _GRID = 2049
+_FEW = 64
+_BY_BITS = tuple(sorted(CAPTURES, key=CAPTURES.__getitem__))
 
 
 def eta(capture: str, nats: float = TYPICAL_NATS) -> float:
@@ -56,10 +58,27 @@ def captured(values: Floats) -> str:
     >>> captured(np.float32([-0.1, -2.7]).astype(float)), captured(np.array([-0.1, -2.7]))
     ('float32', 'float64')
     """
+    return next(iter(exact_in(values)), _BY_BITS[-1])
+
+
+def exact_in(values: Floats, captures: Sequence[str] = ()) -> tuple[str, ...]:
+    """The formats, coarsest first, that represent every value; () without finite values but 0.
+
+    Args:
+        captures: candidates, coarsest first; default all.
+    """
     known = values[np.isfinite(values) & (values != 0)]
-    by_bits = sorted(CAPTURES, key=CAPTURES.__getitem__)
-    exact = (c for c in by_bits if len(known) and np.array_equal(rounded(known, c), known))
-    return next(exact, by_bits[-1])
+    if not len(known):
+        return ()
+    with np.errstate(over="ignore"):  # float16 ends at 65504
+        return tuple(c for c in captures or _BY_BITS if _exact(known, c))
+
+
+def _exact(values: Floats, capture: str) -> bool:
+    if capture == "float64":
+        return True
+    few = values[:_FEW]  # most often, some of these are not
+    return all(np.array_equal(rounded(some, capture), some) for some in (few, values))
 
 
 def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:
