@@ -21,6 +21,7 @@ CAPTURES: Mapping[str, int] = MappingProxyType(
 TYPICAL_NATS = 3.0  # a token of open text: |logp| in [2, 4), with eta 2^(1 - t)
 _GRID = 2049
 _FEW = 64
+_EXPONENT = np.float64(np.inf).view(np.int64)
 _BY_BITS = tuple(sorted(CAPTURES, key=CAPTURES.__getitem__))
 
 
@@ -39,8 +40,15 @@ def errors(values: Floats, capture: str) -> Floats:
 
     A value that was rounded up to a power of 2 has the larger eta, so this is also a bound for it.
     """
-    _, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
-    return np.where(np.isfinite(values), np.ldexp(1.0, exponent - 1 - CAPTURES[capture]), 0.0)
+    # the bits of the exponent alone are the power of 2 below a value, or an infinity
+    bits = np.ascontiguousarray(values, dtype=np.float64).view(np.int64) & _EXPONENT
+    unit = 2.0 ** -CAPTURES[capture]
+    found = bits.view(np.float64)
+    found *= unit
+    if found.size and not 0 < found.min() <= found.max() < np.inf:
+        found[found == np.inf] = 0.0
+        found[values == 0] = unit / 2
+    return found
 
 
 def rounded(values: Floats, capture: str) -> Floats:
@@ -67,7 +75,8 @@ def exact_in(values: Floats, captures: Sequence[str] = ()) -> tuple[str, ...]:
     Args:
         captures: candidates, coarsest first; default all.
     """
-    known = values[np.isfinite(values) & (values != 0)]
+    some = np.isfinite(values) & (values != 0)
+    known = values if some.all() else values[some]
     if not len(known):
         return ()
     with np.errstate(over="ignore"):  # float16 ends at 65504

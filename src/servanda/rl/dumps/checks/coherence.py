@@ -23,6 +23,7 @@ from servanda.traces.rollouts import Array, Rollouts
 
 _LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
 _GROSS_NATS = 1e-3
+_MOST_NATS = 50.0  # cap of a log weight in the contribution of a sequence
 _LOOKED_AT = 4096  # a coarser precision only weakens the evidence
 
 
@@ -45,7 +46,8 @@ class MeanWeight(Sums):
         known_K, head_K = np.isfinite(ratio_K), np.zeros(len(ratio_K), dtype=bool)
         at_TH = heads(rollouts)
         head_K[at_TH[at_TH >= 0]] = True
-        excess_K = np.exp(ratio_K) - 1.0
+        excess_K = np.minimum(ratio_K, _MOST_NATS)
+        np.expm1(excess_K, out=excess_K)
         if not known_K.all():  # a token without mass under train has a weight of 0
             known_K = ~np.isnan(train_K) & np.isfinite(infer_K) & (train_K < np.inf)
             excess_K[~known_K] = 0.0
@@ -53,14 +55,19 @@ class MeanWeight(Sums):
             ratio_K = ratio_K[known_K]
         if not len(ratio_K):
             return
-        error_K = np.maximum(_error(train_K) + _error(infer_K), SLACK)
-        bin_K = bin_of(ratio_K - error_K)
+        least_K = _error(train_K)  # in place, for new memory costs more than the computation
+        least_K += _error(infer_K)
+        np.maximum(least_K, SLACK, out=least_K)
+        np.subtract(ratio_K, least_K, out=least_K)
+        bin_K = bin_of(least_K.astype(np.float32))
         head_B = np.bincount(bin_K[head_K], minlength=BINS + 1)
         fine_B = np.bincount(bin_K, minlength=BINS + 1)
         excess_S = rollouts.sums_S(excess_K)
         most = int(excess_S.argmax())
         growth_3J = _growth(np.stack([fine_B, fine_B - head_B, head_B]))
         weights = float(excess_S.sum()) + len(ratio_K)
+        if ratio_K.max() > _MOST_NATS:
+            weights = float(np.exp(ratio_K).sum())
         self.sums.add(rollouts.step, np.append(growth_3J, weights))
         self.tokens += len(ratio_K)
         own = rollouts.step, float(excess_S[most]), rollouts.source_S[most]
@@ -113,18 +120,18 @@ class MeanWeight(Sums):
 def _growth(count_3B: Array) -> Array:
     """The growths of fine, rest and heads from the counts of bins, [3, bets]."""
     count_3B[:, BINS - 1] += count_3B[:, BINS]
-    used = np.flatnonzero(count_3B[0])
-    fine_BJ, gross_BJ = _by_bin()
-    count_3U = count_3B[:, used].astype(np.float64)
-    return np.vstack([count_3U[:1] @ fine_BJ[used], count_3U[1:] @ gross_BJ[used]])
+    used = np.flatnonzero(count_3B[0, :BINS])
+    growth_3J2 = count_3B[:, used].astype(np.float64) @ _by_bin().take(used, axis=0)
+    fine_3J, gross_3J = np.split(growth_3J2, 2, axis=1)
+    return np.vstack([fine_3J[:1], gross_3J[1:]])
 
 
 @cache
-def _by_bin() -> tuple[Array, Array]:
-    """The growths of a token of each bin, [bins, bets]: as recorded, and reduced by 0.001."""
+def _by_bin() -> Array:
+    """The growths of a token of each bin, [bins, 2 * bets]: as recorded, and reduced by 0.001."""
     least_B = edges()[0]
-    fine, gross = (np.ascontiguousarray(growths(b).T) for b in (least_B, least_B - _GROSS_NATS))
-    return fine, gross
+    by_bet = np.vstack([growths(least_B), growths(least_B - _GROSS_NATS)])
+    return np.ascontiguousarray(by_bet.T)
 
 
 def _error(logp_K: Array) -> Array:

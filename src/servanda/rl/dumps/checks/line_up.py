@@ -94,37 +94,39 @@ def _sums(rollouts: Rollouts) -> Array:
         known_N = np.isfinite(rollouts.logp_train_N + rollouts.logp_infer_N) & rollouts.mask_N
     x_N = np.where(known_N, rollouts.logp_train_N, 0.0)
     y_N = np.where(known_N, rollouts.logp_infer_N, 0.0)
-    ones_N = known_N.astype(np.float64)
-    sides = ((ones_N, x_N, x_N * x_N), (ones_N, y_N, y_N * y_N))
-    (n_S, x_S, xx_S), (_, y_S, yy_S) = (
-        [np.add.reduceat(column_N, start_S) for column_N in columns] for columns in sides
+    product_N, pairs_N = np.empty_like(x_N), np.empty_like(known_N)
+    n_S = np.add.reduceat(known_N, start_S, dtype=np.int64)
+    x_S, y_S = np.add.reduceat(x_N, start_S), np.add.reduceat(y_N, start_S)
+    xx_S, yy_S, *xy_LS = (
+        np.add.reduceat(_paired(a_N, b_N, lag, start_S, product_N), start_S)
+        for a_N, b_N, lag in [(x_N, x_N, 0), (y_N, y_N, 0), *((x_N, y_N, lag) for lag in LAGS)]
     )
-    alone = {lag: np.flatnonzero(known_N & ~_partners(known_N, lag, start_S)) for lag in LAGS}
-
-    def without(columns: tuple[Array, ...], lag: int) -> list[Array]:
-        at = np.searchsorted(start_S, alone[lag], side="right") - 1
-        return [np.bincount(at, column_N[alone[lag]], minlength=size) for column_N in columns]
-
-    for sums_S6, lag in zip(sums_LS6, LAGS, strict=True):
-        (n, x, xx), (_, y, yy) = without(sides[0], lag), without(sides[1], -lag)
-        xy_S = np.add.reduceat(x_N * _partners(y_N, lag, start_S), start_S)
+    # sums over the known tokens without a partner at a lag
+    alone = {}
+    for lag in LAGS:
+        at = np.flatnonzero(known_N & ~_paired(known_N, known_N, lag, start_S, pairs_N))
+        sequence = np.searchsorted(start_S, at, side="right") - 1
+        columns = (np.ones(len(at)), x_N[at], x_N[at] ** 2, y_N[at], y_N[at] ** 2)
+        alone[lag] = [np.bincount(sequence, column, minlength=size) for column in columns]
+    for sums_S6, lag, xy_S in zip(sums_LS6, LAGS, xy_LS, strict=True):
+        (n, x, xx, *_), (*_, y, yy) = alone[lag], alone[-lag]
         sums = (n_S - n, x_S - x, y_S - y, xx_S - xx, yy_S - yy, xy_S)
         sums_S6[some_S] = np.stack(sums, axis=-1)
     return sums_LS6
 
 
-def _partners(values_N: Array, lag: int, start_S: Array) -> Array:
-    """The value at i + lag, [N]; 0 if that is in another sequence."""
-    if not lag:
-        return values_N
-    found_N, far = np.zeros_like(values_N), min(abs(lag), len(values_N))
-    if lag > 0:
-        found_N[:-far] = values_N[far:]
-    else:
-        found_N[far:] = values_N[:-far]
+def _paired(x_N: Array, y_N: Array, lag: int, start_S: Array, out_N: Array) -> Array:
+    """x[i] * y[i + lag], in `out_N`, [N]; 0 if the two are in different sequences."""
+    far = min(abs(lag), len(x_N))
+    early, late = slice(0, len(x_N) - far), slice(far, None)
+    here, there = (early, late) if lag >= 0 else (late, early)
+    np.multiply(x_N[here], y_N[there], out=out_N[here])
     across = start_S[:, None] + np.arange(far) - (far if lag > 0 else 0)
-    found_N[across[(across >= 0) & (across < len(values_N))]] = 0
-    return found_N
+    # also the ends of the column
+    edge = slice(len(x_N) - far, None) if lag > 0 else slice(0, far)
+    out_N[edge] = 0
+    out_N[across[(across >= 0) & (across < len(x_N))]] = 0
+    return out_N
 
 
 def correlation(sums: Array) -> Array:
