@@ -15,9 +15,9 @@ import numpy as np
 
 from servanda.rl.dumps.checks.base import Finding, StepSums, Sums, check, heads
 from servanda.theory.divergence.precision import captured, errors
+from servanda.theory.stats.bets import log_mean_exp
 from servanda.theory.stats.coherence import growths
 from servanda.theory.stats.histogram import BINS, bin_of, edges
-from servanda.theory.stats.log_moment import log_mean_exp
 from servanda.theory.stats.refutation import SLACK
 from servanda.traces.rollouts import Array, Rollouts
 

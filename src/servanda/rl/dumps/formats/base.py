@@ -148,6 +148,14 @@ class Refused(Mapping[str, Refusal]):
         self.add("the file ends in the middle of a row", place)
         self.truncated.append(place)
 
+    def join(self, later: Refused) -> None:
+        """Add the rejected rows of later files."""
+        for reason, refusal in later.items():
+            known = self._by_reason.setdefault(reason, Refusal(reason, refusal.first))
+            known.count += refusal.count
+        self.truncated += later.truncated
+        self.accepted += later.accepted
+
     @property
     def rows(self) -> int:
         return sum(refusal.count for refusal in self.values())
