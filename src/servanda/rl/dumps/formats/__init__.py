@@ -12,13 +12,11 @@ from servanda.errors import ContractError
 from servanda.rl.dumps.formats import nemo, parquet, prime_rl, skyrl, slime
 from servanda.rl.dumps.formats.base import (
     FORMATS,
-    Collector,
     Detection,
     File,
     Refused,
-    flaw,
-    with_removed,
 )
+from servanda.rl.dumps.formats.rows import Collector
 from servanda.traces.rollouts import Rollouts
 
 __all__ = ["FORMATS", "Detection", "Dump", "Refused", "open_dump"]
@@ -95,13 +93,9 @@ class Dump:
         done, total = 0, self.bytes
         for step, files in groupby(self.detection.files, lambda file: file.step):
             of_step = tuple(files)
-            chunk, before = Collector(step), self.refused.accepted
-            for place, row in FORMATS[self.format].rows(of_step, self.refused):
-                if reason := flaw(row):
-                    self.refused.add(reason, place)
-                else:
-                    self.refused.accepted += 1
-                    yield from chunk.add(place, with_removed(row))
+            chunk, before = Collector(step, self.refused), self.refused.accepted
+            for rows in FORMATS[self.format].rows(of_step, self.refused):
+                yield from chunk.add(rows)
             yield from chunk.flush()
             if self.refused.accepted == before:
                 self.empty[step] = of_step[0].name
