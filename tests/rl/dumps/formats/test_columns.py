@@ -1,5 +1,6 @@
 # Columns of many sequences give what their rows give one by one: numbers, places and refusals.
 
+import json
 import tempfile
 from itertools import groupby
 from pathlib import Path
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from servanda.errors import ServandaError
 from servanda.rl.dumps.blocks import joined
-from servanda.rl.dumps.formats import base, open_dump, parquet, rows
+from servanda.rl.dumps.formats import base, jsonl, nemo, open_dump, parquet, prime_rl, rows
 from servanda.rl.dumps.formats.parquet import Writer
 from tests.drawn import examples
 from tests.rl.dumps.formats.made import read
+from tests.rl.dumps.formats.test_fuzz import FEW, LAYOUTS, broken
 from tests.rl.dumps.formats.test_own import ragged, rewritten
 
 LOGP = [-1.5, -0.25, -0.1, 0.0, float("nan"), None, -3.4028235e38, -65504.0, float("-inf")]
@@ -163,3 +165,45 @@ def test_files_of_earlier_versions_are_read(tmp_path):
 
     rewritten(path, change)
     assert str(read(open_dump(tmp_path)).rows) == str(now)
+
+
+@settings(max_examples=examples(150))
+@given(broken(), st.sampled_from([1, 4, 9, 1 << 20]), st.integers(1, 40))
+def test_plain_lines_give_what_they_give_one_by_one(case, chunk, batch):
+    name, data = case
+    with tempfile.TemporaryDirectory() as folder:
+        LAYOUTS[name](folder, FEW).write_bytes(data)
+        try:
+            open_dump(folder)
+        except ServandaError:
+            return
+        with patch.object({"nemo": nemo, "prime-rl": prime_rl}[name], "_packed", not_plain):
+            expected = outcome(folder)
+        with patch.object(base, "CHUNK_TOKENS", chunk), patch.object(jsonl, "BATCH_TOKENS", batch):
+            assert outcome(folder) == expected
+
+
+def not_plain(*args, **kwargs):
+    raise ValueError
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@pytest.mark.parametrize("compact", [False, True])
+def test_lines_as_frameworks_write_them_are_plain(tmp_path, name, compact):
+    """Otherwise the property above would compare rows with rows."""
+    path = LAYOUTS[name](tmp_path, FEW)
+    if compact:
+        path.write_bytes(path.read_bytes().replace(b", ", b",").replace(b": ", b":"))
+    with patch.object(jsonl, "_values", side_effect=AssertionError):
+        assert len(read(open_dump(tmp_path)).rows) == 3
+
+
+def test_a_column_that_some_lines_lack_is_nan_in_them(tmp_path):
+    path = LAYOUTS["prime-rl"](tmp_path, FEW)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[1]["advantages"], lines[0]["env_name"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (chunk,) = open_dump(tmp_path).read()
+    known = ~np.isnan(chunk.per_token["advantage"])
+    assert [known[chunk.sequence_N == at].all() for at in range(3)] == [True, False, True]
+    assert chunk.labels["env"] == ("", FEW[1].env, FEW[2].env)
