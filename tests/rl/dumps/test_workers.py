@@ -13,7 +13,6 @@ from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from tests.rl.dumps import made
 
-
 # one sequence that is refused: the trainer did not score it
 UNSCORED = {
     "token_ids": [[1, 2]],

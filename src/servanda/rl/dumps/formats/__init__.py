@@ -11,13 +11,11 @@ from servanda.errors import ContractError
 from servanda.rl.dumps.formats import nemo, parquet, prime_rl, skyrl, slime
 from servanda.rl.dumps.formats.base import (
     FORMATS,
-    Collector,
     Detection,
     File,
     Refused,
-    flaw,
-    with_removed,
 )
+from servanda.rl.dumps.formats.rows import Collector
 from servanda.traces.rollouts import Rollouts
 
 __all__ = ["FORMATS", "Detection", "Dump", "Refused", "open_dump"]
@@ -106,13 +104,9 @@ class Dump:
             MeasurementError: a file cannot be read.
         """
         files = self.of([step]).detection.files
-        chunk, before = Collector(step), self.refused.accepted
-        for place, row in FORMATS[self.format].rows(files, self.refused):
-            if reason := flaw(row):
-                self.refused.add(reason, place)
-            else:
-                self.refused.accepted += 1
-                yield from chunk.add(place, with_removed(row))
+        chunk, before = Collector(step, self.refused), self.refused.accepted
+        for rows in FORMATS[self.format].rows(files, self.refused):
+            yield from chunk.add(rows)
         yield from chunk.flush()
         if self.refused.accepted == before:
             self.empty[step] = files[0].name
