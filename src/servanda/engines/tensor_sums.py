@@ -115,11 +115,11 @@ def partial_sums(train_RV: Tensor, infer_RV: Tensor, whole: Normaliser) -> Tenso
         whole: the normaliser of the whole vocabulary, all shards added up.
     """
     train_RV, infer_RV = _checked(train_RV, infer_RV)
-    log_z_R, shift_R = whole.log_z[1], whole.shift
+    normalisers = *(log_z_R.contiguous() for log_z_R in whole.log_z), whole.shift
     if _by_triton(train_RV):
         assert triton_kernels is not None
-        return triton_kernels.second(train_RV, infer_RV, log_z_R, shift_R).sum(dim=0)
-    sides = _pieces(train_RV, infer_RV, log_z_R, shift_R)
+        return triton_kernels.second(train_RV, infer_RV, *normalisers).sum(dim=0)
+    sides = _pieces(train_RV, infer_RV, *normalisers)
     return torch.cat([_eager_second(*piece) for piece in sides], dim=1)
 
 
@@ -272,12 +272,19 @@ def _eager_first(train_RV: Tensor, infer_RV: Tensor) -> Tensor:
     return torch.cat([top_SR, total_SR, best_SR.double(), torch.stack([high_R, low_R])])
 
 
-def _eager_second(train_RV: Tensor, infer_RV: Tensor, log_z_R1: Tensor, shift_R1: Tensor) -> Tensor:
+def _eager_second(
+    train_RV: Tensor,
+    infer_RV: Tensor,
+    log_z_train_R1: Tensor,
+    log_z_infer_R1: Tensor,
+    shift_R1: Tensor,
+) -> Tensor:
     """The terms of triton_kernels._reduce, whose comments say why each has its form."""
     neither_RV = train_RV.isneginf() & infer_RV.isneginf()
-    x = (train_RV - infer_RV - shift_R1).masked_fill_(neither_RV, 0.0)
-    log_q = infer_RV - log_z_R1
-    log_p = train_RV - log_z_R1 - shift_R1
+    log_p, log_q = train_RV - log_z_train_R1, infer_RV - log_z_infer_R1
+    x = log_p - log_q
+    far = x.abs() > 1
+    x = x.where(far, train_RV - infer_RV - shift_R1).masked_fill_(neither_RV, 0.0)
     more = x > 0
     larger = log_p.where(more, log_q).exp()
     apart = -x.abs()
@@ -302,7 +309,7 @@ def _eager_second(train_RV: Tensor, infer_RV: Tensor, log_z_R1: Tensor, shift_R1
         square / (2 + fall) / 2,
         larger * root * root / 2,
         up / 2 - larger * middle,
-        (p * log_p - q * log_q).where(apart < -1, difference * log_q + p * x),
+        (p * log_p - q * log_q).where(far, difference * log_q + p * x),
         p.masked_fill(~alone, 0.0),
         difference,
         p.masked_fill(~more, 0.0),

@@ -32,9 +32,9 @@ def first(train_RV: Tensor, infer_RV: Tensor) -> Tensor:
     return _launched(_normalise, FIRST, train_RV, infer_RV, ())
 
 
-def second(train_RV: Tensor, infer_RV: Tensor, log_z_R: Tensor, shift_R: Tensor) -> Tensor:
-    """The sums of each span, [K, SECOND, R]."""
-    return _launched(_reduce, SECOND, train_RV, infer_RV, (log_z_R, shift_R))
+def second(train_RV: Tensor, infer_RV: Tensor, *normalisers_R: Tensor) -> Tensor:
+    """The sums of each span, [K, SECOND, R]; log_z of train, of infer, and the shift."""
+    return _launched(_reduce, SECOND, train_RV, infer_RV, normalisers_R)
 
 
 def _launched(
@@ -153,7 +153,8 @@ def _atanh(x):
 def _reduce(
     train,
     infer,
-    log_z,
+    log_z_train,
+    log_z_infer,
     shift,
     out,
     stride_train,
@@ -166,7 +167,8 @@ def _reduce(
     rows = tl.num_programs(0)
     train += row * stride_train
     infer += row * stride_infer
-    log_z = tl.load(log_z + row)
+    log_z_train = tl.load(log_z_train + row)
+    log_z_infer = tl.load(log_z_infer + row)
     shift = tl.load(shift + row)
     stop = tl.minimum((part + 1) * SPAN, vocabulary)
     nothing = tl.zeros((BLOCK,), tl.float64)
@@ -176,10 +178,11 @@ def _reduce(
     for start in range(part * SPAN, stop, BLOCK):
         at = start + tl.arange(0, BLOCK)
         a, b = _load(train, at, stop), _load(infer, at, stop)
-        # x = log(p / q): the logits are subtracted before a normaliser is
-        x = tl.where((a == -_INF) & (b == -_INF), 0.0, (a - b) - shift)
-        log_q = b - log_z
-        log_p = (a - log_z) - shift
+        log_p, log_q = a - log_z_train, b - log_z_infer
+        x = log_p - log_q  # log(p / q); where that is small, by the difference of the logits
+        far = tl.abs(x) > 1.0
+        x = tl.where(far, x, (a - b) - shift)
+        x = tl.where((a == -_INF) & (b == -_INF), 0.0, x)
         more = x > 0
         larger = tl.exp(tl.where(more, log_p, log_q))
         apart = -tl.abs(x)
@@ -207,7 +210,7 @@ def _reduce(
         hellinger2 += larger * root * root / 2
         js += up / 2 - larger * middle
         difference = tl.where(more, -larger, larger) * fall  # p - q
-        gap += tl.where(apart < -1.0, p * log_p - q * log_q, difference * log_q + p * x)
+        gap += tl.where(far, p * log_p - q * log_q, difference * log_q + p * x)
         only_train += tl.where(alone, p, 0.0)
         excess += difference
         ahead += tl.where(more, p, 0.0)
