@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -14,22 +15,20 @@ import torch
 from servanda.engines import tensor_sums
 
 
-def worked(train_RV, infer_RV, dtype, token_R=None, cuts=(), span=None, block=None):
+def worked(train_RV, infer_RV, dtype, token_R=None, cuts=()):
     """Every metric and every sum of each row, as arrays.
 
     Args:
         train_RV, infer_RV: float64 arrays that the type holds exactly.
         cuts: where the vocabulary is cut into shards; they are added up from the last to the first.
-        span, block: of the kernels, where not their own.
     """
-    kernels = tensor_sums.triton_kernels
-    if span is not None:
-        kernels.SPAN, kernels.BLOCK = span, block
-    train, infer = (torch.from_numpy(side).to(getattr(torch, dtype)) for side in (train_RV, infer_RV))
+    train, infer = (
+        torch.from_numpy(side).to(getattr(torch, dtype)) for side in (train_RV, infer_RV)
+    )
     token = None if token_R is None else torch.from_numpy(token_R)
     if cuts:
         edges = [0, *cuts, train.shape[1]]
-        shards = [(train[:, i:j], infer[:, i:j], i) for i, j in zip(edges, edges[1:], strict=False)]
+        shards = [(train[:, i:j], infer[:, i:j], i) for i, j in pairwise(edges)]
         first, *others = [
             tensor_sums.normaliser_of(a, b, start=start) for a, b, start in reversed(shards)
         ]
@@ -51,7 +50,7 @@ def hidden_case():
 
 @contextmanager
 def interpreter():
-    """`worked` in a process of its own, by the interpreted kernels."""
+    """`worked` by the interpreted kernels, whose `span` and `block` may be given, too."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "tests.engines.interpreted"],
@@ -71,11 +70,14 @@ def interpreter():
 
 
 if __name__ == "__main__":
-    assert tensor_sums.triton_kernels.INTERPRETED
+    kernels = tensor_sums.triton_kernels
+    assert kernels.INTERPRETED
+    own = kernels.SPAN, kernels.BLOCK
     while True:
         try:
             args, kwargs = pickle.load(sys.stdin.buffer)
         except EOFError:
             break
+        kernels.SPAN, kernels.BLOCK = kwargs.pop("span", own[0]), kwargs.pop("block", own[1])
         pickle.dump(worked(*args, **kwargs), sys.stdout.buffer)
         sys.stdout.buffer.flush()

@@ -6,16 +6,18 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
 SPAN = 1 << 14  # logits of one program; fixed, so that a row has the same bits in any company
 BLOCK, WARPS = 256, 4  # two pairs of logits a thread: more of them spill registers
 FIRST, SECOND = 8, 12  # columns of the two kernels, in the order of tensor_sums.py
 
-INTERPRETED = triton.knobs.runtime.interpret
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 _INF = tl.constexpr(float("inf"))
 _LOWEST = tl.constexpr(-700.0)  # exp of it is 1e-304
@@ -45,7 +47,7 @@ def _launched(
     normalisers: tuple[Tensor, ...],
 ) -> Tensor:
     rows, vocabulary = train_RV.shape
-    spans = triton.cdiv(vocabulary, SPAN)
+    spans = -(-vocabulary // SPAN)
     out_KCR = torch.empty((spans, columns, rows), dtype=torch.float64, device=train_RV.device)
     kernel[rows, spans](
         train_RV,
@@ -89,7 +91,14 @@ def _store_side(out, rows, top, total, best):
 
 @triton.jit
 def _normalise(
-    train, infer, out, stride_train, stride_infer, vocabulary, SPAN: tl.constexpr, BLOCK: tl.constexpr
+    train,
+    infer,
+    out,
+    stride_train,
+    stride_infer,
+    vocabulary,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rows = tl.num_programs(0)
@@ -144,7 +153,7 @@ def _atanh(x):
     """The inverse hyperbolic tangent of x from -1/3 to 0, by its series to x^33 / 33."""
     square = x * x
     p = square * (1 / 33)
-    for k in tl.static_range(15):
+    for k in tl.static_range(15):  # type: ignore[attr-defined]
         p = (p + 1 / (31 - 2 * k)) * square
     return x + x * p
 
