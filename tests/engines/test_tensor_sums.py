@@ -245,6 +245,12 @@ def test_different_shapes_are_refused_with_the_next_move():
     assert "[rows, vocabulary]" in e.value.problems[0].hint
 
 
+def test_sides_on_two_devices_are_refused_with_the_next_move():
+    with pytest.raises(EvidenceError, match="train logits on cpu, infer logits on meta") as e:
+        tensor_sums.row_sums_of(torch.zeros(2, 3), torch.zeros(2, 3, device="meta"))
+    assert e.value.problems[0].hint == "move one side to the device of the other"
+
+
 COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
@@ -254,7 +260,7 @@ from servanda.engines import triton_kernels as kernels
 def type_of(name):
     if name in ("train", "infer"):
         return "*bf16"
-    if name in ("log_z_train", "log_z_infer", "shift", "out"):
+    if name in ("normalisers", "out"):
         return "*fp64"
     return "constexpr" if name.isupper() else "i32"
 

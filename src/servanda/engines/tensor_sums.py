@@ -58,11 +58,9 @@ class Normaliser:
         return Normaliser(_added(torch.stack([self.columns_CR, other.columns_CR])))
 
     @property
-    def log_z(self) -> tuple[Tensor, Tensor]:
-        """Log normalisers of train and of infer, [R] each, nats."""
-        top_SR, total_SR = self.columns_CR[0:2], self.columns_CR[2:4]
-        train_R, infer_R = top_SR + total_SR.log()
-        return train_R, infer_R
+    def log_z(self) -> Tensor:
+        """Log normalisers of train and of infer, [2, R], nats."""
+        return self.columns_CR[0:2] + self.columns_CR[2:4].log()
 
     @property
     def shift(self) -> Tensor:
@@ -73,8 +71,7 @@ class Normaliser:
     @property
     def usable(self) -> Tensor:
         """Rows without NaN or +inf, and with some mass on both sides, [R]."""
-        train_R, infer_R = self.log_z
-        return train_R.isfinite() & infer_R.isfinite()
+        return self.log_z.isfinite().all(dim=0)
 
 
 def _added(columns_KCR: Tensor) -> Tensor:
@@ -115,12 +112,12 @@ def partial_sums(train_RV: Tensor, infer_RV: Tensor, whole: Normaliser) -> Tenso
         whole: the normaliser of the whole vocabulary, all shards added up.
     """
     train_RV, infer_RV = _checked(train_RV, infer_RV)
-    normalisers = *(log_z_R.contiguous() for log_z_R in whole.log_z), whole.shift
+    normalisers_3R = torch.stack([*whole.log_z, whole.shift])
     if _by_triton(train_RV):
         assert triton_kernels is not None
-        return triton_kernels.second(train_RV, infer_RV, *normalisers).sum(dim=0)
-    sides = _pieces(train_RV, infer_RV, *normalisers)
-    return torch.cat([_eager_second(*piece) for piece in sides], dim=1)
+        return triton_kernels.second(train_RV, infer_RV, normalisers_3R).sum(dim=0)
+    pieces = _pieces(train_RV, infer_RV, *normalisers_3R)
+    return torch.cat([_eager_second(*piece) for piece in pieces], dim=1)
 
 
 def row_sums_of(
@@ -194,7 +191,7 @@ def row_sums_of_hidden(
             start=start,
             group=group,
         )
-        for at in (slice(i, i + rows) for i in range(0, len(hidden_train_RD), rows))
+        for at in (slice(i, i + rows) for i in range(0, max(1, len(hidden_train_RD)), rows))
     ]
     return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
@@ -230,6 +227,11 @@ def _checked(*sides: Tensor) -> tuple[Tensor, Tensor]:
         raise EvidenceError(
             f"{tuple(train_RV.shape)} train logits for {tuple(infer_RV.shape)} infer logits",
             hint="both sides are [rows, vocabulary], of the same tokens",
+        )
+    if train_RV.device != infer_RV.device:
+        raise EvidenceError(
+            f"train logits on {train_RV.device}, infer logits on {infer_RV.device}",
+            hint="move one side to the device of the other",
         )
     # gradients would keep every temporary; only the last axis need be contiguous
     a, b = (side.detach() for side in sides)
@@ -273,18 +275,14 @@ def _eager_first(train_RV: Tensor, infer_RV: Tensor) -> Tensor:
 
 
 def _eager_second(
-    train_RV: Tensor,
-    infer_RV: Tensor,
-    log_z_train_R1: Tensor,
-    log_z_infer_R1: Tensor,
-    shift_R1: Tensor,
+    train_RV: Tensor, infer_RV: Tensor, log_z_train: Tensor, log_z_infer: Tensor, shift: Tensor
 ) -> Tensor:
     """The terms of triton_kernels._reduce, whose comments say why each has its form."""
     neither_RV = train_RV.isneginf() & infer_RV.isneginf()
-    log_p, log_q = train_RV - log_z_train_R1, infer_RV - log_z_infer_R1
+    log_p, log_q = train_RV - log_z_train, infer_RV - log_z_infer
     x = log_p - log_q
     far = x.abs() > 1
-    x = x.where(far, train_RV - infer_RV - shift_R1).masked_fill_(neither_RV, 0.0)
+    x = x.where(far, train_RV - infer_RV - shift).masked_fill_(neither_RV, 0.0)
     more = x > 0
     larger = log_p.where(more, log_q).exp()
     apart = -x.abs()

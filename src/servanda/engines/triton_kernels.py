@@ -31,36 +31,23 @@ _LAST = tl.constexpr(2**31 - 1)
 
 def first(train_RV: Tensor, infer_RV: Tensor) -> Tensor:
     """The columns of `Normaliser` of each span, [K, FIRST, R]."""
-    return _launched(_normalise, FIRST, train_RV, infer_RV, ())
+    return _launched(_normalise, FIRST, train_RV, infer_RV)
 
 
-def second(train_RV: Tensor, infer_RV: Tensor, *normalisers_R: Tensor) -> Tensor:
+def second(train_RV: Tensor, infer_RV: Tensor, normalisers_3R: Tensor) -> Tensor:
     """The sums of each span, [K, SECOND, R]; log_z of train, of infer, and the shift."""
-    return _launched(_reduce, SECOND, train_RV, infer_RV, normalisers_R)
+    return _launched(_reduce, SECOND, train_RV, infer_RV, normalisers_3R)
 
 
 def _launched(
-    kernel: triton.JITFunction,
-    columns: int,
-    train_RV: Tensor,
-    infer_RV: Tensor,
-    normalisers: tuple[Tensor, ...],
+    kernel: triton.JITFunction, columns: int, train_RV: Tensor, infer_RV: Tensor, *more: Tensor
 ) -> Tensor:
     rows, vocabulary = train_RV.shape
     spans = -(-vocabulary // SPAN)
     out_KCR = torch.empty((spans, columns, rows), dtype=torch.float64, device=train_RV.device)
-    kernel[rows, spans](
-        train_RV,
-        infer_RV,
-        *normalisers,
-        out_KCR,
-        train_RV.stride(0),
-        infer_RV.stride(0),
-        vocabulary,
-        SPAN=SPAN,
-        BLOCK=BLOCK,
-        num_warps=WARPS,
-    )
+    sizes = train_RV.stride(0), infer_RV.stride(0), vocabulary, SPAN, BLOCK
+    with torch.cuda.device_of(train_RV):  # Triton launches on the current one
+        kernel[rows, spans](train_RV, infer_RV, *more, out_KCR, *sizes, num_warps=WARPS)
     return out_KCR
 
 
@@ -162,9 +149,7 @@ def _atanh(x):
 def _reduce(
     train,
     infer,
-    log_z_train,
-    log_z_infer,
-    shift,
+    normalisers,
     out,
     stride_train,
     stride_infer,
@@ -176,9 +161,9 @@ def _reduce(
     rows = tl.num_programs(0)
     train += row * stride_train
     infer += row * stride_infer
-    log_z_train = tl.load(log_z_train + row)
-    log_z_infer = tl.load(log_z_infer + row)
-    shift = tl.load(shift + row)
+    log_z_train = tl.load(normalisers + row)
+    log_z_infer = tl.load(normalisers + rows + row)
+    shift = tl.load(normalisers + 2 * rows + row)
     stop = tl.minimum((part + 1) * SPAN, vocabulary)
     nothing = tl.zeros((BLOCK,), tl.float64)
     entropy, tv, kl, kl_reverse, chi2 = nothing, nothing, nothing, nothing, nothing
