@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks import accuracy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from servanda.engines import tensor_sums
 from servanda.errors import EvidenceError
 from servanda.theory.divergence.base import DIVERGENCES, OF_SUMS, LogitRows
+from tests import oracles
 from tests.engines.interpreted import hidden_case, interpreter, worked
 
 needs_triton = pytest.mark.skipif(
@@ -74,6 +76,17 @@ def drawn(seed, vocabulary, noise, dtype, rows=3):
 def test_every_metric_is_its_readable_formula(ask, seed, vocabulary, noise, dtype):
     case = drawn(seed, vocabulary, noise, dtype)
     assert_same(ask(*case, dtype), readable(*case))
+
+
+@pytest.mark.parametrize("offset", [0, 5])
+@pytest.mark.parametrize("noise", [1e-4, 1.0])
+def test_the_error_is_within_the_stated_bound(ask, noise, offset):
+    train_V, infer_V = accuracy.logits(noise, vocabulary=150)
+    train_V = train_V + np.float32(offset)
+    found = ask(*(side_V[None].astype(np.float64) for side_V in (train_V, infer_V)), "float32")
+    for name in accuracy.TEXTBOOK:
+        truth = float(oracles.exactly(name, train_V, infer_V))
+        assert found[name][0] == pytest.approx(truth, rel=accuracy.BOUND), name
 
 
 def hard():
@@ -183,6 +196,7 @@ import sys
 import torch
 from torch import distributed
 from servanda.engines.tensor_sums import row_sums_of_hidden
+from tests import oracles
 from tests.engines.interpreted import hidden_case
 
 rank, ranks, store, out = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
