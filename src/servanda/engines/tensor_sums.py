@@ -36,8 +36,8 @@ SUMS = (
     *("entropy", "tv", "kl", "kl_reverse", "chi2", "le_cam"),
     *("hellinger2", "js", "entropy_gap", "only_train", "excess", "ahead"),
 )
-CHUNK = 1 << 26  # logits of one side that exist at a time: 128 MiB in bfloat16
-_EAGER = 1 << 18  # of these, worked at a time in float64 without Triton
+# without Triton, logits that are worked at a time in float64: in a cache, or worth a launch
+_CACHED, _LAUNCHED = 1 << 18, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def row_sums_of_hidden(
     head_infer_VD: Tensor,
     token_R: Tensor | None = None,
     *,
-    chunk: int = CHUNK,
+    chunk: int = 512,
     start: int = 0,
     group: ProcessGroup | None = None,
 ) -> dict[str, Tensor]:
@@ -179,10 +179,9 @@ def row_sums_of_hidden(
         hidden_train_RD, hidden_infer_RD: last hidden states, [R, D] each with its own D.
         head_train_VD, head_infer_VD: weights of the output embeddings (lm_head), [V, D], or the
             rows of this rank's shard.
-        chunk: most logits of one side that exist at a time; at least one row does.
+        chunk: rows whose logits exist at a time; the same on all ranks.
         token_R, start, group: see `row_sums_of`.
     """
-    rows = max(1, chunk // len(head_train_VD))
     blocks = [
         row_sums_of(
             hidden_train_RD[at] @ head_train_VD.T,
@@ -191,7 +190,7 @@ def row_sums_of_hidden(
             start=start,
             group=group,
         )
-        for at in (slice(i, i + rows) for i in range(0, max(1, len(hidden_train_RD)), rows))
+        for at in (slice(i, i + chunk) for i in range(0, max(1, len(hidden_train_RD)), chunk))
     ]
     return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
@@ -255,7 +254,8 @@ def _logits_of(token_R: Tensor, *sides: Tensor) -> Tensor:
 
 def _pieces(train_RV: Tensor, infer_RV: Tensor, *columns_R: Tensor) -> Iterator[list[Tensor]]:
     """Some rows of each, the logits in float64, small enough for a cache."""
-    rows = max(1, _EAGER // max(1, train_RV.shape[1]))
+    size = _CACHED if train_RV.device.type == "cpu" else _LAUNCHED
+    rows = max(1, size // max(1, train_RV.shape[1]))
     for i in range(0, max(1, len(train_RV)), rows):
         at = slice(i, i + rows)
         columns = (column_R[at, None] for column_R in columns_R)
