@@ -195,7 +195,56 @@ def two_threads(rounds: int) -> list[Row]:
     )
 
 
-ROWS: dict[str, Callable[[int], list[Row]]] = {"exact": exact_metrics, "threads": two_threads}
+def gpu(rounds: int) -> list[Row]:
+    """The ratio to one read is the share of the memory's bandwidth; nothing without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    from servanda.engines.tensor_sums import row_sums_of
+
+    infer = 3 * torch.randn(1024, VOCABULARY, device="cuda", dtype=torch.bfloat16)
+    train = infer + 0.01 * torch.randn_like(infer)
+
+    def logprobs() -> list[Any]:
+        return [torch.log_softmax(side.float(), dim=-1) for side in (train, infer)]
+
+    peers: dict[str, Work] = {
+        "reading both rows once (torch.sum)": lambda: [side.sum() for side in (train, infer)],
+        "torch, eager, ten metrics in float32": lambda: _torch_metrics(*logprobs()),
+    }
+    try:
+        from liger_kernel.transformers import LigerJSD, LigerKLDIVLoss
+    except ImportError:
+        print("gpu: liger-kernel is not installed, so its losses are left out")
+    else:
+        jsd, kl = LigerJSD(), LigerKLDIVLoss(log_target=True)
+        peers["Liger, js_nats alone"] = lambda: jsd(*logprobs())
+        peers["Liger, kl_nats alone"] = lambda: kl(*logprobs())
+
+    def synchronised(work: Work) -> Work:
+        def run() -> None:
+            work()
+            torch.cuda.synchronize()
+
+        return run
+
+    return beside(
+        f"thirteen exact metrics in bfloat16 on {torch.cuda.get_device_name()}, elapsed time",
+        "pair of logits",
+        train.numel(),
+        synchronised(lambda: row_sums_of(train, infer)),
+        {name: synchronised(peer) for name, peer in peers.items()},
+        rounds,
+        time.perf_counter,
+    )
+
+
+ROWS: dict[str, Callable[[int], list[Row]]] = {
+    "exact": exact_metrics,
+    "threads": two_threads,
+    "gpu": gpu,
+}
 
 
 def peak(name: str) -> float:
@@ -217,6 +266,9 @@ def main() -> None:
         return
     for name in asked.only:
         rows = ROWS[name](QUICK if asked.quick else ROUNDS)
+        if not rows:
+            print(f"{name}: skipped: no GPU", flush=True)
+            continue
         for row in rows:
             print(
                 f"{row.path}: {row.ours:.3g} ns a {row.unit}; {row.peer}: {row.theirs:.3g}, "
