@@ -198,7 +198,7 @@ class Monitor:
                 f"{plan.contract.digest[:8]}",
                 hint="name another state file, or continue with the contract it was begun with",
             )
-        self._plan = plan
+        self._plan, self._digest = plan, plan.contract.digest
         named = dict.fromkeys(cell.cut for cell in plan.cells if is_answered(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
         # slices of outcomes are not judged, but show where the excess is
@@ -215,7 +215,7 @@ class Monitor:
             sums.add_groups({name: TokenSum(drift, n)})
         return Part(
             self._member,
-            self.contract.digest,
+            self._digest,
             batch.weights,
             statistics=own.statistics,
             groups=tuple(sums.groups.items()),
@@ -251,7 +251,7 @@ class Monitor:
             agreement=agreement,
         )
         key = EvidenceKey(
-            contract=plan.contract.digest,
+            contract=self._digest,
             corpus="",
             train="external",
             infer="external",
@@ -317,7 +317,7 @@ class Monitor:
         )
         self._write(step, batch, rank, groups, taken.sample)
         if weighed.tokens:
-            state.contract = plan.contract.digest
+            state.contract = self._digest
         elif not state.contract:
             self._plan = None  # a step without tokens does not fix the slices
         return step
