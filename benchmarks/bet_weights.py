@@ -114,7 +114,7 @@ def errs(limit: float, x_N: Floats, mean_N: Floats) -> tuple[bool, bool]:
         for i in range(0, len(x_N), 10_000):
             part = slice(0, i + 10_000)
             sums_JN = np.log1p(bets[:, None] * x_N[part]).cumsum(axis=1)[:, i:]
-            growth_JN = sums_JN - n_N[part][i:] * np.log1p(bets[:, None] * mean_N[part][i:])
+            growth_JN: Floats = sums_JN - n_N[part][i:] * np.log1p(bets[:, None] * mean_N[part][i:])
             best = max(best, float(log_e(growth_JN, weight_J).max()))
         found.append(best >= -math.log(ALPHA))
     return found[0], found[1]
