@@ -38,7 +38,7 @@ def test_a_verdict_is_true_and_carries_its_numbers(tmp_path, claim, tv, outcome,
     low, high = tv_cell.interval
     assert low <= pair.mean_tv([(0,), (1,), (2,)], 6) <= high
     assert tv_cell.kind == "certificate" and tv_cell.claim == claim
-    assert tv_cell.n > 0 and tv_cell.alpha == pytest.approx(0.025)
+    assert tv_cell.n > 0 and tv_cell.alpha == pytest.approx(0.045)
     assert verdict.tokens > 0 and verdict.lost == 0
 
 
@@ -109,12 +109,12 @@ def test_check_again_continues_and_fresh_pays(tmp_path):
     assert again == first and first.key.attempt == 1
     fresh = check(path, tmp_path, fresh=True)
     assert fresh.key.attempt == 2
-    assert fresh.alpha == pytest.approx(0.05 / 6)
+    assert fresh.alpha == pytest.approx(0.05 / 20)
     assert fresh.evidence != first.evidence  # other noise
 
 
 def test_undecided_says_how_much_more_would_decide(tmp_path):
-    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.03)}, last=200, limit=0.06)
+    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.03)}, last=120, limit=0.06)
     verdict = check(path, tmp_path)
     assert (verdict.outcome, verdict.exit_code) == ("inconclusive", 3)
     assert verdict.more and verdict.more > 0
