@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.contract.clause import Relative
-from servanda.contract.parser import Marks
+from servanda.contract.yaml_reader import Marks
 from servanda.errors import ContractError
 from tests.kit import parse
 
