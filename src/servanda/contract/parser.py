@@ -22,8 +22,6 @@ from servanda.registry import nearest, quoted
 if TYPE_CHECKING:
     from servanda.contract.yaml_reader import Marks
 
-__all__ = ["Tongue", "parse", "refused"]
-
 _Wrong = dict[Path, list[ErrorDetails]]
 # checks values against each other: `lint.check` with the valid names
 Rules = Callable[..., list[Problem]]
@@ -140,8 +138,7 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     except ValidationError as error:
         wrong = _grouped(error, data)
         problems += refused(error, data, marks, _CONTRACTS)
-        rest = _mended(data, wrong)
-        if rest is not None:
+        if (rest := _mended(data, wrong)) is not None:
             broken = {_owner(path) for path in wrong}
             problems += rules(rest, marks, broken=broken)
     else:
