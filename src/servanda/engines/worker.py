@@ -282,14 +282,15 @@ def spawn(kernel: Kernel, side: str) -> Worker:
 
 def _serve(calls: IO[bytes], replies: IO[bytes]) -> None:
     engine: Any = None
+    opened = contextlib.ExitStack()
     while (message := _receive(calls)) is not None:
         head, body = message
         verb = head.pop("verb")
         try:
             if verb == "open":
-                if engine is not None:
-                    engine.close()
+                opened.close()  # the kernel of the run before
                 engine = open_engine(Kernel(**head))
+                opened.callback(engine.close)
                 _send(replies, {"ok": verb})
             elif verb == "logits":
                 for piece in engine.logits(_unpack(body, head), head["path"]):
