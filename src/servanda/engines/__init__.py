@@ -41,7 +41,7 @@ class _Names(Collection[str]):
         yield from (plugin for plugin, _ in _plugins())
 
     def __len__(self) -> int:
-        return len([*self])
+        return sum(1 for _ in self)
 
 
 def engine_names() -> Collection[str]:
