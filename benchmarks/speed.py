@@ -19,6 +19,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -240,10 +241,57 @@ def gpu(rounds: int) -> list[Row]:
     )
 
 
+# what every command of a contract needs, and no code of ours
+_LIBRARIES = ("-c", "import numpy, pydantic, click, ruamel.yaml")
+_LINT = ("-m", "servanda", "contract", "lint", "examples/tiny-bf16.kernelcontract.yaml")
+
+
+def _python(*words: str) -> Work:
+    """A process from its start to its end; what it prints goes nowhere."""
+    return lambda: subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def _first_line(*words: str) -> Work:
+    """A process from its start to the first line that it prints."""
+
+    def work() -> None:
+        command, quiet = [sys.executable, *words], subprocess.DEVNULL
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=quiet) as process,
+        ):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.kill()  # its children end with it
+        assert line, command
+
+    return work
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def start(rounds: int) -> list[Row]:
+    """The start of a process beside that of Python with the libraries of all commands."""
+    peers = {"import of NumPy, pydantic, click and ruamel.yaml": _python(*_LIBRARIES)}
+    names, lint = _python("-c", "from servanda import *"), _python(*_LINT)
+    demo = _first_line("-m", "servanda", "demo", "--quiet")
+    return [
+        *beside("import of all names", "start", 1, names, peers, rounds, _of_children),
+        *beside("servanda contract lint", "start", 1, lint, peers, rounds, _of_children),
+        *beside(
+            "demo to its first line, elapsed", "start", 1, demo, peers, rounds, time.perf_counter
+        ),
+    ]
+
+
 ROWS: dict[str, Callable[[int], list[Row]]] = {
     "exact": exact_metrics,
     "threads": two_threads,
     "gpu": gpu,
+    "start": start,
 }
 
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+import threading
 
 import pytest
 
 import servanda as sv
+from servanda.engines.table import TableEngine
 from servanda.errors import EvidenceError
 from servanda.judgement.verdict import FORMATS
 from servanda.report.format import count
@@ -396,6 +398,26 @@ def test_an_infinite_fact_is_a_verdict_and_valid_json(tmp_path):
     verdict = check(path, tmp_path)
     assert cell(verdict, "osc").outcome == "violated"
     assert '"value": "inf"' in json.dumps(verdict.to_dict(), allow_nan=False)
+
+
+def test_both_kernels_score_a_golden_text_at_the_same_time(tmp_path):
+    """Each waits for the other before its first logits: one after the other would never end."""
+    met = threading.Barrier(2, timeout=60)
+
+    class Meeting(TableEngine):
+        alone = False  # later calls are for the noise floor of one kernel
+
+        def logits(self, batch, path):
+            if not self.alone:
+                met.wait()
+                self.alone = True
+            yield from super().logits(batch, path)
+
+    path, _ = kit.write(tmp_path, golden=kit.golden(tmp_path))
+
+    verdict = run.check(path, run_dir=tmp_path / "run", open=lambda kernel, _: Meeting(kernel))
+
+    assert verdict.outcome == "holds"
 
 
 def test_few_golden_texts_have_a_floor_and_one_has_none(tmp_path):
