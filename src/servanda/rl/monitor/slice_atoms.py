@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.judgement.slices.rules import LABEL, Cut
+from servanda.rl.monitor import device_arrays as arrays
 from servanda.rl.monitor.batch import Batch
 
 Array = NDArray[Any]
@@ -40,7 +42,7 @@ class Atoms:
     def times(self, other: Atoms) -> Atoms:
         """The product of two sets of atoms."""
         mine, theirs = len(self), len(other)
-        code_BT = self.atom_BT * np.int32(theirs) + other.atom_BT
+        code_BT = self.atom_BT * theirs + other.atom_BT
         both = (
             np.vstack([np.repeat(of, theirs, axis=1), np.tile(more, (1, mine))])
             for of, more in (
@@ -97,11 +99,11 @@ def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
     parts = [_labelled(batch, labels)] if labels else []
     parts += [_numbered(batch, field, cuts) for field in fields if field not in labels]
     # rows and columns first: their codes need no work per token
-    parts.sort(key=lambda part: part.code_BT.size)
+    parts.sort(key=lambda part: math.prod(part.code_BT.shape))
     columns: dict[str, Array] = {}
-    code_BT, size = np.zeros((1, 1), dtype=np.int32), 1
+    code_BT, size = arrays.moved(np.zeros((1, 1), dtype=np.int32), batch.mask_BT), 1
     for part in parts:
-        code_BT = code_BT * np.int32(part.size) + part.code_BT
+        code_BT = code_BT * part.size + arrays.moved(part.code_BT, batch.mask_BT)
         at = np.arange(size * part.size)
         columns = {name: column[at // part.size] for name, column in columns.items()}
         columns |= {name: column[at % part.size] for name, column in part.columns.items()}
@@ -115,9 +117,9 @@ def atoms_of(cuts: Sequence[Cut], batch: Batch) -> Atoms:
     # codes in the same slices are one atom
     sides = np.vstack([inside.reshape(-1, size), maybe.reshape(-1, size)])
     apart, atom_S = np.unique(sides, axis=1, return_inverse=True)
-    atom_BT = atom_S.astype(np.int32).reshape(-1).take(code_BT, mode="clip")
+    atom_BT = arrays.take(atom_S.astype(np.int32).reshape(-1), code_BT)
     return Atoms(
-        np.broadcast_to(atom_BT, batch.mask_BT.shape), apart[: len(cuts)], apart[len(cuts) :]
+        arrays.spread(atom_BT, batch.mask_BT.shape), apart[: len(cuts)], apart[len(cuts) :]
     )
 
 
@@ -134,10 +136,10 @@ def _closed_up(
     code_BT: Array, size: int, columns: dict[str, Array]
 ) -> tuple[Array, int, dict[str, Array]]:
     """Codes without the unused ones."""
-    there = np.flatnonzero(np.bincount(code_BT.ravel(), minlength=size))
+    there = np.flatnonzero(arrays.count(code_BT, size))
     dense = np.zeros(size, dtype=np.int32)
     dense[there] = np.arange(len(there))
-    code_BT = dense.take(code_BT, mode="clip")
+    code_BT = arrays.take(dense, code_BT)
     return code_BT, len(there), {name: column[there] for name, column in columns.items()}
 
 
@@ -165,10 +167,10 @@ def _numbered(batch: Batch, field: str, cuts: Iterable[Cut]) -> _Part:
         values = COLUMNS[field](batch)
         if values is None:
             code_BT = np.full((1, 1), size - 1, dtype=np.int32)
-        elif values.dtype.kind == "i":  # never NaN, the last class
-            code_BT, size = _table(batch, edges).take(values, mode="clip"), size - 1
+        elif arrays.is_whole(values):  # never NaN, the last class
+            code_BT, size = arrays.take(_table(batch, edges), values), size - 1
         else:
-            code_BT = _class_of(values, edges)
+            code_BT = arrays.classes(values, edges)
     columns = {field: stand_ins[:size]}
     if min(code_BT.shape, default=0) == 1:
         code_BT, size, columns = _closed_up(code_BT, size, columns)
@@ -177,7 +179,7 @@ def _numbered(batch: Batch, field: str, cuts: Iterable[Cut]) -> _Part:
 
 def _table(batch: Batch, edges: Array) -> Array:
     """The class of each possible count of columns."""
-    return _class_of(np.arange(batch.mask_BT.shape[1] + 1), edges)
+    return arrays.classes(np.arange(batch.mask_BT.shape[1] + 1), edges)
 
 
 def _edges(field: str, cuts: Iterable[Cut]) -> Array:
@@ -203,14 +205,6 @@ def _stand_ins(edges: Array) -> Array:
     return numbers
 
 
-def _class_of(values: Array, edges: Array) -> Array:
-    """The class of each number, in the order of _stand_ins."""
-    at = np.searchsorted(edges, values, side="left") + np.searchsorted(edges, values, side="right")
-    if values.dtype.kind == "f":
-        at = np.where(np.isnan(values), 2 * len(edges) + 1, at)
-    return at.astype(np.int32)
-
-
 def _shifted(table: Array, batch: Batch) -> Array:
     """A table read from the first trained column of each row on, [B, T] or [1, T].
 
@@ -222,17 +216,22 @@ def _shifted(table: Array, batch: Batch) -> Array:
         at_T = np.arange(width) - (start_B[0] if len(start_B) else 0)
         return table.take(at_T, mode="clip")[None]
     padded = np.concatenate([np.repeat(table[:1], width), table])
+    if arrays.is_tensor(batch.mask_BT):
+        first_B, column_T = (
+            arrays.moved(at, batch.mask_BT) for at in (width - batch.start_B, np.arange(width))
+        )
+        return arrays.take(padded, first_B[:, None] + column_T)
     return np.lib.stride_tricks.sliding_window_view(padded, width)[width - batch.start_B]
 
 
 def _before(batch: Batch) -> Array:
     """Number of earlier trained tokens of the sequence, [B, T]; valid for trained tokens."""
-    return np.cumsum(batch.mask_BT, axis=1, dtype=np.int32) - np.int32(1)
+    return arrays.running_count(batch.mask_BT) - 1
 
 
 def _starts(batch: Batch) -> Array:
     """Mask of the beginnings of turns, [B, T]."""
-    starts_BT = batch.mask_BT.copy()
+    starts_BT = batch.mask_BT & True  # a copy
     starts_BT[:, 1:] &= ~batch.mask_BT[:, :-1]
     return starts_BT
 
@@ -240,13 +239,12 @@ def _starts(batch: Batch) -> Array:
 def _turn(batch: Batch) -> Array:
     if batch.one_turn:
         return np.ones((1, 1), dtype=np.int32)
-    return np.cumsum(_starts(batch), axis=1, dtype=np.int32)
+    return arrays.running_count(_starts(batch))
 
 
 def _in_turn(batch: Batch) -> Array:
     before_BT = _before(batch)
-    opens_BT = np.where(_starts(batch), before_BT, np.int32(0))
-    return before_BT - np.maximum.accumulate(opens_BT, axis=1)
+    return before_BT - arrays.running_most(before_BT * _starts(batch))
 
 
 # in a sequence of one turn, these count its columns from the first trained one
