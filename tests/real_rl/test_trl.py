@@ -66,11 +66,11 @@ def test_a_generation_is_judged_once_however_often_it_is_learnt_from(runs, kind,
 
 
 def test_a_trainer_without_a_sampler_of_its_own_is_refused(runs):
-    assert "TRL draws from the module that it trains (use_vllm=False)" in runs[0]["refused"]
+    assert "TRL samples from the module that it trains (use_vllm=False)" in runs[0]["refused"]
 
 
 def test_a_trainer_without_an_engine_has_nothing_to_sync(runs):
-    assert runs[0]["no engine"].startswith("there is nothing to sync: TRL draws from the module")
+    assert runs[0]["no engine"].startswith("there is nothing to sync: TRL samples from the module")
 
 
 def test_the_loss_of_trl_is_that_of_the_declared_weights_and_mask(runs):
@@ -103,7 +103,7 @@ def test_a_script_that_never_trains_is_an_error(runs):
 def test_a_script_that_fails_before_it_trains_is_an_error(runs):
     first = runs[0]["broken"].split("\n")[0]
     assert first.endswith(
-        "broken.py failed before it came to train: FileNotFoundError: [Errno 2] No such file or "
+        "broken.py failed before it called train: FileNotFoundError: [Errno 2] No such file or "
         "directory: 'nowhere'"
     )
 

@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl.monitor import actions
+from servanda.rl.monitor.batch import SHARE
 
 if TYPE_CHECKING:
     from servanda.rl.monitor.monitor import Monitor
-
-# A forward pass is a third of forward and backward, so at most a third of the rest of a step: of a
-# share s of the sequences, s / 3 at most.
-SHARE = 0.06
 
 
 class Waiting:

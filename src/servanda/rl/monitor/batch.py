@@ -21,6 +21,12 @@ Array = NDArray[Any]
 _OF_TORCH = ("bfloat16", "float16")  # formats converted to float32, which represents them exactly
 
 
+# The default share of sequences that a trainer's hook scores in a forward pass of its own.  Such a
+# pass over all takes a third of an update's forward and backward pass, and less of a whole step:
+# over this share, at most 2 % of it.
+SHARE = 0.06
+
+
 @dataclass(frozen=True)
 class Batch:
     """A trainer's data about the tokens of its next update.
