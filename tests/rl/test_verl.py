@@ -385,12 +385,8 @@ def drawn(step, share, size=16, ranks=2, padding=1):
 
 
 def test_the_share_that_is_scored_after_all_is_even_and_by_the_step_alone():
-    assert (
-        len(drawn(3, 0.25)) == 2
-        and len(drawn(3, 0.3)) == 4
-        and len(drawn(3, 0.01)) == 2
-        and len(drawn(3, 1.0)) == 14
-    )
+    sizes = {share: len(drawn(3, share)) for share in (0.01, 0.25, 0.3, 1.0)}
+    assert sizes == {0.01: 2, 0.25: 2, 0.3: 4, 1.0: 14}
     assert drawn(3, 0.25) == drawn(3, 0.25) != drawn(4, 0.25)
 
 
