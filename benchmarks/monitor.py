@@ -31,11 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.rl import Monitor
-from servanda.rl.monitor.histogram import tally
 from servanda.theory.bounds.importance_weights import PSI, weight_gap
 from servanda.theory.stats.histogram import BINS, Binned, ends, moment
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import LogMoment
+from servanda.theory.stats.tally import tally
 
 Array = NDArray[Any]
 Row = Callable[[], float]  # CPU seconds of one repetition

@@ -29,8 +29,8 @@ from servanda.gateway.routing.state import RoutingState, Rules, Score, TrafficFa
 from servanda.gateway.routing.state_machine import absorb, begin
 from servanda.gateway.routing.transition import advance
 from servanda.judgement.slices.rules import Cut, Term
+from servanda.theory.stats.bets import NEG, POS, log_mean_exp
 from servanda.theory.stats.group_ratio import GroupRatio
-from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
 Array = NDArray[Any]
 

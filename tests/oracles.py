@@ -66,16 +66,38 @@ def grown(xs, bets, limit):
     return [math.fsum(math.log1p(t * x) - math.log1p(t * limit) for x in xs) for t in bets]
 
 
-def mixed(growth):
+def weights(bets, limit, best=0.0):
+    """A tenth of the weight on all bets, the rest on those that grow fast against the limit."""
+
+    def optimal(mean):  # of (1 + t x) / (1 + t limit), for x in {0, 1}
+        return (mean - limit) / (limit * (1 - mean))
+
+    away = limit - best
+    if bets == NEG:
+        ranges = [(-1.0, optimal(limit - away / 10))]
+    else:
+        near = optimal(min(limit + away / 4, (1 + 3 * limit) / 4))
+        far = optimal(min(limit + 5 * away, (1 + limit) / 2))
+        ranges = [(near, far), (near, max(far, 10 / limit))]
+    inside = [[low <= t <= high for t in bets] for low, high in ranges]
+    parts = [[0.9 / len(ranges) * i / sum(of) for i in of] for of in inside]
+    return [0.1 / len(bets) + sum(column) for column in zip(*parts, strict=True)]
+
+
+def mixed(growth, weight=None):
     """log of the mean of the products, whatever their size."""
     top = max(growth)
-    return top + math.log(math.fsum(math.exp(g - top) for g in growth) / len(growth))
+    weight = weight or [1 / len(growth)] * len(growth)
+    return top + math.log(
+        math.fsum(w * math.exp(g - top) for g, w in zip(growth, weight, strict=True))
+    )
 
 
-def most(rounds, bets, limit):
+def most(rounds, bets, limit, weight=None):
     """The largest log e-value of the mixture after any of the rounds."""
     so_far = accumulate(np.array(grown(xs, bets, limit)) for xs in rounds)
-    return max(mixed(growth.tolist()) for growth in so_far)
+    weight = weight or weights(bets, limit)
+    return max(mixed(growth.tolist(), weight) for growth in so_far)
 
 
 def bernoulli_ends(ones, n, alpha):

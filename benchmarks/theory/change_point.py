@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.log_moment import POS, LogMoment, log_mean_exp
+from servanda.theory.stats.bets import POS, log_mean_exp
+from servanda.theory.stats.log_moment import LogMoment
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
+from servanda.theory.stats.bets import Floats
 from servanda.theory.stats.interval import interval
-from servanda.theory.stats.log_moment import Floats, LogMoment, Process, check_unit
+from servanda.theory.stats.log_moment import LogMoment, Process, check_unit
 
 
 @dataclass(frozen=True)

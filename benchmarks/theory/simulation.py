@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.stats.log_moment import NEG, POS
+from servanda.theory.stats.bets import NEG, POS
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

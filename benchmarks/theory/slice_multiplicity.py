@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.bets import Floats
 
 
 def e_bh(log_e_K: Floats | Sequence[float], alpha: float) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.judgement.field_thresholds import gates, quantile_text
+from servanda.judgement.slices.atoms import SliceCodes
 from servanda.judgement.token_profile import (
     EDGES,
     FINE,
@@ -50,7 +51,7 @@ def pair_of(tokens_S, first=0):
 def portrait_of(tokens_S, first=0):
     pair = pair_of(tokens_S, first)
     every = np.ones(len(pair.infer.token_N), dtype=bool)
-    return portray(pair, {"all": every}, range(len(tokens_S)))
+    return portray(pair, SliceCodes.of({"all": every}, len(every)), range(len(tokens_S)))
 
 
 @pytest.mark.slow

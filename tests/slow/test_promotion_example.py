@@ -134,7 +134,10 @@ def test_nothing_that_was_started_is_left(ran):
     assert ours(out.parent) == []
 
 
-def test_a_run_that_is_interrupted_leaves_nothing_behind(tmp_path):
+def test_a_run_that_is_interrupted_leaves_nothing_behind(tmp_path, request):
+    # a shell's background jobs ignore SIGINT, and so would the process that is started here
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     out = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, RUN, "--out", out],

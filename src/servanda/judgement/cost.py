@@ -167,7 +167,9 @@ def power_curve(plan: Plan, decided: Decides, sizes: Sequence[int]) -> tuple[Dec
 def _at_size(plan: Plan, cell: Cell, n: int, fill: float) -> Decides:
     assert isinstance(cell.kind, Certificate)
     feed = cell.kind.feed
-    reachable = reach(n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill)
+    reachable = reach(
+        n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill, best=feed.best
+    )
 
     def in_unit(x: float | None) -> float | None:
         return None if x is None else feed.value(x)

@@ -17,6 +17,7 @@ from servanda.contract.identity import EvidenceKey
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, Source, View
 from servanda.judgement.schedule import Schedule, Unit
+from servanda.judgement.slices.atoms import SliceCodes
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import FIELDS, LABEL
 from servanda.judgement.token_profile import Portrait, added, portray
@@ -171,7 +172,9 @@ def weigh_golden(plan: Plan, key: EvidenceKey, run: GoldenRun) -> Evidence:
         tokens=len(run.pair.infer.token_N),
         agreement=agreement_of(run.pair),
     )
-    portraits = {("", "golden"): portray(run.pair, {}, run.rows)}
+    portraits = {
+        ("", "golden"): portray(run.pair, SliceCodes.of({}, len(run.pair.infer.token_N)), run.rows)
+    }
     return Evidence(key, plan.digest, {}, {"golden": weighed}, portraits)
 
 
@@ -183,7 +186,7 @@ def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portra
 
     def view(pair: TracePair) -> View:
         units = tuple(unit_of[int(s)] for s in pair.infer.sequence_S)
-        return _round_view(schedule, cells, units, pair)
+        return round_view(schedule, cells, units, pair)
 
     peers = {
         name: replace(view(pair), itself=name in SELVES) for name, pair in measured.peers.items()
@@ -229,13 +232,15 @@ def _portrait(view: View, measured: Round, cells: list[Cell]) -> Portrait:
     at = [position[int(s)] for s in view.pair.infer.sequence_S]
     return portray(
         view.pair,
-        {cell.cut.name: view.mask(cell.cut) for cell in cells},
+        SliceCodes.of(
+            {cell.cut.name: view.mask(cell.cut) for cell in cells}, len(view.pair.infer.token_N)
+        ),
         [measured.units[i].row for i in at],
     )
 
 
-def _round_view(
-    schedule: Schedule, cells: list[Cell], units: tuple[Unit, ...], pair: TracePair
+def round_view(
+    schedule: Schedule, cells: Sequence[Cell], units: tuple[Unit, ...], pair: TracePair
 ) -> View:
     """A round's tokens with the columns for slices and validity checks."""
     trace = pair.infer

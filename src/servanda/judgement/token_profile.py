@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.judgement.slices.atoms import SliceCodes
 from servanda.theory.divergence.base import sampled
 from servanda.traces.trace import Trace, TracePair
 
@@ -178,41 +179,43 @@ def added(mine: Mapping[_Key, Portrait], theirs: Mapping[_Key, Portrait]) -> dic
     return {**mine, **theirs, **both}
 
 
-def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) -> Portrait:
+def portray(pair: TracePair, slices: SliceCodes, rows: Sequence[int]) -> Portrait:
     """The token profile of one round.
 
     Args:
-        masks: slice -> its tokens, [N].
+        slices: of its tokens.
         rows: line of the corpus of each sequence.
     """
     usable_N = pair.usable_N
     infer, train = pair.infer.columns, pair.train.columns
-    logp = {"logp_train": train["logp"][usable_N], "logp_infer": infer["logp"][usable_N]}
+    train_U, infer_U = train["logp"][usable_N], infer["logp"][usable_N]
+    p_infer_U = np.exp(infer_U)
+    logp = {"logp_train": train_U, "logp_infer": infer_U}
     values = {
         "tv": sampled("tv", logp),
         "abs_log_ratio": sampled("abs_log_ratio_nats", logp),
         "k3": sampled("k3_nats", logp),
-        "nll_train": -logp["logp_train"],
-        "nll_infer": -logp["logp_infer"],
+        "nll_train": -train_U,
+        "nll_infer": -infer_U,
     }
     values["k1"] = values["nll_train"] - values["nll_infer"]
     with np.errstate(over="ignore"):
         values["exp_abs"] = np.exp(values["abs_log_ratio"])
-    values["prob_diff"] = np.abs(np.exp(logp["logp_train"]) - np.exp(logp["logp_infer"]))
+    values["prob_diff"] = np.abs(np.exp(train_U) - p_infer_U)
     if "top1" in train and "top1" in infer:
         top1 = {"top1_train": train["top1"][usable_N], "top1_infer": infer["top1"][usable_N]}
         values["flips"] = sampled("top1_flip", top1)
-    bins = _bins(pair, usable_N)
-    names, values_CN = [*values], np.stack([*values.values()])
-
-    def inside(bin_N: Array, size: int) -> tuple[Sums, ...]:
-        return _sums(names, values_CN, bin_N, size)
-
-    whole_N = np.zeros(values_CN.shape[1], dtype=np.int64)
+    total, by = _by_fields(values, _bins(pair, usable_N, p_infer_U))
+    code_U = slices.code_N[usable_N]
+    of_codes = _sums(values, code_U, slices.inside_CA.shape[1])
+    inside = (
+        {name: sums_A[inside_A].sum() for name, sums_A in of_codes.items()}
+        for inside_A in slices.inside_CA
+    )
     return Portrait(
-        total=inside(whole_N, 1)[0],
-        by={name: inside(bin_N, len(EDGES[name]) + 1) for name, bin_N in bins.items()},
-        slices={name: inside(mask_N[usable_N].astype(int), 2)[1] for name, mask_N in masks.items()},
+        total=total,
+        by=by,
+        slices=dict(zip(slices.names, map(_as_sums, inside), strict=True)),
         ratios=_ratios(values["k1"], values["abs_log_ratio"]),
         worst=_worst(pair, usable_N, values["abs_log_ratio"], rows),
         fine=_fine(values["abs_log_ratio"]),
@@ -220,62 +223,84 @@ def portray(pair: TracePair, masks: Mapping[str, Array], rows: Sequence[int]) ->
     )
 
 
-def _sums(names: Sequence[str], values_CN: Array, bin_N: Array, size: int) -> tuple[Sums, ...]:
-    """The sums of the tokens in each of `size` bins."""
-    n_B = np.bincount(bin_N, minlength=size)
-    sums = {
-        name: np.bincount(bin_N, values_N, minlength=size)
-        for name, values_N in zip(names, values_CN, strict=True)
-    }
-    if "flips" in sums:
-        flips_N = values_CN[names.index("flips")]
-        known_N = ~np.isnan(flips_N)
-        sums["flips"] = np.bincount(bin_N[known_N], flips_N[known_N], minlength=size)
-        sums["flips_n"] = np.bincount(bin_N[known_N], minlength=size)
-    columns = zip(*(sums_B.tolist() for sums_B in sums.values()), strict=True)
-    return tuple(
-        Sums(n=n, **dict(zip(sums, row, strict=True)))
-        for n, row in zip(n_B.tolist(), columns, strict=True)
-    )
+def _sums(values: Mapping[str, Array], code_U: Array, size: int) -> dict[str, Array]:
+    """The sums of the tokens with each of `size` codes, by name of the sum, [size]."""
+    sums = {"n": np.bincount(code_U, minlength=size)}
+    for name, values_U in values.items():
+        if name == "flips":  # NaN where a best token was not recorded
+            known_U = ~np.isnan(values_U)
+            sums[name] = np.bincount(code_U[known_U], values_U[known_U], minlength=size)
+            sums["flips_n"] = np.bincount(code_U[known_U], minlength=size)
+        else:
+            sums[name] = np.bincount(code_U, values_U, minlength=size)
+    return sums
 
 
-def _bins(pair: TracePair, usable_N: Array) -> dict[str, Array]:
+def _as_sums(sums: Mapping[str, Any]) -> Sums:
+    counts = {name: int(sums[name]) for name in ("n", "flips_n") if name in sums}
+    return Sums(**({name: float(value) for name, value in sums.items()} | counts))  # type: ignore[arg-type]
+
+
+def _by_fields(
+    values: Mapping[str, Array], bins: Mapping[str, Array]
+) -> tuple[Sums, dict[str, tuple[Sums, ...]]]:
+    """The sums of all tokens, and by the bins of each field: each token is added up once."""
+    shape = tuple(len(EDGES[name]) + 1 for name in bins)
+    code_U = np.ravel_multi_index(tuple(bins.values()), shape)
+    cells = {n: s.reshape(shape) for n, s in _sums(values, code_U, math.prod(shape)).items()}
+    by = {}
+    for axis, name in enumerate(bins):
+        others = tuple(i for i in range(len(shape)) if i != axis)
+        of = {n: cells_F.sum(axis=others) for n, cells_F in cells.items()}
+        by[name] = tuple(
+            _as_sums({n: sums_B[b] for n, sums_B in of.items()}) for b in range(shape[axis])
+        )
+    return _as_sums({n: cells_F.sum() for n, cells_F in cells.items()}), by
+
+
+def _bins(pair: TracePair, usable_N: Array, p_infer_U: Array) -> dict[str, Array]:
+    """The bin of each usable token, by field."""
     trace = pair.infer
-    columns = {
-        "position": pair.position_N,
-        "prompt_tokens": np.repeat(trace.prompt_tokens_S, trace.length_S),
-        "probability": np.exp(trace.columns["logp"]),
+    prompt_S = np.searchsorted(EDGES["prompt_tokens"], trace.prompt_tokens_S, side="right")
+    # positions are whole numbers, so their bins are looked up
+    longest = np.arange(int(trace.length_S.max(initial=0)) + 1)
+    of_position = np.searchsorted(EDGES["position"], longest, side="right")
+    bins = {
+        "position": of_position.take(pair.position_N[usable_N]),
+        "prompt_tokens": np.repeat(prompt_S, trace.length_S)[usable_N],
+        "probability": np.searchsorted(EDGES["probability"], p_infer_U, side="right"),
     }
     if "entropy_nats" in trace.columns:
-        columns["entropy_nats"] = trace.columns["entropy_nats"]
-    return {n: np.searchsorted(EDGES[n], c[usable_N], side="right") for n, c in columns.items()}
+        entropy_U = trace.columns["entropy_nats"][usable_N]
+        bins["entropy_nats"] = np.searchsorted(EDGES["entropy_nats"], entropy_U, side="right")
+    return bins
 
 
 def _ratios(k1_N: Array, abs_N: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    bin_N = np.searchsorted(RATIO_EDGES, abs_N, side="right")
     size = len(RATIO_EDGES) + 1
-    below = np.bincount(bin_N[k1_N > 0], minlength=size)
-    above = np.bincount(bin_N[k1_N <= 0], minlength=size)
-    return tuple(below.tolist()), tuple(above.tolist())
+    bin_N = np.searchsorted(RATIO_EDGES, abs_N, side="right")
+    bin_N += np.where(k1_N > 0, 0, size)
+    counts = np.bincount(bin_N, minlength=2 * size).tolist()
+    return tuple(counts[:size]), tuple(counts[size:])
 
 
 def _fine(abs_N: Array) -> dict[str, int]:
     large_K = abs_N[(abs_N >= LEAST) & np.isfinite(abs_N)]
-    power_K = np.floor(np.log(large_K / LEAST) / math.log1p(FINE)).astype(np.int64)
+    power_K = (np.log(large_K / LEAST) / math.log1p(FINE)).astype(np.int64)
     # a value at an edge may be rounded into the lower bin
-    power_K += large_K >= LEAST * (1 + FINE) ** (power_K + 1)
-    power_K -= large_K < LEAST * (1 + FINE) ** power_K
-    power, n = np.unique(power_K, return_counts=True)
-    return dict(zip(map(str, power.tolist()), n.tolist(), strict=True))
+    starts = LEAST * (1 + FINE) ** np.arange(int(power_K.max(initial=0)) + 2)
+    power_K += large_K >= starts[power_K + 1]
+    power_K -= large_K < starts[power_K]
+    n = np.bincount(power_K)
+    return {str(power): int(n[power]) for power in np.flatnonzero(n).tolist()}
 
 
 def _joint(infer_N: Array, train_N: Array) -> dict[str, int]:
     """Counts by bins of both sides' -logp; the last bin has all larger values and infinity."""
     top = JOINT_BINS - 1
     i_N, j_N = (np.clip(x_N / JOINT, 0, top).astype(np.int64) for x_N in (infer_N, train_N))
-    cells, n = np.unique(i_N * JOINT_BINS + j_N, return_counts=True)
-    rows = zip(cells.tolist(), n.tolist(), strict=True)
-    return {f"{cell // JOINT_BINS},{cell % JOINT_BINS}": count for cell, count in rows}
+    n = np.bincount(i_N * JOINT_BINS + j_N)
+    return {f"{c // JOINT_BINS},{c % JOINT_BINS}": int(n[c]) for c in np.flatnonzero(n).tolist()}
 
 
 def _worst(
@@ -286,7 +311,11 @@ def _worst(
 ) -> tuple[Worst, ...]:
     trace = pair.infer
     at_U = np.flatnonzero(usable_N)
-    largest = np.argsort(-abs_U, kind="stable")[:KEPT]
+    candidates = np.arange(len(abs_U))
+    if len(abs_U) > KEPT:
+        least = np.partition(abs_U, -KEPT)[-KEPT]
+        candidates = np.flatnonzero(abs_U >= least)
+    largest = candidates[np.argsort(-abs_U[candidates], kind="stable")[:KEPT]]
     starts_S = np.cumsum(trace.length_S) - trace.length_S
     tokens = []
     for u in largest.tolist():

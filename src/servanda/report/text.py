@@ -232,7 +232,8 @@ def _spent(verdict: Verdict) -> str:
         f"1 - confidence = {1 - verdict.confidence:.3g} for all attempts together"
     )
     if verdict.part < 1:
-        text += f"; violations at this step may spend {verdict.part:.3g} of it"
+        where = "at this step" if verdict.leg else "of the whole"
+        text += f"; violations {where} may spend {verdict.part:.3g} of it"
     if cells:
         text += (
             f", divided by {count(cells, 'cell')}: if the kernels keep a limit, it is called "

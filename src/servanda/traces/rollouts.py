@@ -1,14 +1,14 @@
 # Rollouts: the data of one step in a trainer's dump, for any framework.
 #
 # Axes: S sequences in the order of the dump, N tokens of all sequences, concatenated, including
-# prompts.
+# prompts, K trained tokens among them, T turns.
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,22 @@ from servanda.errors import EvidenceError
 
 Array = NDArray[Any]
 REMOVED = "removed"  # of per_token: 1 for a sampled token that a filter removed
+
+
+class Turns(NamedTuple):
+    """The turns of all sequences, in order; a turn is a run of trained tokens of a sequence.
+
+    Args:
+        first_T: index of its first token; trained_T: the same among trained tokens.
+        length_T: its tokens; number_T: its number in the sequence, from 1.
+        final_T: whether it is the last of its sequence.
+    """
+
+    first_T: Array
+    trained_T: Array
+    length_T: Array
+    number_T: Array
+    final_T: Array
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,63 @@ class Rollouts:
     def sequence_N(self) -> Array:
         """The sequence of each token, [N]."""
         return np.repeat(np.arange(len(self)), self.length_S)
+
+    def sequence_of(self, token: Any) -> Any:
+        """The sequence of one token, or of each of several, by their indices in 0..N-1."""
+        return np.searchsorted(self.start_S, token, side="right") - 1
+
+    @cached_property
+    def trained_K(self) -> Array:
+        """The index of each trained token, [K]."""
+        return np.flatnonzero(self.mask_N)
+
+    @cached_property
+    def train_K(self) -> Array:
+        """The trainer's logprob of each trained token, [K]."""
+        return self.logp_train_N[self.trained_K]
+
+    @cached_property
+    def infer_K(self) -> Array:
+        """The sampler's logprob of each trained token, [K]."""
+        return self.logp_infer_N[self.trained_K]
+
+    @cached_property
+    def ratio_K(self) -> Array:
+        """log p_train - log p_infer of each trained token, [K], nats."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self.train_K - self.infer_K
+
+    @cached_property
+    def trained_S(self) -> Array:
+        """Number of trained tokens of each sequence, [S]."""
+        ends_S = np.searchsorted(self.trained_K, self.start_S + self.length_S)
+        return np.diff(ends_S, prepend=0)
+
+    @cached_property
+    def turns(self) -> Turns:
+        inside_N = np.append(self.mask_N[1:] & self.mask_N[:-1], False)  # the next is trained, too
+        inside_N[(self.start_S - 1)[self.start_S > 0]] = False
+        last_T = np.flatnonzero(self.mask_N & ~inside_N)
+        end_T = np.searchsorted(self.trained_K, last_T) + 1
+        length_T = np.diff(end_T, prepend=0)
+        sequence_T = self.sequence_of(last_T)
+        before_S = np.searchsorted(sequence_T, np.arange(len(self)))
+        final_T = np.append(sequence_T[1:] != sequence_T[:-1], True)[: len(last_T)]
+        return Turns(
+            last_T - length_T + 1,
+            end_T - length_T,
+            length_T,
+            np.arange(len(last_T)) - before_S[sequence_T] + 1,
+            final_T,
+        )
+
+    def sums_S(self, values_K: Array) -> Array:
+        """The sum over the trained tokens of each sequence, [S]."""
+        sums_S, some_S = np.zeros(len(self)), self.trained_S > 0
+        if some_S.any():
+            starts_S = np.cumsum(self.trained_S) - self.trained_S
+            sums_S[some_S] = np.add.reduceat(values_K, starts_S[some_S])
+        return sums_S
 
     @property
     def prompt_tokens_S(self) -> Array:

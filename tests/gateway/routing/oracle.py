@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tests.oracles import NEG, POS
+from tests.oracles import NEG, POS, mixed, weights
 
 RAMP = (0.01, 0.05, 0.25, 1.0)
 
@@ -15,30 +15,26 @@ def sum_of(terms: list[float]) -> float:
     return top + math.log(math.fsum(math.exp(t - top) for t in terms))
 
 
-def mean_of(terms: list[float]) -> float:
-    return sum_of(terms) - math.log(len(terms))
-
-
 def growth(bet: float, xs: list[float], limit: float) -> list[float]:
     return [math.log1p(bet * x) - math.log1p(bet * limit) for x in xs]
 
 
 def above(xs: list[float], limit: float) -> float:
-    """log of the mean over bets of the product over requests, by the definition."""
-    return mean_of([math.fsum(growth(t, xs, limit)) for t in POS])
+    """log of the weighted mean over bets of the product over requests, by the definition."""
+    return mixed([math.fsum(growth(t, xs, limit)) for t in POS], weights(POS, limit))
 
 
 def below(xs: list[float], limit: float) -> float:
-    return mean_of([math.fsum(growth(t, xs, limit)) for t in NEG])
+    return mixed([math.fsum(growth(t, xs, limit)) for t in NEG], weights(NEG, limit))
 
 
 def alarm(xs: list[float], limit: float) -> float:
-    """log of the mean over bets of the sum over beginnings k of the product from k on."""
+    """log of the weighted mean over bets of the sum over beginnings k of the product from k on."""
     found = []
     for t in POS:
         steps = growth(t, xs, limit)
         found.append(sum_of([math.fsum(steps[k:]) for k in range(len(xs))]))
-    return mean_of(found)
+    return mixed(found, weights(POS, limit))
 
 
 @dataclass

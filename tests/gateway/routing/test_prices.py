@@ -20,8 +20,9 @@ from servanda.gateway.routing.evidence_price import (
 )
 from servanda.gateway.routing.state import Track
 from servanda.gateway.routing.state_machine import begin
+from servanda.theory.stats.bets import POS
 from servanda.theory.stats.group_ratio import GroupRatio
-from servanda.theory.stats.log_moment import POS
+from tests import oracles
 from tests.gateway.routing import oracle
 from tests.gateway.routing.made import LIMIT, cell, one, rules
 
@@ -50,13 +51,15 @@ def test_the_processes_are_those_of_the_definition(xs):
         assert left.log_evidence == pytest.approx(oracle.alarm(xs, LIMIT), abs=1e-9)
 
 
-def test_prices_are_for_all_cells_together():
+def test_leaving_is_priced_for_all_cells_together_and_the_return_is_not():
+    """One false alarm of any cell diverts its slice; for a return every cell has to show it."""
     few = rules(cell("code"))
     many = rules(*(cell(name) for name in ("code", "chat", "maths", "all")))
 
-    for price in (evidence_above, evidence_within):
-        one_, four = (price(r, cell(), Track()).log_price for r in (few, many))
-        assert four - one_ == pytest.approx(math.log(4))
+    one_, four = (evidence_above(r, cell(), Track()).log_price for r in (few, many))
+    assert four - one_ == pytest.approx(math.log(4))
+    one_, four = (evidence_within(r, cell(), Track()).log_price for r in (few, many))
+    assert four == one_ == pytest.approx(math.log(few.policy.leave_evidence))
 
 
 def test_a_token_that_is_missing_moves_both_bets_away():
@@ -128,7 +131,7 @@ def test_a_good_past_cannot_hide_a_new_fault():
         blind = replace(add_request(blind, one(x), 0.05, 1.0), alarm=blind.alarm)
     assert seen is not None
     assert seen < 200
-    assert oracle.mean_of(list(blind.above)) < math.log(1000)
+    assert oracles.mixed(list(blind.above)) < math.log(1000)
 
 
 def test_a_mean_at_its_limit_raises_no_lasting_suspicion():

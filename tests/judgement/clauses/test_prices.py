@@ -107,8 +107,12 @@ def reward_gap(*rounds: list[float], claim: str = "realised") -> Case:
     limit, xs = 0.2, [*chain(*rounds)]
     low, high = (1 - limit) / 2, (1 + limit) / 2
     sums = [xs] if claim == "realised" else list(rounds)
-    red = max(oracles.most(sums, oracles.POS, high), oracles.most(sums, oracles.NEG, low))
-    green = min(oracles.most([xs], oracles.NEG, high), oracles.most([xs], oracles.POS, low))
+    # the weights are those of the upper end, for both ends
+    neg, pos = (oracles.weights(bets, high, 0.5) for bets in (oracles.NEG, oracles.POS))
+    red = max(oracles.most(sums, oracles.POS, high, pos), oracles.most(sums, oracles.NEG, low, neg))
+    green = min(
+        oracles.most([xs], oracles.NEG, high, neg), oracles.most([xs], oracles.POS, low, pos)
+    )
     found = []
     for process in map(moment, rounds):
         inside = process.below_growth(high), process.above_growth(low)

@@ -11,9 +11,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import ContractError, EvidenceError
+from servanda.judgement.clauses.token_counts import RATIO_METRICS
 from servanda.rl import Monitor
 from servanda.rl.dumps.preset import contract_of
-from servanda.rl.monitor.statistics import RATIO_METRICS
 from servanda.theory.divergence.base import DIVERGENCES, sampled
 from tests.drawn import examples
 from tests.kit import parse
@@ -475,7 +475,7 @@ def test_the_answer_does_not_depend_on_how_slices_are_counted_together(tokens, m
     arrays = step(rng, 32, 512, 0.1, prompts=9, turns=3)
     more = {"labels": {"env": ["a", "b"] * 16}, "staleness": [0, 1] * 16}
     one = Monitor("verl-async").observe(*arrays, weights=0, **more)
-    monkeypatch.setattr("servanda.rl.monitor.statistics._TOKENS_AN_ATOM", tokens)
+    monkeypatch.setattr("servanda.judgement.clauses.token_counts._TOKENS_AN_ATOM", tokens)
     other = Monitor("verl-async").observe(*arrays, weights=0, **more)
 
     assert len(one.verdict.cells) > 15

@@ -9,8 +9,9 @@ from benchmarks.theory.change_point import ShiryaevRoberts
 from benchmarks.theory.inverse_probability import Unequal
 from benchmarks.theory.simulation import Draw
 
+from servanda.theory.stats.bets import NEG, POS
 from servanda.theory.stats.group_ratio import GroupRatio
-from servanda.theory.stats.log_moment import NEG, POS, LogMoment
+from servanda.theory.stats.log_moment import LogMoment
 
 RUNS = 120
 

@@ -10,11 +10,12 @@ from servanda.contract.identity import EvidenceKey
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.promotion.ledger.entry import Record
 from servanda.promotion.ledger.hash_chain import sealed
+from servanda.theory.stats.bets import NEG, POS
 from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.histogram import BINS, ZERO, edges
 from servanda.theory.stats.interval import interval
-from servanda.theory.stats.log_moment import NEG, POS, SCALE, LogMoment
+from servanda.theory.stats.log_moment import SCALE, LogMoment
 from servanda.theory.stats.multiplicity import attempt_alpha
 from servanda.theory.stats.refutation import Refutation
 from tests import oracles
@@ -47,7 +48,7 @@ def test_the_bins():
 
 def test_the_prices_of_attempts():
     prices = [attempt_alpha(0.05, attempt) for attempt in range(1, 5)]
-    assert prices == pytest.approx([0.025, 0.05 / 6, 0.05 / 12, 0.0025])
+    assert prices == pytest.approx([0.045, 0.0025, 0.005 / 6, 0.005 / 12])
 
 
 def test_the_ends_of_an_interval_are_known_far_below_a_small_mean():

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
+from servanda.theory.stats.bets import NEG, POS, weights_above, weights_below
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.interval import interval, units_at_best, units_to_decide
-from servanda.theory.stats.log_moment import NEG, POS, LogMoment
+from servanda.theory.stats.log_moment import LogMoment
 from tests import oracles
 
 units = st.floats(0, 1)
@@ -141,19 +142,22 @@ def test_units_without_a_value_are_no_part_of_the_mean():
 def test_the_projection_is_the_number_that_decides():
     """A stream that goes on as it began is decided exactly where the projection says."""
     xs = np.full(50, 0.01)
-    for limit, growth, price in [
-        (0.02, "below_growth", math.log(20)),
-        (0.009, "above_growth", math.log(400)),
+    for limit, side, weight, price in [
+        (0.02, "below", weights_below(0.02), math.log(20)),
+        (0.009, "above", weights_above(0.009), math.log(400)),
+        (0.009, "above", weights_above(), math.log(400)),
     ]:
-        n = units_to_decide(getattr(LogMoment.of(xs), growth)(limit), 50, price)
-        log_e = {"below_growth": "log_e_below", "above_growth": "log_e_above"}[growth]
-        assert getattr(LogMoment.of(np.full(n, 0.01)), log_e)(limit) >= price - 1e-6
-        assert getattr(LogMoment.of(np.full(n - 1, 0.01)), log_e)(limit) < price
-    assert units_to_decide(LogMoment.of(xs).below_growth(0.009), 50, math.log(20)) is None
+        growth = getattr(LogMoment.of(xs), f"{side}_growth")(limit)
+        n = units_to_decide(growth, weight, 50, price)
+        log_e = f"log_e_{side}"
+        assert getattr(LogMoment.of(np.full(n, 0.01)), log_e)(limit, weight) >= price - 1e-6
+        assert getattr(LogMoment.of(np.full(n - 1, 0.01)), log_e)(limit, weight) < price
+    growth = LogMoment.of(xs).below_growth(0.009)
+    assert units_to_decide(growth, weights_below(0.009), 50, math.log(20)) is None
 
 
 def test_the_least_number_of_units_is_that_of_identical_kernels():
-    n = units_at_best(0.02, 0.05)
-    assert LogMoment.of(np.zeros(n)).log_e_below(0.02) >= math.log(20)
-    assert LogMoment.of(np.zeros(n - 1)).log_e_below(0.02) < math.log(20)
+    n, weight = units_at_best(0.02, 0.05), weights_below(0.02)
+    assert LogMoment.of(np.zeros(n)).log_e_below(0.02, weight) >= math.log(20)
+    assert LogMoment.of(np.zeros(n - 1)).log_e_below(0.02, weight) < math.log(20)
     assert units_at_best(0.0, 0.05) is None

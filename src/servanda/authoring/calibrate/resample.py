@@ -18,8 +18,8 @@ from servanda.authoring.calibrate.recorder import Rounds
 from servanda.judgement.clauses.base import Cell, View
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.statistical import Certificate, Units
+from servanda.theory.stats.bets import NEG
 from servanda.theory.stats.interval import units_to_decide
-from servanda.theory.stats.log_moment import NEG
 
 Floats = NDArray[np.float64]
 _TOP = 0.05  # share of the prompt groups that dominate a skewed metric
@@ -81,7 +81,7 @@ class Resampled:
             kind = self.at(limit)
             growth_BK = self.count_BG @ self._growth(kind)
             top_B = growth_BK.max(axis=1)
-            mean_B = np.exp(growth_BK - top_B[:, None]).mean(axis=1)
+            mean_B = np.exp(growth_BK - top_B[:, None]) @ kind.feed.weights[0]
             self._known[limit] = top_B + np.log(mean_B) >= self.log_price
         return self._known[limit]  # type: ignore[return-value]
 
@@ -90,8 +90,9 @@ class Resampled:
 
     def needed(self, limit: float) -> int | None:
         """The number of such prompt groups that show a limit; None if none does."""
-        growth_K = self._growth(self.at(limit)).mean(axis=0)
-        return units_to_decide(growth_K, 1, self.log_price)
+        kind = self.at(limit)
+        growth_K = self._growth(kind).mean(axis=0)
+        return units_to_decide(growth_K, kind.feed.weights[0], 1, self.log_price)
 
     def _growth(self, kind: Certificate) -> Floats:
         """The contribution of each prompt group to the log e-value, [G, K], nats."""

@@ -57,7 +57,7 @@ class Requirement:
         twice = min(2 * self.limit - self.best, (1 + self.limit) / 2)
 
         def decides(n: int) -> bool:
-            reachable = reach(n, self.limit, alpha=alpha, cells=cells, fill=fill)
+            reachable = reach(n, self.limit, alpha=alpha, cells=cells, fill=fill, best=self.best)
             low, high = reachable.holds, reachable.violated
             if self.variance is not None:
                 low, high = reachable.holds_even, reachable.violated_even

@@ -68,7 +68,7 @@ def gateway_entry(
         "prices": {
             "enter": enter,
             "alarm": enter + math.log(policy.horizon),
-            "leave": math.log(policy.leave_evidence * rules.cells),
+            "leave": math.log(policy.leave_evidence),
         },
         "keys": policy.keys,
         "slices": dict(stands),

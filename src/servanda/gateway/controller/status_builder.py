@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from servanda.gateway.controller.gateways import Gateways
 from servanda.gateway.controller.status import CellStatus, SliceStatus, UnwatchedCell
-from servanda.gateway.routing.evidence_price import evidence_within, mean
+from servanda.gateway.routing.evidence_price import evidence_within, log_above, mean
 from servanda.gateway.routing.model import AWAY, SliceRoute
 from servanda.gateway.routing.snapshot import acts
 from servanda.gateway.routing.state import RoutingState, Rules, SliceState, Track, WatchedCell
-from servanda.theory.stats.log_moment import log_mean_exp
 
 _ERRORS = 2.0  # standard errors on each side of an estimate
 
@@ -80,9 +77,9 @@ def _cell(
         value=cell.low + cell.scale * track.weighted / track.weights if track.weights > 0 else None,
         interval=_interval(cell, track),
         floor=None if floor is None else cell.low + cell.scale * floor,
-        log_evidence=log_mean_exp(np.array(track.above)) if met else 0.0,
+        log_evidence=log_above(cell, track.above) if met else 0.0,
         log_price=enter,
-        log_alarm=log_mean_exp(np.array(track.alarm)) if met else -math.inf,
+        log_alarm=log_above(cell, track.alarm) if met else -math.inf,
         log_alarm_price=enter + math.log(policy.horizon),
         log_below=back.log_evidence,
         log_leave_price=back.log_price,

@@ -7,7 +7,9 @@
 # enter_evidence x K x horizon: within `horizon` scored requests it is reached falsely with the
 # same probability, whatever the history.
 #
-# The return threshold is leave_evidence x K for every cell, on requests of the probation alone.
+# The return threshold is leave_evidence for every cell, on requests of the probation alone.  It has
+# no K: every cell has to reach it, so a slice with a cell beyond its limit returns only if the test
+# of that one cell errs.
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servanda.gateway.routing.state import Rules, SliceState, Track, Transition, WatchedCell
+from servanda.theory.stats.bets import log_mean_exp, mixed, weights_above, weights_below
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
-from servanda.theory.stats.log_moment import log_mean_exp
 
 SUSPICIOUS = 1 / 4  # warning level: of a log threshold; above it the sample is larger
 CALM = 1 / 16
@@ -90,16 +92,27 @@ def add_request(
     )
 
 
+def log_above(cell: WatchedCell, growth: Sequence[float]) -> float:
+    """The log e-value of a cell from its components, nats.
+
+    A sampler test has no limit: its alternatives have equal weights.
+    """
+    grown = np.array(growth)
+    return (
+        log_mean_exp(grown) if cell.refutes else mixed(grown, weights_above(cell.limit, cell.best))
+    )
+
+
 def evidence_above(rules: Rules, cell: WatchedCell, track: Track) -> CellEvidence:
     """The evidence that the cell exceeds its limit, of the process nearer its threshold."""
     policy = rules.policy
     price = math.log(policy.enter_evidence * rules.cells)
     if not track.above:
         return CellEvidence(cell, "since", 0.0, price, 0.0)
-    since = log_mean_exp(np.array(track.above))
+    since = log_above(cell, track.above)
     near = nearness_of(_near(since, price), cell.refutes)
     first = CellEvidence(cell, "since", since, price, near)
-    alarm = log_mean_exp(np.array(track.alarm))
+    alarm = log_above(cell, track.alarm)
     dear = price + math.log(policy.horizon)
     # at a mean equal to the limit S grows like the number of requests: no evidence
     usual = math.log(min(track.n, policy.horizon))
@@ -117,13 +130,15 @@ def evidence_within(
         doubt: the alternative sampler to test against, where the cell tests the sampler; None:
             any.
     """
-    price = math.log(rules.policy.leave_evidence * rules.cells)
+    price = math.log(rules.policy.leave_evidence)
     if not track.below:
         log_evidence = 0.0
     elif doubt is not None and doubt < len(track.below):
         log_evidence = track.below[doubt]
-    else:
+    elif cell.refutes:
         log_evidence = log_mean_exp(np.array(track.below))
+    else:
+        log_evidence = mixed(np.array(track.below), weights_below(cell.limit, cell.best))
     return CellEvidence(cell, "back", log_evidence, price, _near(log_evidence, price))
 
 

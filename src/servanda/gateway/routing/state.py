@@ -50,13 +50,18 @@ class WatchedCell:
     def name(self) -> str:
         return f"{self.clause} on {self.slice}"
 
+    @property
+    def best(self) -> float:
+        """x of a metric of 0, that of identical kernels."""
+        return max(0.0, -self.low / self.scale)
+
 
 @dataclass(frozen=True)
 class Rules:
     """The routing rules of a contract, and its watched cells.
 
     Args:
-        watched: cells; their number K multiplies both thresholds.
+        watched: cells; their number K multiplies the thresholds of a diversion.
     """
 
     contract: Contract

@@ -46,11 +46,14 @@ def worst(outcomes: Sequence[Outcome]) -> Outcome:
     return "inconclusive"
 
 
-def peak(rounds: Sequence[Array], claim: Claim = "population") -> float:
+def peak(
+    rounds: Sequence[Array], claim: Claim = "population", weight: Array | None = None
+) -> float:
     """The largest log e-value over all closed prefixes of rounds, nats.
 
     Args:
         rounds: log e-values of the mixture's components, one array per round; additive.
+        weight: of the components; None: equal.
         claim: realised: it concerns the tokens measured so far, so a violation may disappear, and
             only the total counts.
 
@@ -62,7 +65,9 @@ def peak(rounds: Sequence[Array], claim: Claim = "population") -> float:
     grown = np.cumsum(rounds, axis=0)
     grown = grown[-1:] if claim == "realised" else grown
     top = grown.max(axis=1)
-    return float((top + np.log(np.exp(grown - top[:, None]).mean(axis=1))).max())
+    part = np.exp(grown - top[:, None])
+    mean = part.mean(axis=1) if weight is None else part @ weight
+    return float((top + np.log(mean)).max())
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from servanda.judgement.clauses.base import (
 from servanda.judgement.clauses.guards import errors_of, lost, refuted
 from servanda.judgement.clauses.strength import NOTHING, SHARES, Positions, positions_of, weakest
 from servanda.judgement.clauses.top_tokens import Likeliest
+from servanda.theory.stats.bets import log_mean_exp
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, log_factors
-from servanda.theory.stats.log_moment import log_mean_exp
 from servanda.theory.stats.pit import Fidelity, log_densities
 from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
 from servanda.theory.stats.served_tokens import Served

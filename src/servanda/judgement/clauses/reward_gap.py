@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,8 +39,8 @@ from servanda.judgement.clauses.base import (
 from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
 from servanda.judgement.clauses.statistical import BySequence, Process, Tally, sequence_units, total
 from servanda.judgement.slices.rules import Known
+from servanda.theory.stats.bets import NEG, POS, mixed, weights_above, weights_below
 from servanda.theory.stats.interval import interval, units_to_decide
-from servanda.theory.stats.log_moment import NEG, POS, log_mean_exp
 
 _SAME = 0.5  # x if both responses have the same reward
 
@@ -149,7 +150,10 @@ class RewardGap(BySequence, Sampled):
             np.log1p(NEG * _SAME) - np.log1p(NEG * self._x(self.limit)),
             np.log1p(POS * _SAME) - np.log1p(POS * self._x(-self.limit)),
         )
-        units = [units_to_decide(growth, 1, math.log(2 / alpha)) for growth in ends]
+        units = [
+            units_to_decide(growth, weight, 1, math.log(2 / alpha))
+            for growth, weight in zip(ends, self.weights, strict=True)
+        ]
         return None if None in units else max(u for u in units if u is not None)
 
     def judge(
@@ -181,15 +185,16 @@ class RewardGap(BySequence, Sampled):
             return verdict.but(note=f"slice {cell.cut.name!r} met no answer; widen the workload")
         if look.intervals:
             process = total(cell, [r.process for r in rounds])
-            low, high = interval(process, look.alpha / 2)
+            low, high = interval(process, look.alpha / 2, self._x(self.limit), _SAME)
             verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
         inside = [sum((r.growth.inside[i] for r in measured), np.zeros(1)) for i in (0, 1)]
         outside = [[r.growth.outside[i] for r in measured] for i in (0, 1)]
         # `holds` needs both ends, `violated` one: each takes half of alpha.
         # For `holds` each end could be tested at alpha, since only one of them can be false;
         # but then the outcome and the printed two-sided interval would disagree.
-        e_holds = min(map(log_mean_exp, inside)) - math.log(2)
-        e_violated = max(peak(end, cell.claim) for end in outside) - math.log(2)
+        e_holds = min(map(mixed, inside, self.weights)) - math.log(2)
+        ends = zip(outside, self.weights[::-1], strict=True)
+        e_violated = max(peak(end, cell.claim, weight) for end, weight in ends) - math.log(2)
         verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)
         if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)
@@ -197,10 +202,12 @@ class RewardGap(BySequence, Sampled):
             return verdict.but(outcome="holds", open=False)
         if tally.known and abs(self._gap(tally.mean)) > self.limit:
             price = look.log_price_violated + math.log(2)
-            growths = [sum(outside[tally.mean < _SAME], np.zeros(1))]
+            end = int(tally.mean < _SAME)
+            growths = [(sum(outside[end], np.zeros(1)), self.weights[1 - end])]
         else:
-            price, growths = look.log_price_holds + math.log(2), inside
-        units = [units_to_decide(growth, tally.n, price) for growth in growths]
+            price = look.log_price_holds + math.log(2)
+            growths = [*zip(inside, self.weights, strict=True)]
+        units = [units_to_decide(growth, weight, tally.n, price) for growth, weight in growths]
         if None in units:
             near = "too near the limit to tell; raise the limit or the sizes"
             return verdict.but(note=f"{verdict.note}; {near}" if verdict.note else near)
@@ -208,6 +215,12 @@ class RewardGap(BySequence, Sampled):
         most = max(u for u in units if u is not None)
         more = math.ceil((most - tally.n) * look.launched / tally.n)
         return verdict.but(more=max(more, look.first - look.launched, 1))
+
+    @cached_property
+    def weights(self) -> tuple[Array, Array]:
+        """The weights of NEG and of POS: those of the upper end, for both ends and the interval."""
+        high = self._x(self.limit)
+        return weights_below(high, _SAME), weights_above(high, _SAME)
 
     def _x(self, gap: Any) -> Any:
         """x of one gap or of an array."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from servanda.contract.clause import Clause, Relative
 from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.bets import weights_above, weights_below
 
 if TYPE_CHECKING:
     from servanda.judgement.clauses.base import Array
@@ -48,6 +49,11 @@ class Feed:
     def value(self, x: float) -> float:
         """A mean of x in units of the metric."""
         return self.low + x * self.scale
+
+    @property
+    def weights(self) -> tuple[Array, Array]:
+        """The weights of the bets for a mean below the limit, and for one above."""
+        return weights_below(self.limit, self.best), weights_above(self.limit, self.best)
 
     def red_line(self, floor: float | None) -> float:
         """The mean of x above which a cell is violated: the limit, or twice the noise floor."""

@@ -24,7 +24,7 @@ from servanda.judgement.clauses.base import (
     peak,
 )
 from servanda.judgement.clauses.statistical import Grown, Tally, units_of
-from servanda.theory.stats.log_moment import log_mean_exp
+from servanda.theory.stats.bets import mixed, weights_above, weights_below
 
 SELVES = ("self_train", "self_infer")
 
@@ -51,11 +51,12 @@ class SelfNoise(Kind):
     def judge(
         self, cell: Cell, rounds: list[Mapping[str, Grown]], floor: object, look: Interim
     ) -> CellVerdict:
+        limit = limit_of(cell.clause)
         verdict = blank(
             cell,
             "inconclusive",
             kind="guard",
-            limit=limit_of(cell.clause),
+            limit=limit,
             units=cell.units,
             alpha=look.alpha,
         )
@@ -72,11 +73,12 @@ class SelfNoise(Kind):
         noisier = max(tallies, key=lambda side: tallies[side].mean)
         # two sides share alpha, because each is tested
         e_violated = {
-            side: peak([g.above for g in grown], cell.claim) - math.log(2)
+            side: peak([g.above for g in grown], cell.claim, weights_above(limit)) - math.log(2)
             for side, grown in measured.items()
         }
         e_holds = min(
-            log_mean_exp(sum((g.below for g in gs), np.zeros(1))) for gs in measured.values()
+            mixed(sum((g.below for g in gs), np.zeros(1)), weights_below(limit))
+            for gs in measured.values()
         )
         verdict = verdict.but(
             value=tallies[noisier].mean,

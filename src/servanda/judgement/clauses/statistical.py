@@ -23,9 +23,10 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.theory.bounds.theorem import Standing
 from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.bets import mixed
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.interval import interval, units_to_decide
-from servanda.theory.stats.log_moment import LogMoment, log_mean_exp
+from servanda.theory.stats.log_moment import LogMoment
 
 if TYPE_CHECKING:
     from servanda.judgement.clauses.scaling import Feed
@@ -165,7 +166,11 @@ class Certificate(Sampled):
     each: ClassVar[Literal["token", "sequence"]] = "token"
 
     def weigh(self, cell: Cell, view: View) -> Grown:
-        process, limit = self.process(cell, view), self.feed.limit
+        return self.grown(self.process(cell, view))
+
+    def grown(self, process: Process) -> Grown:
+        """The statistics of one round, with their evidence about the limit."""
+        limit = self.feed.limit
         return Grown(process, process.below_growth(limit), process.above_growth(limit))
 
     def values(self, cell: Cell, view: View) -> Array:
@@ -225,11 +230,13 @@ class Certificate(Sampled):
         feed, measured = self.feed, [r for r in rounds if r.process.n]
         red_line = feed.red_line(floor)
         below = sum((r.below for r in measured), np.zeros(1))
-        # twice the floor is rarely above the limit, and changes between evaluations
+        # twice the floor is rarely above the limit, and changes between evaluations; the weights
+        # stay those of the limit, for which evidence at any larger mean is smaller, hence valid
+        weight_below, weight_above = feed.weights
         at_limit = red_line == feed.limit
         above = [r.above if at_limit else r.process.above_growth(red_line) for r in measured]
-        e_holds = log_mean_exp(below) if measured and feed.proves else 0.0
-        e_violated = peak(above, cell.claim)
+        e_holds = mixed(below, weight_below) if measured and feed.proves else 0.0
+        e_violated = peak(above, cell.claim, weight_above)
         processes = [r.process for r in rounds]
         verdict = self.described(cell, processes, floor, look).but(
             limit=feed.value(feed.limit), e_holds=e_holds, e_violated=e_violated
@@ -249,9 +256,10 @@ class Certificate(Sampled):
         if feed.limit < tally.mean <= red_line:
             return verdict.but(note=WITHIN_NOISE)
         if math.isnan(tally.mean) or tally.mean <= feed.limit:
-            units = units_to_decide(below, tally.n, look.log_price_holds)
+            units = units_to_decide(below, weight_below, tally.n, look.log_price_holds)
         else:
-            units = units_to_decide(sum(above, np.zeros(1)), tally.n, look.log_price_violated)
+            grown = sum(above, np.zeros(1))
+            units = units_to_decide(grown, weight_above, tally.n, look.log_price_violated)
         if units is None:
             return verdict.but(note="too near the limit to tell; raise the limit or the sizes")
         # a slice meets only some of the groups: convert its units to dispatched groups
@@ -281,7 +289,7 @@ class Certificate(Sampled):
             open=True,
         )
         if look.intervals and tally.n:
-            low, high = interval(total(cell, processes), look.alpha)
+            low, high = interval(total(cell, processes), look.alpha, feed.limit, feed.best)
             verdict = verdict.but(interval=(feed.value(low), feed.value(high)))
         return verdict
 

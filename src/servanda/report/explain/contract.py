@@ -77,6 +77,7 @@ def explain_contract(plan: Plan) -> str:
 def _head(plan: Plan) -> str:
     contract, kernels = plan.contract, plan.contract.kernels
     alpha = exact_percent(plan.alpha)
+    share = plan.alpha / (1 - contract.confidence)
     lines = [
         f"{contract.metadata.name}: is {kernels.infer} close enough to {kernels.train}?",
         "Both see the same tokens: the infer kernel generates, the train kernel scores them again.",
@@ -84,8 +85,8 @@ def _head(plan: Plan) -> str:
         _fill(
             f"Chance of a wrong answer: at most {alpha} for a pass, and at most {alpha} for a red "
             f"one, shared by {plan.price_cells} pairs of a promise and a slice. This holds however "
-            "often you look while the run goes on. It is half of 1 - confidence "
-            f"({contract.confidence:g}): the other half is kept for later attempts."
+            f"often you look while the run goes on. It is {exact_percent(share)} of 1 - confidence "
+            f"({contract.confidence:g}): the rest is kept for other attempts."
         ),
     ]
     for schedule in plan.schedules:

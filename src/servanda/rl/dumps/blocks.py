@@ -121,7 +121,7 @@ def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
 
 
 class ContentDigest:
-    """The digest of all data in a dump that a verdict uses, block by block."""
+    """The digest of all data of a step that a verdict uses, block by block."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)

@@ -29,12 +29,25 @@ class RemovedTokens:
     n: int = 0
     tv: float = 0.0
 
-    def add(self, block: Rollouts, removed_N: np.ndarray, kept: Sums, drawn: Sums) -> None:
-        """Add a block; the sums are of its tokens without the removed ones, and with them."""
+    def add(
+        self, block: Rollouts, removed_N: np.ndarray, kept: Sums, drawn_tv_K: np.ndarray
+    ) -> None:
+        """Add a block.
+
+        Args:
+            kept: sums over its tokens without the removed ones; drawn_tv_K: (1 - w)^+ of all.
+        """
         self.sequences += len(np.unique(block.sequence_N[removed_N]))
         self.tokens += int(removed_N.sum())
-        self.n += drawn.n - kept.n
-        self.tv += drawn.tv - kept.tv
+        self.n += len(drawn_tv_K) - kept.n
+        self.tv += float(drawn_tv_K.sum()) - kept.tv
+
+    def join(self, later: RemovedTokens) -> None:
+        """Add the tokens of later steps."""
+        self.sequences += later.sequences
+        self.tokens += later.tokens
+        self.n += later.n
+        self.tv += later.tv
 
     def removed(self, sequences: int, trained: int, kept: Sums) -> Removed | None:
         """The summary for reports; None if nothing was removed."""

@@ -25,9 +25,10 @@ from servanda.rl.dumps.masks import write_masks
 from servanda.rl.dumps.slicing import HEAD_TOKENS, Counts, rules_of
 from servanda.rl.dumps.soundness import DataLine, data_lines, sides
 from servanda.rl.dumps.statistics import DumpStatistics
+from servanda.rl.dumps.step_part import Measures, StepPart
 from servanda.rl.dumps.step_verdicts import JudgedSteps, is_step
 from servanda.rl.dumps.steps import Trend, concentration, since
-from servanda.rl.dumps.window import Window, window_of
+from servanda.rl.dumps.window import WHOLE_PART, Window, window_of
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.traces.rollouts import Rollouts
 
@@ -121,19 +122,14 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         statistics.add_labels(paired(block, 0))
     window = window_of(needed, len({b.step for b in head}), counts.turns.total())
     by_step = JudgedSteps(Window(window), alone=len(dump.steps) < 2)
-    current = head[0].step if head else None
-    for block in itertools.chain(head, read):
-        if block.step != current:
-            by_step.close(statistics)
-            current = block.step
-        sound.add(block)
-        by_step.add(block)
-        statistics.add(block)
-    by_step.close(statistics)
+    for part in _parts(itertools.chain(head, read), statistics.measures, sound, by_step):
+        by_step.judge(statistics.measures.plan, part)
+        statistics.join(part)
     plan, evidence = statistics.evidence()
-    verdict = judge(plan, evidence)
+    part = WHOLE_PART if len(by_step.rows) > 1 else 1.0  # a dump of one step has only the whole
+    verdict = judge(plan, evidence, part=part)
     if (drawn := statistics.before_filter(evidence)) is not None:
-        verdict = bracketed(verdict, judge(plan, drawn))
+        verdict = bracketed(verdict, judge(plan, drawn, part=part))
     findings = (*sound.findings(), *sides(contract, statistics.agreement))
     lines = data_lines(findings, dump.refused, statistics.sequences, dump.empty, statistics)
     if not any(line.level == "error" for line in lines):  # its steps have the same errors
@@ -198,6 +194,19 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         masked,
         coherence.numbers.get("mean"),
     )
+
+
+def _parts(
+    read: Iterable[Rollouts], measures: Measures, sound: Soundness, by_step: JudgedSteps
+) -> Iterator[StepPart]:
+    steps = itertools.groupby(read, key=lambda block: block.step)
+    for number, (step, of_step) in enumerate(steps, 1):
+        summation = measures.of_step(step, number)
+        for block in of_step:
+            sound.add(block)
+            by_step.add(block)
+            summation.add(block)
+        yield summation.close()
 
 
 def _blind_spots(

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from servanda.errors import MeasurementError
+from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.blocks import blocks, paired
-from servanda.rl.dumps.statistics import masks_of
+from servanda.rl.dumps.token_fields import PairFields
 from servanda.traces.rollouts import Rollouts
 
 
@@ -48,7 +49,8 @@ def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -
         if block.step != step:
             flush()
             step, source, sequence, token = block.step, [], [], []
-        inside_K = np.logical_or.reduce([*masks_of(cuts, paired(block, 0)).values()])
+        atoms = atoms_of(cuts, PairFields(paired(block, 0)))
+        inside_K = np.any(atoms.inside_CA[:, atoms.atom], axis=0)
         at_N = np.flatnonzero(block.mask_N.astype(bool))[inside_K]
         of_N = block.sequence_N[at_N]
         sequence.append(of_N + len(source))

@@ -14,10 +14,9 @@ import numpy as np
 
 from servanda.contract.model import Contract
 from servanda.judgement.breakdown import SequenceRow
-from servanda.theory.divergence.base import sampled
+from servanda.rl.dumps.token_fields import ScoredTokens
 from servanda.theory.stats.multiplicity import step_alpha
 from servanda.traces.rollouts import Rollouts
-from servanda.traces.trace import TracePair
 
 KEPT = 12
 _BETS = np.array([3.0, 30.0])  # of the e-value: for many small and for few large deviations
@@ -39,25 +38,23 @@ class Outliers:
     """The sequences with the largest sum of (1 - w)^+ above the limit, and their number.
 
     Args:
+        number: of the step in the dump, from 1; the steps share alpha.
         alpha: probability that any sequence of a conforming dump is called violated.
     """
 
     limit: float
+    number: int = 1
     alpha: float = 0.01
     sequences: int = 0
     beyond: int = 0
     total: float = 0.0
     _worst: list[tuple[float, int, SequenceRow]] = field(default_factory=list)
 
-    def add(self, block: Rollouts, pair: TracePair, *, removed: np.ndarray | None = None) -> None:
-        """Add a block; `removed`: sequences removed by a filter, [S]."""
-        size = len(block)
-        usable_N = pair.usable_N
-        at_K = np.repeat(np.arange(size), pair.infer.length_S)[usable_N]
-        train_K = pair.train.columns["logp"][usable_N]
-        infer_K = pair.infer.columns["logp"][usable_N]
-        tv_K = sampled("tv", {"logp_train": train_K, "logp_infer": infer_K})
-        n_S = np.bincount(at_K, minlength=size)
+    def add(
+        self, block: Rollouts, tokens: ScoredTokens, *, removed: np.ndarray | None = None
+    ) -> None:
+        """Add a block of the step; `removed`: sequences removed by a filter, [S]."""
+        size, at_K, tv_K, n_S = len(block), tokens.sequence_K, tokens.tv_K, tokens.tokens_S
         tv_S = np.bincount(at_K, tv_K, minlength=size)
         self.total += float(tv_S.sum())
         excess_S = tv_S - self.limit * n_S
@@ -71,14 +68,15 @@ class Outliers:
                 for bet in _BETS
             ]
             log_e[s] = float(np.logaddexp.reduce(growth) - math.log(len(growth)))
+        alpha = step_alpha(self.alpha, self.number)
         beyond = {
             s
             for s, value in log_e.items()
-            if value >= -math.log(step_alpha(self.alpha, self.sequences + s + 1))
+            if value >= -math.log(step_alpha(alpha, self.sequences + s + 1))
         }
         self.beyond += len(beyond)
         with np.errstate(over="ignore"):
-            ratio_K = train_K - infer_K
+            ratio_K = tokens.log_ratio_K
             sum_S = np.bincount(at_K, ratio_K, minlength=size)
             exp_S = np.bincount(at_K, np.exp(np.abs(ratio_K)), minlength=size)
         # evidence before size: few tokens can differ strongly by chance
@@ -100,9 +98,20 @@ class Outliers:
                 s in beyond,
                 bool(removed is not None and removed[s]),
             )
-            push = heapq.heappush if len(self._worst) < KEPT else heapq.heappushpop
-            push(self._worst, (rank, -(self.sequences + s), row))
+            self._keep((rank, -(self.sequences + s), row))
         self.sequences += size
+
+    def join(self, later: Outliers) -> None:
+        """Add the sequences of later steps."""
+        for rank, at, row in later._worst:
+            self._keep((rank, at - self.sequences, row))
+        self.sequences += later.sequences
+        self.beyond += later.beyond
+        self.total += later.total
+
+    def _keep(self, entry: tuple[float, int, SequenceRow]) -> None:
+        push = heapq.heappush if len(self._worst) < KEPT else heapq.heappushpop
+        push(self._worst, entry)
 
     def rows(self) -> tuple[SequenceRow, ...]:
         """The worst sequences, worst first, each with its share of the whole sum."""

@@ -16,9 +16,9 @@ from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import excess
 from servanda.report.format import count
 from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
-from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.soundness import DataLine, sides
-from servanda.rl.dumps.statistics import DumpStatistics
+from servanda.rl.dumps.statistics import of_step as of_plan
+from servanda.rl.dumps.step_part import StepPart
 from servanda.rl.dumps.steps import since
 from servanda.rl.dumps.window import Window
 from servanda.theory.stats.interval import interval
@@ -51,49 +51,46 @@ class JudgedSteps:
         if not self.alone:
             self._sound.add(block)
 
-    def close(self, statistics: DumpStatistics) -> None:
-        """Judge the last step that was added."""
-        if not statistics.steps:
-            return
-        step = next(reversed(statistics.steps.values()))
-        plan, trained, drawn = statistics.of_step()
-        weighed = trained.rounds[WORKLOAD, 0]
+    def judge(self, plan: Plan, part: StepPart) -> None:
+        """Judge the step that was added."""
+        trained, drawn = of_plan(plan, part)
+        weighed = part.weighed
         findings: tuple[Finding, ...] = ()
         if not self.alone:
             findings = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
             findings = tuple(map(of_step, findings))
             self._sound = Soundness(self._sound)
-        errors, atoms = errors_of(findings), statistics.step_atoms
+        errors = errors_of(findings)
         judged = self.window.judge(
-            len(self.rows) + 1, step.step, plan, trained, drawn, atoms, errors, intervals=False
+            part.number, part.step, plan, trained, drawn, part.atoms, errors, intervals=False
         )
         # missing tokens are judged over the whole dump, which may lack a few
         wrong = errors_of(f for f in findings if f.check != "coverage")
         if wrong and judged.errors:
-            self.unsound[step.step] = wrong[0]
+            self.unsound[part.step] = wrong[0]
         for i, (planned, statistic) in enumerate(zip(plan.cells, weighed.statistics, strict=True)):
             if _over_steps(planned):
-                self._processes.setdefault(i, []).append((step.step, statistic.process))
+                self._processes.setdefault(i, []).append((part.step, statistic.process))
         violated = [c for c in judged.cells if c.enforced and c.outcome == "violated"]
         for cell, planned, statistic in zip(
             judged.cells, plan.cells, weighed.statistics, strict=True
         ):
             if cell not in violated:
                 continue
-            first = judged.together.get(cell.slice, step.step)
-            own = cell.but(slice=step_slice(first, step.step, cell.slice))
+            first = judged.together.get(cell.slice, part.step)
+            own = cell.but(slice=step_slice(first, part.step, cell.slice))
             if cell.slice not in judged.together and isinstance(planned.kind, Certificate):
                 feed = planned.kind.feed
-                low, high = interval(statistic.process, plan.alpha)
+                low, high = interval(statistic.process, plan.alpha, feed.limit, feed.best)
                 own = own.but(interval=(feed.value(low), feed.value(high)))
             self.red.append(own)
-        sums = statistics.step_sums
+        sums = part.portrait.total
         self.rows.append(
             StepRow(
-                step.step,
+                part.step,
                 judged.outcome,
-                step.sequences,
-                step.tokens,
+                part.sequences,
+                part.trained,
                 _finite(sums.mean("tv")),
                 _finite(sums.mean("abs_log_ratio")),
                 _finite(sums.mean("exp_abs")),
@@ -116,7 +113,11 @@ class JudgedSteps:
         feed = kind.feed
         for step, process in self._processes[i]:
             n = int(process.known)
-            ends = map(feed.value, interval(process, plan.alpha)) if n else (None, None)
+            ends = (
+                map(feed.value, interval(process, plan.alpha, feed.limit, feed.best))
+                if n
+                else (None, None)
+            )
             mean = feed.value(process.total / process.known) if n else None
             points.append(StepPoint(step, n, mean, *ends))
         limit = feed.value(feed.limit)

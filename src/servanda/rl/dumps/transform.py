@@ -48,6 +48,15 @@ class Transform:
         for row, values_K in enumerate((None, x_K, d_K, x_K * d_K, d_K * d_K)):
             self.bins[row] += np.bincount(bin_K, values_K, minlength=self.bins.shape[1])
 
+    def join(self, later: Transform) -> None:
+        """Add the tokens of later steps."""
+        self.n += later.n
+        self.far += later.far
+        self.above += later.above
+        self.below += later.below
+        self.squares += later.squares
+        self.bins += later.bins
+
     def cause(self) -> str:
         """The setting that explains most of the difference, in one line; "" if none does."""
         if self.n < ENOUGH:

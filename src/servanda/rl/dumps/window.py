@@ -1,8 +1,8 @@
 # The verdict on a step; undecided slices are judged on the last few steps together.
 #
-# Both `check DIR` and `watch` judge steps by this rule.  A dump is one attempt of its contract and
-# uses half of 1 - confidence for the whole (`stats.attempt_alpha`).  The other half is for its
-# steps: the t-th has a share of 2 / ((t + 1)(t + 2)), which sums to at most 1.
+# Both `check DIR` and `watch` judge steps by this rule.  A dump is one attempt of its contract, and
+# its whole and all its steps together share the alpha of that attempt (`WHOLE_PART`).  Of the part
+# of the steps the t-th has 2 / ((t + 1)(t + 2)), which sums to at most 1.
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from servanda.rl.dumps.filters import ONLY_FILTERED, bracketed
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.statistics import added
 
+WHOLE_PART = 1 / 2  # share of a dump's alpha for violations of the whole; the steps have the rest
 _PARTS = 20  # a slice with this fraction (1/n) of the tokens should be decidable
 MOST_STEPS = 12  # most steps that a slice is judged on
 
@@ -110,7 +111,7 @@ class Window:
             atoms: atoms of the step's tokens; errors: why they cannot be evidence.
         """
         # a step is evaluated twice: alone, and with earlier steps
-        part = step_part(number) / (2 if self.size > 1 else 1)
+        part = (1 - WHOLE_PART) * step_part(number) / (2 if self.size > 1 else 1)
 
         def verdict(trained: Evidence, drawn: Evidence | None) -> Verdict:
             own = judge(plan, trained, intervals=intervals, part=part)

@@ -14,11 +14,12 @@ from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.escalation import action_of, rules_met
+from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps import diagnosis
 from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.slice_atoms import atoms_of
+from servanda.rl.monitor.batch_fields import BatchFields
 from servanda.rl.monitor.statistics import usable
 
 Array = NDArray[Any]
@@ -131,9 +132,9 @@ def token_weights(
     with np.errstate(invalid="ignore", over="ignore"):
         used_BT = batch.learns_BT & (usable(batch) | ~batch.selected_B[:, None])
         if masked:
-            atoms = atoms_of(masked, replace(batch, mask_BT=batch.learns_BT))
+            atoms = atoms_of(masked, BatchFields(replace(batch, mask_BT=batch.learns_BT)))
             out_A: Array = np.any(atoms.inside_CA, axis=0)
-            used_BT &= ~out_A[atoms.atom_BT]
+            used_BT &= ~out_A[atoms.atom]
         if "correct" not in taken.action:
             return used_BT.astype(np.float32)
         ratio_BT = batch.logp_train_BT.astype(np.float64) - batch.logp_infer_BT

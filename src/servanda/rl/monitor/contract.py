@@ -20,13 +20,13 @@ from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.guards import Coherent, UsableRatio
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.token_counts import RATIO_METRICS
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL
 from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import SLICED, Counts, Labels, corpus_of, rules_of
-from servanda.rl.monitor.slice_atoms import COLUMNS
-from servanda.rl.monitor.statistics import RATIO_METRICS
+from servanda.rl.monitor.batch_fields import COLUMNS
 from servanda.runner.load import load
 
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from servanda.rl.dumps.checks.zeros import FAR_NATS
 from servanda.rl.monitor.batch import Batch, array
-from servanda.rl.monitor.device_arrays import classes, hosted, is_tensor, moved, take
-from servanda.rl.monitor.device_histogram import usable
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.device_arrays import classes, hosted, is_tensor, moved, take
+from servanda.theory.stats.device_tally import usable
 
 Array = NDArray[Any]
 

@@ -13,6 +13,7 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
 from servanda.judgement.bitwise import objection, remarks
+from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
@@ -24,16 +25,15 @@ from servanda.rl.dumps.slicing import Counts
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
+from servanda.rl.monitor.batch_fields import COLUMNS
 from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
 from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
 from servanda.rl.monitor.part import part_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
-from servanda.rl.monitor.slice_atoms import COLUMNS
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import (
     StepStatistics,
-    is_answered,
     joined,
     overlaps,
 )

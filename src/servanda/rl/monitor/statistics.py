@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,34 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.gradient import Gap
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
-from servanda.judgement.clauses.statistical import Certificate, Grown
+from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
+from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.monitor import device_batch
 from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.device_arrays import hosted, is_tensor
+from servanda.rl.monitor.batch_fields import BatchFields
 from servanda.rl.monitor.device_batch import DeviceBatch
-from servanda.rl.monitor.device_histogram import tally
-from servanda.rl.monitor.slice_atoms import atoms_of, crossed, families
-from servanda.theory.bounds.importance_weights import Psi, weight_gap
-from servanda.theory.divergence.base import sampled
+from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
-from servanda.theory.stats.histogram import BINS, Binned, edges, ends
+from servanda.theory.stats.device_arrays import hosted, is_tensor
 from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
 
-# divergences of a sampled token that depend only on log p - log q
-RATIO_METRICS = (
-    *("tv", "k1_nats", "k2_nats", "k3_nats", "kl_reverse_nats"),
-    *("chi2", "le_cam", "abs_log_ratio_nats"),
-)
 _FAR_NATS = -100.0  # below any sampled logprob
 _LOOKED_AT = 4096  # logprobs examined for the precision: a coarser guess only weakens a check
-_MOST_ATOMS = 64  # most atoms of one tally: its counts then have 16 MB
-_TOKENS_AN_ATOM = 1 << 15  # with fewer tokens, a larger tally costs more than a second one
 
 
 @dataclass(frozen=True)
@@ -68,72 +59,23 @@ class StepStatistics:
     """
 
     def __init__(self, cells: Sequence[Cell], cuts: Sequence[Cut]) -> None:
-        self._cells, self._cuts = cells, cuts
-        self._families = families(cuts)
-        row = {cut: i + 1 for i, cut in enumerate(cuts)}  # the whole is row 0
-        self._rows = [row.get(cell.cut, 0) for cell in cells]
-        alike: dict[Any, list[int]] = {}
-        for i, cell in enumerate(cells):
-            if isinstance(cell.kind, Certificate):
-                alike.setdefault(_same_x(cell), []).append(i)
-        self._binned = [(Binned(*_ends(cells[of[0]])), of) for of in alike.values()]
-        self._least_K = edges()[0]
+        self._cells, self._cuts = CellStatistics(cells, cuts), cuts
 
     def of(self, batch: Batch) -> BatchStatistics:
-        count_CK, lost_C, missing_C = self._counted(batch)
-        usable_C = count_CK.sum(axis=1).astype(np.int64)
-        used = np.flatnonzero(count_CK[0])
-        statistics: list[Any] = [None] * len(self._cells)
-        for binned, of in self._binned:
-            rows = [self._rows[i] for i in of]
-            moments = binned.moments(count_CK[rows], missing_C[rows].tolist())
-            for i, moment in zip(of, moments, strict=True):
-                statistics[i] = moment
-        for i, (cell, c) in enumerate(zip(self._cells, self._rows, strict=True)):
-            usable, lost = int(usable_C[c]), int(lost_C[c])
-            if isinstance(cell.kind, UsableRatio):
-                statistics[i] = Counts(usable, usable + lost)
-            elif isinstance(cell.kind, Coherent):
-                statistics[i] = Coherence.of(
-                    self._least_K[used], lost, _rounding(batch), count_CK[c, used]
-                )
-        by_sequence = _by_sequence(batch, all_usable=not lost_C[0])
-        return BatchStatistics(tuple(statistics), int(usable_C[0]), *by_sequence)
-
-    def _counted(self, batch: Batch) -> tuple[Array, Array, Array]:
-        """Token counts of the whole and each slice: per bin, without a ratio, and missing.
-
-        Missing are tokens without a ratio, and tokens whose membership in the slice is unknown.
-        """
-        size = len(self._cuts) + 1
-        count_CK = np.zeros((size, BINS))
-        lost_C, missing_C = (np.zeros(size, dtype=np.int64) for _ in range(2))
-        parts = [atoms_of([self._cuts[i] for i in of], batch) for of in self._families]
-        most = min(_MOST_ATOMS, math.prod(batch.mask_BT.shape) // _TOKENS_AN_ATOM)
-        for atoms, members in crossed(parts, most) or [(atoms_of([], batch), [])]:
-            count_AK = tally(
-                batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT, atoms.atom_BT, len(atoms)
-            )
-            rows = [0, *(i + 1 for m in members for i in self._families[m])]
-            inside_CA, maybe_CA = (
-                np.vstack([np.ones(len(atoms), dtype=bool), of]).astype(np.float64)
-                for of in (atoms.inside_CA, atoms.maybe_CA)
-            )
-            n_A, lost_A = count_AK[:, :BINS].sum(axis=1), count_AK[:, BINS]
-            used = np.flatnonzero(count_AK[:, :BINS].any(axis=0))
-            # whole numbers, far below 2^53
-            count_CK[np.array(rows)[:, None], used] = inside_CA @ count_AK[:, used]
-            lost_C[rows] = inside_CA @ lost_A
-            missing_C[rows] = maybe_CA @ (n_A + lost_A) - inside_CA @ n_A
-        return count_CK, lost_C, missing_C
+        counts = SliceCounts(self._cuts)
+        logp = batch.logp_train_BT, batch.logp_infer_BT
+        counts.add(BatchFields(batch), *logp, batch.mask_BT)
+        statistics = self._cells.of(counts, error=_rounding(batch))
+        by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
+        return BatchStatistics(tuple(statistics), int(counts.count_CK[0].sum()), *by_sequence)
 
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
     """The slice combinations of usable tokens: bits, count, and the sum of (1 - w)^+."""
     batch = batch.on_host
-    atoms = atoms_of(cuts, batch)
+    atoms = atoms_of(cuts, BatchFields(batch))
     usable_N = usable(batch)[batch.mask_BT]
-    atom_U = atoms.atom_BT[batch.mask_BT][usable_N]
+    atom_U = atoms.atom[batch.mask_BT][usable_N]
     ratio_U = (
         batch.logp_train_BT[batch.mask_BT][usable_N].astype(np.float64)
         - batch.logp_infer_BT[batch.mask_BT][usable_N]
@@ -210,45 +152,6 @@ def _lowest(logp_BT: Any, where: Any = True) -> float:
     return float(logp_BT.masked_fill(~known_BT, 0.0).clamp(max=0.0).min())
 
 
-def is_answered(cell: Cell) -> bool:
-    """Whether a step's log ratios suffice for a cell."""
-    return isinstance(cell.kind, Certificate | UsableRatio | Coherent)
-
-
-def x_of(cell: Cell) -> Callable[[Array], Array]:
-    """The map from log ratios, nats, to the x in [0, 1] whose mean the cell limits."""
-    kind = cell.kind
-    assert isinstance(kind, Certificate)
-    if isinstance(kind, Gap):
-        return lambda ratio_N: kind.feed.x(kind.factor * weight_gap(ratio_N, kind.psi))
-    metric = cell.clause.metric
-    return lambda ratio_N: kind.feed.x(
-        sampled(metric, {"logp_train": ratio_N, "logp_infer": np.zeros(len(ratio_N))})
-    )
-
-
-def _ends(cell: Cell) -> tuple[Array, Array]:
-    """The smallest and the largest x of each bin."""
-    assert isinstance(cell.kind, Certificate)
-    bends: list[float] = []
-    if isinstance(cell.kind, Gap):
-        # x need not be monotone in a bin at a kink of psi; no bin edge is at weight 0
-        bends = [math.log(at) for at in cell.kind.psi.bends if at > 0]
-    least_K, most_K = ends(x_of(cell), bends)
-    if cell.kind.feed.threshold is not None:  # x is 0 or 1
-        return least_K.round(), most_K.round()
-    return least_K, most_K
-
-
-def _same_x(cell: Cell) -> Any:
-    """A key of cells that share x: all but limit and slice."""
-    assert isinstance(cell.kind, Certificate)
-    feed = cell.kind.feed
-    if isinstance(cell.kind, Gap):
-        return cell.place
-    return (cell.clause.metric, feed.scale, feed.low, feed.threshold)
-
-
 def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     """The combined statistics of ranks, independent of their order."""
     by_cell = zip(cells, zip(*parts, strict=True), strict=True)
@@ -257,8 +160,7 @@ def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, 
 
 def _joined(cell: Cell, statistics: Sequence[Any]) -> Any:
     if isinstance(cell.kind, Certificate):
-        process, limit = _sum(statistics), cell.kind.feed.limit
-        return Grown(process, process.below_growth(limit), process.above_growth(limit))
+        return cell.kind.grown(_sum(statistics))
     if isinstance(cell.kind, Coherent):
         n, missing = (sum(getattr(s, name) for s in statistics) for name in ("n", "missing"))
         growth = zip(*(s.growth for s in statistics if s.growth), strict=True)

@@ -58,7 +58,7 @@ class DumpSource:
         self._ends = RunEnds()
         self._window: Window | None = None
         self._trend: Trend | None = None
-        self._sound: Soundness | None = None  # data of the last step
+        self._sound = Soundness()  # of all steps
         self._odd: dict[str, tuple[int, int]] = {}  # check -> (odd, total) over all steps
 
     def poll(self, *, final: bool) -> Iterator[WatchedStep]:
@@ -117,7 +117,7 @@ class DumpSource:
         """
         again, part, path = step in self._judged, dump.of([step]), self.options.path
         command = f"servanda tools check-dump {quote(str(path))}"
-        sound, aged = Soundness(self._sound), False
+        sound, aged = Soundness(), False
         contract = self._contract
         statistics = None if contract is None else contract.statistics(path)
         try:
@@ -134,15 +134,15 @@ class DumpSource:
             return WatchedStep(step, "error", why=why, command=command, again=again)
         # fixed at the first readable step
         assert contract is not None and statistics is not None
-        if not again:
-            self._sound = sound  # content that a later step may not repeat
         plan, evidence = statistics.evidence()
         if self._window is None:
             self._window = Window(contract.window)
         known = [*self._judged]
         number = known.index(step) + 1 if again else len(known) + 1
-        alone = (*sound.findings(), *sides(plan.contract, statistics.agreement))
+        found = sound.findings_after(self._sound)
+        alone = (*found, *sides(plan.contract, statistics.agreement))
         if not again:
+            self._sound.join(sound)  # content that a later step may not repeat
             self._count(alone, alike(statistics.agreement))
         findings = tuple(of_step(f, self._odd.get(f.check, (0, 0))) for f in alone)
         lines = data_lines(findings, part.refused, statistics.sequences)
@@ -220,7 +220,7 @@ class DumpSource:
             "terms": terms,
             "judged": [*self._judged.items()],
             "odd": self._odd,
-            "digests": [] if self._sound is None else [*self._sound.steps.items()],
+            "digests": [*self._sound.steps.items()],
             **self._ends.to_plain(),
         }
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -20,6 +20,9 @@ CAPTURES: Mapping[str, int] = MappingProxyType(
 )
 TYPICAL_NATS = 3.0  # a token of open text: |logp| in [2, 4), with eta 2^(1 - t)
 _GRID = 2049
+_FEW = 64
+_EXPONENT = np.float64(np.inf).view(np.int64)
+_BY_BITS = tuple(sorted(CAPTURES, key=CAPTURES.__getitem__))
 
 
 def eta(capture: str, nats: float = TYPICAL_NATS) -> float:
@@ -37,8 +40,15 @@ def errors(values: Floats, capture: str) -> Floats:
 
     A value that was rounded up to a power of 2 has the larger eta, so this is also a bound for it.
     """
-    _, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
-    return np.where(np.isfinite(values), np.ldexp(1.0, exponent - 1 - CAPTURES[capture]), 0.0)
+    # the bits of the exponent alone are the power of 2 below a value, or an infinity
+    bits = np.ascontiguousarray(values, dtype=np.float64).view(np.int64) & _EXPONENT
+    unit = 2.0 ** -CAPTURES[capture]
+    found = bits.view(np.float64)
+    found *= unit
+    if found.size and not 0 < found.min() <= found.max() < np.inf:
+        found[found == np.inf] = 0.0
+        found[values == 0] = unit / 2
+    return found
 
 
 def rounded(values: Floats, capture: str) -> Floats:
@@ -56,10 +66,28 @@ def captured(values: Floats) -> str:
     >>> captured(np.float32([-0.1, -2.7]).astype(float)), captured(np.array([-0.1, -2.7]))
     ('float32', 'float64')
     """
-    known = values[np.isfinite(values) & (values != 0)]
-    by_bits = sorted(CAPTURES, key=CAPTURES.__getitem__)
-    exact = (c for c in by_bits if len(known) and np.array_equal(rounded(known, c), known))
-    return next(exact, by_bits[-1])
+    return next(iter(exact_in(values)), _BY_BITS[-1])
+
+
+def exact_in(values: Floats, captures: Sequence[str] = ()) -> tuple[str, ...]:
+    """The formats, coarsest first, that represent every value; () without finite values but 0.
+
+    Args:
+        captures: candidates, coarsest first; default all.
+    """
+    some = np.isfinite(values) & (values != 0)
+    known = values if some.all() else values[some]
+    if not len(known):
+        return ()
+    with np.errstate(over="ignore"):  # float16 ends at 65504
+        return tuple(c for c in captures or _BY_BITS if _exact(known, c))
+
+
+def _exact(values: Floats, capture: str) -> bool:
+    if capture == "float64":
+        return True
+    few = values[:_FEW]  # most often, some of these are not
+    return all(np.array_equal(rounded(some, capture), some) for some in (few, values))
 
 
 def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.bets import Floats
 from servanda.theory.stats.tilts import Z
 
 SIZES = (2048, 8192)  # cells of a dictionary: ids, and pairs of neighbouring ids

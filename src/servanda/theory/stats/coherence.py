@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.bets import Floats
 from servanda.theory.stats.refutation import SLACK, Refutation
 
 CAP = 10.0  # cap of w, so that no single token can reject
@@ -51,9 +51,14 @@ class Coherence(Refutation):
             I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
             2024; the cap and the bets are ours.
         """
-        least_N = log_ratio_N - np.maximum(error_N, SLACK)
-        weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
-        count_N = np.ones(len(weight_N)) if count_N is None else count_N
-        sums = np.log1p(_BETS[:, None] * (weight_N - 1)) @ count_N
+        growth_JN = growths(log_ratio_N - np.maximum(error_N, SLACK))
+        count_N = np.ones(growth_JN.shape[1]) if count_N is None else count_N
+        sums = growth_JN @ count_N
         sums += missing * np.log1p(-_BETS)
         return cls(int(count_N.sum()), tuple(sums.tolist()), missing)
+
+
+def growths(least_N: Floats) -> Floats:
+    """The growth of each bet by one token, [bets, N], from the lower end of its log-ratio."""
+    weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
+    return np.log1p(_BETS[:, None] * (weight_N - 1))

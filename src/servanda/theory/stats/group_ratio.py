@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.log_moment import NEG, POS, Floats, Process
+from servanda.theory.stats.bets import NEG, POS, Floats
+from servanda.theory.stats.log_moment import Process
 
 
 @dataclass(frozen=True, eq=False)

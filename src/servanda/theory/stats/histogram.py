@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.log_moment import NEG, POS, SCALE, Floats, LogMoment
+from servanda.theory.stats.bets import NEG, POS, Floats
+from servanda.theory.stats.log_moment import SCALE, LogMoment
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]

@@ -8,23 +8,37 @@ from collections.abc import Callable
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import NEG, POS, Floats, Process, log_mean_exp
+from servanda.theory.stats.bets import NEG, POS, Floats, mixed, weights_above, weights_below
+from servanda.theory.stats.log_moment import Process
 
 _STEPS = 40  # bisection steps: the precision is 2^-40
 
 
-def interval(process: Process, alpha: float) -> tuple[float, float]:
+def interval(
+    process: Process, alpha: float, about: float | None = None, best: float = 0.0
+) -> tuple[float, float]:
     """Lower and upper bound of the mean, each an anytime-valid bound at confidence 1 - alpha.
 
     The upper bound is the smallest limit with log_e_below >= log 1/alpha, searched from above, so
     that its error is on the safe side; likewise the lower one.
+
+    Args:
+        about, best: the declared limit and the smallest expected mean, which choose the weights
+            of the bets: the interval then excludes that limit exactly if the evidence does.
     """
     price = math.log(1 / alpha)
     if not process.n:
         return 0.0, 1.0
+
+    def below(limit: float) -> float:
+        return process.log_e_below(limit, weights_below(about, best))
+
+    def above(limit: float) -> float:
+        return process.log_e_above(limit, weights_above(about, best))
+
     return (
-        0.0 if process.log_e_above(0.0) < price else _bisect(process.log_e_above, price, 0.0, 1.0),
-        1.0 if process.log_e_below(1.0) < price else _bisect(process.log_e_below, price, 1.0, 0.0),
+        0.0 if above(0.0) < price else _bisect(above, price, 0.0, 1.0),
+        1.0 if below(1.0) < price else _bisect(below, price, 1.0, 0.0),
     )
 
 
@@ -41,11 +55,11 @@ def _bisect(log_e: Callable[[float], float], price: float, proved: float, open_:
     return proved
 
 
-def units_to_decide(growth: Floats, n: int, log_price: float) -> int | None:
+def units_to_decide(growth: Floats, weight: Floats, n: int, log_price: float) -> int | None:
     """Total units at which evidence reaches the threshold if it keeps its growth rate.
 
     Args:
-        growth: log e-value of each mixture component after n units.
+        growth: log e-value of each mixture component after n units; weight: their weights.
 
     Returns:
         A projection, not a guarantee; None if the evidence does not grow.
@@ -54,13 +68,13 @@ def units_to_decide(growth: Floats, n: int, log_price: float) -> int | None:
         return None
     rate = growth / n
     low, high = n, 2 * n
-    while log_mean_exp(rate * high) < log_price:
+    while mixed(rate * high, weight) < log_price:
         low, high = high, high * 2
         if high > 1 << 50:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if log_mean_exp(rate * middle) >= log_price else (middle, high)
+        low, high = (low, middle) if mixed(rate * middle, weight) >= log_price else (middle, high)
     return high
 
 
@@ -75,7 +89,7 @@ def units_at_best(limit: float, alpha: float, best: float = 0.0) -> int | None:
         None if the limit is not above `best`: no sample can show it.
     """
     growth = np.log1p(NEG * best) - np.log1p(NEG * limit)
-    return units_to_decide(growth, 1, math.log(1 / alpha))
+    return units_to_decide(growth, weights_below(limit, best), 1, math.log(1 / alpha))
 
 
 def units_expected(
@@ -106,5 +120,7 @@ def units_expected(
     growth = share * np.log1p(bets) + (1 - share) * np.log1p(bets * best)
     growth = growth - np.log1p(bets * limit)
     if truth <= limit:
-        return units_to_decide(growth, 1, math.log(1 / alpha))
-    return units_to_decide(growth, 1, math.log(max(cells, 1) / alpha))
+        weight = weights_below(limit, best)
+        return units_to_decide(growth, weight, 1, math.log(1 / alpha))
+    weight = weights_above(limit, best)
+    return units_to_decide(growth, weight, 1, math.log(max(cells, 1) / alpha))

@@ -12,22 +12,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
+from servanda.theory.stats.bets import NEG, POS, Floats, mixed, weights_above, weights_below
 
-Floats = NDArray[np.float64]
-
-# Never change: they are part of the meaning of an evidence digest.
-NEG: Floats = -np.concatenate([np.geomspace(2e-3, 0.9, 14), [0.95, 0.99]])
-POS: Floats = np.geomspace(1e-2, 1e6, 33)
 SCALE = float(1 << 40)  # log sums are stored as integers, so that merging is exact
-
-
-def log_mean_exp(values: Floats) -> float:
-    """log(mean(exp(values))) without overflow."""
-    top = float(values.max())
-    return top + math.log(float(np.exp(values - top).mean()))
 
 
 def _unscaled(sums: tuple[int, ...]) -> Floats:
@@ -59,13 +48,18 @@ class Process:
         """log e-value of each POS component against "the mean is `limit` or less"."""
         raise NotImplementedError
 
-    def log_e_below(self, limit: float) -> float:
-        """Evidence that the mean is below the limit, in nats; increases with the limit."""
-        return log_mean_exp(self.below_growth(limit))
+    def log_e_below(self, limit: float, weight: Floats | None = None) -> float:
+        """Evidence that the mean is below the limit, in nats; increases with the limit.
 
-    def log_e_above(self, limit: float) -> float:
+        Args:
+            weight: of the components, fixed before the data; None: equal ones.  The limit may
+                depend on the data.
+        """
+        return mixed(self.below_growth(limit), weights_below() if weight is None else weight)
+
+    def log_e_above(self, limit: float, weight: Floats | None = None) -> float:
         """Evidence that the mean is above the limit, in nats; decreases with the limit."""
-        return log_mean_exp(self.above_growth(limit))
+        return mixed(self.above_growth(limit), weights_above() if weight is None else weight)
 
 
 @dataclass(frozen=True)

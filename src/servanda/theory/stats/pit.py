@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.bets import Floats
 from servanda.theory.stats.refutation import LEAK, Refutation
 
 # A cut tail (top-p, top-k, min-p): almost no token beyond c is sampled.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import NEG, POS, Floats, log_mean_exp
+from servanda.theory.stats.bets import NEG, POS, Floats, mixed, weights_above, weights_below
 
 _STEPS = 50  # bisection steps in [0, 1]
 
@@ -37,7 +37,9 @@ class Reach:
     violated_even: float | None
 
 
-def reach(n: int, limit: float, *, alpha: float, cells: int, fill: float = 1.0) -> Reach:
+def reach(
+    n: int, limit: float, *, alpha: float, cells: int, fill: float = 1.0, best: float = 0.0
+) -> Reach:
     """The means that n units decide.
 
     Args:
@@ -46,21 +48,31 @@ def reach(n: int, limit: float, *, alpha: float, cells: int, fill: float = 1.0) 
         alpha: error probability of `holds`; that of `violated` is alpha / cells.
         fill: tokens of a prompt group divided by its capacity; 1 if the units are tokens.  x is
             taken as equal for all tokens of a group, which is the worst dependence.
+        best: the smallest expected mean, which the weights of the bets depend on.
     """
     holds, violated = math.log(1 / alpha), math.log(max(cells, 1) / alpha)
+
+    def below(mean: float, even: bool) -> bool:
+        growth = _growth(NEG, mean, limit, fill, even=even)
+        return mixed(n * growth, weights_below(limit, best)) >= holds
+
+    def above(mean: float, even: bool) -> bool:
+        growth = _growth(POS, mean, limit, fill, even=even)
+        return mixed(n * growth, weights_above(limit, best)) >= violated
+
     return Reach(
-        _last(lambda m: _log_e(NEG, n, m, limit, fill, even=False) >= holds),
-        _first(lambda m: _log_e(POS, n, m, limit, fill, even=False) >= violated),
-        _last(lambda m: _log_e(NEG, n, m, limit, fill, even=True) >= holds),
-        _first(lambda m: _log_e(POS, n, m, limit, fill, even=True) >= violated),
+        _last(lambda m: below(m, False)),
+        _first(lambda m: above(m, False)),
+        _last(lambda m: below(m, True)),
+        _first(lambda m: above(m, True)),
     )
 
 
-def _log_e(bets: Floats, n: int, mean: float, limit: float, fill: float, *, even: bool) -> float:
-    """Log of the mixture with the expected growth of its components."""
+def _growth(bets: Floats, mean: float, limit: float, fill: float, *, even: bool) -> Floats:
+    """The expected growth of each component by one unit, nats."""
     low, middle, high = (np.log1p(bets * (limit + fill * (x - limit))) for x in (0.0, mean, 1.0))
     growth = middle if even else mean * high + (1 - mean) * low
-    return log_mean_exp(n * (growth - np.log1p(bets * limit)))
+    return growth - np.log1p(bets * limit)
 
 
 def _last(decides: Callable[[float], bool]) -> float | None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import log_mean_exp
+from servanda.theory.stats.bets import log_mean_exp
 
 LEAK = 0.05  # share of 1 (the hypothesis itself) in every factor, so none is smaller than this
 SLACK = 1e-6  # smallest error, nats: logprobs may have been float32 before they were recorded

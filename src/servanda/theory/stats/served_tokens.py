@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.bets import Floats
 from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.stats.log_moment import Floats
+from servanda.theory.stats.bets import Floats
 
 Z = 1.2815515655446004  # the normal quantile at 0.9
 _LEAST = 1e-300

@@ -33,6 +33,9 @@ _ORDER = (  # order in reports; others follow
 class Soundness:
     """Every check over the chunks of a dump, in bounded memory.
 
+    Parts of a dump may be checked apart, one or more steps each, and joined in their order; a part
+    can be pickled.
+
     Args:
         before: checks of the previous step, if each step has its own; repeated data counts as a
             copy.
@@ -45,8 +48,9 @@ class Soundness:
         names = dict.fromkeys((*_ORDER, *CHECKS))
         self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
         self._copies = self._checks["copies"] = copies.Copies()
+        self._earlier = copies.Copies() if before is None else before._earlier
         if before is not None:
-            self._copies.follow(before._copies)
+            self._earlier.join(before._copies)
 
     @property
     def steps(self) -> dict[int, int]:
@@ -59,6 +63,24 @@ class Soundness:
             for check in self._checks.values():
                 check.add(rollouts)
 
+    def join(self, later: Soundness) -> None:
+        """Add the checks of later steps, as if this one had read both.
+
+        The result has the same bits however the steps were divided; `later` is not used again.
+        """
+        for name, check in self._checks.items():
+            check.join(later._checks[name])
+
     def findings(self) -> tuple[Finding, ...]:
+        return self._found(self._earlier)
+
+    def findings_after(self, before: Soundness) -> tuple[Finding, ...]:
+        """The findings on these steps alone; data of the steps of `before` counts as a copy."""
+        return self._found(before._copies)
+
+    def _found(self, earlier: copies.Copies) -> tuple[Finding, ...]:
         with np.errstate(over="ignore", invalid="ignore"):
-            return tuple(check.finding() for check in self._checks.values())
+            return tuple(
+                check.finding(earlier) if isinstance(check, copies.Copies) else check.finding()
+                for check in self._checks.values()
+            )

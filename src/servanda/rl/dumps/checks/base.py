@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
 
 from servanda.registry import Registry
 from servanda.traces.rollouts import Array, Rollouts
@@ -71,6 +73,13 @@ class Check(Protocol):
 
     def add(self, rollouts: Rollouts) -> None: ...
 
+    def join(self, later: Any) -> None:
+        """Add the sums of a check of the same kind over later steps, as if one had read both.
+
+        The result has the same bits however the steps were divided; `later` is not used again.
+        """
+        ...
+
     def finding(self) -> Finding: ...
 
 
@@ -82,16 +91,70 @@ def check(name: str) -> Callable[[C], C]:
     return CHECKS.register(name)  # type: ignore[return-value]
 
 
+class Sums:
+    """A check whose attributes are sums: numbers, dictionaries of them, and objects with `join`."""
+
+    def join(self, later: Any) -> None:
+        for name, value in vars(self).items():
+            setattr(self, name, _sum(value, getattr(later, name)))
+
+
+def _sum(value: Any, later: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sum(value[key], later[key]) for key in value}
+    if not isinstance(value, Sums | FirstPlace | StepSums):
+        return value + later
+    value.join(later)
+    return value
+
+
 class FirstPlace:
     """The place of the first affected sequence."""
 
     def __init__(self) -> None:
         self.place = ""
 
-    def add(self, rollouts: Rollouts, flag_N: Array) -> None:
-        """Record the sequence of the first flagged token, unless one is recorded."""
-        if flag_N.any():
-            self.place = self.place or rollouts.source_S[rollouts.sequence_N[flag_N.argmax()]]
+    def add(self, rollouts: Rollouts, flag_K: Array) -> None:
+        """Record the sequence of the first flagged trained token, unless one is recorded."""
+        if not self.place and flag_K.any():
+            self.add_token(rollouts, int(flag_K.argmax()))
+
+    def add_token(self, rollouts: Rollouts, trained: int) -> None:
+        """Record the sequence of a trained token, [K], unless one is recorded."""
+        self.place = (
+            self.place or rollouts.source_S[rollouts.sequence_of(rollouts.trained_K[trained])]
+        )
+
+    def add_sequence(self, rollouts: Rollouts, flag_S: Array) -> None:
+        """Record the first flagged sequence, unless one is recorded."""
+        if not self.place and flag_S.any():
+            self.place = rollouts.source_S[int(flag_S.argmax())]
+
+    def join(self, later: FirstPlace) -> None:
+        self.place = self.place or later.place
+
+
+class StepSums:
+    """Sums of floats, kept for each step: those of several parts are then added in one order."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self.steps: list[Array] = []
+
+    def add(self, step: int, sums: Array) -> None:
+        if step == self._step:
+            self.steps[-1] = self.steps[-1] + sums
+        else:
+            self._step = step
+            self.steps.append(sums)
+
+    def join(self, later: StepSums) -> None:
+        self._step = later._step if later.steps else self._step
+        self.steps += later.steps
+
+    def total(self, like: Array) -> Array:
+        """The sum over all steps; `like` (zeros) without any."""
+        return np.add.reduce(self.steps, axis=0) if self.steps else like
 
 
 def share(part: int, whole: int) -> float:
@@ -100,5 +163,11 @@ def share(part: int, whole: int) -> float:
 
 
 def heads(rollouts: Rollouts) -> Array:
-    """Mask of the first tokens of second and later turns, [N]."""
-    return (rollouts.turn_N >= 2) & (rollouts.turn_token_N < HEAD_TOKENS)
+    """The first tokens of each second and later turn: indices of trained tokens, [turns, 3].
+
+    -1 if a turn has fewer.
+    """
+    turns = rollouts.turns
+    at_TH = turns.trained_T[turns.number_T >= 2, None] + np.arange(HEAD_TOKENS)
+    end_T = (turns.trained_T + turns.length_T)[turns.number_T >= 2]
+    return np.where(at_TH < end_T[:, None], at_TH, -1)

@@ -9,74 +9,101 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, check, heads
+from servanda.rl.dumps.checks.base import Finding, StepSums, Sums, check, heads
 from servanda.theory.divergence.precision import captured, errors
-from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.bets import log_mean_exp
+from servanda.theory.stats.coherence import growths
+from servanda.theory.stats.histogram import BINS, bin_of, edges
+from servanda.theory.stats.refutation import SLACK
 from servanda.traces.rollouts import Array, Rollouts
 
 _LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
 _GROSS_NATS = 1e-3
+_MOST_NATS = 50.0  # cap of a log weight in the contribution of a sequence
+_LOOKED_AT = 4096  # a coarser precision only weakens the evidence
 
 
 @check("coherence")
-class MeanWeight:
+class MeanWeight(Sums):
     """Evidence that E w > 1, w = p_train / p_infer, over all trained tokens with both logprobs.
 
     `fine` covers all tokens as recorded; `heads` and `rest` cover the first tokens of later turns
-    and all others, with each weight reduced by 0.001.
+    and all others, with each weight reduced by 0.001.  Tokens are counted in bins of their lower
+    log weight, and taken at the lower end of the bin: the evidence is slightly less than exact.
     """
 
     def __init__(self) -> None:
-        self.fine, self.heads, self.rest = Coherence(), Coherence(), Coherence()
-        self.first = ""
-        self.weight, self.weighed = 0.0, 0
+        self.tokens = 0
+        self.sums = StepSums()  # the growths of fine, rest and heads, and the sum of weights
+        self.most: list[tuple[int, float, str]] = []  # step, largest excess of a sequence, place
 
     def add(self, rollouts: Rollouts) -> None:
-        train_N, infer_N = rollouts.logp_train_N, rollouts.logp_infer_N
-        known_N = rollouts.mask_N & ~np.isnan(train_N) & np.isfinite(infer_N) & (train_N < np.inf)
-        if not known_N.any():
+        train_K, infer_K, ratio_K = rollouts.train_K, rollouts.infer_K, rollouts.ratio_K
+        known_K, head_K = np.isfinite(ratio_K), np.zeros(len(ratio_K), dtype=bool)
+        at_TH = heads(rollouts)
+        head_K[at_TH[at_TH >= 0]] = True
+        excess_K = np.minimum(ratio_K, _MOST_NATS)
+        np.expm1(excess_K, out=excess_K)
+        if not known_K.all():  # a token without mass under train has a weight of 0
+            known_K = ~np.isnan(train_K) & np.isfinite(infer_K) & (train_K < np.inf)
+            excess_K[~known_K] = 0.0
+            train_K, infer_K, head_K = train_K[known_K], infer_K[known_K], head_K[known_K]
+            ratio_K = ratio_K[known_K]
+        if not len(ratio_K):
             return
-        train_K, infer_K, head_K = train_N[known_N], infer_N[known_N], heads(rollouts)[known_N]
-        self.weight += float(np.exp(train_K - infer_K).sum())
-        self.weighed += len(train_K)
-        ratio_K, error_K = train_K - infer_K, _error(train_K) + _error(infer_K)
-        gross_K = np.maximum(error_K, _GROSS_NATS)
-        self.fine += Coherence.of(ratio_K, error_N=error_K)
-        self.rest += Coherence.of(ratio_K[~head_K], error_N=gross_K[~head_K])
-        if head_K.any():
-            self.heads += Coherence.of(ratio_K[head_K], error_N=gross_K[head_K])
-        if not self.first and max(self.rest.log_e, self.heads.log_e) >= _LIMIT_NATS:
-            # the sequence with the largest contribution in the chunk that reaches the threshold
-            above_S = np.bincount(rollouts.sequence_N[known_N], np.expm1(np.minimum(ratio_K, 50.0)))
-            self.first = rollouts.source_S[int(above_S.argmax())]
+        least_K = _error(train_K)  # in place, for new memory costs more than the computation
+        least_K += _error(infer_K)
+        np.maximum(least_K, SLACK, out=least_K)
+        np.subtract(ratio_K, least_K, out=least_K)
+        bin_K = bin_of(least_K.astype(np.float32))
+        head_B = np.bincount(bin_K[head_K], minlength=BINS + 1)
+        fine_B = np.bincount(bin_K, minlength=BINS + 1)
+        excess_S = rollouts.sums_S(excess_K)
+        most = int(excess_S.argmax())
+        growth_3J = _growth(np.stack([fine_B, fine_B - head_B, head_B]))
+        weights = float(excess_S.sum()) + len(ratio_K)
+        if ratio_K.max() > _MOST_NATS:
+            weights = float(np.exp(ratio_K).sum())
+        self.sums.add(rollouts.step, np.append(growth_3J, weights))
+        self.tokens += len(ratio_K)
+        own = rollouts.step, float(excess_S[most]), rollouts.source_S[most]
+        if self.most and self.most[-1][0] == rollouts.step:
+            self.most[-1] = max(self.most[-1], own, key=lambda of: of[1])
+        else:
+            self.most.append(own)
+
+    def _first(self, log_e_S3: Array) -> str:
+        """The sequence with the largest contribution in the step that reaches the threshold."""
+        return self.most[int((log_e_S3[:, 1:].max(axis=1) >= _LIMIT_NATS).argmax())][2]
 
     def finding(self) -> Finding:
-        numbers = {"tokens": float(self.fine.n), "log_e": self.fine.log_e}
-        if self.weighed and math.isfinite(self.weight):
-            numbers["mean"] = self.weight / self.weighed
-        if not self.fine.n:
-            return Finding(
-                "coherence",
-                "warning",
-                "no token to compute the mean importance weight from",
-                numbers,
-            )
-        if self.rest.log_e >= _LIMIT_NATS:
+        if not self.tokens:
+            text = "no token to compute the mean importance weight from"
+            numbers = {"tokens": 0.0, "log_e": -math.inf}
+            return Finding("coherence", "warning", text, numbers)
+        grown = np.cumsum(self.sums.steps, axis=0)
+        log_e_S3 = np.array([[*map(log_mean_exp, row[:-1].reshape(3, -1))] for row in grown])
+        fine, rest, heads = log_e_S3[-1].tolist()
+        numbers = {"tokens": float(self.tokens), "log_e": fine}
+        if math.isfinite(grown[-1, -1]):
+            numbers["mean"] = float(grown[-1, -1]) / self.tokens
+        if rest >= _LIMIT_NATS:
             text = (
                 "the mean importance weight is above 1, which is impossible for two distributions: "
                 "the sampler's logprobs are not those it sampled with (raw, or of other tokens)"
             )
-            return Finding("coherence", "unsound", text, numbers, self.first)
-        if self.heads.log_e >= _LIMIT_NATS:
+            return Finding("coherence", "unsound", text, numbers, self._first(log_e_S3))
+        if heads >= _LIMIT_NATS:
             text = (
                 "the mean importance weight is above 1 only at the first tokens of later turns: "
                 "the logprobs there are of other tokens (re-tokenised at a tool boundary?)"
             )
-            return Finding("coherence", "warning", text, numbers, self.first)
-        if self.fine.log_e >= _LIMIT_NATS:
+            return Finding("coherence", "warning", text, numbers, self._first(log_e_S3))
+        if fine >= _LIMIT_NATS:
             text = (
                 "the mean importance weight is above 1 by less than a thousandth: the sides are "
                 "swapped, or sequences were selected by their outcome"
@@ -90,6 +117,23 @@ class MeanWeight:
         return Finding("coherence", "ok", text, numbers)
 
 
-def _error(logp_N: Array) -> Array:
-    """The rounding error bound of each recorded value."""
-    return errors(logp_N, captured(logp_N))
+def _growth(count_3B: Array) -> Array:
+    """The growths of fine, rest and heads from the counts of bins, [3, bets]."""
+    count_3B[:, BINS - 1] += count_3B[:, BINS]
+    used = np.flatnonzero(count_3B[0, :BINS])
+    growth_3J2 = count_3B[:, used].astype(np.float64) @ _by_bin().take(used, axis=0)
+    fine_3J, gross_3J = np.split(growth_3J2, 2, axis=1)
+    return np.vstack([fine_3J[:1], gross_3J[1:]])
+
+
+@cache
+def _by_bin() -> Array:
+    """The growths of a token of each bin, [bins, 2 * bets]: as recorded, and reduced by 0.001."""
+    least_B = edges()[0]
+    by_bet = np.vstack([growths(least_B), growths(least_B - _GROSS_NATS)])
+    return np.ascontiguousarray(by_bet.T)
+
+
+def _error(logp_K: Array) -> Array:
+    """The rounding error bound of each recorded value; the first ones tell the precision."""
+    return errors(logp_K, captured(logp_K[:_LOOKED_AT]))

@@ -9,10 +9,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, check, share
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
 from servanda.traces.rollouts import Array, Rollouts
 
 LONG_TOKENS = 32
@@ -20,7 +24,40 @@ UNSOUND = 0.1  # share of sequences: more than a trainer repeats to fill its las
 AGAIN = 0.05  # share of sequences: more than are carried over to a later step
 REUSED = 0.01  # share of sequences: reported as a replay buffer; each pair is one sample
 DISTINCT = 8  # distinct logprobs of a sequence or a step: nearly certain responses may recur
-HELD = 1 << 17  # digests of earlier steps
+HELD = 1 << 17  # sequences that are compared across steps
+
+_Sequence = tuple[int, int, int, str]  # number in the dump, step, digest of all, place
+
+
+@dataclass
+class _Repeats:
+    """Counts of sequences that occur at an earlier step.
+
+    Args:
+        again: with the same logprobs of both sides; reused: with others of the trainer.
+        at, first: number and place of the first one.
+    """
+
+    again: int = 0
+    reused: int = 0
+    at: float = math.inf
+    first: str = ""
+
+    def add(self, sequence: _Sequence, first: _Sequence) -> None:
+        (at, step, scores, place), (_, before, as_before, _) = sequence, first
+        if step == before:  # or a step that was written again
+            return
+        self.again += scores == as_before
+        self.reused += scores != as_before
+        if at < self.at:
+            self.at, self.first = at, f"{place}, of step {before}"
+
+    def join(self, later: _Repeats, after: int) -> None:
+        """Add those of the sequences after the first `after`."""
+        self.again += later.again
+        self.reused += later.reused
+        if after + later.at < self.at:
+            self.at, self.first = after + later.at, later.first
 
 
 @check("copies")
@@ -32,78 +69,95 @@ class Copies:
 
     def __init__(self) -> None:
         self.sequences = self.long = self.repeated = self.elsewhere = 0
-        self.again = self.reused = 0
-        self.first = self.first_again = ""
+        self.first = FirstPlace()
+        self.steps: dict[int, int] = {}  # sum of a step's digests -> the first step that has it
         self.twice: dict[int, int] = {}  # step -> the earlier one that it repeats
         self._step: int | None = None
-        self._group: dict[bytes, str] = {}  # of one step
-        self._drawn: dict[int, tuple[int, int]] = {}  # draw -> step, scores
-        self._fresh: dict[int, tuple[int, int]] = {}  # of this step
-        self._kept = 1 << 64  # draws below it are held
+        self._group: dict[bytes, str | None] = {}  # of one step
         self._sum = self._values = 0
-        self.steps: dict[int, int] = {}  # sum of a step's digests -> the first step that has it
-
-    def follow(self, earlier: Copies) -> None:
-        """Continue after the digests of earlier steps."""
-        earlier._close()
-        self._drawn, self._kept, self.steps = earlier._drawn, earlier._kept, earlier.steps
+        self._drawn: dict[int, _Sequence] = {}  # draw -> its first sequence
+        self._more: list[tuple[int, _Sequence]] = []  # later sequences of these draws
+        self._kept = 1 << 64  # draws below it are held
+        self._dropped = _Repeats()  # repeats of draws that are no longer held
 
     def add(self, rollouts: Rollouts) -> None:
         if rollouts.step != self._step:
             self._close()
             self._step = rollouts.step
-        starts = rollouts.start_S.tolist()
-        for at, (start, length) in enumerate(zip(starts, rollouts.length_S.tolist(), strict=True)):
-            part = slice(start, start + length)
-            mask_T = rollouts.mask_N[part]
-            self.sequences += 1
-            trained = int(mask_T.sum())
+        token_N = np.ascontiguousarray(rollouts.token_N)
+        infer_K, train_K = rollouts.infer_K, rollouts.train_K
+        bits_K = (infer_K + 0.0).view(np.int64)  # all zeros are one value, and all NaN
+        lengths = zip(rollouts.length_S.tolist(), rollouts.trained_S.tolist(), strict=True)
+        end = last = 0
+        for at, (length, trained) in enumerate(lengths):
+            part, end = slice(end, end + length), end + length
+            own, last = slice(last, last + trained), last + trained
             if not trained:
                 continue
-            infer_K = rollouts.logp_infer_N[part][mask_T]
-            digest = hashlib.blake2b(rollouts.token_N[part].tobytes(), digest_size=16)
-            digest.update(infer_K.tobytes())
+            digest = hashlib.blake2b(token_N[part].data, digest_size=16)
+            digest.update(infer_K[own].data)
             draw = digest.digest()
-            digest.update(rollouts.logp_train_N[part][mask_T].tobytes())
+            digest.update(train_K[own].data)
             scores = int.from_bytes(digest.digest()[:8], "little")
-            distinct = _distinct(infer_K)
+            distinct = _distinct(bits_K[own])
             self._values = max(self._values, distinct)
             self._sum = (self._sum + scores) % (1 << 64)  # whatever their order
             if trained < LONG_TOKENS:
                 continue
             self.long += 1
+            place, group = rollouts.source_S[at], rollouts.group_S[at]
             if distinct >= DISTINCT:
-                self._across(int.from_bytes(draw[:8], "little"), scores, rollouts, at)
-            group = rollouts.group_S[at]
-            before = self._group.setdefault(draw, "")
-            if before:
+                known = self.sequences + at, rollouts.step, scores, place
+                self._hold(int.from_bytes(draw[:8], "little"), known)
+            before = self._group.setdefault(draw, None)
+            if before is None:
+                self._group[draw] = group
+            else:
                 self.repeated += 1
                 self.elsewhere += before != group
-                self.first = self.first or rollouts.source_S[at]
-            else:
-                self._group[draw] = group
+                self.first.place = self.first.place or place
+        self.sequences += len(rollouts)
+        self._drop()
 
-    def _across(self, draw: int, scores: int, rollouts: Rollouts, at: int) -> None:
-        """Compare a sequence with those of earlier steps."""
-        if draw >= self._kept:
-            return
-        before = self._drawn.get(draw)
-        if before is None or before[0] == rollouts.step:  # a step that was written again
-            self._fresh[draw] = (rollouts.step, scores)
-            return
-        self.again += before[1] == scores
-        self.reused += before[1] != scores
-        self.first_again = self.first_again or f"{rollouts.source_S[at]}, of step {before[0]}"
+    def join(self, later: Copies) -> None:
+        self._close()
+        later._close()
+        for draw, (at, step, scores, place) in chain(later._drawn.items(), later._more):
+            self._hold(draw, (self.sequences + at, step, scores, place))
+        self._dropped.join(later._dropped, self.sequences)
+        if later._kept < self._kept:
+            self._keep(later._kept)
+        self._drop()
+        for name in ("sequences", "long", "repeated", "elsewhere"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.first.join(later.first)
+        self.twice |= later._twice(self.steps)
+        for sum_, step in later.steps.items():
+            self.steps.setdefault(sum_, step)
+
+    def _hold(self, draw: int, sequence: _Sequence) -> None:
+        if draw in self._drawn:
+            self._more.append((draw, sequence))
+        elif draw < self._kept:
+            self._drawn[draw] = sequence
+
+    def _drop(self) -> None:
+        while len(self._drawn) + len(self._more) > HELD:
+            self._keep(self._kept >> 1)
+
+    def _keep(self, kept: int) -> None:
+        """Hold only the draws below a number; repeats of the others are counted now."""
+        self._kept = kept
+        for draw, sequence in self._more:
+            if draw >= kept:
+                self._dropped.add(sequence, self._drawn[draw])
+        self._more = [held for held in self._more if held[0] < kept]
+        self._drawn = {draw: held for draw, held in self._drawn.items() if draw < kept}
 
     def _close(self) -> None:
         """Close a step: its digests now belong to an earlier step."""
         self._note()
-        self._group = {}
-        self._drawn |= self._fresh
-        self._fresh, self._sum, self._values = {}, 0, 0
-        while len(self._drawn) > HELD:
-            self._kept >>= 1
-            self._drawn = {d: known for d, known in self._drawn.items() if d < self._kept}
+        self._step, self._group, self._sum, self._values = None, {}, 0, 0
 
     def _note(self) -> None:
         if self._step is not None and self._values >= DISTINCT:
@@ -111,32 +165,48 @@ class Copies:
             if before != self._step:
                 self.twice[self._step] = before
 
-    def finding(self) -> Finding:
+    def _twice(self, earlier: Mapping[int, int]) -> dict[int, int]:
+        """Step -> the step that it repeats, after steps with these sums."""
+        known = {s: earlier[sum_] for sum_, s in self.steps.items() if earlier.get(sum_, s) != s}
+        return known | {step: known.get(first, first) for step, first in self.twice.items()}
+
+    def _repeats(self, earlier: Mapping[int, _Sequence]) -> _Repeats:
+        """The sequences that occur at an earlier step, after these draws."""
+        found = replace(self._dropped)
+        held = chain(self._drawn.items(), self._more) if earlier else self._more
+        for draw, sequence in held:
+            found.add(sequence, earlier.get(draw) or self._drawn[draw])
+        return found
+
+    def finding(self, before: Copies | None = None) -> Finding:
+        """The finding for these steps, after those of `before`."""
         self._note()
+        twice = self._twice({} if before is None else before.steps)
+        repeats = self._repeats({} if before is None else before._drawn)
         numbers = {
             "repeated": self.repeated,
             "other_groups": self.elsewhere,
-            "again": self.again,
-            "reused": self.reused,
-            "steps_again": len(self.twice),
+            "again": repeats.again,
+            "reused": repeats.reused,
+            "steps_again": len(twice),
         }
-        if self.twice:
-            step, before = next(iter(self.twice.items()))
+        if twice:
+            step, first = min(twice.items())
             text = (
-                f"{len(self.twice):,} steps have the same sequences and logprobs as another (step "
-                f"{step} as step {before}), which is impossible after an update: they were written "
+                f"{len(twice):,} steps have the same sequences and logprobs as another (step "
+                f"{step} as step {first}), which is impossible after an update: they were written "
                 "again, and count twice"
             )
-            return Finding("copies", "unsound", text, numbers, self.first_again)
-        if self.again:
+            return Finding("copies", "unsound", text, numbers, repeats.first)
+        if repeats.again:
             text = (
-                f"{self.again:,} of {self.long:,} long sequences have the tokens and both logprobs "
-                "of one at an earlier step, to the last digit, which is impossible after an "
-                "update: they were written again, and count twice"
+                f"{repeats.again:,} of {self.long:,} long sequences have the tokens and both "
+                "logprobs of one at an earlier step, to the last digit, which is impossible after "
+                "an update: they were written again, and count twice"
             )
-            state = "unsound" if share(self.again, self.long) > AGAIN else "warning"
-            odd = self.again, self.long, AGAIN
-            return Finding("copies", state, text, numbers, self.first_again, odd)
+            state = "unsound" if share(repeats.again, self.long) > AGAIN else "warning"
+            odd = repeats.again, self.long, AGAIN
+            return Finding("copies", state, text, numbers, repeats.first, odd)
         if self.repeated:
             text = (
                 f"{self.repeated:,} of {self.sequences:,} sequences repeat another of their step "
@@ -144,26 +214,26 @@ class Copies:
                 "twice"
             )
             if share(self.repeated, self.long) <= UNSOUND:
-                return Finding("copies", "warning", text, numbers, self.first)
+                return Finding("copies", "warning", text, numbers, self.first.place)
             if not self.elsewhere:
                 text += ". Does the sampler repeat itself (deterministic, or seeded alike), or did"
                 text += " every rank write the whole batch?"
             else:
                 text += ". Did every rank write the whole batch?"
             odd = self.repeated, self.long, UNSOUND
-            return Finding("copies", "unsound", text, numbers, self.first, odd)
-        if share(self.reused, self.long) > REUSED:
+            return Finding("copies", "unsound", text, numbers, self.first.place, odd)
+        if share(repeats.reused, self.long) > REUSED:
             text = (
-                f"{self.reused:,} of {self.long:,} long sequences were sampled at an earlier step "
-                "and used again: the sampler's logprobs are the same to the last digit, so each "
-                "pair is one sample"
+                f"{repeats.reused:,} of {self.long:,} long sequences were sampled at an earlier "
+                "step and used again: the sampler's logprobs are the same to the last digit, so "
+                "each pair is one sample"
             )
-            return Finding("copies", "warning", text, numbers, self.first_again)
+            return Finding("copies", "warning", text, numbers, repeats.first)
         text = "no sequence occurs twice, in a step or across steps"
         return Finding("copies", "ok", text, numbers, odd=(0, self.long, UNSOUND))
 
 
-def _distinct(logp_K: Array) -> int:
+def _distinct(bits_K: Array) -> int:
     """The number of distinct logprobs, counted only as far as needed."""
-    few = np.unique(logp_K[:LONG_TOKENS]).size
-    return few if few >= DISTINCT else np.unique(logp_K).size
+    few = len(set(bits_K[:LONG_TOKENS].tolist()))
+    return few if few >= DISTINCT else len(set(bits_K.tolist()))

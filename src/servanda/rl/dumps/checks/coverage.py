@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from servanda.report.format import count
-from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, Sums, check, share
 from servanda.traces.rollouts import Rollouts
 
 WARN, UNSOUND = 0.9999, 0.999
 
 
 @check("coverage")
-class Coverage:
+class Coverage(Sums):
     """Counts trained tokens without a logprob; NaN is missing, an infinity is a value."""
 
     def __init__(self) -> None:
@@ -20,13 +20,13 @@ class Coverage:
         self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        mask_N = rollouts.mask_N
-        train_N, infer_N = ~np.isnan(rollouts.logp_train_N), ~np.isnan(rollouts.logp_infer_N)
-        self.tokens += int(mask_N.sum())
-        self.train += int((mask_N & train_N).sum())
-        self.infer += int((mask_N & infer_N).sum())
-        self.both += int((mask_N & train_N & infer_N).sum())
-        self.first.add(rollouts, mask_N & ~(train_N & infer_N))
+        train_K, infer_K = np.isnan(rollouts.train_K), np.isnan(rollouts.infer_K)
+        missing_K, tokens = train_K | infer_K, len(train_K)
+        self.tokens += tokens
+        self.train += tokens - int(np.count_nonzero(train_K))
+        self.infer += tokens - int(np.count_nonzero(infer_K))
+        self.both += tokens - int(np.count_nonzero(missing_K))
+        self.first.add(rollouts, missing_K)
 
     def finding(self) -> Finding:
         if not self.tokens:

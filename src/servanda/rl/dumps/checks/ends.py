@@ -17,14 +17,7 @@ MANY = 0.01  # of the sequences
 _OFTEN = 0.02  # least share of the shorter responses that an end token ends
 _MOST, _TIMES = 0.1, 5  # that of the most frequent one; and least ratio of rates, ends to elsewhere
 _HELD = 1 << 17  # sequences that are examined
-_APART = 64  # counts of chunks that are kept before they are added up
-
-
-def _together(counts: list[Array]) -> Array:
-    """Counts by id of several chunks, [2, ids] each, as one."""
-    id_N, count_N = np.concatenate(counts, axis=-1)
-    id_D, at_N = np.unique(id_N, return_inverse=True)
-    return np.stack([id_D, np.bincount(at_N, count_N).astype(np.int64)])
+_IDS = 1 << 18  # ids of larger vocabularies are counted together
 
 
 @check("ends")
@@ -38,25 +31,35 @@ class Ends:
     def __init__(self) -> None:
         self.sequences = 0
         self._last: list[Array] = []  # chunk -> [S, 4]: step, trained tokens, all tokens, id
-        self._drawn: list[Array] = []  # [2, ids]: ids, and how often each was drawn; of some chunks
+        self._drawn = np.zeros(0, dtype=np.int64)  # how often each id was drawn
         self._places: list[tuple[str, ...]] = []
 
     def add(self, rollouts: Rollouts) -> None:
         if self.sequences >= _HELD:
             return
-        trained_S = np.bincount(rollouts.sequence_N[rollouts.mask_N], minlength=len(rollouts))
+        trained_S = rollouts.trained_S
         drawn_S = trained_S > 0
-        at_N = np.flatnonzero(rollouts.mask_N)
-        last_S = at_N[np.cumsum(trained_S)[drawn_S] - 1]
+        last_S = rollouts.token_N[rollouts.trained_K[np.cumsum(trained_S)[drawn_S] - 1]]
         step_S = np.full(len(last_S), rollouts.step)
-        ends = step_S, trained_S[drawn_S], rollouts.length_S[drawn_S], rollouts.token_N[last_S]
-        self.sequences += int(drawn_S.sum())
-        drawn = np.unique(rollouts.token_N[rollouts.mask_N], return_counts=True)
-        self._drawn.append(np.stack(drawn))
-        if len(self._drawn) > _APART:
-            self._drawn = [_together(self._drawn)]
+        ends = step_S, trained_S[drawn_S], rollouts.length_S[drawn_S], last_S
+        self.sequences += len(last_S)
+        self._draw(np.bincount(_ids(rollouts.token_N[rollouts.trained_K])))
         self._last.append(np.stack(ends, axis=-1))
         self._places.append(tuple(p for p, d in zip(rollouts.source_S, drawn_S, strict=True) if d))
+
+    def join(self, later: Ends) -> None:
+        for last, places in zip(later._last, later._places, strict=True):
+            if self.sequences >= _HELD:
+                return
+            self.sequences += len(last)
+            self._last.append(last)
+            self._places.append(places)
+        self._draw(later._drawn)
+
+    def _draw(self, count_D: Array) -> None:
+        if len(count_D) > len(self._drawn):
+            self._drawn = np.pad(self._drawn, (0, len(count_D) - len(self._drawn)))
+        self._drawn[: len(count_D)] += count_D
 
     def finding(self) -> Finding:
         if not self.sequences:
@@ -74,9 +77,8 @@ class Ends:
             return Finding("ends", "ok", text, {**numbers, "cut": 0})
         ends = [token for token, n in count.most_common() if n > _OFTEN * early]
         if not ends or count[ends[0]] <= early / 2:  # then only tokens rare within responses
-            id_D, drawn_D = _together(self._drawn)
-            often = dict(zip(id_D.tolist(), (drawn_D / drawn_D.sum()).tolist(), strict=True))
-            ends = [token for token in ends if count[token] / early >= _TIMES * often[token]]
+            often_E = self._drawn[_ids(np.array(ends))] / self._drawn.sum() if ends else ()
+            ends = [e for e, n in zip(ends, often_E, strict=True) if count[e] / early >= _TIMES * n]
         if not ends or count[ends[0]] < _MOST * early:
             numbers["untold"] = early
             text = (
@@ -97,3 +99,7 @@ class Ends:
         first = [p for places in self._places for p in places][int(cut_S.argmax())]
         state = "warning" if share(cut, self.sequences) > MANY else "ok"
         return Finding("ends", state, text, numbers, first)
+
+
+def _ids(token_K: Array) -> Array:
+    return token_K.astype(np.int64, copy=False) & (_IDS - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, Sums, check, share
 from servanda.traces.rollouts import Rollouts
 
 UNSOUND = 0.001  # share of sequences that begin with a trained token
@@ -13,7 +13,7 @@ WARN = 0.5  # share of sequences without a trained token
 
 
 @check("prompts")
-class Prompts:
+class Prompts(Sums):
     """Counts sequences whose first token is trained."""
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Prompts:
         self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        begins_N = np.zeros(len(rollouts.mask_N), dtype=bool)
-        begins_N[rollouts.start_S] = True
+        begins_S = rollouts.length_S > 0
+        begins_S[begins_S] = rollouts.mask_N[rollouts.start_S[begins_S]]
         self.sequences += len(rollouts)
-        self.trained += int((begins_N & rollouts.mask_N).sum())
-        self.first.add(rollouts, begins_N & rollouts.mask_N)
+        self.trained += int(begins_S.sum())
+        self.first.add_sequence(rollouts, begins_S)
 
     def finding(self) -> Finding:
         numbers = {"sequences": self.sequences, "trained": self.trained}
@@ -47,23 +47,22 @@ class Prompts:
 
 
 @check("trained")
-class Trained:
+class Trained(Sums):
     """Counts sequences without a trained token: filtered ones, or a broken mask."""
 
     def __init__(self) -> None:
         self.sequences = self.empty = self.removed = 0
-        self.first = ""
+        self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        counts_S = np.bincount(rollouts.sequence_N[rollouts.mask_N], minlength=len(rollouts))
+        empty_S = rollouts.trained_S == 0
         self.sequences += len(rollouts)
-        self.empty += int((counts_S == 0).sum())
+        self.empty += int(empty_S.sum())
+        self.first.add_sequence(rollouts, empty_S)
         if rollouts.removed_N is not None:
             told_N = np.isfinite(rollouts.logp_train_N) & np.isfinite(rollouts.logp_infer_N)
             scored_N = rollouts.removed_N & told_N
             self.removed += len(np.unique(rollouts.sequence_N[scored_N]))
-        if not self.first and (counts_S == 0).any():
-            self.first = rollouts.source_S[int((counts_S == 0).argmax())]
 
     def finding(self) -> Finding:
         numbers = {"sequences": self.sequences, "empty": self.empty}
@@ -74,4 +73,4 @@ class Trained:
             numbers["removed"] = self.removed
             text += f"; {self.removed:,} of them have both logprobs: a filter removed them"
         state = "warning" if share(self.empty, self.sequences) > WARN else "ok"
-        return Finding("trained", state, text, numbers, self.first)
+        return Finding("trained", state, text, numbers, self.first.place)

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from servanda.rl.dumps.checks.base import Finding, check
-from servanda.theory.divergence.precision import CAPTURES, capture_floor, rounded
-from servanda.traces.rollouts import Array, Rollouts
+from servanda.theory.divergence.precision import CAPTURES, capture_floor, exact_in
+from servanda.traces.rollouts import Rollouts
 
-_BY_BITS = sorted(CAPTURES, key=CAPTURES.__getitem__)
+_BY_BITS = tuple(sorted(CAPTURES, key=CAPTURES.__getitem__))
 
 
 @check("precision")
 class Precision:
-    """The coarsest format that represents all logprobs of a side so far."""
+    """The formats that represent all logprobs of a side so far; the coarsest one counts."""
 
     def __init__(self) -> None:
-        self.train = self.infer = ""
+        self.sides: dict[str, tuple[str, ...]] = {"train": (), "infer": ()}  # () without values
 
     def add(self, rollouts: Rollouts) -> None:
-        self.train = _finer(self.train, rollouts.logp_train_N[rollouts.mask_N])
-        self.infer = _finer(self.infer, rollouts.logp_infer_N[rollouts.mask_N])
+        for side, logp_K in (("train", rollouts.train_K), ("infer", rollouts.infer_K)):
+            self._restrict(side, exact_in(logp_K, self.sides[side] or _BY_BITS))
+
+    def join(self, later: Precision) -> None:
+        for side, formats in later.sides.items():
+            self._restrict(side, formats)
+
+    def _restrict(self, side: str, formats: tuple[str, ...]) -> None:
+        if formats:
+            known = self.sides[side] or formats
+            self.sides[side] = tuple(name for name in known if name in formats)
 
     def finding(self) -> Finding:
-        if not self.train or not self.infer:
+        train, infer = (next(iter(formats), "") for formats in self.sides.values())
+        if not train or not infer:
             return Finding("precision", "warning", "no logprob to tell the precision by")
         numbers = {
-            "train_bits": float(CAPTURES[self.train]),
-            "infer_bits": float(CAPTURES[self.infer]),
+            "train_bits": float(CAPTURES[train]),
+            "infer_bits": float(CAPTURES[infer]),
         }
-        text = f"logprobs recorded in {self.train} (trainer) and {self.infer} (sampler)"
-        worse = min(self.train, self.infer, key=CAPTURES.__getitem__)
+        text = f"logprobs recorded in {train} (trainer) and {infer} (sampler)"
+        worse = min(train, infer, key=CAPTURES.__getitem__)
         if CAPTURES[worse] >= CAPTURES["float32"]:
             return Finding("precision", "ok", text, numbers)
         floor = capture_floor("k3_nats", worse)
         text += f": rounding to {worse} alone gives a k3 of {floor:.1e} nats"
         return Finding("precision", "warning", text, numbers)
-
-
-def _finer(known: str, logp_N: Array) -> str:
-    """The coarsest format, at least as fine as the known one, that represents every value."""
-    values = logp_N[np.isfinite(logp_N) & (logp_N != 0)]
-    if not len(values):
-        return known
-    candidates = _BY_BITS[_BY_BITS.index(known) if known else 0 : -1]
-    with np.errstate(over="ignore"):  # float16 ends at 65504
-        exact = (name for name in candidates if np.array_equal(rounded(values, name), values))
-        return next(exact, _BY_BITS[-1])

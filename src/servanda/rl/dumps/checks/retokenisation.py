@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from servanda.report.format import count
-from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, heads, share
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, Sums, check, heads, share
 from servanda.traces.rollouts import Rollouts
 
 FAR_NATS = 4.0
@@ -17,7 +17,7 @@ TIMES = 10  # smallest ratio of the rate at the head of a turn to that elsewhere
 
 
 @check("retokenised")
-class Retokenised:
+class Retokenised(Sums):
     """Counts heads of second and later turns at which the sides differ by more than 4 nats."""
 
     def __init__(self) -> None:
@@ -26,22 +26,23 @@ class Retokenised:
         self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        turn_N, head_N = rollouts.turn_N, heads(rollouts)
-        with np.errstate(invalid="ignore"):
-            far_N = np.abs(rollouts.logp_train_N - rollouts.logp_infer_N) > FAR_NATS
-        # a value that was not recorded is no sign of another token (see `zeros`)
-        far_N &= rollouts.mask_N & (rollouts.logp_train_N != 0) & (rollouts.logp_infer_N != 0)
-        rest_N = rollouts.mask_N & ~head_N
-        hit_N = head_N & far_N
-        self.turns += int(((turn_N >= 2) & (rollouts.turn_token_N == 0)).sum())
-        places = np.stack([rollouts.sequence_N[hit_N], turn_N[hit_N]])
-        self.suspects += np.unique(places, axis=1).shape[1]
-        self.sequences += len(np.unique(places[0]))
-        self.head += int(head_N.sum())
-        self.head_far += int(hit_N.sum())
-        self.rest += int(rest_N.sum())
-        self.rest_far += int((rest_N & far_N).sum())
-        self.first.add(rollouts, hit_N)
+        at_TH, tokens = heads(rollouts), len(rollouts.trained_K)
+        far_K = np.abs(rollouts.ratio_K) > FAR_NATS
+        if far_K.any():  # a value that was not recorded is no sign of another token (see `zeros`)
+            far_K &= (rollouts.train_K != 0) & (rollouts.infer_K != 0)
+        head_TH = at_TH >= 0
+        hit_TH = head_TH & far_K[at_TH] if len(at_TH) else head_TH
+        head, head_far = int(head_TH.sum()), int(hit_TH.sum())
+        self.turns += len(at_TH)
+        self.head += head
+        self.head_far += head_far
+        self.rest += tokens - head
+        self.rest_far += int(np.count_nonzero(far_K)) - head_far
+        if head_far:
+            self.suspects += int(hit_TH.any(axis=1).sum())
+            hit_K = rollouts.trained_K[at_TH[hit_TH]]
+            self.sequences += len(np.unique(rollouts.sequence_of(hit_K)))
+            self.first.add_token(rollouts, int(at_TH[hit_TH][0]))
 
     def finding(self) -> Finding:
         numbers = {

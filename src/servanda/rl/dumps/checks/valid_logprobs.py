@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, FirstPlace, check
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, Sums, check
 from servanda.traces.rollouts import Rollouts
 
 _ROUNDING_NATS = 1e-3  # rounding error of a fused kernel in bfloat16 above 0
 
 
 @check("values")
-class Values:
+class Values(Sums):
     """Counts logprobs of trained tokens that are infinite or above 0.
 
     An importer converts a number below -10,000, which no softmax gives, to -inf.
@@ -25,18 +25,25 @@ class Values:
         self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        self.tokens += int(rollouts.mask_N.sum())
-        of = zip(self.sides, (rollouts.logp_train_N, rollouts.logp_infer_N), strict=True)
-        for side, logp_N in of:
-            infinite_N = rollouts.mask_N & np.isinf(logp_N)
-            above_N = rollouts.mask_N & np.isfinite(logp_N) & (logp_N > _ROUNDING_NATS)
-            self.infinite += int(infinite_N.sum())
+        self.tokens += len(rollouts.trained_K)
+        for side, logp_K in zip(self.sides, (rollouts.train_K, rollouts.infer_K), strict=True):
+            odd_K = (logp_K > _ROUNDING_NATS) | (logp_K == -np.inf)
+            if not odd_K.any():
+                continue
+            found = logp_K[odd_K]
+            infinite, above = np.isinf(found), found[np.isfinite(found)]
+            self.infinite += int(infinite.sum())
             if side == "sampler":
-                self.impossible += int((infinite_N & (logp_N < 0)).sum())
-            self.above += int(above_N.sum())
-            self.sides[side] += int(above_N.sum())
-            self.highest = max(self.highest, float(logp_N[above_N].max(initial=-np.inf)))
-            self.first.add(rollouts, infinite_N | above_N)
+                self.impossible += int((found < 0).sum())
+            self.above += len(above)
+            self.sides[side] += len(above)
+            self.highest = max(self.highest, float(above.max(initial=-np.inf)))
+            self.first.add(rollouts, odd_K)
+
+    def join(self, later: Values) -> None:
+        highest = max(self.highest, later.highest)
+        super().join(later)
+        self.highest = highest
 
     def finding(self) -> Finding:
         numbers = {

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, check, share
-from servanda.traces.rollouts import Array, Rollouts
+from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check, share
+from servanda.traces.rollouts import Array, Rollouts, Turns
 
 FAR_NATS = -1.0
 UNSOUND = 0.001
@@ -22,7 +23,7 @@ _SIDES = ("sampler", "trainer")
 
 
 @dataclass
-class _Place:
+class _Place(Sums):
     """Tokens at one place of a turn with an uncertain other side, and those written as 0."""
 
     unsure: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
@@ -30,7 +31,7 @@ class _Place:
 
 
 @check("zeros")
-class Zeros:
+class Zeros(Sums):
     """Counts trained tokens that are exactly 0 on one side and far below on the other."""
 
     def __init__(self) -> None:
@@ -40,48 +41,48 @@ class Zeros:
         self.first, self.at_ends = FirstPlace(), FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        train_N, infer_N, mask_N = rollouts.logp_train_N, rollouts.logp_infer_N, rollouts.mask_N
-        filled_train_N = mask_N & (train_N == 0) & (infer_N < FAR_NATS)
-        filled_infer_N = mask_N & (infer_N == 0) & (train_N < FAR_NATS)
-        self.tokens += int(mask_N.sum())
-        self.train += int(filled_train_N.sum())
-        self.infer += int(filled_infer_N.sum())
-        self.first.add(rollouts, filled_train_N | filled_infer_N)
-        self._by_place(rollouts)
-
-    def _by_place(self, rollouts: Rollouts) -> None:
-        mask_N, size = rollouts.mask_N, len(rollouts.mask_N)
-        if size < 2:
-            return
-        ends = np.cumsum(rollouts.length_S) - 1
-        opens_N, closes_N = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
-        opens_N[rollouts.start_S[rollouts.length_S > 0]] = True
-        closes_N[ends[rollouts.length_S > 0]] = True
-        first_N = rollouts.turn_token_N == 0
-        last_N = mask_N & (closes_N | ~np.r_[mask_N[1:], False])
-        end_N = last_N & (rollouts.turn_N == _last_turn(rollouts))
-        where = {"end": end_N, "turn": last_N & ~end_N, "start": first_N & ~last_N}
-        where["rest"] = mask_N & ~first_N & ~last_N
-        sides = {
-            "sampler": (rollouts.logp_infer_N, rollouts.logp_train_N),
-            "trainer": (rollouts.logp_train_N, rollouts.logp_infer_N),
+        self.tokens += len(rollouts.trained_K)
+        turns = rollouts.turns
+        first_T, last_T = turns.trained_T, turns.trained_T + turns.length_T - 1
+        places = {
+            "end": last_T[turns.final_T],
+            "turn": last_T[~turns.final_T],
+            "start": first_T[turns.length_T > 1],
         }
-        for side, (own_N, other_N) in sides.items():
-            unsure_N = mask_N & (other_N < NEAR_NATS)
-            zero_N = unsure_N & (own_N == 0)
-            for name, at_N in where.items():
-                self.places[name].unsure[side] += int((unsure_N & at_N).sum())
-                self.places[name].zero[side] += int((zero_N & at_N).sum())
-            self.at_ends.add(rollouts, zero_N & ~where["rest"])
-        # one sampled token next to a turn: the mask is off by one (a scored prompt has more of
-        # them)
-        drawn_N = ~mask_N & (rollouts.logp_infer_N < 0)
-        two = np.zeros(2, dtype=bool)
-        before_N = np.r_[two[:1], drawn_N[:-1]] & ~np.r_[two, drawn_N[:-2]] & ~opens_N
-        after_N = np.r_[drawn_N[1:], two[:1]] & ~np.r_[drawn_N[2:], two] & ~closes_N
-        self.runs += int(first_N.sum())
-        self.late += int((first_N & before_N).sum())
-        self.early += int((last_N & after_N).sum())
+        filled = dict.fromkeys(_SIDES, np.zeros(len(rollouts.trained_K), dtype=bool))
+        sides = (rollouts.infer_K, rollouts.train_K)
+        for side, own_K, other_K in zip(_SIDES, sides, sides[::-1], strict=True):
+            unsure_K = other_K < NEAR_NATS
+            zero_K = unsure_K & (own_K == 0)
+            for name, n in _counted(unsure_K, places).items():
+                self.places[name].unsure[side] += n
+            if not zero_K.any():
+                continue
+            for name, n in _counted(zero_K, places).items():
+                self.places[name].zero[side] += n
+            at = np.concatenate([at_T[zero_K[at_T]] for at_T in places.values()])
+            if len(at):
+                self.at_ends.add_token(rollouts, int(at.min()))
+            filled[side] = zero_K & (other_K < FAR_NATS)
+        self.train += int(np.count_nonzero(filled["trainer"]))
+        self.infer += int(np.count_nonzero(filled["sampler"]))
+        self.first.add(rollouts, filled["trainer"] | filled["sampler"])
+        self._beside(rollouts, turns)
+
+    def _beside(self, rollouts: Rollouts, turns: Turns) -> None:
+        """Count single sampled tokens beside a turn: the mask is off by one.
+
+        A scored prompt has more of them.
+        """
+        last_T = turns.first_T + turns.length_T - 1
+        sequence_T = rollouts.sequence_of(turns.first_T)
+        opens_T = turns.first_T == rollouts.start_S[sequence_T]
+        closes_T = last_T == (rollouts.start_S + rollouts.length_S)[sequence_T] - 1
+        sides = ("late", turns.first_T, -1, opens_T), ("early", last_T, 1, closes_T)
+        for name, at_T, way, edge_T in sides:
+            one_T = _drawn(rollouts, at_T + way) & ~_drawn(rollouts, at_T + 2 * way) & ~edge_T
+            setattr(self, name, getattr(self, name) + int(one_T.sum()))
+        self.runs += len(last_T)
 
     def systematic(self) -> tuple[str, str] | None:
         """(place, side) with zeros far more often than elsewhere."""
@@ -137,9 +138,14 @@ class Zeros:
         )
 
 
-def _last_turn(rollouts: Rollouts) -> Array:
-    """The last turn of the sequence of each token, [N]."""
-    turn_N = rollouts.turn_N
-    last_S = np.zeros(len(rollouts), dtype=turn_N.dtype)
-    np.maximum.at(last_S, rollouts.sequence_N, turn_N)
-    return np.repeat(last_S, rollouts.length_S)
+def _counted(flag_K: Array, places: Mapping[str, Array]) -> dict[str, int]:
+    """The number of flagged tokens at each place."""
+    counts = {name: int(np.count_nonzero(flag_K[at_T])) for name, at_T in places.items()}
+    return {**counts, "rest": int(np.count_nonzero(flag_K)) - sum(counts.values())}
+
+
+def _drawn(rollouts: Rollouts, at_T: Array) -> Array:
+    """Whether tokens were sampled but are not trained, [T]."""
+    inside_T = (at_T >= 0) & (at_T < len(rollouts.mask_N))
+    at_T = np.where(inside_T, at_T, 0)
+    return inside_T & ~rollouts.mask_N[at_T] & (rollouts.logp_infer_N[at_T] < 0)

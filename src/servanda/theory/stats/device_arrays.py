@@ -1,6 +1,6 @@
 # Array operations that NumPy and torch spell differently, for arrays that stay where they are.
 #
-# torch is imported only if an array is torch's.
+# torch itself is never imported: a tensor has all that is needed.
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def moved(values: Any, like: Any) -> Any:
     """An array, on the device of `like`."""
     if is_tensor(values) or not is_tensor(like):
         return values
-    import torch
-
-    return torch.as_tensor(np.ascontiguousarray(values), device=like.device)
+    empty = like.new_empty(0)
+    kind = {"f": empty.double, "b": empty.bool}.get(values.dtype.kind, empty.long)
+    return like.new_tensor(np.ascontiguousarray(values), dtype=kind().dtype)
 
 
 def hosted(values: Any) -> Array:
@@ -46,9 +46,7 @@ def running_count(mask_BT: Any) -> Any:
     """Trained tokens of the sequence up to and including each, [B, T], int32."""
     if not is_tensor(mask_BT):
         return np.cumsum(mask_BT, axis=1, dtype=np.int32)
-    import torch
-
-    return torch.cumsum(mask_BT, dim=1, dtype=torch.int32)
+    return mask_BT.int().cumsum(dim=1).int()
 
 
 def running_most(values_BT: Any) -> Any:
@@ -72,13 +70,13 @@ def classes(values: Any, edges: Array) -> Any:
         if values.dtype.kind == "f":
             at = np.where(np.isnan(values), 2 * len(edges) + 1, at)
         return at.astype(np.int32)
-    import torch
+    wide = values.double()
+    at = wide.new_zeros(wide.shape).int()
+    for edge in edges.tolist():  # few
+        at += (wide > edge).int() + (wide >= edge).int()
+    return at.masked_fill(wide.isnan(), 2 * len(edges) + 1)
 
-    edges_E, wide = moved(edges, values), values.double()
-    at = torch.searchsorted(edges_E, wide) + torch.searchsorted(edges_E, wide, right=True)
-    return at.masked_fill(wide.isnan(), 2 * len(edges) + 1).int()
 
-
-def spread(values: Any, shape: tuple[int, int]) -> Any:
+def spread(values: Any, shape: tuple[int, ...]) -> Any:
     """Broadcast to a shape."""
     return values.expand(shape) if is_tensor(values) else np.broadcast_to(values, shape)

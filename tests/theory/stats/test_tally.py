@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.rl.monitor.histogram import tally
 from servanda.theory.stats.histogram import BINS, bin_of, edges
+from servanda.theory.stats.tally import tally
 
 LEAST_K, MOST_K = edges()
 ODD = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -3e38, 3e38, -1e-9)
@@ -64,8 +64,8 @@ def test_many_blocks_are_counted_as_one(monkeypatch):
     mask, atom = rng.random((7, 50)) < 0.7, rng.integers(0, 3, (7, 50))
     infer[0, :9] = np.nan
     whole = tally(train, infer, mask, atom, 3)
-    monkeypatch.setattr("servanda.rl.monitor.histogram._BLOCK_BYTES", 4 * 13)
-    monkeypatch.setattr("servanda.rl.monitor.histogram._COUNT", 40)
+    monkeypatch.setattr("servanda.theory.stats.tally._BLOCK_BYTES", 4 * 13)
+    monkeypatch.setattr("servanda.theory.stats.tally._COUNT", 40)
     assert (tally(train, infer, mask, atom, 3) == whole).all()
 
 
