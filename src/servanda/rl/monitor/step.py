@@ -106,8 +106,8 @@ def too_few(needs: int, tokens: int) -> str:
 def selection(judged: int, offered: int) -> str:
     """The sentence about sequences that were not scored.
 
-    >>> selection(31, 512)
-    'judged on 31 of 512 sequences, selected before scoring'
+    >>> selection(30, 512)
+    'judged on 30 of 512 sequences, selected before scoring'
     """
     return f"judged on {judged:,} of {offered:,} sequences, selected before scoring"
 
