@@ -69,7 +69,7 @@ def check(
         from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import DumpOptions
 
-        options = DumpOptions(contract, preset=preset)
+        options = DumpOptions(contract, preset=preset, jobs=None)
         judged(options, format_=format_, output=output, reports=reports, quiet=quiet)
     if preset is not None:
         raise click.UsageError("--preset is for a dump: a contract has its own limits")

@@ -48,6 +48,12 @@ def _steps(text: str) -> tuple[int | None, int | None]:
     metavar="DIR",
     help="Folder for masks of the tokens in violated slices, such as masks.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes that read steps side by side; default: one per core for a large dump.",
+)
 @shared("--save-contract")
 @REPORT_OPTIONS
 @shared("--report", "--quiet")
@@ -59,16 +65,18 @@ def check_dump(
     unsafe_pickles: bool,
     bitwise: bool,
     mask: Path | None,
+    jobs: int | None,
     **printing: Any,
 ) -> None:
     """Measure training-inference mismatch in a trainer's dump.
 
     Checks the data quality, then answers whether to go on, on which tokens not, and since which
-    step. The format and the limits are detected. The dump is read once, in pieces, and may be
-    larger than memory. `servanda check DIR` is the same without these options.
+    step. The format and the limits are detected. The dump is read in pieces, and may be larger
+    than memory. `servanda check DIR` is the same without these options.
     """
     steps = steps or (None, None)
-    judged(DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise), **printing)
+    options = DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise, jobs)
+    judged(options, **printing)
 
 
 def judged(

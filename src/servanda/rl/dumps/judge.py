@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,20 +15,21 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
 from servanda.report.breakdown import removed_line
-from servanda.rl.dumps import diagnosis
+from servanda.rl.dumps import diagnosis, workers
 from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.checks import Finding, Soundness
 from servanda.rl.dumps.filters import bracketed
-from servanda.rl.dumps.formats import Dump, open_dump
+from servanda.rl.dumps.formats import Dump, Refused, open_dump
 from servanda.rl.dumps.masks import write_masks
 from servanda.rl.dumps.slicing import HEAD_TOKENS, Counts, rules_of
 from servanda.rl.dumps.soundness import DataLine, data_lines, sides
 from servanda.rl.dumps.statistics import DumpStatistics
-from servanda.rl.dumps.step_part import Measures, StepPart
+from servanda.rl.dumps.step_part import Measures
 from servanda.rl.dumps.step_verdicts import JudgedSteps, is_step
 from servanda.rl.dumps.steps import Trend, concentration, since
 from servanda.rl.dumps.window import WHOLE_PART, Window, window_of
+from servanda.rl.dumps.workers import StepResult
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.traces.rollouts import Rollouts
 
@@ -44,6 +45,7 @@ class DumpOptions:
         steps: (first, last) step of the trainer; None: from the beginning, to the end.
         mask: folder for the tokens of violated slices.
         bitwise: whether the trainer and the engine compute the same bits.
+        jobs: number of processes; None: as many as the size of the dump is worth.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class DumpOptions:
     unsafe_pickles: bool = False
     mask: Path | None = None
     bitwise: bool = False
+    jobs: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         dump_preset.preset_of(options.preset)
     dump = _opened(options)
     sound = Soundness()
-    read = blocks(_read(dump, watch))
-    head, whole = _head(read)
+    head, whole = _head(blocks(dump.read()))
     counts = Counts()
     for block in head:
         counts.add(paired(block, 0))
@@ -122,9 +124,16 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         statistics.add_labels(paired(block, 0))
     window = window_of(needed, len({b.step for b in head}), counts.turns.total())
     by_step = JudgedSteps(Window(window), alone=len(dump.steps) < 2)
-    for part in _parts(itertools.chain(head, read), statistics.measures, sound, by_step):
-        by_step.judge(statistics.measures.plan, part)
-        statistics.join(part)
+    measures = statistics.measures
+    results = _results(options, dump, measures, head if whole else [])
+    del head
+    for result in _watched(results, dump, watch):
+        if result.part is not None:
+            by_step.judge(measures.plan, result.part, result.sound, sound)
+            statistics.join(result.part)
+        sound.join(result.sound)
+        dump.join(result.read)
+    dump.settle()
     plan, evidence = statistics.evidence()
     part = WHOLE_PART if len(by_step.rows) > 1 else 1.0  # a dump of one step has only the whole
     verdict = judge(plan, evidence, part=part)
@@ -172,7 +181,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     masked = None
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
-        masked = write_masks(_read(_opened(options), watch), cuts, options.mask)
+        masked = write_masks(_opened(options).read(), cuts, options.mask)
     return DumpVerdict(
         options,
         dump,
@@ -196,17 +205,27 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     )
 
 
-def _parts(
-    read: Iterable[Rollouts], measures: Measures, sound: Soundness, by_step: JudgedSteps
-) -> Iterator[StepPart]:
-    steps = itertools.groupby(read, key=lambda block: block.step)
-    for number, (step, of_step) in enumerate(steps, 1):
-        summation = measures.of_step(step, number)
-        for block in of_step:
-            sound.add(block)
-            by_step.add(block)
-            summation.add(block)
-        yield summation.close()
+def _results(
+    options: DumpOptions, dump: Dump, measures: Measures, head: Sequence[Rollouts]
+) -> Iterator[StepResult]:
+    """The result of each step: of a small dump from memory, of any other read again."""
+    if not head:
+        dump.refused, dump.empty = Refused(), {}
+        jobs = options.jobs or workers.worthwhile(dump)
+        yield from workers.results(measures, dump, jobs)
+        return
+    of_steps = {step: [*of] for step, of in itertools.groupby(head, lambda block: block.step)}
+    for number, step in enumerate(dump.steps, 1):
+        nothing = Dump(dump.detection)  # the rejected rows are known
+        yield workers.of_blocks(measures, of_steps.pop(step, ()), number, nothing)
+
+
+def _watched(results: Iterable[StepResult], dump: Dump, watch: Watch) -> Iterator[StepResult]:
+    done, total = 0, max(dump.bytes // _MB, 1)
+    for step, result in zip(dump.steps, results, strict=True):
+        yield result
+        done += dump.of([step]).bytes
+        watch(Progress("reading, MB", done // _MB, total))
 
 
 def _blind_spots(
@@ -277,12 +296,6 @@ def _opened(options: DumpOptions) -> Dump:
             hint=f"its steps are {min(dump.steps)} to {max(dump.steps)}",
         )
     return wanted
-
-
-def _read(dump: Dump, watch: Watch) -> Iterator[Rollouts]:
-    return dump.read(
-        lambda done, total: watch(Progress("reading, MB", done // _MB, max(total // _MB, 1)))
-    )
 
 
 def _head(read: Iterable[Rollouts]) -> tuple[list[Rollouts], bool]:

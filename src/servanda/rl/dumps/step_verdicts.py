@@ -22,7 +22,6 @@ from servanda.rl.dumps.step_part import StepPart
 from servanda.rl.dumps.steps import since
 from servanda.rl.dumps.window import Window
 from servanda.theory.stats.interval import interval
-from servanda.traces.rollouts import Rollouts
 
 SHOWN = 6  # most cells of single steps in a verdict
 _SERIES = 4  # most cells with a series over steps: the whole, and the worst slices
@@ -32,7 +31,7 @@ _STEP = "step-"
 
 @dataclass
 class JudgedSteps:
-    """Judges each step of a dump when the next one begins.
+    """Judges each step of a dump.
 
     Args:
         alone: whether the dump has one step, whose data is checked as that of the dump.
@@ -43,23 +42,20 @@ class JudgedSteps:
     rows: list[StepRow] = field(default_factory=list)
     red: list[CellVerdict] = field(default_factory=list)
     unsound: dict[int, str] = field(default_factory=dict)  # step -> why it cannot be evidence
-    _sound: Soundness = field(default_factory=Soundness)
     _processes: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
 
-    def add(self, block: Rollouts) -> None:
-        """Add a block of the current step."""
-        if not self.alone:
-            self._sound.add(block)
+    def judge(self, plan: Plan, part: StepPart, sound: Soundness, before: Soundness) -> None:
+        """Judge the next step.
 
-    def judge(self, plan: Plan, part: StepPart) -> None:
-        """Judge the step that was added."""
+        Args:
+            sound: its data quality checks; before: those of the earlier steps.
+        """
         trained, drawn = of_plan(plan, part)
         weighed = part.weighed
         findings: tuple[Finding, ...] = ()
         if not self.alone:
-            findings = (*self._sound.findings(), *sides(plan.contract, weighed.agreement))
+            findings = (*sound.findings_after(before), *sides(plan.contract, weighed.agreement))
             findings = tuple(map(of_step, findings))
-            self._sound = Soundness(self._sound)
         errors = errors_of(findings)
         judged = self.window.judge(
             part.number, part.step, plan, trained, drawn, part.atoms, errors, intervals=False

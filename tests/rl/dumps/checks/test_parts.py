@@ -1,5 +1,6 @@
 # Parts: checks of some steps each, joined in their order, find what one pass over a dump finds.
 
+import itertools
 import pickle
 from dataclasses import replace
 
@@ -91,9 +92,7 @@ def exact(findings):
     return [repr(finding) for finding in findings]  # NaN equals NaN
 
 
-chunks = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from([*FAULTS])), min_size=1, max_size=2
-)
+chunks = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([*FAULTS])), min_size=1, max_size=2)
 
 
 @settings(max_examples=examples(60))
@@ -102,7 +101,7 @@ def test_any_parts_find_what_one_pass_finds(made_of, data):
     dump = [[made(n, *one) for one in step] for n, step in enumerate(made_of, 1)]
     cuts = data.draw(st.sets(st.integers(1, len(dump))).map(sorted))
     bounds = [0, *cuts, len(dump)]
-    spans = [dump[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    spans = [dump[a:b] for a, b in itertools.pairwise(bounds)]
     once = Soundness()
     for step in dump:
         for chunk in step:

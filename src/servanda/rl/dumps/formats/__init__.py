@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from shlex import quote
 
@@ -12,13 +11,11 @@ from servanda.errors import ContractError
 from servanda.rl.dumps.formats import nemo, parquet, prime_rl, skyrl, slime
 from servanda.rl.dumps.formats.base import (
     FORMATS,
-    Collector,
     Detection,
     File,
     Refused,
-    flaw,
-    with_removed,
 )
+from servanda.rl.dumps.formats.rows import Collector
 from servanda.traces.rollouts import Rollouts
 
 __all__ = ["FORMATS", "Detection", "Dump", "Refused", "open_dump"]
@@ -93,21 +90,38 @@ class Dump:
         """
         self.refused, self.empty = Refused(), {}
         done, total = 0, self.bytes
-        for step, files in groupby(self.detection.files, lambda file: file.step):
-            of_step = tuple(files)
-            chunk, before = Collector(step), self.refused.accepted
-            for place, row in FORMATS[self.format].rows(of_step, self.refused):
-                if reason := flaw(row):
-                    self.refused.add(reason, place)
-                else:
-                    self.refused.accepted += 1
-                    yield from chunk.add(place, with_removed(row))
-            yield from chunk.flush()
-            if self.refused.accepted == before:
-                self.empty[step] = of_step[0].name
-            done += sum(file.bytes for file in of_step)
+        for step in self.steps:
+            yield from self.read_step(step)
+            done += self.of([step]).bytes
             if progress is not None:
                 progress(done, total)
+        self.settle()
+
+    def read_step(self, step: int) -> Iterator[Rollouts]:
+        """The sequences of one step; a step without any is noted in `empty`.
+
+        Raises:
+            MeasurementError: a file cannot be read.
+        """
+        files = self.of([step]).detection.files
+        chunk, before = Collector(step, self.refused), self.refused.accepted
+        for rows in FORMATS[self.format].rows(files, self.refused):
+            yield from chunk.add(rows)
+        yield from chunk.flush()
+        if self.refused.accepted == before:
+            self.empty[step] = files[0].name
+
+    def join(self, part: Dump) -> None:
+        """Add what reading a part of this dump found out: later steps, in their order."""
+        self.refused.join(part.refused)
+        self.empty |= part.empty
+
+    def settle(self) -> None:
+        """Check the result after every step was read.
+
+        Raises:
+            EvidenceError: every row was rejected, or a file was cut off.
+        """
         self.refused.settle(str(self.detection.folder))
 
 

@@ -10,14 +10,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
-from servanda.rl.dumps.blocks import joined
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
+
+if TYPE_CHECKING:
+    from servanda.rl.dumps.formats.rows import Rows
 
 CHUNK_TOKENS = 1 << 20  # most tokens held at once, including prompts
 _LEAST_NATS = -1e4  # below any softmax: smallest floats mean "no probability"
@@ -148,6 +150,14 @@ class Refused(Mapping[str, Refusal]):
         self.add("the file ends in the middle of a row", place)
         self.truncated.append(place)
 
+    def join(self, later: Refused) -> None:
+        """Add the rejected rows of later files."""
+        for reason, refusal in later.items():
+            known = self._by_reason.setdefault(reason, Refusal(reason, refusal.first))
+            known.count += refusal.count
+        self.truncated += later.truncated
+        self.accepted += later.accepted
+
     @property
     def rows(self) -> int:
         return sum(refusal.count for refusal in self.values())
@@ -194,7 +204,7 @@ class Importer(Protocol):
         """Detect such a dump in a folder, from names and the head of one file."""
         ...
 
-    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[Placed]:
+    def rows(self, files: Sequence[File], refused: Refused) -> Iterator[Placed | Rows]:
         """The rows of one step's files with their places, in the order of the files."""
         ...
 
@@ -275,28 +285,6 @@ def flaw(row: RolloutRow) -> str:
     return ""
 
 
-class Collector:
-    """Collects rows of one step into chunks."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self._rows: list[Rollouts] = []
-        self._tokens = 0
-
-    def add(self, place: str, row: RolloutRow) -> Iterator[Rollouts]:
-        """Add a row; yields the previous chunk if the row does not fit into it."""
-        if self._rows and self._tokens + len(row.token) > CHUNK_TOKENS:
-            yield from self.flush()
-        self._rows.append(rollouts_of(self.step, place, row))
-        self._tokens += len(row.token)
-
-    def flush(self) -> Iterator[Rollouts]:
-        """The last chunk, if not empty."""
-        if self._rows:
-            rows, self._rows, self._tokens = self._rows, [], 0
-            yield joined(rows)
-
-
 def rollouts_of(step: int, place: str, row: RolloutRow) -> Rollouts:
     """One sequence as the rollouts of a step."""
     return Rollouts(
@@ -304,8 +292,8 @@ def rollouts_of(step: int, place: str, row: RolloutRow) -> Rollouts:
         np.array([len(row.token)]),
         row.token,
         row.mask,
-        _possible(row.logp_train),
-        _possible(row.logp_infer),
+        possible(row.logp_train),
+        possible(row.logp_infer),
         (row.group or group_of(row.token[: row.prompt]),),
         (place,),
         {name: (text,) for name, text in row.labels.items()},
@@ -314,9 +302,11 @@ def rollouts_of(step: int, place: str, row: RolloutRow) -> Rollouts:
     )
 
 
-def _possible(logp_N: Array) -> Array:
+def possible(logp_N: Array) -> Array:
     """Convert placeholders for "no probability" to -inf, so that they enter no sum."""
-    return np.where(logp_N < _LEAST_NATS, -np.inf, logp_N)
+    logp_N = logp_N.astype(np.float64, copy=False)
+    impossible_N = logp_N < _LEAST_NATS
+    return np.where(impossible_N, -np.inf, logp_N) if impossible_N.any() else logp_N
 
 
 def drawn_only(logp_T: Array, mask_T: Array) -> Array:

@@ -1,14 +1,23 @@
 # JSON data as arrays with strict types: a string is no number, null is NaN.
+#
+# A plain line is decoded by a Struct of its types, and its lists are packed to bytes; these are
+# joined to columns of many lines.  Any other line is converted value by value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from servanda.rl.dumps.formats.rows import Rows
 from servanda.traces.rollouts import Array
+
+Flags = list[bool | float]
+Floats = list[float | None]
 
 
 class Unusable(ValueError):  # noqa: N818 - a value, not a failure of the program
@@ -78,3 +87,115 @@ def number(value: Any, name: str) -> float:
     """A number; NaN if missing."""
     value = _converted(scalar(value), float | None, f"{name} is not a number")
     return float("nan") if value is None else value
+
+
+def packed_integers(values: list[int]) -> bytes:
+    """int64, [T].
+
+    Raises:
+        ValueError: one is too large.
+    """
+    try:
+        return struct.pack(f"{len(values)}q", *values)
+    except struct.error as error:
+        raise ValueError from error
+
+
+def packed_floats(values: Floats) -> bytes:
+    """float64, [T]; null is NaN."""
+    try:
+        return struct.pack(f"{len(values)}d", *values)
+    except struct.error:
+        return np.array(values, dtype=np.float64).tobytes()
+
+
+def packed_flags(values: Flags) -> bytes:
+    """bool, [T].
+
+    Raises:
+        ValueError: one is neither 0 nor 1.
+    """
+    try:
+        return bytes(values)  # pyright: ignore[reportArgumentType] - of true and false
+    except TypeError:
+        number_T = np.frombuffer(packed_floats(values))  # pyright: ignore[reportArgumentType]
+    flag_T = number_T == 1
+    if not (flag_T | (number_T == 0)).all():
+        raise ValueError
+    return flag_T.tobytes()
+
+
+@dataclass
+class Line:
+    """The sequences of a plain line, packed; the trainer's logprobs are as `Rows` has them.
+
+    Args:
+        place_S: their places; length_S: their tokens.
+        token: int64; mask: bool; others: float64.
+        logp_infer: 0 outside the mask marks a token that was not sampled.
+        labels, per_sequence: of each sequence of the line.
+    """
+
+    place_S: list[str]
+    length_S: list[int]
+    token: bytes
+    mask: bytes
+    logp_train: bytes
+    logp_infer: bytes
+    labels: Mapping[str, str] = field(default_factory=dict)
+    per_sequence: Mapping[str, float] = field(default_factory=dict)
+    per_token: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Lines:
+    """Plain lines that become columns; a value that a line lacks is "" or NaN."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._lines: list[Line] = []
+
+    def add(self, line: Line) -> None:
+        self.tokens += len(line.mask)
+        self._lines.append(line)
+
+    def taken(self) -> Iterator[Rows]:
+        """The rows of all lines so far, if there are any; none remain."""
+        lines, self.tokens, self._lines = self._lines, 0, []
+        if not lines:
+            return
+        mask_N = np.frombuffer(b"".join([line.mask for line in lines]), bool)
+        infer_N = np.frombuffer(bytearray().join([line.logp_infer for line in lines]))
+        np.copyto(infer_N, np.nan, where=~mask_N & (infer_N == 0))
+        labels, numbers, columns = (
+            dict.fromkeys(name for line in lines for name in getattr(line, of))
+            for of in ("labels", "per_sequence", "per_token")
+        )
+
+        def each(values: Iterable[Any]) -> list[Any]:
+            pairs = zip(values, lines, strict=True)
+            return [value for value, line in pairs for _ in line.place_S]
+
+        def column(name: str) -> Array:
+            parts = [line.per_token.get(name) or _nothing(len(line.mask)) for line in lines]
+            return np.frombuffer(b"".join(parts))
+
+        places = [place for line in lines for place in line.place_S]
+        yield Rows(
+            places,
+            np.array([length for line in lines for length in line.length_S], dtype=np.int64),
+            np.frombuffer(b"".join([line.token for line in lines]), np.int64),
+            mask_N,
+            np.frombuffer(b"".join([line.logp_train for line in lines])),
+            infer_N,
+            [""] * len(places),
+            {name: each(line.labels.get(name, "") for line in lines) for name in labels},
+            {
+                name: np.array(each(line.per_sequence.get(name, np.nan) for line in lines))
+                for name in numbers
+            },
+            {name: column(name) for name in columns},
+        )
+
+
+def _nothing(tokens: int) -> bytes:
+    return np.full(tokens, np.nan).tobytes()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from servanda.errors import MeasurementError
-from servanda.rl.dumps.formats.base import File, Refused
+from servanda.rl.dumps.formats.base import File, Placed, Refused
+from servanda.rl.dumps.formats.json_arrays import Line, Lines, Unusable
+from servanda.rl.dumps.formats.rows import BATCH_TOKENS, Rows
 
 LONGEST = 1 << 28  # most bytes of a line: three times a sequence of a million tokens
+_BUFFER = 1 << 20  # bytes: lines are some 100 KB
 _FILES, _HEADS = 4, 4  # for detection: number of files, and of lines per file
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -35,7 +38,7 @@ def lines(file: File, refused: Refused) -> Iterator[tuple[str, bytes]]:
                     refused.add(f"the line is longer than {LONGEST >> 20} MiB", place)
                     while line and not line.endswith(b"\n"):
                         line = stream.readline(LONGEST)
-                elif line.strip():
+                elif not line.isspace():
                     yield place, line
     except (EOFError, zlib.error, gzip.BadGzipFile):
         refused.cut(f"{file.name}:{number + 1}")
@@ -46,7 +49,9 @@ def lines(file: File, refused: Refused) -> Iterator[tuple[str, bytes]]:
 
 
 def opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb"))
+    return cast(
+        BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb", _BUFFER)
+    )
 
 
 def plain(line: bytes) -> dict[str, Any] | None:
@@ -65,27 +70,55 @@ def plain(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def objects(
-    file: File, refused: Refused, decoder: msgspec.json.Decoder[Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON objects of a file and their places; other lines are rejected.
+def read(
+    file: File,
+    refused: Refused,
+    plain_line: msgspec.json.Decoder[Any],
+    line_of: Callable[[Any, str], Line],
+    any_line: msgspec.json.Decoder[Any],
+    rows_of_any: Callable[[dict[str, Any], str], Iterable[Placed]],
+) -> Iterator[Placed | Rows]:
+    """The sequences of a file in the order of its lines; lines without one are rejected.
 
     Args:
-        decoder: decoder of a Struct with the known columns; others are skipped.
+        plain_line: decoder of a Struct with the known columns and their types.
+        line_of: a decoded line and its place -> the line, packed; raises
+            ValueError if it is not plain.
+        any_line: decoder of a Struct with the known columns, of any type; others are skipped.
+        rows_of_any: a line that is not plain and its place -> its rows; raises Unusable.
 
     Raises:
         MeasurementError: the file cannot be read.
     """
+    known = Lines()
     for place, line in lines(file, refused):
         try:
-            yield place, msgspec.structs.asdict(decoder.decode(line))
-        except _BROKEN:  # NaN, or not JSON
-            if (values := plain(line)) is not None:
-                yield place, values
-            elif line.endswith(b"\n"):
-                refused.add("the line is no JSON", place)
-            else:
-                refused.cut(place)
+            known.add(line_of(plain_line.decode(line), place))
+        except _BROKEN:
+            yield from known.taken()
+            if (values := _values(line, place, refused, any_line)) is not None:
+                try:
+                    yield from rows_of_any(values, place)
+                except Unusable as unusable:
+                    refused.add(str(unusable), place)
+        if known.tokens >= BATCH_TOKENS:
+            yield from known.taken()
+    yield from known.taken()
+
+
+def _values(
+    line: bytes, place: str, refused: Refused, decoder: msgspec.json.Decoder[Any]
+) -> dict[str, Any] | None:
+    """A line as a dict; None if it is rejected."""
+    try:
+        return msgspec.structs.asdict(decoder.decode(line))
+    except _BROKEN:  # NaN, or not JSON
+        values = plain(line)
+    if values is None and line.endswith(b"\n"):
+        refused.add("the line is no JSON", place)
+    elif values is None:
+        refused.cut(place)
+    return values
 
 
 def head(files: Sequence[File], needed: Sequence[str]) -> dict[str, Any]:

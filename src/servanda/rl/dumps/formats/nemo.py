@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,15 +19,22 @@ import numpy as np
 
 from servanda.rl.dumps.formats import base, jsonl
 from servanda.rl.dumps.formats.json_arrays import (
+    Flags,
+    Floats,
+    Line,
     Unusable,
     flags,
     floats,
     integers,
     number,
+    packed_flags,
+    packed_floats,
+    packed_integers,
     require,
     scalar,
     unnested,
 )
+from servanda.rl.dumps.formats.rows import Rows
 from servanda.traces.rollouts import REMOVED
 
 _FILE = re.compile(r"[^/]*/train_data_step(?P<step>\d+)\.jsonl(?:\.gz)?")
@@ -36,7 +44,25 @@ _READ = (
     *("advantages", "rewards", "filtered_rewards", "agent_ref"),
 )
 _line = msgspec.defstruct("_line", [(name, Any, None) for name in _READ])
-_decoder = msgspec.json.Decoder(_line)
+_any_line = msgspec.json.Decoder(_line)
+
+
+class _Plain(msgspec.Struct):
+    """A line of one sequence, with every value that a row needs."""
+
+    token_ids: list[list[int]]
+    token_loss_mask: list[Flags]
+    generation_logprobs: list[Floats]
+    prev_logprobs: list[Floats]
+    input_lengths: list[int]
+    advantages: list[Floats] | None = None
+    sample_loss_mask: Any = None
+    rewards: Any = None
+    filtered_rewards: Any = None
+    agent_ref: Any = None
+
+
+_plain_line = msgspec.json.Decoder(_Plain)
 
 
 @base.importer("nemo")
@@ -52,13 +78,45 @@ class NemoImporter:
         columns = jsonl.head(files, _NEEDED)
         return base.detection("nemo", folder, files, columns, _NEEDED, (*_READ, "idx", "content"))
 
-    def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
+    def rows(
+        self, files: Sequence[base.File], refused: base.Refused
+    ) -> Iterator[base.Placed | Rows]:
         for file in files:
-            for place, values in jsonl.objects(file, refused, _decoder):
-                try:
-                    yield place, _row(values)
-                except Unusable as unusable:
-                    refused.add(str(unusable), place)
+            yield from jsonl.read(file, refused, _plain_line, _packed, _any_line, _rows)
+
+
+def _packed(line: _Plain, place: str) -> Line:
+    """The sequence of a plain line.
+
+    Raises:
+        ValueError: more than one value, a column that is not as long as the ids, or a sequence that
+            the loss excludes.
+    """
+    (token,), (loss,), (length,) = line.token_ids, line.token_loss_mask, line.input_lengths
+    (infer,), (train,) = line.generation_logprobs, line.prev_logprobs
+    (advantage,) = line.advantages or [None]
+    sizes = {len(column) for column in (loss, train, infer, advantage or token)}
+    if sizes != {len(token)} or not 0 < length <= len(token) or advantage == []:
+        raise ValueError
+    if _flag(line.sample_loss_mask) != 1:
+        raise ValueError
+    if train[0] == 0:  # the first token has no context, so it has no score
+        train[0] = math.nan
+    return Line(
+        [place],
+        [length],
+        packed_integers(token)[: 8 * length],
+        packed_flags(loss)[:length],
+        packed_floats(train[:length]),
+        packed_floats(infer[:length]),
+        _labels(line.agent_ref),
+        _reward(line.filtered_rewards, line.rewards),
+        {"advantage": packed_floats(advantage[:length])} if advantage else {},
+    )
+
+
+def _rows(values: dict[str, Any], place: str) -> Iterator[base.Placed]:
+    yield place, _row(values)
 
 
 def _row(values: dict[str, Any]) -> base.RolloutRow:
@@ -88,8 +146,6 @@ def _row(values: dict[str, Any]) -> base.RolloutRow:
     train = train[:length].copy()
     if train[0] == 0:  # the first token has no context, so it has no score
         train[0] = np.nan
-    reward = values.get("filtered_rewards")
-    reward = values.get("rewards") if reward is None else reward
     return base.RolloutRow(
         token=token[:length],
         mask=drawn & bool(trained),
@@ -97,7 +153,7 @@ def _row(values: dict[str, Any]) -> base.RolloutRow:
         logp_infer=base.drawn_only(infer[:length], drawn),
         prompt=int(np.argmax(drawn)) if drawn.any() else length,
         labels=_labels(values.get("agent_ref")),
-        per_sequence={} if reward is None else {"reward": number(reward, "rewards")},
+        per_sequence=_reward(values.get("filtered_rewards"), values.get("rewards")),
         per_token=per_token,
     )
 
@@ -108,6 +164,12 @@ def _flag(value: Any) -> float:
         return 1.0
     value = scalar(value)
     return float(value) if isinstance(value, bool) else number(value, "sample_loss_mask")
+
+
+def _reward(filtered: Any, given: Any) -> dict[str, float]:
+    """The reward that was trained on, if there is one."""
+    reward = given if filtered is None else filtered
+    return {} if reward is None else {"reward": number(reward, "rewards")}
 
 
 def _labels(agent: Any) -> dict[str, str]:

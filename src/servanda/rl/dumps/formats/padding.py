@@ -78,7 +78,8 @@ def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
                 f"{len(token_T)} tokens"
             )
         absent = 0.0 if name == "mask" else np.nan
-        whole = np.full(len(token_T), absent)
+        # float32 stays as it is, in half of the space
+        whole = np.full(len(token_T), absent, np.float32 if part.dtype == np.float32 else None)
         try:
             whole[len(token_T) - len(part) :] = part
         except (TypeError, ValueError):

@@ -6,141 +6,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from servanda.errors import EvidenceError, MeasurementError
+from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
-from servanda.rl.dumps.formats.padding import aligned, cells, flags, plain, split, texts
+from servanda.rl.dumps.formats.rows import BATCH_TOKENS, Rows
+from servanda.rl.dumps.formats.writer import KEY, SCHEMA, Writer, is_text
+from servanda.traces.rollouts import Array
 
-SCHEMA = "1"
+__all__ = ["Writer"]
+
 _FILE = re.compile(r"[^/]*/step_(?P<step>\d+)\.rank(?P<rank>\d+)\.parquet")
-_KEY = b"servanda.rollouts"
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
-_NAMED = re.compile(r"[a-z][a-z0-9_]*")
-_BATCH = 64  # sequences that are held at once
 _HOLED = np.array([None])  # placeholder for ids or flags that contain a null
-
-
-class Writer:
-    """Writes the samples and logprobs of training steps, for `servanda check`.
-
-    Args:
-        folder: created if missing; one per run.
-        rank: rank of the process; each rank writes its own files.
-    """
-
-    def __init__(self, folder: str | Path, rank: int = 0) -> None:
-        self.folder = Path(folder)
-        self.rank = rank
-
-    def step(
-        self,
-        step: int,
-        token_ids: Any,
-        mask: Any,
-        logp_train: Any,
-        logp_infer: Any,
-        *,
-        lengths: Any = None,
-        present: Any = None,
-        groups: Sequence[object] | None = None,
-        labels: Mapping[str, Sequence[object]] | None = None,
-        staleness: Any = None,
-        advantages: Any = None,
-        rewards: Any = None,
-    ) -> Path:
-        """Write the sequences of a step; writing a step again replaces it.
-
-        Arrays are NumPy's or torch's, [S, T], or lists of one list per sequence.  A column that is
-        shorter than the tokens concerns the last ones, such as the response after a prompt.
-
-        Args:
-            step: step number of the trainer.
-            token_ids: prompt and response, [S, T].
-            mask: 1 if the trainer learns from the token, [S, T] or [S, R].
-            logp_train: the trainer's, before its update, nats; NaN if missing.
-            logp_infer: the sampler's, nats; NaN if missing.
-            lengths: tokens of each sequence, [S], for arrays padded on the right.
-            present: 1 if a cell contains a token, [S, T], for any padding.
-            groups: the prompt of each sequence, [S]; without it, equal prompts are one group.
-            labels: name -> value of each sequence, [S]: "env", "replica".
-            staleness: age of the sampling weights in updates, [S] or the shape of the mask.
-            advantages: [S] or the shape of the mask.
-            rewards: [S].
-
-        Returns:
-            The file.
-
-        Raises:
-            EvidenceError: inconsistent shapes, or an invalid step.
-        """
-        try:
-            at = index(step)
-        except TypeError:
-            at = -1
-        if at < 0:
-            raise EvidenceError(f"the step is {step!r}", hint="an integer from 0 on")
-        token_S = split(token_ids, "token_ids")
-        cells_S = cells(token_S, lengths, present)
-        lists = {"mask": mask, "logp_train": logp_train, "logp_infer": logp_infer}
-        per_token = {"staleness": staleness, "advantage": advantages}
-        lists |= {f"token.{name}": v for name, v in per_token.items() if v is not None}
-        lists = {"token_ids": token_S} | {n: aligned(n, v, token_S) for n, v in lists.items()}
-        columns: dict[str, Any] = {
-            name: [part[cells_T] for part, cells_T in zip(parts, cells_S, strict=True)]
-            for name, parts in lists.items()
-        }
-        columns["mask"] = [flags(values) for values in columns["mask"]]
-        columns["group"] = texts("groups", groups, len(token_S))
-        for name, values in (labels or {}).items():
-            if not _NAMED.fullmatch(name):
-                raise EvidenceError(
-                    f"a label is named {name!r}", hint="small letters, digits and _: env"
-                )
-            columns[f"label.{name}"] = texts(f"labels[{name!r}]", values, len(token_S))
-        if rewards is not None:
-            columns["sequence.reward"] = plain(rewards).astype(np.float64).reshape(-1)
-            if len(columns["sequence.reward"]) != len(token_S):
-                raise EvidenceError(
-                    f"{len(token_S)} sequences, and {len(columns['sequence.reward'])} rewards"
-                )
-        return self._write(at, columns)
-
-    def _write(self, step: int, columns: Mapping[str, Any]) -> Path:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        def column(name: str, values: Any) -> pa.Array:
-            if name == "token_ids":
-                return pa.array(values, pa.list_(pa.int64()))
-            if name == "mask":
-                return pa.array(values, pa.list_(pa.bool_()))
-            if name == "group" or name.startswith("label."):
-                return pa.array(values, pa.string())
-            if name.startswith("sequence."):
-                return pa.array(values, pa.float64())
-            return pa.array([v.astype(np.float64) for v in values], pa.list_(pa.float64()))
-
-        table = pa.table({name: column(name, values) for name, values in columns.items()})
-        about = {_KEY: SCHEMA.encode(), b"step": str(step).encode()}
-        table = table.replace_schema_metadata(about)
-        longest = max((len(tokens) for tokens in columns["token_ids"]), default=1)
-        path = self.folder / f"step_{step:06}.rank{self.rank}.parquet"
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:  # a reader sees a complete file or none
-            pq.write_table(table, part, row_group_size=max(1, base.CHUNK_TOKENS // max(longest, 1)))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        return path
 
 
 @base.importer("own")
@@ -165,12 +48,14 @@ class OwnImporter:
             version=version,
         )
 
-    def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
+    def rows(
+        self, files: Sequence[base.File], refused: base.Refused
+    ) -> Iterator[base.Placed | Rows]:
         for file in files:
             yield from _read(file, refused)
 
 
-def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed]:
+def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed | Rows]:
     import pyarrow.parquet as pq
 
     _, names, why = _head(file)
@@ -180,16 +65,15 @@ def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed]:
     try:
         with pq.ParquetFile(file.path) as parquet:
             wanted = [name for name in names if _is_read(name)]
-            for batch in parquet.iter_batches(batch_size=_BATCH, columns=wanted):
-                columns = {name: _pieces(batch.column(name)) for name in batch.schema.names}
-                for at in range(batch.num_rows):
-                    number += 1
-                    row = _row({name: pieces[at] for name, pieces in columns.items()})
-                    place = f"{file.name}:{number}"
-                    if isinstance(row, str):
-                        refused.add(row, place)
-                    else:
-                        yield place, row
+            size = _batch_size(parquet.metadata)
+            for batch in parquet.iter_batches(size, columns=wanted, use_threads=False):
+                places = [f"{file.name}:{number + at + 1}" for at in range(batch.num_rows)]
+                number += batch.num_rows
+                rows = _rows(batch, places)
+                if rows is None:
+                    yield from _one_by_one(batch, places, refused)
+                else:
+                    yield rows
     except Exception as error:  # pyarrow raises many types of errors for invalid bytes
         raise MeasurementError(
             f"{file.name} cannot be read: {error}", hint="write the step again, or remove the file"
@@ -204,7 +88,7 @@ def _head(file: base.File) -> tuple[str, list[str], str]:
         schema = pq.read_schema(file.path)
     except Exception as error:  # pyarrow raises many types of errors for invalid bytes
         return "", [], f"{file.name} is no Parquet file ({error})"
-    version = (schema.metadata or {}).get(_KEY, b"").decode(errors="replace")
+    version = (schema.metadata or {}).get(KEY, b"").decode(errors="replace")
     if version != SCHEMA:
         found = f"has schema {version!r}, and not {SCHEMA!r}"
         found = found if version else "has no schema version: Servanda's writer did not write it"
@@ -217,13 +101,17 @@ def _head(file: base.File) -> tuple[str, list[str], str]:
 
 
 def _is_read(name: str) -> bool:
-    return name in _NEEDED or name.startswith(("label.", "sequence.", "token."))
+    return _is_list(name) or is_text(name) or name.startswith("sequence.")
+
+
+def _is_list(name: str) -> bool:
+    return name in _NEEDED[:4] or name.startswith("token.")
 
 
 def _fits(name: str, kind: Any) -> bool:
     import pyarrow.types as pt
 
-    if name == "group" or name.startswith("label."):
+    if is_text(name):
         return pt.is_string(kind) or pt.is_large_string(kind)
     if name.startswith("sequence."):
         return pt.is_floating(kind) or pt.is_integer(kind)
@@ -231,6 +119,72 @@ def _fits(name: str, kind: Any) -> bool:
         return False
     inner = {"token_ids": pt.is_integer, "mask": pt.is_boolean}.get(name, pt.is_floating)
     return bool(inner(kind.value_type))
+
+
+def _batch_size(metadata: Any) -> int:
+    """Sequences that have about BATCH_TOKENS tokens together."""
+    tokens = sum(
+        group.column(at).num_values
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for at in range(metadata.num_columns)
+        if group.column(at).path_in_schema.startswith("token_ids.")
+    )
+    return max(1, BATCH_TOKENS * metadata.num_rows // max(tokens, 1))
+
+
+def _rows(batch: Any, places: Sequence[str]) -> Rows | None:
+    """The sequences of a batch; None if a value that a sequence needs is missing in it."""
+    lists = {name: batch.column(name) for name in batch.schema.names if _is_list(name)}
+    ends = [array.offsets.to_numpy() for array in lists.values()]
+    if any(array.null_count for array in lists.values()):
+        return None
+    if not all(np.array_equal(end - end[0], ends[0] - ends[0][0]) for end in ends):
+        return None
+    if lists["token_ids"].flatten().null_count or lists["mask"].flatten().null_count:
+        return None
+    texts = {n: batch.column(n).to_pylist() for n in batch.schema.names if is_text(n)}
+    numbers = {n: batch.column(n) for n in batch.schema.names if n.startswith("sequence.")}
+    return Rows(
+        places,
+        np.diff(ends[0]).astype(np.int64),
+        _flat(lists["token_ids"]).astype(np.int64, copy=False),
+        _flat(lists["mask"]),
+        _flat(lists["logp_train"]),
+        _flat(lists["logp_infer"]),
+        [group or "" for group in texts.pop("group")],
+        {name[6:]: [text or "" for text in column] for name, column in texts.items()},
+        {
+            name[9:]: array.to_numpy(zero_copy_only=False).astype(np.float64)
+            for name, array in numbers.items()
+            if array.null_count < len(array)
+        },
+        {
+            name[6:]: _flat(array).astype(np.float64, copy=False)
+            for name, array in lists.items()
+            if name.startswith("token.")
+        },
+    )
+
+
+def _flat(array: Any) -> Array:
+    """All values of a column of lists; a null number is NaN."""
+    import pyarrow as pa
+    import pyarrow.types as pt
+
+    flat = array.flatten()
+    if pt.is_boolean(flat.type):  # through bytes: far faster than from bits
+        return flat.cast(pa.uint8()).to_numpy(zero_copy_only=False).view(bool)
+    return flat.to_numpy(zero_copy_only=False)
+
+
+def _one_by_one(batch: Any, places: Sequence[str], refused: base.Refused) -> Iterator[base.Placed]:
+    columns = {name: _pieces(batch.column(name)) for name in batch.schema.names}
+    for at, place in enumerate(places):
+        row = _row({name: pieces[at] for name, pieces in columns.items()})
+        if isinstance(row, str):
+            refused.add(row, place)
+        else:
+            yield place, row
 
 
 def _pieces(array: Any) -> list[Any]:

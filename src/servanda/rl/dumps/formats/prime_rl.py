@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,20 @@ import msgspec
 import numpy as np
 
 from servanda.rl.dumps.formats import base, jsonl
-from servanda.rl.dumps.formats.json_arrays import Unusable, flags, floats, integers, require
+from servanda.rl.dumps.formats.json_arrays import (
+    Flags,
+    Floats,
+    Line,
+    Unusable,
+    flags,
+    floats,
+    integers,
+    packed_flags,
+    packed_floats,
+    packed_integers,
+    require,
+)
+from servanda.rl.dumps.formats.rows import Rows
 from servanda.traces.rollouts import Array
 
 _FILE = re.compile(r"step_(?P<step>\d+)/rank_(?P<rank>\d+)\.jsonl(?:\.gz)?")
@@ -31,7 +46,27 @@ _DERIVED = {  # read columns, and columns of no use here
     "is_masked", "is_masked_high", "is_masked_low", "ce_weights",
 }  # fmt: skip
 _line = msgspec.defstruct("_line", [(name, Any, None) for name in _READ])
-_decoder = msgspec.json.Decoder(_line)
+_any_line = msgspec.json.Decoder(_line)
+_OPTIONAL = {"advantage": "advantages", "entropy_nats": "entropy", "temperature": "temperatures"}
+
+
+class _Plain(msgspec.Struct):
+    """A line with every value that a row needs."""
+
+    token_ids: list[int]
+    loss_mask: Flags
+    inference_logprobs: Floats
+    trainer_logprobs: Floats
+    advantages: Floats | None = None
+    entropy: Floats | None = None
+    temperatures: Floats | None = None
+    position_ids: list[int] | None = None
+    rl_weights: Floats | None = None
+    ref_kl_weights: Floats | None = None
+    env_name: str | None = None
+
+
+_plain_line = msgspec.json.Decoder(_Plain)
 
 
 @base.importer("prime-rl")
@@ -58,30 +93,76 @@ class PrimeImporter:
             "prime-rl", folder, stable, columns, _NEEDED, known, notes, version=str(version)
         )
 
-    def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
+    def rows(
+        self, files: Sequence[base.File], refused: base.Refused
+    ) -> Iterator[base.Placed | Rows]:
         for file in files:
             replica = file.path.name.removeprefix("rank_").partition(".")[0]
-            for place, values in jsonl.objects(file, refused, _decoder):
-                try:
-                    yield from _rows(values, place, replica)
-                except Unusable as unusable:
-                    refused.add(str(unusable), place)
+            packed, rows = partial(_packed, replica=replica), partial(_rows, replica=replica)
+            yield from jsonl.read(file, refused, _plain_line, packed, _any_line, rows)
+
+
+def _packed(line: _Plain, place: str, replica: str) -> Line:
+    """The sequences of a plain line.
+
+    Raises:
+        ValueError: columns are not equally long, or there is no token.
+    """
+    tokens = len(line.token_ids)
+    position, train = line.position_ids, line.trainer_logprobs
+    loss, token = packed_flags(line.loss_mask), packed_integers(line.token_ids)
+    weights = {"rl_weights": line.rl_weights, "ref_kl_weights": line.ref_kl_weights}
+    if any(_known(column) for column in weights.values()):
+        loss = _drawn(weights, np.frombuffer(loss, bool)).tobytes()
+    optional = {name: getattr(line, key) for name, key in _OPTIONAL.items()}
+    optional = {name: column for name, column in optional.items() if _known(column)}
+    columns = (loss, train, line.inference_logprobs, *optional.values())
+    if not tokens or {len(column) for column in columns} != {tokens}:
+        raise ValueError
+    starts = [0]
+    if position is not None:  # in a packed line positions restart
+        if len(position) != tokens:
+            raise ValueError
+        zeros = np.flatnonzero(np.frombuffer(packed_integers(position), np.int64) == 0)
+        starts += [at for at in zeros.tolist() if at]
+    for start in starts:
+        if not loss[start]:  # the first token has no context
+            train[start] = math.nan
+    labels = {"replica": replica, **({"env": line.env_name} if line.env_name else {})}
+    many = len(starts) > 1
+    return Line(
+        [f"{place}.{at + 1}" for at in range(len(starts))] if many else [place],
+        [end - start for start, end in zip(starts, [*starts[1:], tokens], strict=True)],
+        token,
+        loss,
+        packed_floats(train),
+        packed_floats(line.inference_logprobs),
+        labels,
+        per_token={name: packed_floats(column) for name, column in optional.items()},
+    )
+
+
+def _known(column: Floats | None) -> bool:
+    """Whether a column has a number."""
+    if not column:
+        return False
+    return column[0] is not None or column.count(None) < len(column)
 
 
 def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Placed]:
+    """The sequences of any line.
+
+    Raises:
+        Unusable: a value is missing, or has another type or size.
+    """
     require(values, _NEEDED)
     token = integers(values["token_ids"], "token_ids")
     loss = flags(values["loss_mask"], "loss_mask")
     train = floats(values["trainer_logprobs"], "trainer_logprobs")
     infer = floats(values["inference_logprobs"], "inference_logprobs")
-    optional = {
-        "advantage": "advantages",
-        "entropy_nats": "entropy",
-        "temperature": "temperatures",
-    }
     per_token = {
         name: column
-        for name, key in optional.items()
+        for name, key in _OPTIONAL.items()
         if (column := _optional(values, key)) is not None
     }
     drawn = _drawn(values, loss)
@@ -117,7 +198,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Pla
         yield (f"{place}.{at + 1}" if len(starts) > 1 else place), row
 
 
-def _optional(values: dict[str, Any], key: str) -> Array | None:
+def _optional(values: Mapping[str, Any], key: str) -> Array | None:
     """An optional column; one that is null everywhere counts as missing."""
     if not isinstance(values.get(key), list):
         return None
@@ -125,7 +206,7 @@ def _optional(values: dict[str, Any], key: str) -> Array | None:
     return None if np.isnan(column).all() else column
 
 
-def _drawn(values: dict[str, Any], loss: Array) -> Array:
+def _drawn(values: Mapping[str, Any], loss: Array) -> Array:
     """Trained tokens sampled by a policy: those of the reinforcement or reference-KL part."""
     weights = {name: _optional(values, name) for name in ("rl_weights", "ref_kl_weights")}
     for name, weight in weights.items():
