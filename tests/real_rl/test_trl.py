@@ -55,6 +55,19 @@ def test_every_step_is_judged_logged_and_kept(runs):
         assert 0 < wanted < 0.1
 
 
+def test_the_losses_give_the_logprobs_of_a_forward_pass(runs):
+    found, folder = runs
+    for name, forward in (("steps", False), ("scored", True)):
+        run = found["scored" if forward else "run"]
+        assert forward == any("servanda/score_seconds_share" in entry for entry in run["log"])
+        assert len((folder / f"{name}.jsonl").read_text().splitlines()) == 2
+    first, other = (
+        json.loads((folder / f"{name}.jsonl").read_text().splitlines()[0])["metrics"]
+        for name in ("steps", "scored")
+    )
+    assert first == pytest.approx(other, rel=1e-3)
+
+
 @pytest.mark.parametrize(("kind", "steps"), [("rare", [0]), ("often", [0, 0, 1, 1])])
 def test_a_generation_is_judged_once_however_often_it_is_learnt_from(runs, kind, steps):
     found, folder = runs

@@ -9,6 +9,7 @@ import pytest
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.rl import Monitor
 from servanda.rl.trl import Monitored, rollouts, trainee
+from servanda.rl.trl_batch import groups_of
 from tests.rl.monitor.recorded import Call, Trainer
 from tests.transcripts import blocks
 
@@ -388,6 +389,13 @@ def test_completions_of_one_prompt_are_one_group(held):
     prompts = [row["prompt"] for row in trainer.call.rows]
     pairs = {*zip(prompts, seen["groups"], strict=True)}
     assert len(pairs) == len({*prompts}) == len({*seen["groups"]}) > 1
+
+
+def test_a_prompt_is_one_group_under_any_padding_and_its_order_counts():
+    ids = torch.tensor([[0, 0, 5, 7, 9], [5, 7, 9, 0, 0], [5, 9, 7, 0, 0], [0, 5, 7, 9, 9]])
+    there = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
+    first, same, turned, longer = groups_of({"prompt_ids": ids, "prompt_mask": there})
+    assert first == same and len({first, turned, longer}) == 3
 
 
 def test_a_column_that_is_not_there_is_named(held):

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl.monitor import actions
 from servanda.rl.monitor.batch import SHARE
+from servanda.theory.stats.device_arrays import mixed
 
 if TYPE_CHECKING:
     from servanda.rl.monitor.monitor import Monitor
@@ -82,9 +82,10 @@ def loss_mask(out: Mapping[str, Any]) -> Any:
 
 def groups_of(out: Mapping[str, Any]) -> list[str]:
     """The prompt of each sequence, [B], as a digest of its ids, equal on every rank."""
-    ids_BP, there_BP = (out[name].cpu().numpy() for name in ("prompt_ids", "prompt_mask"))
-    rows = (ids[there == 1] for ids, there in zip(ids_BP, there_BP, strict=True))
-    return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in rows]
+    there_BP = out["prompt_mask"] == 1
+    place_BP = there_BP.cumsum(dim=1)  # whatever the padding
+    key_BP = mixed(mixed(out["prompt_ids"].long() + 1) + place_BP)
+    return [str(key) for key in key_BP.masked_fill(~there_BP, 0).sum(dim=1).tolist()]
 
 
 def column_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:

@@ -17,14 +17,12 @@ from servanda.rl.dumps.checks.zeros import FAR_NATS
 from servanda.rl.monitor.batch import Batch, array
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.stats.agreement import Agreement
-from servanda.theory.stats.device_arrays import classes, hosted, is_tensor, moved, take
+from servanda.theory.stats.device_arrays import classes, hosted, is_tensor, mixed, moved, take
 from servanda.theory.stats.device_tally import usable
 
 Array = NDArray[Any]
 
 _HOSTS = ("cpu",)  # whose tensors are NumPy views
-# two odd numbers, by which the bits of a logprob are mixed before they are summed
-_MIXED = (-7046029254386353131, -4417276706812531889)
 
 
 class DeviceBatch(Batch):
@@ -233,7 +231,5 @@ def is_clean(batch: DeviceBatch, rare_nats: float) -> bool:
     # equal responses have equal sums of mixed bits, at any column and in any order of addition
     short = infer_BT.dtype == torch.float32
     bits_BT = infer_BT.contiguous().view(torch.int32 if short else torch.int64).long()
-    mixed_BT = bits_BT * _MIXED[0]
-    mixed_BT = (mixed_BT ^ (mixed_BT >> 29)) * _MIXED[1]
-    key_R = mixed_BT.masked_fill(~batch.mask_BT, 0).sum(dim=1)[rare_B]
+    key_R = mixed(bits_BT).masked_fill(~batch.mask_BT, 0).sum(dim=1)[rare_B]
     return len(key_R.unique()) == len(key_R)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+_MIXED = (-7046029254386353131, -4417276706812531889)  # odd
+
 
 def is_tensor(values: object) -> bool:
     return hasattr(values, "detach")
@@ -75,6 +77,12 @@ def classes(values: Any, edges: Array) -> Any:
     for edge in edges.tolist():  # few
         at += (wide > edge).int() + (wide >= edge).int()
     return at.masked_fill(wide.isnan(), 2 * len(edges) + 1)
+
+
+def mixed(whole: Any) -> Any:
+    """Whole numbers of a tensor, int64, mixed so that sums of different ones differ."""
+    once = whole * _MIXED[0]
+    return (once ^ (once >> 29)) * _MIXED[1]
 
 
 def spread(values: Any, shape: tuple[int, ...]) -> Any:
