@@ -16,97 +16,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch read it
 
 import argparse
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import comb
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import speed_evidence
+from benchmarks.speed_rows import Row, Work, beside
 from servanda.runner.golden import reduced
 from servanda.theory.divergence import row_sums
 from servanda.theory.divergence.base import LogitRows
 
 Array = NDArray[Any]
-Work = Callable[[], object]
 
 ROUNDS, QUICK = 15, 5
 VOCABULARY, POSITIONS = 152_064, 16  # of Qwen2.5 and Qwen3
-
-
-@dataclass(frozen=True)
-class Row:
-    """One path beside one peer.
-
-    Args:
-        ours, theirs: medians, nanoseconds a unit.
-        ratio: median of theirs / ours over the rounds; low, high: its interval.
-        unit: of the work, as `pair of logits`.
-    """
-
-    path: str
-    peer: str
-    unit: str
-    ours: float
-    theirs: float
-    ratio: float
-    low: float
-    high: float
-
-
-def beside(
-    path: str,
-    unit: str,
-    units: float,
-    ours: Work,
-    peers: Mapping[str, Work],
-    rounds: int,
-    clock: Callable[[], float] = time.process_time,
-) -> list[Row]:
-    """Time `ours` and each peer in turn, round after round; the first round only warms up."""
-
-    def seconds(work: Work) -> float:
-        began = clock()
-        work()
-        return clock() - began
-
-    timed = [
-        (seconds(ours), {name: seconds(peer) for name, peer in peers.items()})
-        for _ in range(rounds + 1)
-    ][1:]
-    rows = []
-    for name in peers:
-        pairs = [(mine, theirs[name]) for mine, theirs in timed]
-        ratio = sorted(their / mine for mine, their in pairs)
-        outer = _outer(rounds)
-        rows.append(
-            Row(
-                path,
-                name,
-                unit,
-                statistics.median(mine for mine, _ in pairs) / units * 1e9,
-                statistics.median(their for _, their in pairs) / units * 1e9,
-                statistics.median(ratio),
-                ratio[outer],
-                ratio[-1 - outer],
-            )
-        )
-    return rows
-
-
-def _outer(n: int) -> int:
-    """How many order statistics may be left out at each end: the rest holds the median at 95 %."""
-    return max(
-        (k for k in range(n // 2) if 2 * sum(comb(n, i) for i in range(k + 1)) <= 0.05 * 2**n),
-        default=0,
-    )
 
 
 def logits(positions: int = POSITIONS) -> tuple[Array, Array, Array]:
@@ -291,6 +221,10 @@ ROWS: dict[str, Callable[[int], list[Row]]] = {
     "exact": exact_metrics,
     "threads": two_threads,
     "gpu": gpu,
+    "evidence": speed_evidence.evidence,
+    "check": speed_evidence.check,
+    "processes": speed_evidence.processes,
+    "monitor": speed_evidence.monitor,
     "start": start,
 }
 

@@ -28,7 +28,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
-from benchmarks.speed import _outer
+from benchmarks.speed_rows import outer
 from servanda.rl import Monitor
 from servanda.rl.monitor.batch import SHARE
 from servanda.rl.trl import Monitored, rollouts
@@ -112,13 +112,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clock = timed(asked.model, asked.rounds, sequences, tokens, folder)
     seconds = {mode: steps[1:] for mode, steps in clock.seconds.items()}
-    outer = _outer(asked.rounds)
+    left_out = outer(asked.rounds)
     print(f"{asked.shape}, {asked.rounds} rounds\n\n| | ms a step | times {PLAIN} |\n|---|---|---|")
     for mode, own in seconds.items():
         ratio = sorted(a / b for a, b in zip(own, seconds[PLAIN], strict=True))
         print(
             f"| {mode} | {1e3 * statistics.median(own):.0f} | {statistics.median(ratio):.3f} "
-            f"({ratio[outer]:.3f} to {ratio[-1 - outer]:.3f}) |"
+            f"({ratio[left_out]:.3f} to {ratio[-1 - left_out]:.3f}) |"
         )
 
 
