@@ -23,7 +23,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,serve,gateway,postgres,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,gpu,serve,gateway,postgres,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
@@ -144,7 +144,7 @@ test-all: test
 	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint constraints-$$version.txt --editable '.[gateway,postgres,dev]'; \
-	  $$venv/bin/python -m pytest $(SHARED) --doctest-ignore-import-errors; \
+	  $$venv/bin/python -m pytest $(SHARED); \
 	done
 
 # llama.cpp, llama-server and their bindings, from the sources that travel with the bindings:

@@ -19,6 +19,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -195,7 +196,103 @@ def two_threads(rounds: int) -> list[Row]:
     )
 
 
-ROWS: dict[str, Callable[[int], list[Row]]] = {"exact": exact_metrics, "threads": two_threads}
+def gpu(rounds: int) -> list[Row]:
+    """The ratio to one read is the share of the memory's bandwidth; nothing without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    from servanda.engines.tensor_sums import row_sums_of
+
+    infer = 3 * torch.randn(1024, VOCABULARY, device="cuda", dtype=torch.bfloat16)
+    train = infer + 0.01 * torch.randn_like(infer)
+
+    def logprobs() -> list[Any]:
+        return [torch.log_softmax(side.float(), dim=-1) for side in (train, infer)]
+
+    peers: dict[str, Work] = {
+        "reading both rows once (torch.sum)": lambda: [side.sum() for side in (train, infer)],
+        "torch, eager, ten metrics in float32": lambda: _torch_metrics(*logprobs()),
+    }
+    try:
+        from liger_kernel.transformers import LigerJSD, LigerKLDIVLoss
+    except ImportError:
+        print("gpu: liger-kernel is not installed, so its losses are left out")
+    else:
+        jsd, kl = LigerJSD(), LigerKLDIVLoss(log_target=True)
+        peers["Liger, js_nats alone"] = lambda: jsd(*logprobs())
+        peers["Liger, kl_nats alone"] = lambda: kl(*logprobs())
+
+    def synchronised(work: Work) -> Work:
+        def run() -> None:
+            work()
+            torch.cuda.synchronize()
+
+        return run
+
+    return beside(
+        f"thirteen exact metrics in bfloat16 on {torch.cuda.get_device_name()}, elapsed time",
+        "pair of logits",
+        train.numel(),
+        synchronised(lambda: row_sums_of(train, infer)),
+        {name: synchronised(peer) for name, peer in peers.items()},
+        rounds,
+        time.perf_counter,
+    )
+
+
+# what every command of a contract needs, and no code of ours
+_LIBRARIES = ("-c", "import numpy, pydantic, click, ruamel.yaml")
+_LINT = ("-m", "servanda", "contract", "lint", "examples/tiny-bf16.kernelcontract.yaml")
+
+
+def _python(*words: str) -> Work:
+    """A process from its start to its end; what it prints goes nowhere."""
+    return lambda: subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def _first_line(*words: str) -> Work:
+    """A process from its start to the first line that it prints."""
+
+    def work() -> None:
+        command, quiet = [sys.executable, *words], subprocess.DEVNULL
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=quiet) as process,
+        ):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.kill()  # its children end with it
+        assert line, command
+
+    return work
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def start(rounds: int) -> list[Row]:
+    """The start of a process beside that of Python with the libraries of all commands."""
+    peers = {"import of NumPy, pydantic, click and ruamel.yaml": _python(*_LIBRARIES)}
+    names, lint = _python("-c", "from servanda import *"), _python(*_LINT)
+    demo = _first_line("-m", "servanda", "demo", "--quiet")
+    return [
+        *beside("import of all names", "start", 1, names, peers, rounds, _of_children),
+        *beside("servanda contract lint", "start", 1, lint, peers, rounds, _of_children),
+        *beside(
+            "demo to its first line, elapsed", "start", 1, demo, peers, rounds, time.perf_counter
+        ),
+    ]
+
+
+ROWS: dict[str, Callable[[int], list[Row]]] = {
+    "exact": exact_metrics,
+    "threads": two_threads,
+    "gpu": gpu,
+    "start": start,
+}
 
 
 def peak(name: str) -> float:
@@ -217,6 +314,9 @@ def main() -> None:
         return
     for name in asked.only:
         rows = ROWS[name](QUICK if asked.quick else ROUNDS)
+        if not rows:
+            print(f"{name}: skipped: no GPU", flush=True)
+            continue
         for row in rows:
             print(
                 f"{row.path}: {row.ours:.3g} ns a {row.unit}; {row.peer}: {row.theirs:.3g}, "

@@ -166,7 +166,8 @@ class Monitor:
         if self._plan is None:
             self._open(batch)
         parts, rank = ranks.gathered(
-            self._gather, part_of(self._member, self.contract, self._statistics, batch)
+            self._gather,
+            part_of(self._member, self._digest, self.contract, self._statistics, batch),
         )
         return self._judged(parts, rank, batch)
 
@@ -211,7 +212,7 @@ class Monitor:
                 f"{plan.contract.digest[:8]}",
                 hint="name another state file, or continue with the contract it was begun with",
             )
-        self._plan = plan
+        self._plan, self._digest = plan, plan.contract.digest
         named = dict.fromkeys(cell.cut for cell in plan.cells if is_answered(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
         # slices of outcomes are not judged, but show where the excess is
@@ -243,7 +244,7 @@ class Monitor:
             agreement=agreement,
         )
         key = EvidenceKey(
-            contract=plan.contract.digest,
+            contract=self._digest,
             corpus="",
             train="external",
             infer="external",
@@ -316,7 +317,7 @@ class Monitor:
             _ = step.token_weights  # before the trainer changes its arrays
         self._write(step, batch, rank, groups, taken.sample)
         if weighed.tokens:
-            state.contract = plan.contract.digest
+            state.contract = self._digest
         elif not state.contract:
             self._plan = None  # a step without tokens does not fix the slices
         return step

@@ -12,8 +12,14 @@ from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.statistics import StepStatistics, contributions
 
 
-def part_of(member: str, contract: Contract, statistics: StepStatistics, batch: Batch) -> Part:
-    """Reduce a batch to what is sent to the other ranks."""
+def part_of(
+    member: str, digest: str, contract: Contract, statistics: StepStatistics, batch: Batch
+) -> Part:
+    """Reduce a batch to what is sent to the other ranks.
+
+    Args:
+        digest: of the contract, which takes long to compute.
+    """
     own = statistics.of(batch)
     names = batch.group_B or tuple(f"{b}@{member}" for b in range(batch.sequences))
     sums = StepSums(batch.weights)
@@ -23,7 +29,7 @@ def part_of(member: str, contract: Contract, statistics: StepStatistics, batch: 
             sums.add_groups({name: TokenSum(*drift)})
     return Part(
         member,
-        contract.digest,
+        digest,
         batch.weights,
         statistics=own.statistics,
         groups=tuple(sums.groups.items()),

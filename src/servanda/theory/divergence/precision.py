@@ -87,7 +87,11 @@ def _exact(values: Floats, capture: str) -> bool:
     if capture == "float64":
         return True
     few = values[:_FEW]  # most often, some of these are not
-    return all(np.array_equal(rounded(some, capture), some) for some in (few, values))
+    for some in (few, values):
+        kept = rounded(some, capture) if capture == "bfloat16" else some.astype(capture)
+        if not np.array_equal(kept, some):
+            return False
+    return True
 
 
 def capture_floor(metric: str, capture: str, aggregate: str = "mean") -> float:

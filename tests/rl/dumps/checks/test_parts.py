@@ -1,8 +1,8 @@
 # Parts: checks of some steps each, joined in their order, find what one pass over a dump finds.
 
-import itertools
 import pickle
 from dataclasses import replace
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from servanda.rl.dumps.checks import Soundness
 from servanda.rl.dumps.checks.copies import Copies
+from servanda.theory.divergence.precision import errors
+from servanda.theory.stats.coherence import Coherence
+from servanda.traces.rollouts import Rollouts
 from tests.drawn import examples
 from tests.rl.dumps.checks.made import rollouts, shifted
 
@@ -101,7 +104,7 @@ def test_any_parts_find_what_one_pass_finds(made_of, data):
     dump = [[made(n, *one) for one in step] for n, step in enumerate(made_of, 1)]
     cuts = data.draw(st.sets(st.integers(1, len(dump))).map(sorted))
     bounds = [0, *cuts, len(dump)]
-    spans = [dump[a:b] for a, b in itertools.pairwise(bounds)]
+    spans = [dump[a:b] for a, b in pairwise(bounds)]
     once = Soundness()
     for step in dump:
         for chunk in step:
@@ -186,6 +189,48 @@ def test_held_sequences_are_bounded_however_parts_are_joined(monkeypatch):
     whole.join(later)
     assert len(whole._drawn) + len(whole._more) <= 40
     assert whole.finding().numbers["again"] > 5
+
+
+def test_a_part_that_comes_back_can_read_on():
+    part, once = part_of([[made(1, 1, "none")]]), Soundness()
+    part.add(made(1, 2, "zero"))
+    for seed, fault in ((1, "none"), (2, "zero")):
+        once.add(made(1, seed, fault))
+    assert exact(part.findings()) == exact(once.findings())
+
+
+@pytest.mark.parametrize("noise", [1e-5, 0.02, 0.5, 3.0])
+@pytest.mark.parametrize("shift", [-9.0, 0.0, 0.01, 4.0])
+def test_the_mean_weight_of_counted_tokens_is_slightly_less_evidence_than_of_each(noise, shift):
+    many = rollouts(sequences=300, noise=noise)
+    chunk = replace(many, logp_infer_N=many.logp_infer_N - shift)
+    finding = {f.check: f for f in part_of([[chunk]]).findings()}["coherence"]
+    train_K, infer_K = chunk.train_K, chunk.infer_K
+    error_K = errors(train_K, "float64") + errors(infer_K, "float64")
+    each = Coherence.of(train_K - infer_K, error_N=error_K)
+    assert each.n == finding.numbers["tokens"]
+    gap = each.log_e - finding.numbers["log_e"]
+    assert -1e-9 * abs(each.log_e) <= gap <= 1e-3 * abs(each.log_e) + 1e-3
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=8))
+def test_turns_are_the_runs_of_trained_tokens(masks):
+    length_S = np.array([len(mask) for mask in masks])
+    mask_N = np.array([m for mask in masks for m in mask], dtype=bool)
+    n, own = len(mask_N), tuple(map(str, masks))
+    chunk = Rollouts(1, length_S, np.arange(n), mask_N, np.zeros(n), np.zeros(n), own, own)
+    expected = []
+    for start, mask in zip(chunk.start_S.tolist(), masks, strict=True):
+        runs = [list(run) for on, run in groupby(range(len(mask)), mask.__getitem__) if on]
+        for number, run in enumerate(runs, 1):
+            expected.append((start + run[0], len(run), number, run is runs[-1]))
+    turns = chunk.turns
+    found = zip(turns.first_T, turns.length_T, turns.number_T, turns.final_T, strict=True)
+    assert [*found] == expected
+    assert chunk.trained_K[turns.trained_T].tolist() == turns.first_T.tolist()
+    assert chunk.trained_S.tolist() == [sum(mask) for mask in masks]
+    assert chunk.sums_S(np.ones(mask_N.sum())).tolist() == chunk.trained_S.tolist()
+    Soundness().add(chunk)  # also without tokens
 
 
 def test_a_part_is_small():

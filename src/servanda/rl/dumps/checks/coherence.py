@@ -16,13 +16,15 @@ import numpy as np
 from servanda.rl.dumps.checks.base import Finding, StepSums, Sums, check, heads
 from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.bets import log_mean_exp
-from servanda.theory.stats.coherence import growths
+from servanda.theory.stats.coherence import CAP, growths
 from servanda.theory.stats.histogram import BINS, bin_of, edges
 from servanda.theory.stats.refutation import SLACK
 from servanda.traces.rollouts import Array, Rollouts
 
 _LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
 _GROSS_NATS = 1e-3
+_RUN_BITS = 5  # 32 neighbouring bins
+_RUNS = (BINS >> _RUN_BITS) + 1
 _MOST_NATS = 50.0  # cap of a log weight in the contribution of a sequence
 _LOOKED_AT = 4096  # a coarser precision only weakens the evidence
 
@@ -33,7 +35,7 @@ class MeanWeight(Sums):
 
     `fine` covers all tokens as recorded; `heads` and `rest` cover the first tokens of later turns
     and all others, with each weight reduced by 0.001.  Tokens are counted in bins of their lower
-    log weight, and taken at the lower end of the bin: the evidence is slightly less than exact.
+    log weight, and each run of bins by a chord: the evidence is slightly less than exact.
     """
 
     def __init__(self) -> None:
@@ -59,16 +61,22 @@ class MeanWeight(Sums):
         least_K += _error(infer_K)
         np.maximum(least_K, SLACK, out=least_K)
         np.subtract(ratio_K, least_K, out=least_K)
-        bin_K = bin_of(least_K.astype(np.float32))
-        head_B = np.bincount(bin_K[head_K], minlength=BINS + 1)
-        fine_B = np.bincount(bin_K, minlength=BINS + 1)
+        run_K = bin_of(least_K.astype(np.float32)) >> _RUN_BITS
+        x_K = np.minimum(least_K, math.log(CAP), out=least_K)
+        np.expm1(x_K, out=x_K)
+        n_G, head_n_G = _counted(run_K), _counted(run_K[head_K])
+        x_G, head_x_G = _counted(run_K, x_K), _counted(run_K[head_K], x_K[head_K])
         excess_S = rollouts.sums_S(excess_K)
         most = int(excess_S.argmax())
-        growth_3J = _growth(np.stack([fine_B, fine_B - head_B, head_B]))
+        growth_3J = (
+            _growth(n_G, x_G, 0.0),
+            _growth(n_G - head_n_G, x_G - head_x_G, _GROSS_NATS),
+            _growth(head_n_G, head_x_G, _GROSS_NATS),
+        )
         weights = float(excess_S.sum()) + len(ratio_K)
         if ratio_K.max() > _MOST_NATS:
             weights = float(np.exp(ratio_K).sum())
-        self.sums.add(rollouts.step, np.append(growth_3J, weights))
+        self.sums.add(rollouts.step, np.hstack([*growth_3J, weights]))
         self.tokens += len(ratio_K)
         own = rollouts.step, float(excess_S[most]), rollouts.source_S[most]
         if self.most and self.most[-1][0] == rollouts.step:
@@ -117,21 +125,35 @@ class MeanWeight(Sums):
         return Finding("coherence", "ok", text, numbers)
 
 
-def _growth(count_3B: Array) -> Array:
-    """The growths of fine, rest and heads from the counts of bins, [3, bets]."""
-    count_3B[:, BINS - 1] += count_3B[:, BINS]
-    used = np.flatnonzero(count_3B[0, :BINS])
-    growth_3J2 = count_3B[:, used].astype(np.float64) @ _by_bin().take(used, axis=0)
-    fine_3J, gross_3J = np.split(growth_3J2, 2, axis=1)
-    return np.vstack([fine_3J[:1], gross_3J[1:]])
+def _counted(run_K: Array, x_K: Array | None = None) -> Array:
+    """The number of tokens, or their sum of x, in each run of bins, [G]."""
+    return np.bincount(run_K, x_K, minlength=_RUNS).astype(np.float64, copy=False)
+
+
+def _growth(n_G: Array, x_G: Array, nats: float) -> Array:
+    """The growth of each bet, [bets], if each log weight is reduced by `nats`.
+
+    A logarithm is concave, so over a run of bins it is above its chord.
+
+    Args:
+        n_G, x_G: number of tokens and sum of their x = w - 1 in each run of bins.
+    """
+    first_G, width_G, log_GJ, rise_GJ = _chords(nats)
+    x_G = math.exp(-nats) * (x_G + n_G) - n_G
+    risen_G = np.divide(x_G - n_G * first_G, width_G, out=np.zeros(_RUNS), where=width_G > 0)
+    # rounding outside the run would be extrapolated
+    return n_G @ log_GJ + np.clip(risen_G, 0.0, n_G) @ rise_GJ
 
 
 @cache
-def _by_bin() -> Array:
-    """The growths of a token of each bin, [bins, 2 * bets]: as recorded, and reduced by 0.001."""
-    least_B = edges()[0]
-    by_bet = np.vstack([growths(least_B), growths(least_B - _GROSS_NATS)])
-    return np.ascontiguousarray(by_bet.T)
+def _chords(nats: float) -> tuple[Array, Array, Array, Array]:
+    """Of each run: least x, its width, growths at the least x [G, bets], their rise to the most."""
+    least_B, most_B = edges()
+    low_G = least_B[:: 1 << _RUN_BITS]
+    high_G = np.append(most_B[(1 << _RUN_BITS) - 1 :: 1 << _RUN_BITS], most_B[-1])
+    low_G, high_G = (np.minimum(end_G, math.log(CAP)) - nats for end_G in (low_G, high_G))
+    log_GJ = growths(low_G).T
+    return np.expm1(low_G), np.expm1(high_G) - np.expm1(low_G), log_GJ, growths(high_G).T - log_GJ
 
 
 def _error(logp_K: Array) -> Array:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,13 @@ class Ends:
             self._last.append(last)
             self._places.append(places)
         self._draw(later._drawn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        fewest = np.min_scalar_type(int(self._drawn.max(initial=0)))
+        return {**vars(self), "_drawn": self._drawn.astype(fewest)}  # an eighth of the bytes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({**state, "_drawn": state["_drawn"].astype(np.int64)})
 
     def _draw(self, count_D: Array) -> None:
         if len(count_D) > len(self._drawn):

@@ -90,8 +90,10 @@ def _sums(rollouts: Rollouts) -> Array:
     sums_LS6 = np.zeros((len(LAGS), len(rollouts), 6))
     if not size:
         return sums_LS6
-    with np.errstate(invalid="ignore"):
-        known_N = np.isfinite(rollouts.logp_train_N + rollouts.logp_infer_N) & rollouts.mask_N
+    known_N = rollouts.mask_N
+    if not np.isfinite(rollouts.ratio_K).all():
+        with np.errstate(invalid="ignore"):
+            known_N = known_N & np.isfinite(rollouts.logp_train_N + rollouts.logp_infer_N)
     x_N = np.where(known_N, rollouts.logp_train_N, 0.0)
     y_N = np.where(known_N, rollouts.logp_infer_N, 0.0)
     product_N, pairs_N = np.empty_like(x_N), np.empty_like(known_N)
