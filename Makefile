@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -191,7 +191,10 @@ docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor
 	$(VENVS)/docs/bin/python scripts/docs_site.py site
 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
-	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.speed --write
+
+bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
+	$(BIN)/python -m benchmarks.speed --check
 
 pictures: $(VENV)/.demo  ## docs/*.png of a real run, and the power curve; needs chromium, two minutes
 	$(BIN)/python scripts/pictures.py

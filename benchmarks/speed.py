@@ -1,7 +1,8 @@
 """How fast the hot paths are, each beside a peer or a floor of the same run.
 
-    make bench                            every row
-    python -m benchmarks.speed --quick    fewer repetitions
+    make bench                            every row, kept, and on docs/explanation/performance.md
+    python -m benchmarks.speed --quick    fewer repetitions, printed only
+    python -m benchmarks.speed --check    a few rows: 1 where one became twice as slow
 
 Every row is run in turn with its peer, round after round, in processor seconds of one thread
 unless it says otherwise, so that other work on the machine moves both.  A ratio is the median
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import speed_evidence
+from benchmarks import speed_evidence, speed_page
 from benchmarks.speed_rows import Row, Work, beside
 from servanda.runner.golden import reduced
 from servanda.theory.divergence import row_sums
@@ -240,24 +241,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=ROWS, default=[*ROWS])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--write", action="store_true", help="keep the run, and write the page")
+    parser.add_argument(
+        "--check", action="store_true", help="fail where a few rows became twice as slow"
+    )
     parser.add_argument("--peak", choices=ROWS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peak:
         ROWS[asked.peak](1)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    for name in asked.only:
-        rows = ROWS[name](QUICK if asked.quick else ROUNDS)
-        if not rows:
+    rows: list[Row] = []
+    peaks: dict[str, float] = {}
+    for name in speed_page.CHECKED if asked.check else asked.only:
+        measured = ROWS[name](QUICK if asked.quick or asked.check else ROUNDS)
+        rows += measured
+        if not measured:
             print(f"{name}: skipped: no GPU", flush=True)
             continue
-        for row in rows:
-            print(
-                f"{row.path}: {row.ours:.3g} ns a {row.unit}; {row.peer}: {row.theirs:.3g}, "
-                f"{row.ratio:.3g} times ({row.low:.3g} to {row.high:.3g})",
-                flush=True,
-            )
-        print(f"{rows[0].path}: peak memory {peak(name):,.0f} MiB", flush=True)
+        for row in measured:
+            print(row, flush=True)
+        if not asked.check:
+            peaks |= dict.fromkeys({row.path for row in measured}, peak(name))
+            print(f"{measured[0].path}: peak memory {peaks[measured[0].path]:,.0f} MiB", flush=True)
+    if asked.check:
+        speed_page.check(rows)
+    if asked.write:
+        speed_page.write(rows, peaks)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,12 @@ class Row:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.ours:.3g} ns a {self.unit}; {self.peer}: {self.theirs:.3g}, "
+            f"{self.ratio:.3g} times ({self.low:.3g} to {self.high:.3g})"
+        )
+
 
 def beside(
     path: str,
