@@ -25,6 +25,7 @@ from servanda.runner import run
 from servanda.runner.compare.reference import measure_pack
 from servanda.runner.probe import Engines, probe
 from servanda.runner.reward_scorer import scorer_of
+from servanda.runner.round_files import read_rounds
 from servanda.runner.run_directory import opened
 from servanda.traces.corpus import Corpus
 from tests import kit
@@ -529,7 +530,7 @@ def test_what_is_missing_of_a_round_is_drawn_again_bit_for_bit(tmp_path, gone):
     (tmp_path / "run" / "attempt-1" / "verdict.json").unlink()
     plan = run.compile(run.load(path))
     with opened(tmp_path / "run") as kept:
-        assert len(list(run.read_rounds(plan, kept))) == 1  # a round counts only whole
+        assert len(list(read_rounds(plan, kept))) == 1  # a round counts only whole
     assert check(path) == whole
     assert victim.read_bytes() == data
 
