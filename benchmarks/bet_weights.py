@@ -108,13 +108,13 @@ def _groups(rng: np.random.Generator) -> tuple[Floats, Floats]:
 
 def errs(limit: float, x_N: Floats, mean_N: Floats) -> tuple[bool, bool]:
     """Whether the truth is ever called below itself, and above, with the weights of a limit."""
-    n_N, found = np.arange(1, len(x_N) + 1), []
+    n_N, found = np.arange(1.0, len(x_N) + 1), []
     for bets, weight_J in ((NEG, weights_below(limit)), (POS, weights_above(limit))):
         best = -math.inf
         for i in range(0, len(x_N), 10_000):
             part = slice(0, i + 10_000)
             sums_JN = np.log1p(bets[:, None] * x_N[part]).cumsum(axis=1)[:, i:]
-            growth_JN: Floats = sums_JN - n_N[part][i:] * np.log1p(bets[:, None] * mean_N[part][i:])
+            growth_JN = sums_JN - n_N[part][i:] * np.log1p(bets[:, None] * mean_N[part][i:])
             best = max(best, float(log_e(growth_JN, weight_J).max()))
         found.append(best >= -math.log(ALPHA))
     return found[0], found[1]
