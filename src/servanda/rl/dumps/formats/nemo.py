@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,6 +34,7 @@ from servanda.rl.dumps.formats.json_arrays import (
     unnested,
 )
 from servanda.rl.dumps.formats.rows import Rows
+from servanda.rl.dumps.storage import Place
 from servanda.traces.rollouts import REMOVED
 
 _FILE = re.compile(r"[^/]*/train_data_step(?P<step>\d+)\.jsonl(?:\.gz)?")
@@ -71,7 +71,7 @@ class NemoImporter:
     looks_for = "train_data_step<N>.jsonl"
     pickled = False
 
-    def sniff(self, folder: Path) -> base.Detection | None:
+    def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "train_data_step*", _FILE)
         if not files:
             return None

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +30,7 @@ from servanda.rl.dumps.formats.json_arrays import (
     require,
 )
 from servanda.rl.dumps.formats.rows import Rows
+from servanda.rl.dumps.storage import Place
 from servanda.traces.rollouts import Array
 
 _FILE = re.compile(r"step_(?P<step>\d+)/rank_(?P<rank>\d+)\.jsonl(?:\.gz)?")
@@ -75,11 +75,12 @@ class PrimeImporter:
     looks_for = "token_exports/step_<N>/rank_<R>.jsonl"
     pickled = False
 
-    def sniff(self, folder: Path) -> base.Detection | None:
+    def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "rank_*.jsonl*", _FILE)
         if not files:
             return None
-        stable = [file for file in files if (file.path.parent / "STABLE").exists()]
+        whole = {marker.parent for marker in folder.rglob("STABLE")}
+        stable = [file for file in files if file.path.parent in whole]
         left = sorted({file.step for file in files} - {file.step for file in stable})
         notes = [f"steps without STABLE, left out: {', '.join(map(str, left))}"] if left else []
         if not stable:
