@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyarrow.fs import LocalFileSystem
 
 from servanda.cli import main
 from servanda.errors import ContractError, MeasurementError
@@ -122,13 +123,20 @@ def test_a_store_that_refuses_is_named_with_the_next_move(tmp_path, monkeypatch)
 def test_the_keys_of_a_url_are_not_printed():
     path = place("s3://AKIA:s3cret@bucket/run?region=x&endpoint_override=localhost:1&scheme=http")
     assert path.key == "bucket/run"
+    assert (path / "a.jsonl").parent.parent.key == "bucket"
     assert str(path) == "s3://bucket/run?region=x&endpoint_override=localhost:1&scheme=http"
     assert str(path / "a.jsonl").startswith("s3://bucket/run/a.jsonl?")
     with pytest.raises(ContractError) as error:
-        place("s4://AKIA:s3cret@bucket/run")
+        open_dump("s4://AKIA:s3cret@bucket/run")
     assert "s3cret" not in str(error.value)
     assert "s4://bucket/run cannot be opened: Unrecognized filesystem type" in str(error.value)
     assert "known: s3://BUCKET/KEY" in str(error.value)
+
+
+def test_a_url_of_azure_keeps_its_container():
+    assert str(place("abfs://box@account.dfs.core.windows.net/run")) == (
+        "abfs://box@account.dfs.core.windows.net/run"
+    )
 
 
 def test_a_path_and_a_file_url_stay_on_this_machine(tmp_path):
@@ -140,16 +148,10 @@ def test_a_path_and_a_file_url_stay_on_this_machine(tmp_path):
 def test_the_command_line_takes_a_url(tmp_path, monkeypatch):
     folder = write(tmp_path / "a run")
     url = "s3://bucket/a run?scheme=http&region=x"
-    monkeypatch.setattr(storage, "_opened", lambda _: remote_of(folder))
+    monkeypatch.setattr(storage, "_opened", lambda _: (LocalFileSystem(), str(folder)))
     ran = CliRunner().invoke(main, ["tools", "check-dump", url, "--quiet"])
     assert ran.exit_code == 0, ran.output
     assert "found    12 files of Servanda" in ran.output
-    assert f"check-dump 's3://{folder}?scheme=http&region=x' --save-contract" in ran.output
+    assert "check-dump 's3://bucket/a run?scheme=http&region=x' --save-contract" in ran.output
     same = CliRunner().invoke(main, ["check", url, "--quiet"])
     assert same.exit_code == 0, same.output
-
-
-def remote_of(folder):
-    from pyarrow.fs import LocalFileSystem
-
-    return LocalFileSystem(), str(folder)

@@ -35,17 +35,18 @@ class Stat(NamedTuple):
 class RemotePath:
     """An object or a prefix in an object store.
 
-    Every method that asks the store raises OSError if it does not answer or refuses.
+    Every method that asks the store raises OSError if it does not answer or refuses, and
+    ContractError if no file system knows the URL.
 
     Args:
         url: URL of the dump, which has the options of the store.
-        key: bucket and path of the object.
+        path: bucket and path of the object, as in a URL.
         known: its size and time, if a listing has returned them.
         listed: its objects, once they were listed; a new RemotePath lists them again.
     """
 
     url: str
-    key: str
+    path: str
     known: Stat | None = field(default=None, compare=False)
     listed: dict[str, Stat] = field(default_factory=dict, compare=False, repr=False)
 
@@ -53,34 +54,43 @@ class RemotePath:
     def _store(self) -> Any:
         return _opened(self.url)[0]
 
-    def _but(self, key: str, known: Stat | None = None) -> RemotePath:
-        return RemotePath(self.url, key, known)
+    @property
+    def key(self) -> str:
+        """The path as the file system names it: without a host, for example."""
+        root, key = _path(self.url), _opened(self.url)[1].rstrip("/")
+        return (
+            key + self.path[len(root) :]
+            if len(self.path) >= len(root)
+            else (key[: len(self.path) - len(root)])
+        )
+
+    def _but(self, path: str, known: Stat | None = None) -> RemotePath:
+        return RemotePath(self.url, path, known)
 
     def __str__(self) -> str:
         """The URL of the object, without the keys that a URL may hold."""
         parts = urlsplit(self.url)
-        query = "&".join(
-            part for part in parts.query.split("&") if part and "secret" not in part.lower()
-        )
-        return f"{parts.scheme}://{self.key}{'?' if query else ''}{query}"
+        options = (part for part in parts.query.split("&") if "secret" not in part.lower())
+        query = "&".join(option for option in options if option)
+        return f"{parts.scheme}://{self.path}{'?' if query else ''}{query}"
 
     @property
     def name(self) -> str:
-        return PurePosixPath(self.key).name
+        return PurePosixPath(self.path).name
 
     @property
     def suffix(self) -> str:
-        return PurePosixPath(self.key).suffix
+        return PurePosixPath(self.path).suffix
 
     @property
     def parent(self) -> RemotePath:
-        return self._but(str(PurePosixPath(self.key).parent))
+        return self._but(str(PurePosixPath(self.path).parent))
 
     def __truediv__(self, name: str) -> RemotePath:
-        return self._but(f"{self.key}/{name}")
+        return self._but(f"{self.path}/{name}")
 
     def relative_to(self, folder: RemotePath) -> PurePosixPath:
-        return PurePosixPath(self.key).relative_to(folder.key)
+        return PurePosixPath(self.path).relative_to(folder.path)
 
     def resolve(self) -> RemotePath:
         return self
@@ -106,27 +116,25 @@ class RemotePath:
 
     def rglob(self, pattern: str) -> Iterator[RemotePath]:
         """All objects below whose names match a pattern of fnmatch."""
-        for key, known in self._list().items():
-            if fnmatchcase(PurePosixPath(key).name, pattern):
-                yield self._but(key, known)
-
-    def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """The objects of rglob that have no further folder in their names."""
-        return (path for path in self.rglob(pattern) if path.parent.key == self.key)
+        for below, known in self._list().items():
+            if fnmatchcase(PurePosixPath(below).name, pattern):
+                yield self._but(f"{self.path}/{below}", known)
 
     def iterdir(self) -> Iterator[RemotePath]:
         """The objects and folders below."""
-        keys = (PurePosixPath(key).relative_to(self.key) for key in self._list())
-        return (self / name for name in dict.fromkeys(key.parts[0] for key in keys))
+        return (self / name for name in dict.fromkeys(b.partition("/")[0] for b in self._list()))
 
     def _list(self) -> dict[str, Stat]:
         from pyarrow.fs import FileSelector
 
         if not self.listed:
+            key = self.key
             found = self._store.get_file_info(
-                FileSelector(self.key, recursive=True, allow_not_found=True)
+                FileSelector(key, recursive=True, allow_not_found=True)
             )
-            self.listed.update({info.path: _stat(info) for info in found if info.is_file})
+            self.listed.update(
+                {info.path[len(key) :].strip("/"): _stat(info) for info in found if info.is_file}
+            )
         return self.listed
 
     def open(self) -> BinaryIO:
@@ -151,29 +159,30 @@ def _opened(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it."""
     from pyarrow.fs import FileSystem
 
-    return FileSystem.from_uri(url)
+    try:
+        return FileSystem.from_uri(url)
+    except (ValueError, NotImplementedError) as error:  # ArrowInvalid is a ValueError
+        what = f"{urlsplit(url).scheme}://{_path(url)}"
+        why = str(error).replace(url, what)  # a URL may hold keys
+        raise ContractError(f"{what} cannot be opened: {why}", hint=_HINT) from None
+
+
+def _path(url: str) -> str:
+    """Bucket and path of a URL, without a password."""
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    return unquote((host if ":" in user else parts.netloc) + parts.path).rstrip("/")
 
 
 def place(text: str | Place) -> Place:
-    """A path, or the URL of an object store; one that is given again is listed again.
-
-    Raises:
-        ContractError: no file system knows the URL.
-    """
+    """A path, or the URL of an object store; one that is given again is listed again."""
     if isinstance(text, RemotePath):
-        return RemotePath(text.url, text.key)
+        return RemotePath(text.url, text.path)
     if isinstance(text, Path) or not _URL.match(text):
         return Path(text)
-    parts = urlsplit(text)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    try:
-        _, key = _opened(text)
-    except (ValueError, OSError, NotImplementedError) as error:  # ArrowInvalid is a ValueError
-        what = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        why = str(error).replace(text, what)  # a URL may hold keys
-        raise ContractError(f"{what} cannot be opened: {why}", hint=_HINT) from None
-    return RemotePath(text, key.rstrip("/"))
+    if text.startswith("file://"):
+        return Path(unquote(urlsplit(text).path))
+    return RemotePath(text, _path(text))
 
 
 @contextmanager
