@@ -218,6 +218,18 @@ def start(rounds: int) -> list[Row]:
     ]
 
 
+def parquet(rounds: int) -> list[Row]:
+    from benchmarks import readers
+
+    return readers.parquet(beside, rounds)
+
+
+def json_lines(rounds: int) -> list[Row]:
+    from benchmarks import readers
+
+    return readers.json_lines(beside, rounds)
+
+
 ROWS: dict[str, Callable[[int], list[Row]]] = {
     "exact": exact_metrics,
     "threads": two_threads,
@@ -227,6 +239,8 @@ ROWS: dict[str, Callable[[int], list[Row]]] = {
     "processes": speed_evidence.processes,
     "monitor": speed_evidence.monitor,
     "start": start,
+    "parquet": parquet,
+    "json": json_lines,
 }
 
 
