@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-slow truth routing theory experiment experiment-full \
+.PHONY: bench demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -88,6 +88,14 @@ $(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
 
 test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real engines in environments of their own; gigabytes, and ten minutes
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real
+
+$(VENVS)/moto/.made:
+	$(PYTHON) -m venv $(VENVS)/moto
+	$(VENVS)/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3]==5.2.5' flask flask-cors
+	@touch $@
+
+test-s3: $(VENV)/.dev $(VENVS)/moto/.made  ## dumps in a bucket of a real S3 server in an environment of its own: 140 MB, half a minute
+	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real/test_s3.py
 
 # Trainers that share no environment with others, nor with engines.
 $(VENVS)/trl/.made: pyproject.toml constraints-trl.txt

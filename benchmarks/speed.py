@@ -195,7 +195,24 @@ def two_threads(rounds: int) -> list[Row]:
     )
 
 
-ROWS: dict[str, Callable[[int], list[Row]]] = {"exact": exact_metrics, "threads": two_threads}
+def parquet(rounds: int) -> list[Row]:
+    from benchmarks import readers
+
+    return readers.parquet(beside, rounds)
+
+
+def json_lines(rounds: int) -> list[Row]:
+    from benchmarks import readers
+
+    return readers.json_lines(beside, rounds)
+
+
+ROWS: dict[str, Callable[[int], list[Row]]] = {
+    "exact": exact_metrics,
+    "threads": two_threads,
+    "parquet": parquet,
+    "json": json_lines,
+}
 
 
 def peak(name: str) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.input import contract_bytes
-from servanda.cli.options import FILE, FILE_OR_DASH, given, shared, until
+from servanda.cli.options import FILE, PLACE_OR_DASH, given, shared, until
 from servanda.cli.output import REPORT_OPTIONS, report_places, write
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
@@ -22,7 +22,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
 
 
 @click.command()
-@click.argument("contract", type=FILE_OR_DASH)
+@click.argument("contract", type=PLACE_OR_DASH)
 @shared("--run-dir", help="[default: runs/NAME]")
 @shared("--fresh")
 @REPORT_OPTIONS
@@ -62,10 +62,12 @@ def check(
     The run stops as soon as every cell (clause x slice) is decided. After Ctrl-C the same command
     resumes it. An old report is removed first, so that a failed run leaves none.
 
-    If CONTRACT is a trainer's dump (a folder or a file), its rollouts are judged instead, as by
-    `servanda tools check-dump`. - reads the contract from standard input.
+    If CONTRACT is a trainer's dump (a folder, a file, or a URL such as s3://bucket/run), its
+    rollouts are judged instead, as by `servanda tools check-dump`. - reads the contract from
+    standard input.
     """
-    if contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
+    remote = not isinstance(contract, Path)
+    if remote or contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
         for option in given("run_dir", "fresh", "max_time", "record"):
             raise click.UsageError(f"{option} is for a contract: a dump was measured already")
         from servanda.cli.check_dump import judged

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from servanda.cli.options import DASH, FILE, shared
+from servanda.cli.options import DASH, FILE, PLACE, shared
 from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, write, write_text
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
@@ -41,7 +41,7 @@ def _steps(text: str) -> tuple[int | None, int | None]:
 
 
 @click.command("check-dump")
-@click.argument("path", metavar="DIR", type=FILE)
+@click.argument("path", metavar="DIR", type=PLACE)
 @shared("--as", "--preset")
 @click.option("--steps", type=_steps, metavar="A:B", help="Steps to judge, such as 10:20.")
 @shared("--unsafe-pickles", "--bitwise")
@@ -76,8 +76,9 @@ def check_dump(
     """Measure training-inference mismatch in a trainer's dump.
 
     Checks the data quality, then answers whether to go on, on which tokens not, and since which
-    step. The format and the limits are detected. The dump is read in pieces, and may be larger
-    than memory. `servanda check DIR` is the same without these options.
+    step. The format and the limits are detected. The dump is read in pieces, and may be
+    larger than memory. DIR is a folder, a file, or the URL of an object store, such as
+    s3://bucket/run. `servanda check DIR` is the same without these options.
     """
     steps = steps or (None, None)
     options = DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise, jobs)
@@ -130,7 +131,7 @@ def refuse_run(path: Path) -> None:
     Raises:
         ContractError: the folder is one.
     """
-    if any((path / name).exists() for name in _OF_A_RUN):
+    if isinstance(path, Path) and any((path / name).exists() for name in _OF_A_RUN):
         raise ContractError(
             f"{path} is a run directory of servanda, not a trainer's dump",
             hint=f"print its verdict: servanda tools report {path}",

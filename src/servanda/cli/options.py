@@ -44,6 +44,17 @@ class FileType(click.Path):
         return super().convert(value, param, ctx)
 
 
+class PlaceType(FileType):
+    """A file or folder by its path, or by the URL of an object store."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "://" in value:
+            from servanda.rl.dumps.storage import place
+
+            return place(value)
+        return super().convert(value, param, ctx)
+
+
 class OutputPath(FileType):
     """A file to write to; None for -, standard output, where a command prints without it."""
 
@@ -52,6 +63,7 @@ class OutputPath(FileType):
 
 
 FILE, FILE_OR_DASH = FileType(), FileType(dash=True)
+PLACE, PLACE_OR_DASH = PlaceType(), PlaceType(dash=True)
 
 
 def until(max_time: float | None) -> Callable[[], bool] | None:

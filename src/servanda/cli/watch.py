@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.check_dump import refuse_run
-from servanda.cli.options import FILE, shared, together
+from servanda.cli.options import FILE, PLACE, shared, together
 from servanda.cli.stdout import show
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl.watch.contract import WatchOptions
@@ -32,7 +32,7 @@ _sink_options = together(
 
 
 @click.command()
-@click.argument("path", type=FILE)
+@click.argument("path", type=PLACE)
 @click.option("--once", is_flag=True, help="Judge the steps that exist, then exit.")
 @click.option("--until-step", type=int, metavar="N", help="Exit after this step.")
 @shared("--every", default=10.0, show_default="10s")

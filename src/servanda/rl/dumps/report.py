@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from shlex import quote
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import SequenceRow, StepRow
@@ -274,7 +275,8 @@ def _only(answer: DumpVerdict) -> str:
 
 
 def _next(answer: DumpVerdict) -> Iterator[str]:
-    verdict, path, statistics = answer.verdict, answer.options.path, answer.statistics
+    verdict, statistics = answer.verdict, answer.statistics
+    path = quote(str(answer.options.path))
     if answer.masked is not None:
         yield f"masks    {count(answer.masked, 'token')} in {answer.options.mask}/step_*.npz"
     elif verdict.outcome == "violated" and _at_steps(answer):

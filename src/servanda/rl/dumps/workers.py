@@ -9,7 +9,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +21,7 @@ from servanda.rl.dumps.blocks import blocks
 from servanda.rl.dumps.checks import Soundness
 from servanda.rl.dumps.formats import Dump
 from servanda.rl.dumps.step_part import Measures, StepPart
+from servanda.rl.dumps.storage import place
 from servanda.runner.ray_cluster import Cluster
 from servanda.traces.rollouts import Rollouts
 
@@ -89,7 +90,9 @@ def results(
     steps = [(step, number) for number, step in enumerate(dump.steps, 1)]
     if cluster is not None:
         plan = pickle.dumps(measures.plan)
-        tasks = ((plan, dump.of([step]), step, number) for step, number in steps)
+        # without the listing of a bucket, which would travel with each task
+        bare = Dump(replace(dump.detection, folder=place(dump.detection.folder)))
+        tasks = ((plan, bare.of([step]), step, number) for step, number in steps)
         yield from in_order(cluster.submit, of_step_on_node, tasks, cluster.ahead)
         return
     if jobs < 2 or len(steps) < 2:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -24,6 +23,7 @@ from servanda.rl.dumps.checks import Finding, Soundness, of_step
 from servanda.rl.dumps.formats import FORMATS, Dump, open_dump
 from servanda.rl.dumps.soundness import alike, data_lines, sides
 from servanda.rl.dumps.steps import RunEnds, Trend, concentration
+from servanda.rl.dumps.storage import Place, answering, place
 from servanda.rl.dumps.window import Window
 from servanda.rl.watch.contract import StepContract, WatchOptions, fixed, of_a_trainer
 from servanda.rl.watch.step import WatchedStep
@@ -94,7 +94,17 @@ class DumpSource:
             yield judged
 
     def _opened(self) -> Dump | None:
-        path, format_ = self.options.path, self.options.format
+        try:
+            with answering(self.options.path):
+                return self._found()
+        except MeasurementError as error:
+            self.missing = error.problems[0].message
+        except OSError:
+            pass  # a file was moved while the folder was listed: the next poll will see it
+        return None
+
+    def _found(self) -> Dump | None:
+        path, format_ = place(self.options.path), self.options.format
         try:
             return open_dump(path, format_, unsafe_pickles=self.options.unsafe_pickles)
         except ContractError as error:
@@ -105,8 +115,6 @@ class DumpSource:
             if path.exists() and any(_sure(name, path) for name in names):
                 raise
             self.missing = error.problems[0].message
-        except OSError:
-            pass  # a file was moved while the folder was listed: the next poll will see it
         return None
 
     def _step(self, dump: Dump, step: int, *, last: bool) -> WatchedStep:
@@ -255,7 +263,7 @@ class DumpSource:
         return [self.options.format, self.options.preset, contract and str(contract)]
 
 
-def _sure(name: str, path: Path) -> bool:
+def _sure(name: str, path: Place) -> bool:
     dump = FORMATS[name].sniff(path if path.is_dir() else path.parent)
     return dump is not None and dump.sure
 

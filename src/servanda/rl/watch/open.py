@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from servanda.errors import ContractError
 from servanda.rl.dumps.formats import FORMATS
+from servanda.rl.dumps.storage import answering
 from servanda.rl.watch.contract import WatchOptions
 from servanda.rl.watch.dump import DumpSource
 from servanda.rl.watch.monitor_state import MonitorSource, nothing, states_in
@@ -22,12 +24,14 @@ class DetectedSource:
 
     def __init__(self, options: WatchOptions) -> None:
         self.path = options.path
-        self.kind, self.missing, self.left = "", nothing(self.path), ""
+        with answering(self.path):
+            self.kind, self.missing, self.left = "", nothing(self.path), ""
         # validates the options before there is any file
         self._dump = DumpSource(options)
         of_a_dump = (options.format, options.preset, options.contract)
         self._source: Source | None = None
-        if options.unsafe_pickles or any(option is not None for option in of_a_dump):
+        remote = not isinstance(self.path, Path)  # a monitor writes its state to a folder
+        if remote or options.unsafe_pickles or any(option is not None for option in of_a_dump):
             self._follow(self._dump)
 
     def _follow(self, source: Source) -> None:

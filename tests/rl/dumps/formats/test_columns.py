@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,16 @@ from hypothesis import strategies as st
 
 from servanda.errors import ServandaError
 from servanda.rl.dumps.blocks import joined
-from servanda.rl.dumps.formats import base, jsonl, nemo, open_dump, parquet, prime_rl, rows
+from servanda.rl.dumps.formats import (
+    base,
+    json_arrays,
+    jsonl,
+    nemo,
+    open_dump,
+    parquet,
+    prime_rl,
+    rows,
+)
 from servanda.rl.dumps.formats.parquet import Writer
 from tests.drawn import examples
 from tests.rl.dumps.formats.made import read
@@ -207,3 +217,28 @@ def test_a_column_that_some_lines_lack_is_nan_in_them(tmp_path):
     known = ~np.isnan(chunk.per_token["advantage"])
     assert [known[chunk.sequence_N == at].all() for at in range(3)] == [True, False, True]
     assert chunk.labels["env"] == ("", FEW[1].env, FEW[2].env)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "[1.5]", "[1.5, 1.5]", "[1.5,1.5,1.5]", "[1.5, 1.5, 2.5]", "[null, null]", "[1, 1.0]",
+        '"1.5, 1.5"', "1.5", "[1.5 , 1.5]", '["a", "a"]', "[[1], [1]]", "[1e999, 1e999]", "null",
+        "[1.5, 1.5,1.5]", "[0.0, 1.0, 0.1]", "[0, 1, 1]", "[true, false]", '"0, 1"', "[0, 0]",
+        "[2, 0]", "[0.0, 0.0, 1.0]", "[1.0, 1.0, 10.0]", "[0, 01]", "[-0.0, 0.0]", "[1]", "[0,2]",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("of", ["floats", "flags"])
+def test_a_list_that_is_not_decoded_is_the_list_that_is(of, text):
+    quick = {"floats": json_arrays.floats_of, "flags": json_arrays.flags_of}[of]
+    kind = {"floats": json_arrays.Floats, "flags": json_arrays.Flags}[of]
+    slow = {"floats": json_arrays.packed_floats, "flags": json_arrays.packed_flags}[of]
+
+    def outcome(packed):
+        try:
+            return packed()
+        except (ValueError, msgspec.MsgspecError):
+            return "refused"
+
+    decoded = outcome(lambda: slow(msgspec.json.decode(text, type=kind)))
+    assert outcome(lambda: quick(text.encode())) == decoded

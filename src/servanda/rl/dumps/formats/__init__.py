@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from shlex import quote
 
 from servanda.errors import ContractError
@@ -16,6 +15,7 @@ from servanda.rl.dumps.formats.base import (
     Refused,
 )
 from servanda.rl.dumps.formats.rows import Collector
+from servanda.rl.dumps.storage import Place, answering, place
 from servanda.traces.rollouts import Rollouts
 
 __all__ = ["FORMATS", "Detection", "Dump", "Refused", "open_dump"]
@@ -46,7 +46,7 @@ class Dump:
         return self.detection.format
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[Place, ...]:
         return tuple(file.path for file in self.detection.files)
 
     @property
@@ -125,10 +125,13 @@ class Dump:
         self.refused.settle(str(self.detection.folder))
 
 
-def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bool = False) -> Dump:
+def open_dump(
+    path: str | Place, format: str | None = None, *, unsafe_pickles: bool = False
+) -> Dump:
     """Detect the dump in a folder, or the dump of a file.
 
     Args:
+        path: of the folder or file, or its URL: s3://BUCKET/KEY.
         format: one of FORMATS, if the folder contains more than one.
         unsafe_pickles: read formats that are Python pickles, in a separate process that accepts
             only tensors and plain data.
@@ -136,10 +139,16 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
     Raises:
         ContractError: no such folder or format, no dump in it, more than one, or a pickle
             without `unsafe_pickles`.
+        MeasurementError: an object store does not answer, or refuses.
     """
-    path = Path(path)
+    path = place(path)
     if format is not None and format not in FORMATS:
         raise ContractError(f"there is no dump format {format!r}", hint=FORMATS.hint(format))
+    with answering(path):
+        return _found(path, format, unsafe_pickles)
+
+
+def _found(path: Place, format: str | None, unsafe_pickles: bool) -> Dump:
     if not path.exists():
         raise ContractError(f"there is no {str(path)!r}", hint="name the folder of the dump")
     folder = path if path.is_dir() else path.parent
@@ -173,7 +182,7 @@ def open_dump(path: str | Path, format: str | None = None, *, unsafe_pickles: bo
     return Dump(dump)
 
 
-def _of(detection: Detection | None, path: Path) -> Detection | None:
+def _of(detection: Detection | None, path: Place) -> Detection | None:
     """The dump in a folder, or only the given file."""
     if detection is None or path.is_dir():
         return detection
@@ -181,7 +190,7 @@ def _of(detection: Detection | None, path: Path) -> Detection | None:
     return replace(detection, files=files) if files else None
 
 
-def _nothing(path: Path, names: list[str]) -> str:
+def _nothing(path: Place, names: list[str]) -> str:
     looked = "; ".join(f"{FORMATS[n].looks_for} ({FORMATS[n].framework})" for n in names)
     if not path.is_dir():
         return f"{str(path)!r} is no file of a dump; looked for {looked}"

@@ -9,13 +9,13 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
+from servanda.rl.dumps.storage import Place
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _LEAST_NATS = -1e4  # below any softmax: smallest floats mean "no probability"
 
 @dataclass(frozen=True)
 class File:
-    path: Path
+    path: Place
     step: int
     name: str  # as in messages, relative to the dump
     rank: int = 0
@@ -37,7 +37,7 @@ class File:
         return self.path.stat().st_size
 
 
-def files_in(folder: Path, glob: str, pattern: re.Pattern[str]) -> tuple[File, ...]:
+def files_in(folder: Place, glob: str, pattern: re.Pattern[str]) -> tuple[File, ...]:
     """The files of a format in a folder, in the order of step, rank and name.
 
     Args:
@@ -49,7 +49,7 @@ def files_in(folder: Path, glob: str, pattern: re.Pattern[str]) -> tuple[File, .
         match = pattern.fullmatch(f"{path.parent.name}/{path.name}")
         if match and path.is_file():
             rank = int(match.groupdict().get("rank") or 0)
-            name = path.relative_to(folder).as_posix()
+            name = path.relative_to(folder).as_posix()  # pyright: ignore[reportArgumentType] - of one kind
             files.append(File(path, int(match["step"]), name, rank))
     return tuple(sorted(files, key=lambda file: (file.step, file.rank, file.name)))
 
@@ -66,7 +66,7 @@ class Detection:
     """
 
     format: str
-    folder: Path
+    folder: Place
     files: tuple[File, ...]
     sure: bool
     why: str
@@ -76,7 +76,7 @@ class Detection:
 
 def detection(
     format_: str,
-    folder: Path,
+    folder: Place,
     files: Sequence[File],
     columns: Collection[str],
     needed: Sequence[str],
@@ -200,7 +200,7 @@ class Importer(Protocol):
     looks_for: str
     pickled: bool  # whether reading it may run code in it
 
-    def sniff(self, folder: Path) -> Detection | None:
+    def sniff(self, folder: Place) -> Detection | None:
         """Detect such a dump in a folder, from names and the head of one file."""
         ...
 

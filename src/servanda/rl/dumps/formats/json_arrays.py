@@ -18,6 +18,8 @@ from servanda.traces.rollouts import Array
 
 Flags = list[bool | float]
 Floats = list[float | None]
+NULL = msgspec.Raw(b"null")
+_flags, _floats = msgspec.json.Decoder(Flags), msgspec.json.Decoder(Floats)
 
 
 class Unusable(ValueError):  # noqa: N818 - a value, not a failure of the program
@@ -123,6 +125,38 @@ def packed_flags(values: Flags) -> bytes:
     if not (flag_T | (number_T == 0)).all():
         raise ValueError
     return flag_T.tobytes()
+
+
+def floats_of(text: bytes) -> bytes:
+    """packed_floats of the text of a list, which is not decoded if it repeats one number."""
+    cell, separator, count = _cells(text)
+    repeats = text.startswith(b"[" + cell + separator + cell)  # the first two do
+    if repeats and text[1:-1] == ((cell + separator) * count)[: -len(separator)]:
+        (number,) = _floats.decode(b"[" + cell + b"]")
+        return np.full(count, np.nan if number is None else number).tobytes()
+    return packed_floats(_floats.decode(text))
+
+
+def flags_of(text: bytes) -> bytes:
+    """packed_flags of the text of a list, which is not decoded if it is of 0.0 and 1.0."""
+    cell, separator, count = _cells(text)
+    if text.startswith((b"[0", b"[1")) and cell in (b"0.0", b"1.0", b"0", b"1"):
+        whole, width = text[1:-1] + separator, len(cell) + len(separator)
+        plain = bytearray((b"0" + cell[1:] + separator) * count)
+        flag_T = np.frombuffer(whole, np.uint8)[::width] == ord("1")
+        if len(flag_T) == count:
+            np.frombuffer(plain, np.uint8)[::width] += flag_T
+            if plain == whole:
+                return flag_T.tobytes()
+    return packed_flags(_flags.decode(text))
+
+
+def _cells(text: bytes) -> tuple[bytes, bytes, int]:
+    """The first element of a list, what separates it from the next, and how many fit into it."""
+    end = text.find(b",")
+    cell = text[1:end]
+    separator = b", " if text.startswith(b", ", end) else b","
+    return cell, separator, (len(text) - 2 + len(separator)) // (len(cell) + len(separator))
 
 
 @dataclass

@@ -6,18 +6,19 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from servanda.errors import MeasurementError
+from servanda.rl.dumps import storage
 from servanda.rl.dumps.formats.base import File, Placed, Refused
 from servanda.rl.dumps.formats.json_arrays import Line, Lines, Unusable
 from servanda.rl.dumps.formats.rows import BATCH_TOKENS, Rows
+from servanda.rl.dumps.storage import Place
 
 LONGEST = 1 << 28  # most bytes of a line: three times a sequence of a million tokens
-_BUFFER = 1 << 20  # bytes: lines are some 100 KB
 _FILES, _HEADS = 4, 4  # for detection: number of files, and of lines per file
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -48,10 +49,10 @@ def lines(file: File, refused: Refused) -> Iterator[tuple[str, bytes]]:
         ) from None
 
 
-def opened(path: Path) -> BinaryIO:
-    return cast(
-        BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb", _BUFFER)
-    )
+@contextmanager
+def opened(path: Place) -> Iterator[BinaryIO]:
+    with storage.opened(path) as stream:
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.suffix == ".gz" else stream
 
 
 def plain(line: bytes) -> dict[str, Any] | None:

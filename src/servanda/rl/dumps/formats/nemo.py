@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,15 +18,16 @@ import numpy as np
 
 from servanda.rl.dumps.formats import base, jsonl
 from servanda.rl.dumps.formats.json_arrays import (
-    Flags,
+    NULL,
     Floats,
     Line,
     Unusable,
     flags,
+    flags_of,
     floats,
+    floats_of,
     integers,
     number,
-    packed_flags,
     packed_floats,
     packed_integers,
     require,
@@ -35,6 +35,7 @@ from servanda.rl.dumps.formats.json_arrays import (
     unnested,
 )
 from servanda.rl.dumps.formats.rows import Rows
+from servanda.rl.dumps.storage import Place
 from servanda.traces.rollouts import REMOVED
 
 _FILE = re.compile(r"[^/]*/train_data_step(?P<step>\d+)\.jsonl(?:\.gz)?")
@@ -51,11 +52,11 @@ class _Plain(msgspec.Struct):
     """A line of one sequence, with every value that a row needs."""
 
     token_ids: list[list[int]]
-    token_loss_mask: list[Flags]
+    token_loss_mask: msgspec.Raw
     generation_logprobs: list[Floats]
     prev_logprobs: list[Floats]
     input_lengths: list[int]
-    advantages: list[Floats] | None = None
+    advantages: msgspec.Raw = NULL
     sample_loss_mask: Any = None
     rewards: Any = None
     filtered_rewards: Any = None
@@ -71,7 +72,7 @@ class NemoImporter:
     looks_for = "train_data_step<N>.jsonl"
     pickled = False
 
-    def sniff(self, folder: Path) -> base.Detection | None:
+    def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "train_data_step*", _FILE)
         if not files:
             return None
@@ -92,11 +93,14 @@ def _packed(line: _Plain, place: str) -> Line:
         ValueError: more than one value, a column that is not as long as the ids, or a sequence that
             the loss excludes.
     """
-    (token,), (loss,), (length,) = line.token_ids, line.token_loss_mask, line.input_lengths
+    (token,), (length,) = line.token_ids, line.input_lengths
     (infer,), (train,) = line.generation_logprobs, line.prev_logprobs
-    (advantage,) = line.advantages or [None]
-    sizes = {len(column) for column in (loss, train, infer, advantage or token)}
-    if sizes != {len(token)} or not 0 < length <= len(token) or advantage == []:
+    loss = flags_of(_only(line.token_loss_mask))
+    known = bytes(line.advantages) not in (b"null", b"[]")
+    advantage = floats_of(_only(line.advantages)) if known else b""
+    if not len(loss) == len(train) == len(infer) == len(token) or not 0 < length <= len(token):
+        raise ValueError
+    if known and len(advantage) != 8 * len(token):
         raise ValueError
     if _flag(line.sample_loss_mask) != 1:
         raise ValueError
@@ -106,13 +110,18 @@ def _packed(line: _Plain, place: str) -> Line:
         [place],
         [length],
         packed_integers(token)[: 8 * length],
-        packed_flags(loss)[:length],
+        loss[:length],
         packed_floats(train[:length]),
         packed_floats(infer[:length]),
         _labels(line.agent_ref),
         _reward(line.filtered_rewards, line.rewards),
-        {"advantage": packed_floats(advantage[:length])} if advantage else {},
+        {"advantage": advantage[: 8 * length]} if known else {},
     )
+
+
+def _only(text: msgspec.Raw) -> bytes:
+    """The text of the single list of a list; no JSON if it is another."""
+    return bytes(text)[1:-1]
 
 
 def _rows(values: dict[str, Any], place: str) -> Iterator[base.Placed]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.rows import BATCH_TOKENS, Rows
 from servanda.rl.dumps.formats.writer import KEY, SCHEMA, Writer, is_text
+from servanda.rl.dumps.storage import Place, seekable
 from servanda.traces.rollouts import Array
 
 __all__ = ["Writer"]
@@ -32,7 +32,7 @@ class OwnImporter:
     looks_for = "step_<N>.rank<R>.parquet"
     pickled = False
 
-    def sniff(self, folder: Path) -> base.Detection | None:
+    def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "step_*.parquet", _FILE)
         if not files:
             return None
@@ -63,7 +63,7 @@ def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed | Rows
         raise MeasurementError(why, hint="write the step again, or remove the file")
     number = 0
     try:
-        with pq.ParquetFile(file.path) as parquet:
+        with seekable(file.path) as source, pq.ParquetFile(source) as parquet:
             wanted = [name for name in names if _is_read(name)]
             size = _batch_size(parquet.metadata)
             for batch in parquet.iter_batches(size, columns=wanted, use_threads=False):
@@ -85,7 +85,8 @@ def _head(file: base.File) -> tuple[str, list[str], str]:
     import pyarrow.parquet as pq
 
     try:
-        schema = pq.read_schema(file.path)
+        with seekable(file.path) as source:
+            schema = pq.read_schema(source)
     except Exception as error:  # pyarrow raises many types of errors for invalid bytes
         return "", [], f"{file.name} is no Parquet file ({error})"
     version = (schema.metadata or {}).get(KEY, b"").decode(errors="replace")

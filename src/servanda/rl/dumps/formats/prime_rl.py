@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,12 +17,14 @@ import numpy as np
 
 from servanda.rl.dumps.formats import base, jsonl
 from servanda.rl.dumps.formats.json_arrays import (
+    NULL,
     Flags,
     Floats,
     Line,
     Unusable,
     flags,
     floats,
+    floats_of,
     integers,
     packed_flags,
     packed_floats,
@@ -31,6 +32,7 @@ from servanda.rl.dumps.formats.json_arrays import (
     require,
 )
 from servanda.rl.dumps.formats.rows import Rows
+from servanda.rl.dumps.storage import Place
 from servanda.traces.rollouts import Array
 
 _FILE = re.compile(r"step_(?P<step>\d+)/rank_(?P<rank>\d+)\.jsonl(?:\.gz)?")
@@ -57,12 +59,12 @@ class _Plain(msgspec.Struct):
     loss_mask: Flags
     inference_logprobs: Floats
     trainer_logprobs: Floats
-    advantages: Floats | None = None
-    entropy: Floats | None = None
-    temperatures: Floats | None = None
+    advantages: msgspec.Raw = NULL
+    entropy: msgspec.Raw = NULL
+    temperatures: msgspec.Raw = NULL
     position_ids: list[int] | None = None
-    rl_weights: Floats | None = None
-    ref_kl_weights: Floats | None = None
+    rl_weights: msgspec.Raw = NULL
+    ref_kl_weights: msgspec.Raw = NULL
     env_name: str | None = None
 
 
@@ -75,11 +77,12 @@ class PrimeImporter:
     looks_for = "token_exports/step_<N>/rank_<R>.jsonl"
     pickled = False
 
-    def sniff(self, folder: Path) -> base.Detection | None:
+    def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "rank_*.jsonl*", _FILE)
         if not files:
             return None
-        stable = [file for file in files if (file.path.parent / "STABLE").exists()]
+        whole = {marker.parent for marker in folder.rglob("STABLE")}
+        stable = [file for file in files if file.path.parent in whole]
         left = sorted({file.step for file in files} - {file.step for file in stable})
         notes = [f"steps without STABLE, left out: {', '.join(map(str, left))}"] if left else []
         if not stable:
@@ -111,12 +114,12 @@ def _packed(line: _Plain, place: str, replica: str) -> Line:
     tokens = len(line.token_ids)
     position, train = line.position_ids, line.trainer_logprobs
     loss, token = packed_flags(line.loss_mask), packed_integers(line.token_ids)
-    weights = {"rl_weights": line.rl_weights, "ref_kl_weights": line.ref_kl_weights}
-    if any(_known(column) for column in weights.values()):
-        loss = _drawn(weights, np.frombuffer(loss, bool)).tobytes()
-    optional = {name: getattr(line, key) for name, key in _OPTIONAL.items()}
-    optional = {name: column for name, column in optional.items() if _known(column)}
-    columns = (loss, train, line.inference_logprobs, *optional.values())
+    rl, ref_kl = _known(line.rl_weights), _known(line.ref_kl_weights)
+    if rl is not None or ref_kl is not None:
+        loss = _drawn(rl, ref_kl, np.frombuffer(loss, bool)).tobytes()
+    optional = {name: _known(getattr(line, key)) for name, key in _OPTIONAL.items()}
+    per_token = {name: column for name, column in optional.items() if column is not None}
+    columns = (loss, train, line.inference_logprobs, *per_token.values())
     if not tokens or {len(column) for column in columns} != {tokens}:
         raise ValueError
     starts = [0]
@@ -138,15 +141,15 @@ def _packed(line: _Plain, place: str, replica: str) -> Line:
         packed_floats(train),
         packed_floats(line.inference_logprobs),
         labels,
-        per_token={name: packed_floats(column) for name, column in optional.items()},
+        per_token={name: column.tobytes() for name, column in per_token.items()},
     )
 
 
-def _known(column: Floats | None) -> bool:
-    """Whether a column has a number."""
-    if not column:
-        return False
-    return column[0] is not None or column.count(None) < len(column)
+def _known(text: msgspec.Raw) -> Array | None:
+    """An optional column of a plain line; one that is null everywhere counts as missing."""
+    column = b"" if text == NULL else floats_of(bytes(text))
+    number_T = np.frombuffer(column)
+    return None if np.isnan(number_T).all() else number_T
 
 
 def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Placed]:
@@ -165,7 +168,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Pla
         for name, key in _OPTIONAL.items()
         if (column := _optional(values, key)) is not None
     }
-    drawn = _drawn(values, loss)
+    drawn = _drawn(_optional(values, "rl_weights"), _optional(values, "ref_kl_weights"), loss)
     position = values.get("position_ids")
     columns = (loss, train, infer, drawn, *per_token.values())
     if any(len(column) != len(token) for column in columns):
@@ -206,13 +209,15 @@ def _optional(values: Mapping[str, Any], key: str) -> Array | None:
     return None if np.isnan(column).all() else column
 
 
-def _drawn(values: Mapping[str, Any], loss: Array) -> Array:
-    """Trained tokens sampled by a policy: those of the reinforcement or reference-KL part."""
-    weights = {name: _optional(values, name) for name in ("rl_weights", "ref_kl_weights")}
-    for name, weight in weights.items():
+def _drawn(rl: Array | None, ref_kl: Array | None, loss: Array) -> Array:
+    """Trained tokens sampled by a policy: those of the reinforcement or reference-KL part.
+
+    Raises:
+        Unusable: weights and the mask are not equally long.
+    """
+    for name, weight in {"rl_weights": rl, "ref_kl_weights": ref_kl}.items():
         if weight is not None and len(weight) != len(loss):
             raise Unusable(f"{name} and loss_mask are not equally long")
-    rl, ref_kl = weights["rl_weights"], weights["ref_kl_weights"]
     drawn = np.ones_like(loss) if rl is None else np.nan_to_num(rl) != 0
     if ref_kl is not None:
         drawn = drawn | (np.nan_to_num(ref_kl) != 0)

@@ -25,6 +25,7 @@ from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.json_arrays import Unusable
 from servanda.rl.dumps.formats.padding import plain
+from servanda.rl.dumps.storage import Place, local
 from servanda.traces.rollouts import Array
 
 _FILE = re.compile(r"[^/]*/global_step_(?P<step>\d+)_training_input\.pkl")
@@ -52,7 +53,7 @@ class SkyImporter:
     looks_for = "dumped_data/global_step_<N>_training_input.pkl"
     pickled = True
 
-    def sniff(self, folder: Path) -> base.Detection | None:
+    def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "global_step_*.pkl", _FILE)
         why = "names; a pickle is not opened to look"
         return base.Detection("skyrl", folder, files, True, why) if files else None
@@ -75,7 +76,7 @@ def _unpickled(file: base.File) -> tuple[dict[str, Array], int]:
         child = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickle.py"))]
         wanted = ",".join((*_NEEDED, *_OPTIONAL))
         try:
-            with open(file.path, "rb") as pickle:
+            with local(file.path) as path, open(path, "rb") as pickle:
                 ended = subprocess.run(
                     [*child, wanted, str(file.bytes)],
                     stdin=pickle,

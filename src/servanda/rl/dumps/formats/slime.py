@@ -10,7 +10,6 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
+from servanda.rl.dumps.storage import Place, local, seekable
 from servanda.traces.rollouts import Array
 
 _FILE = re.compile(r"train_data/(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
@@ -32,7 +32,7 @@ class SlimeImporter:
     looks_for = "train_data/<N>.pt"
     pickled = False  # torch.load accepts only tensors and plain data
 
-    def sniff(self, folder: Path) -> base.Detection | None:
+    def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "*.pt", _FILE)
         if not files:
             return None
@@ -62,9 +62,9 @@ class SlimeImporter:
                 yield place, row
 
 
-def _is_dump(path: Path) -> bool:
+def _is_dump(path: Place) -> bool:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with seekable(path) as source, zipfile.ZipFile(source) as archive:
             index = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
             with archive.open(index) as stream:
                 return b"rollout_id" in stream.read(_HEAD)
@@ -81,7 +81,8 @@ def _loaded(file: base.File) -> Mapping[str, Any]:
             hint="pip install torch --index-url https://download.pytorch.org/whl/cpu",
         ) from None
     try:
-        payload = torch.load(file.path, map_location="cpu", weights_only=True, mmap=True)
+        with local(file.path) as path:
+            payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a broken or hostile file raises many types of errors
         reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(
