@@ -60,13 +60,14 @@ def _write(folder: Path, step: int) -> None:
 def judged(place: str, *options: str) -> tuple[float, str, str]:
     """Seconds of a verdict after the start of Ray, its evidence, and the line about the cluster."""
     command = [sys.executable, "-m", "servanda", "tools", "check-dump", place, "--format", "json"]
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as output:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "verdict.json"
         ended = subprocess.run(
-            [*command, "-o", output.name, *options], stderr=subprocess.PIPE, text=True
+            [*command, "-o", str(output), *options], stderr=subprocess.PIPE, text=True
         )
         if ended.returncode not in (0, 1, 3):
             raise SystemExit(f"{' '.join(command)} failed: {ended.stderr}")
-        verdict = json.load(output)
+        verdict = json.loads(output.read_bytes())
     cost = [line for line in ended.stderr.splitlines() if line.startswith("computed by")]
     return verdict["circumstances"]["seconds"], verdict["evidence"], "".join(cost)
 
