@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -96,6 +96,15 @@ $(VENVS)/moto/.made:
 
 test-s3: $(VENV)/.dev $(VENVS)/moto/.made  ## dumps in a bucket of a real S3 server in an environment of its own: 140 MB, half a minute
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real/test_s3.py
+
+$(VENVS)/ray/.made: pyproject.toml constraints-ray.txt
+	$(PYTHON) -m venv $(VENVS)/ray
+	$(VENVS)/ray/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints-ray.txt --editable '.[ray]' pytest hypothesis
+	@touch $@
+
+test-ray: $(VENVS)/ray/.made  ## a dump on a real cluster of three nodes, of which one is killed: 330 MB, two minutes
+	$(VENVS)/ray/bin/python -m pytest -o faulthandler_timeout=3600 tests/real_ray
 
 # Trainers that share no environment with others, nor with engines.
 $(VENVS)/trl/.made: pyproject.toml constraints-trl.txt

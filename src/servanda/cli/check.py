@@ -41,6 +41,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
     help="Kernel that --record records.",
 )
 @shared("--preset", help="Preset of limits for a dump, such as trl.  [default: the one that fits]")
+@shared("--on", help="For a dump: its nodes read the steps.")
 @shared("--max-time", "--quiet", "--no-code")
 def check(
     contract: Path,
@@ -52,6 +53,7 @@ def check(
     record: Path | None,
     record_side: str,
     preset: str | None,
+    on: str | None,
     max_time: float | None,
     quiet: bool,
 ) -> None:
@@ -72,9 +74,11 @@ def check(
         from servanda.rl.dumps.judge import DumpOptions
 
         options = DumpOptions(contract, preset=preset, jobs=None)
-        judged(options, format_=format_, output=output, reports=reports, quiet=quiet)
+        judged(options, format_=format_, output=output, reports=reports, quiet=quiet, on=on)
     if preset is not None:
         raise click.UsageError("--preset is for a dump: a contract has its own limits")
+    if on is not None:
+        raise click.UsageError("--on is for a dump: a contract is measured on this machine")
     printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
     data, name, folder = contract_bytes(contract, _NEITHER)

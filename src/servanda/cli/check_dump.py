@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.report import render
+from servanda.runner.ray_cluster import connected
 
 _OF_A_RUN = ("attempt-1", "plan.json")
 
@@ -54,6 +57,7 @@ def _steps(text: str) -> tuple[int | None, int | None]:
     metavar="N",
     help="Processes that read steps side by side; default: one per core for a large dump.",
 )
+@shared("--on", help="Its nodes read the steps.")
 @shared("--save-contract")
 @REPORT_OPTIONS
 @shared("--report", "--quiet")
@@ -66,6 +70,7 @@ def check_dump(
     bitwise: bool,
     mask: Path | None,
     jobs: int | None,
+    on: str | None,
     **printing: Any,
 ) -> None:
     """Measure training-inference mismatch in a trainer's dump.
@@ -77,7 +82,7 @@ def check_dump(
     """
     steps = steps or (None, None)
     options = DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise, jobs)
-    judged(options, **printing)
+    judged(options, on=on, **printing)
 
 
 def judged(
@@ -88,13 +93,20 @@ def judged(
     reports: tuple[Path, ...],
     quiet: bool,
     save: Path | None = None,
+    on: str | None = None,
 ) -> None:
-    """Judge a dump, print and write the requested reports, and exit with the outcome."""
+    """Judge a dump, print and write the requested reports, and exit with the outcome.
+
+    Args:
+        on: address of a Ray cluster.
+    """
     refuse_run(options.path)
     printed, files = report_places(format_, output, reports)
     refuse_place(save, force=None)
-    with watching(quiet) as watch:
-        answer = judge_dump(options, watch)
+    with connected(on, options.jobs) if on else nullcontext() as cluster, watching(quiet) as watch:
+        answer = judge_dump(replace(options, cluster=cluster), watch)
+    if cluster is not None and not quiet:
+        click.echo(f"computed by {cluster}", err=True)
     aside = str(save) == DASH  # only the contract goes to stdout then
     if save is not None:
         write_text(save, answer.contract_text)

@@ -205,6 +205,11 @@ _share(
     callback=_refuse_code,
 )
 _share(
+    "--on",
+    "Ray cluster that does the work: local, auto, or ray://HOST:PORT.",
+    metavar="ADDRESS",
+)
+_share(
     "--port", "Port to listen on, such as 8000; 0 takes a free one.", type=click.IntRange(0, 65535)
 )
 _share(

@@ -23,7 +23,11 @@ UNSCORED = {
 
 
 def answer_of(folder, jobs):
-    answer = judge_dump(DumpOptions(folder, jobs=jobs))
+    return told(judge_dump(DumpOptions(folder, jobs=jobs)))
+
+
+def told(answer):
+    """All that an answer says, but for its seconds."""
     verdict = json.loads(render(answer.verdict))
     verdict["circumstances"].pop("seconds")
     return verdict, [(line.level, line.text) for line in answer.lines], answer.cause

@@ -31,6 +31,7 @@ from servanda.rl.dumps.steps import Trend, concentration, since
 from servanda.rl.dumps.window import WHOLE_PART, Window, window_of
 from servanda.rl.dumps.workers import StepResult
 from servanda.runner.measurement import Progress, Watch, unwatched
+from servanda.runner.ray_cluster import Cluster
 from servanda.traces.rollouts import Rollouts
 
 _MB = 1_000_000
@@ -46,6 +47,7 @@ class DumpOptions:
         mask: folder for the tokens of violated slices.
         bitwise: whether the trainer and the engine compute the same bits.
         jobs: number of processes; None: as many as the size of the dump is worth.
+        cluster: whose nodes read the steps, instead of processes.
     """
 
     path: Path
@@ -56,6 +58,7 @@ class DumpOptions:
     mask: Path | None = None
     bitwise: bool = False
     jobs: int | None = 1
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,7 @@ def _results(
     if not head:
         dump.refused, dump.empty = Refused(), {}
         jobs = options.jobs or workers.worthwhile(dump)
-        yield from workers.results(measures, dump, jobs)
+        yield from workers.results(measures, dump, jobs, options.cluster)
         return
     of_steps = {step: [*of] for step, of in itertools.groupby(head, lambda block: block.step)}
     for number, step in enumerate(dump.steps, 1):
