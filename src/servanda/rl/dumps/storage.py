@@ -21,6 +21,7 @@ from servanda.errors import ContractError, MeasurementError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _BUFFER = 1 << 20  # bytes: a line has some 100 KB
+_SERVERS = ("http://", "https://")
 _HINT = "known: s3://BUCKET/KEY, gs://BUCKET/KEY, abfs://CONTAINER@ACCOUNT/PATH, hdfs://HOST/PATH"
 
 
@@ -175,10 +176,13 @@ def _path(url: str) -> str:
 
 
 def place(text: str | Place) -> Place:
-    """A path, or the URL of an object store; one that is given again is listed again."""
+    """A path, or the URL of an object store; one that is given again is listed again.
+
+    A URL of HTTP is that of a server: it stays a path, and is refused where a file is needed.
+    """
     if isinstance(text, RemotePath):
         return RemotePath(text.url, text.path)
-    if isinstance(text, Path) or not _URL.match(text):
+    if isinstance(text, Path) or not _URL.match(text) or text.startswith(_SERVERS):
         return Path(text)
     if text.startswith("file://"):
         return Path(unquote(urlsplit(text).path))

@@ -113,7 +113,7 @@ def units_expected(
         None if the truth equals the limit, or the limit is 0: no number of units suffices.
 
     >>> units_expected(0.01, 0.005, 0.05), units_expected(0.01, 0.0, 0.05)
-    (3404, 478)
+    (2918, 402)
     """
     share = (truth - best) / (1 - best)
     bets = NEG if truth <= limit else POS
