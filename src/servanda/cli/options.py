@@ -146,6 +146,13 @@ _share(
     name="as_",
     metavar="NAME",
 )
+_share(
+    "--actor",
+    "How Ray starts the actor of a kernel, such as 'infer={\"num_gpus\": 1}'.  Repeatable.",
+    name="actors",
+    metavar="SIDE=JSON",
+    multiple=True,
+)
 _share("--bitwise", "Declare that both sides compute the same bits.", is_flag=True)
 _share(
     "--claim",
