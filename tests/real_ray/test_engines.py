@@ -73,11 +73,17 @@ def test_the_command_line_measures_on_a_cluster(nodes, contract, tmp_path):
     assert there.returncode == alone.returncode == 0, there.stderr
     assert there.stdout == alone.stdout
     refused = servanda(
-        "check", contract.name, "--on", nodes.address, "--actor", 'infer={"num_gpus": 1}', "--quiet"
+        "check",
+        contract.name,
+        "--on",
+        nodes.address,
+        "--ray-actor",
+        'infer={"num_gpus": 1}',
+        "--quiet",
     )
     assert refused.returncode == 4
     assert "an actor needs 1 GPU, and" in refused.stderr
-    unknown = servanda("check", contract.name, "--actor", "infer=1", "--quiet")
+    unknown = servanda("check", contract.name, "--ray-actor", "infer=1", "--quiet")
     assert unknown.returncode == 4
     assert "does not say how to start an actor" in unknown.stderr
 

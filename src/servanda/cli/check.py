@@ -43,7 +43,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
 )
 @shared("--preset", help="Preset of limits for a dump, such as trl.  [default: the one that fits]")
 @shared("--on", help="Each kernel runs in an actor; for a dump, its nodes read the steps.")
-@shared("--actor")
+@shared("--ray-actor")
 @shared("--max-time", "--quiet", "--no-code")
 def check(
     contract: Path,

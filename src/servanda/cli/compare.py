@@ -46,7 +46,7 @@ _VIOLATED = 1
 @shared("--fresh", "--save-contract")
 @shared("--format", type=click.Choice(sorted(FORMATS)))
 @shared("--on", help="Each kernel runs in an actor.")
-@shared("--actor", "--quiet", "--no-code")
+@shared("--ray-actor", "--quiet", "--no-code")
 def compare_command(
     max_time: float | None,
     plan: bool,

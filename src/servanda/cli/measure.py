@@ -25,7 +25,7 @@ from servanda.runner.ray_engines import engines_on
 @shared("--temperature", "--top-p")
 @shared("-o", type=FILE_OR_DASH, required=True, help="The baseline file, such as x.pack.")
 @shared("--on", help="The kernel runs in an actor.")
-@shared("--actor", "--quiet", "--format", "--no-code")
+@shared("--ray-actor", "--quiet", "--format", "--no-code")
 def measure_command(
     what: str,
     side: str | None,

@@ -81,7 +81,7 @@ class Cluster:
                 raise MeasurementError(
                     f"an actor needs {amount} {name}, and {self.address} has "
                     f"{found.get(name, 0):.0f}",
-                    hint="start a node that has it, or ask for less: --actor SIDE=JSON",
+                    hint="start a node that has it, or ask for less: --ray-actor SIDE=JSON",
                 )
         # a call is tried again until the actor is back, which takes Ray seconds to notice
         again = {"max_restarts": _RETRIES, "max_task_retries": -1}
