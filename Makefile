@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -23,7 +23,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,serve,gateway,postgres,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,gpu,serve,gateway,postgres,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
@@ -161,7 +161,7 @@ test-all: test
 	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint constraints-$$version.txt --editable '.[gateway,postgres,dev]'; \
-	  $$venv/bin/python -m pytest $(SHARED) --doctest-ignore-import-errors; \
+	  $$venv/bin/python -m pytest $(SHARED); \
 	done
 
 # llama.cpp, llama-server and their bindings, from the sources that travel with the bindings:
@@ -208,7 +208,10 @@ docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor
 	$(VENVS)/docs/bin/python scripts/docs_site.py site
 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
-	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.speed --write
+
+bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
+	$(BIN)/python -m benchmarks.speed --check
 
 pictures: $(VENV)/.demo  ## docs/*.png of a real run, and the power curve; needs chromium, two minutes
 	$(BIN)/python scripts/pictures.py

@@ -124,6 +124,7 @@ formula in float32. An error of 1 means that no digit is right.
 The exact forms subtract no large numbers. They use `Σ q (expm1(d) - d)` instead of
 `Σ q (lq - lp)`, and `Σ (√p - √q)² / 2` instead of `1 - Σ √(pq)`. They take the difference of the
 logits before they normalise either side. `top1_flip` is a count and has no error.
+[Torch tensors](python_api.md#exact-metrics-of-torch-tensors) have the same guarantee.
 """
 
 

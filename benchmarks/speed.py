@@ -1,7 +1,8 @@
 """How fast the hot paths are, each beside a peer or a floor of the same run.
 
-    make bench                            every row
-    python -m benchmarks.speed --quick    fewer repetitions
+    make bench                            every row, kept, and on docs/explanation/performance.md
+    python -m benchmarks.speed --quick    fewer repetitions, printed only
+    python -m benchmarks.speed --check    a few rows: 1 where one became twice as slow
 
 Every row is run in turn with its peer, round after round, in processor seconds of one thread
 unless it says otherwise, so that other work on the machine moves both.  A ratio is the median
@@ -16,96 +17,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch read it
 
 import argparse
 import resource
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import comb
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import speed_evidence, speed_page
+from benchmarks.speed_rows import Row, Work, beside
 from servanda.runner.golden import reduced
 from servanda.theory.divergence import row_sums
 from servanda.theory.divergence.base import LogitRows
 
 Array = NDArray[Any]
-Work = Callable[[], object]
 
 ROUNDS, QUICK = 15, 5
 VOCABULARY, POSITIONS = 152_064, 16  # of Qwen2.5 and Qwen3
-
-
-@dataclass(frozen=True)
-class Row:
-    """One path beside one peer.
-
-    Args:
-        ours, theirs: medians, nanoseconds a unit.
-        ratio: median of theirs / ours over the rounds; low, high: its interval.
-        unit: of the work, as `pair of logits`.
-    """
-
-    path: str
-    peer: str
-    unit: str
-    ours: float
-    theirs: float
-    ratio: float
-    low: float
-    high: float
-
-
-def beside(
-    path: str,
-    unit: str,
-    units: float,
-    ours: Work,
-    peers: Mapping[str, Work],
-    rounds: int,
-    clock: Callable[[], float] = time.process_time,
-) -> list[Row]:
-    """Time `ours` and each peer in turn, round after round; the first round only warms up."""
-
-    def seconds(work: Work) -> float:
-        began = clock()
-        work()
-        return clock() - began
-
-    timed = [
-        (seconds(ours), {name: seconds(peer) for name, peer in peers.items()})
-        for _ in range(rounds + 1)
-    ][1:]
-    rows = []
-    for name in peers:
-        pairs = [(mine, theirs[name]) for mine, theirs in timed]
-        ratio = sorted(their / mine for mine, their in pairs)
-        outer = _outer(rounds)
-        rows.append(
-            Row(
-                path,
-                name,
-                unit,
-                statistics.median(mine for mine, _ in pairs) / units * 1e9,
-                statistics.median(their for _, their in pairs) / units * 1e9,
-                statistics.median(ratio),
-                ratio[outer],
-                ratio[-1 - outer],
-            )
-        )
-    return rows
-
-
-def _outer(n: int) -> int:
-    """How many order statistics may be left out at each end: the rest holds the median at 95 %."""
-    return max(
-        (k for k in range(n // 2) if 2 * sum(comb(n, i) for i in range(k + 1)) <= 0.05 * 2**n),
-        default=0,
-    )
 
 
 def logits(positions: int = POSITIONS) -> tuple[Array, Array, Array]:
@@ -195,6 +127,97 @@ def two_threads(rounds: int) -> list[Row]:
     )
 
 
+def gpu(rounds: int) -> list[Row]:
+    """The ratio to one read is the share of the memory's bandwidth; nothing without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    from servanda.engines.tensor_sums import row_sums_of
+
+    infer = 3 * torch.randn(1024, VOCABULARY, device="cuda", dtype=torch.bfloat16)
+    train = infer + 0.01 * torch.randn_like(infer)
+
+    def logprobs() -> list[Any]:
+        return [torch.log_softmax(side.float(), dim=-1) for side in (train, infer)]
+
+    peers: dict[str, Work] = {
+        "reading both rows once (torch.sum)": lambda: [side.sum() for side in (train, infer)],
+        "torch, eager, ten metrics in float32": lambda: _torch_metrics(*logprobs()),
+    }
+    try:
+        from liger_kernel.transformers import LigerJSD, LigerKLDIVLoss
+    except ImportError:
+        print("gpu: liger-kernel is not installed, so its losses are left out")
+    else:
+        jsd, kl = LigerJSD(), LigerKLDIVLoss(log_target=True)
+        peers["Liger, js_nats alone"] = lambda: jsd(*logprobs())
+        peers["Liger, kl_nats alone"] = lambda: kl(*logprobs())
+
+    def synchronised(work: Work) -> Work:
+        def run() -> None:
+            work()
+            torch.cuda.synchronize()
+
+        return run
+
+    return beside(
+        f"thirteen exact metrics in bfloat16 on {torch.cuda.get_device_name()}, elapsed time",
+        "pair of logits",
+        train.numel(),
+        synchronised(lambda: row_sums_of(train, infer)),
+        {name: synchronised(peer) for name, peer in peers.items()},
+        rounds,
+        time.perf_counter,
+    )
+
+
+# what every command of a contract needs, and no code of ours
+_LIBRARIES = ("-c", "import numpy, pydantic, click, ruamel.yaml")
+_LINT = ("-m", "servanda", "contract", "lint", "examples/tiny-bf16.kernelcontract.yaml")
+
+
+def _python(*words: str) -> Work:
+    """A process from its start to its end; what it prints goes nowhere."""
+    return lambda: subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def _first_line(*words: str) -> Work:
+    """A process from its start to the first line that it prints."""
+
+    def work() -> None:
+        command, quiet = [sys.executable, *words], subprocess.DEVNULL
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=quiet) as process,
+        ):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.kill()  # its children end with it
+        assert line, command
+
+    return work
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def start(rounds: int) -> list[Row]:
+    """The start of a process beside that of Python with the libraries of all commands."""
+    peers = {"import of NumPy, pydantic, click and ruamel.yaml": _python(*_LIBRARIES)}
+    names, lint = _python("-c", "from servanda import *"), _python(*_LINT)
+    demo = _first_line("-m", "servanda", "demo", "--quiet")
+    return [
+        *beside("import of all names", "start", 1, names, peers, rounds, _of_children),
+        *beside("servanda contract lint", "start", 1, lint, peers, rounds, _of_children),
+        *beside(
+            "demo to its first line, elapsed", "start", 1, demo, peers, rounds, time.perf_counter
+        ),
+    ]
+
+
 def parquet(rounds: int) -> list[Row]:
     from benchmarks import readers
 
@@ -210,6 +233,12 @@ def json_lines(rounds: int) -> list[Row]:
 ROWS: dict[str, Callable[[int], list[Row]]] = {
     "exact": exact_metrics,
     "threads": two_threads,
+    "gpu": gpu,
+    "evidence": speed_evidence.evidence,
+    "check": speed_evidence.check,
+    "processes": speed_evidence.processes,
+    "monitor": speed_evidence.monitor,
+    "start": start,
     "parquet": parquet,
     "json": json_lines,
 }
@@ -226,21 +255,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=ROWS, default=[*ROWS])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--write", action="store_true", help="keep the run, and write the page")
+    parser.add_argument(
+        "--check", action="store_true", help="fail where a few rows became twice as slow"
+    )
     parser.add_argument("--peak", choices=ROWS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peak:
         ROWS[asked.peak](1)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    for name in asked.only:
-        rows = ROWS[name](QUICK if asked.quick else ROUNDS)
-        for row in rows:
-            print(
-                f"{row.path}: {row.ours:.3g} ns a {row.unit}; {row.peer}: {row.theirs:.3g}, "
-                f"{row.ratio:.3g} times ({row.low:.3g} to {row.high:.3g})",
-                flush=True,
-            )
-        print(f"{rows[0].path}: peak memory {peak(name):,.0f} MiB", flush=True)
+    rows: list[Row] = []
+    peaks: dict[str, float] = {}
+    for name in speed_page.CHECKED if asked.check else asked.only:
+        measured = ROWS[name](QUICK if asked.quick or asked.check else ROUNDS)
+        rows += measured
+        if not measured:
+            print(f"{name}: skipped: no GPU", flush=True)
+            continue
+        for row in measured:
+            print(row, flush=True)
+        if not asked.check:
+            peaks |= dict.fromkeys({row.path for row in measured}, peak(name))
+            print(f"{measured[0].path}: peak memory {peaks[measured[0].path]:,.0f} MiB", flush=True)
+    if asked.check:
+        speed_page.check(rows)
+    if asked.write:
+        speed_page.write(rows, peaks)
 
 
 if __name__ == "__main__":

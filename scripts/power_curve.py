@@ -15,7 +15,7 @@ from servanda.report.html import environment
 from servanda.theory.stats.reachable import reach
 
 TARGET = Path(__file__).parents[1] / "docs" / "start" / "how_many_tokens.svg"
-LIMIT, ALPHA, CELLS = 0.03, 0.025, 2  # of the tables of the page
+LIMIT, ALPHA, CELLS = 0.03, 0.045, 2  # of the tables of the page
 PANELS = {"tokens": ("claim realised", 24_576), "prompt groups": ("claim population", 1_024)}
 _WIDTH, _LEFT, _TOP, _EACH = 420, 60, 60, 340  # pixels
 

@@ -67,7 +67,7 @@ def grown(xs, bets, limit):
 
 
 def weights(bets, limit, best=0.0):
-    """A tenth of the weight on all bets, the rest on those that grow fast against the limit."""
+    """A fifth of the weight on all bets, the rest on those that grow fast against the limit."""
 
     def optimal(mean):  # of (1 + t x) / (1 + t limit), for x in {0, 1}
         return (mean - limit) / (limit * (1 - mean))
@@ -76,12 +76,12 @@ def weights(bets, limit, best=0.0):
     if bets == NEG:
         ranges = [(-1.0, optimal(limit - away / 10))]
     else:
-        near = optimal(min(limit + away / 4, (1 + 3 * limit) / 4))
+        near = optimal(min(limit + 3 * away / 20, (1 + 3 * limit) / 4))
         far = optimal(min(limit + 5 * away, (1 + limit) / 2))
         ranges = [(near, far), (near, max(far, 10 / limit))]
     inside = [[low <= t <= high for t in bets] for low, high in ranges]
-    parts = [[0.9 / len(ranges) * i / sum(of) for i in of] for of in inside]
-    return [0.1 / len(bets) + sum(column) for column in zip(*parts, strict=True)]
+    parts = [[0.8 / len(ranges) * i / sum(of) for i in of] for of in inside]
+    return [0.2 / len(bets) + sum(column) for column in zip(*parts, strict=True)]
 
 
 def mixed(growth, weight=None):

@@ -42,7 +42,7 @@ PURE = {
     "rl.dumps.checks",
 }
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}
-HEAVY = {"torch", "transformers", "scipy", "pyarrow", "click", "rich"}
+HEAVY = {"torch", "triton", "transformers", "scipy", "pyarrow", "click", "rich"}
 
 LONGEST = 350  # lines of a module
 CHAIN = 20  # modules, of which each imports the next at its top

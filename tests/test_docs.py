@@ -5,6 +5,7 @@ import ast
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -110,6 +111,8 @@ def test_the_quick_python_of_the_pages_runs(workshop, capsys):
     for page in PAGES:
         for code in blocks(page, "python"):
             if "sv.measure" in code or "sv.check" in code:
+                continue
+            if "import torch" in code and find_spec("torch") is None:
                 continue
             exec(compile(code, str(page), "exec"), {})
             printed = capsys.readouterr().out.strip().splitlines()

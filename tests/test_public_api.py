@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
 def loaded(statement):
     code = f"{statement}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout))
+    return set(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_import_servanda_costs_no_heavy_library():
@@ -74,6 +75,35 @@ def test_import_servanda_costs_no_heavy_library():
 def test_a_contract_is_read_without_torch_or_scipy():
     modules = loaded("import servanda; servanda.load; servanda.judge; servanda.Verdict")
     assert not modules & {"torch", "transformers", "scipy", "scipy.stats", "rich", "jinja2"}
+
+
+MEASURING = {"pyarrow", "servanda.engines.worker", "servanda.runner.sequential"}
+PRINTING = {"rich", "jinja2", "xml.etree.ElementTree", "servanda.report.html"}
+
+
+def test_all_names_cost_no_library_of_measuring_or_printing_and_build_no_validator():
+    """A validator of pydantic looks for plug-ins in the metadata of every installed package."""
+    modules = loaded("from servanda import *")
+    heavy = {"torch", "transformers", "scipy", "click", "ruamel.yaml", "difflib"}
+    assert {"numpy", "pydantic", "servanda.promotion.api", "servanda.runner.run"} < modules
+    assert not modules & (heavy | MEASURING | PRINTING | {"pydantic.plugin._loader"})
+
+
+def test_help_loads_no_command_and_no_number():
+    modules = loaded("from servanda.cli.main import main; main(['--help'], standalone_mode=False)")
+    ours = {m for m in modules if m.startswith("servanda.cli.")}
+    assert ours == {"servanda.cli.commands", "servanda.cli.main"}
+    assert not modules & {"numpy", "pydantic", "torch", "difflib", "importlib.metadata"}
+
+
+def test_lint_costs_no_library_of_measuring_or_printing():
+    contract = Path(__file__).parents[1] / "examples" / "tiny-bf16.kernelcontract.yaml"
+    modules = loaded(
+        "from servanda.cli.main import main\n"
+        f"main(['contract', 'lint', {str(contract)!r}], standalone_mode=False)"
+    )
+    assert "servanda.judgement.lint.linter" in modules
+    assert not modules & (MEASURING | PRINTING | {"torch", "transformers", "scipy"})
 
 
 def test_a_verdict_knows_its_forms_and_loads_them_only_when_one_is_asked_for():

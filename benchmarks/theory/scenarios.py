@@ -298,7 +298,7 @@ def _retries(rng: np.random.Generator, runs: int) -> Answers:
     none_R = np.zeros(runs, dtype=bool)
     ours_R = any_look(best_RA >= price_A)
     all_R = any_look(best_RA >= -math.log(ALPHA))
-    yield "LogMoment at alpha / (r (r + 1))", OURS, Ever(ours_R, none_R)
+    yield "LogMoment, alpha shared by the attempts", OURS, Ever(ours_R, none_R)
     yield "LogMoment at alpha, every time", HABIT, Ever(all_R, none_R)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from typing import TypeVar
@@ -20,6 +19,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     >>> did_you_mean("zebra", ["tv", "osc"])
     'known: osc, tv'
     """
+    import difflib  # only an error needs it
+
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     near = near or [k for k in sorted(known) if len(name) > 1 and k.startswith(name[:2])][:1]
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"

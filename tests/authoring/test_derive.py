@@ -162,7 +162,7 @@ def test_a_contract_says_why_each_limit_is_what_it_is(folder):
     # 6 tokens, half of them used: 5,000 for the guard at the first look
     assert "prompt_groups: [1728, 1728]" in text
     long = derive(asked(folder, reward_drift=0.05, tokens=24, capture="float64"))
-    assert long.offline == (448, 1152)
+    assert long.offline == (448, 1024)
 
 
 def test_a_file_finds_its_texts_and_kernels_from_where_it_lies(folder, tmp_path):
@@ -302,12 +302,12 @@ def test_sizes_are_those_of_the_certificate():
             ("--reward-drift", 1e-5),
             "no run of 100,000 prompt groups can certify reward_drift at most 1e-05: a kernel at "
             "half of it would take about 3,",
-            "100,000 decide a budget of 0.0004; --most 3950000 gives a run that is long enough",
+            "100,000 decide a budget of 0.00035; --most 3460000 gives a run that is long enough",
         ),
         (
             ("--reward-drift", 0.001, "--most", 64),
             "no run of 64 prompt groups can certify reward_drift at most 0.001",
-            "hint: 64 decide a budget of 0.43; --most 39700",
+            "hint: 64 decide a budget of 0.39; --most 34600",
         ),
         (
             (

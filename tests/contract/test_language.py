@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.contract.clause import Relative
-from servanda.contract.parser import Marks
+from servanda.contract.clause import Clause, Relative
+from servanda.contract.model import Observability, Runtime, Weights
+from servanda.contract.policy import Promotion, Routing, StageRule
+from servanda.contract.workload import WorkloadSampling
+from servanda.contract.yaml_reader import Marks
 from servanda.errors import ContractError
+from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from tests.kit import parse
 
 EXAMPLE = """\
@@ -439,3 +443,19 @@ def test_messages_print_the_new_word():
         assert problems[1].hint == "the first evaluation and the limit, such as [400, 6000]"
     (problem,) = problems_of(EXAMPLE.replace("sequences: [400", "prompt_group: [400", 1))
     assert problem.hint == "did you mean 'prompt_groups'?"
+
+
+PARTS = [Observability, Promotion, Routing, Runtime, StageRule, Weights, WorkloadSampling]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+def test_a_default_that_is_not_checked_when_its_module_loads_is_what_the_check_gives(part):
+    unchecked, checked = part.model_construct(), part.model_validate({})
+    assert unchecked == checked
+    assert unchecked.model_dump() == checked.model_dump()
+    assert unchecked.model_fields_set == checked.model_fields_set == set()
+
+
+def test_the_validity_checks_of_a_contract_without_any_are_valid_clauses():
+    for guard in DEFAULT_GUARDS:
+        assert Clause.model_validate(guard.model_dump(exclude_unset=True)) == guard

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from servanda.cli import main
 from servanda.contract.model import Kernel
-from servanda.contract.text_file import content
-from servanda.contract.yaml_reader import MAX_BYTES
+from servanda.contract.text_file import MAX_BYTES, content
 from servanda.engines import open_engine
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.web.client import key_from

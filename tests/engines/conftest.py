@@ -6,6 +6,8 @@ NEEDS = {
     "test_transformers.py": {"torch"},
     "test_quantized.py": {"torch"},
     "test_stored.py": {"torch"},
+    "test_tensor_sums.py": {"torch"},
+    "interpreted.py": {"torch"},
     "test_vllm.py": {"torch"},
     "test_time.py": {"torch"},
     "test_weight_sync.py": {"torch"},

@@ -1,6 +1,7 @@
 # Code that a contract names: it is said, and --no-code runs none of it.
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from click.testing import CliRunner
 
 from servanda.cli import main
 from servanda.contract.model import Kernel
-from servanda.engines import engine_names
+from servanda.engines import BUILTIN, engine_names
 from servanda.engines.foreign_code import NO_CODE, code_of
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner import load
@@ -168,3 +169,20 @@ def test_code_of_a_models_folder_is_never_run(tmp_path):
 
 def test_engines_are_found_by_name_without_importing_them():
     assert set(engine_names()) >= {"table", "transformers"}
+
+
+def test_packages_are_asked_for_engines_only_about_a_name_that_is_not_built_in(monkeypatch):
+    """The metadata of all packages takes as long to read as a contract."""
+    asked = []
+
+    def entry_points(group):
+        asked.append(group)
+        return [EntryPoint("mine", "my.engine", group)]
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+
+    assert "table" in engine_names() and asked == []
+    assert "mine" in engine_names() and "yours" not in engine_names()
+    assert {*asked} == {"servanda.engines"}
+    assert [*engine_names()][-1] == "mine"
+    assert len(engine_names()) == len(BUILTIN) + 1

@@ -55,6 +55,19 @@ def test_every_step_is_judged_logged_and_kept(runs):
         assert 0 < wanted < 0.1
 
 
+def test_the_losses_give_the_logprobs_of_a_forward_pass(runs):
+    found, folder = runs
+    for name, forward in (("steps", False), ("scored", True)):
+        run = found["scored" if forward else "run"]
+        assert forward == any("servanda/score_seconds_share" in entry for entry in run["log"])
+        assert len((folder / f"{name}.jsonl").read_text().splitlines()) == 2
+    first, other = (
+        json.loads((folder / f"{name}.jsonl").read_text().splitlines()[0])["metrics"]
+        for name in ("steps", "scored")
+    )
+    assert first == pytest.approx(other, rel=1e-3)
+
+
 @pytest.mark.parametrize(("kind", "steps"), [("rare", [0]), ("often", [0, 0, 1, 1])])
 def test_a_generation_is_judged_once_however_often_it_is_learnt_from(runs, kind, steps):
     found, folder = runs
@@ -66,11 +79,11 @@ def test_a_generation_is_judged_once_however_often_it_is_learnt_from(runs, kind,
 
 
 def test_a_trainer_without_a_sampler_of_its_own_is_refused(runs):
-    assert "TRL draws from the module that it trains (use_vllm=False)" in runs[0]["refused"]
+    assert "TRL samples from the module that it trains (use_vllm=False)" in runs[0]["refused"]
 
 
 def test_a_trainer_without_an_engine_has_nothing_to_sync(runs):
-    assert runs[0]["no engine"].startswith("there is nothing to sync: TRL draws from the module")
+    assert runs[0]["no engine"].startswith("there is nothing to sync: TRL samples from the module")
 
 
 def test_the_loss_of_trl_is_that_of_the_declared_weights_and_mask(runs):
@@ -103,7 +116,7 @@ def test_a_script_that_never_trains_is_an_error(runs):
 def test_a_script_that_fails_before_it_trains_is_an_error(runs):
     first = runs[0]["broken"].split("\n")[0]
     assert first.endswith(
-        "broken.py failed before it came to train: FileNotFoundError: [Errno 2] No such file or "
+        "broken.py failed before it called train: FileNotFoundError: [Errno 2] No such file or "
         "directory: 'nowhere'"
     )
 

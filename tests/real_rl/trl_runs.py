@@ -171,6 +171,7 @@ def main(watching, masking, folder):
     script = ROOT / "examples" / "trl_grpo.py"
     found = {
         "run": a_run(watching, folder / "steps.jsonl"),
+        "scored": a_run(watching, folder / "scored.jsonl", score_share=1.0),
         "rare": a_run(watching, folder / "rare.jsonl", config=RARE, eval_dataset=ROWS),
         "often": a_run(watching, folder / "often.jsonl", config=OFTEN),
         "refused": error_of(lambda: made(Trainer, monitor=Monitor(watching))),

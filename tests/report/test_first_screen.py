@@ -249,7 +249,8 @@ def test_fingerprints_differ_row_by_row():
 
 def test_the_small_print_says_what_a_cell_may_spend_and_who_shares_it():
     plain = str(made.VERDICTS["holds"])
-    leg = str(replace(made.VERDICTS["holds"], part=0.1, price_cells=11))
+    leg = str(replace(made.VERDICTS["holds"], part=0.1, price_cells=11, leg="canary"))
+    dump = str(replace(made.VERDICTS["holds"], part=0.5))
 
     assert (
         "error budget: α = 0.025 for attempt 1, of 1 - confidence = 0.05 for all attempts "
@@ -260,6 +261,7 @@ def test_the_small_print_says_what_a_cell_may_spend_and_who_shares_it():
         "together; violations at this step may spend 0.1 of it, divided by 11 cells: if the "
         "kernels keep a limit, it is called violated with probability at most 0.00023"
     ) in leg
+    assert "together; violations of the whole may spend 0.5 of it, divided by 2 cells" in dump
 
 
 def test_what_all_kernels_are_called_is_said_once():

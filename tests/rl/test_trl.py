@@ -9,6 +9,7 @@ import pytest
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.rl import Monitor
 from servanda.rl.trl import Monitored, rollouts, trainee
+from servanda.rl.trl_batch import groups_of
 from tests.rl.monitor.recorded import Call, Trainer
 from tests.transcripts import blocks
 
@@ -119,7 +120,93 @@ def test_a_share_of_the_sequences_is_scored_and_judged(tmp_path, share):
     assert log["servanda/abs_log_ratio_nats"] == [pytest.approx(expected, rel=1e-5)]
 
 
-def test_a_contract_that_acts_on_every_token_takes_no_share(held):
+def test_the_logprobs_of_the_loss_are_judged_where_the_contract_only_judges():
+    trainer = Kept(Call("engine"), monitor=Monitor("trl"))
+    out = trainer.generate()
+    assert not trainer.asked and not logged(trainer)
+    trainer.learn(out)
+    assert len(trainer.asked) == 2  # the two losses
+    log, mask_BT = logged(trainer), trainer.call.mask_BT
+    d_BT = np.abs(np.log(trainer.call.ratio_BT))
+    mean = pytest.approx(d_BT[mask_BT == 1].mean(), rel=1e-5)
+    assert log["servanda/abs_log_ratio_nats"] == [mean]
+    assert log["servanda/observed_tokens"] == [mask_BT.sum()]
+    assert log["servanda/active"] == log["servanda/coverage"] == [1.0]
+    assert not {"servanda/share", "servanda/score_seconds_share"} & {*log}
+    trainer.end_step()
+    assert log == logged(trainer)
+
+
+def test_a_run_whose_losses_are_judged_stops_after_that_step(held):
+    trainer = held("engine", rules=HALT, limit=0.1, stop=True)
+    trainer.call.scored -= 4.0
+    out = trainer.generate()
+    trainer.learn(out)
+    assert trainer.end_step().should_training_stop
+
+
+def test_parts_of_a_generation_after_the_update_are_not_judged():
+    trainer = Kept(Call("engine"), monitor=Monitor("trl"))
+    out = trainer.generate()
+    rows = trainer.learn(out, of=1)[:8]
+    assert not logged(trainer)
+    trainer.end_step()
+    log, mask_BT = logged(trainer), trainer.call.mask_BT
+    assert log["servanda/observed_tokens"] == [mask_BT[rows].sum()]
+    assert (log["servanda/share"], log["servanda/coverage"]) == ([0.5], [1.0])
+    assert log["servanda/observed_sequences"] == [8]
+
+
+def test_a_step_whose_losses_were_not_seen_is_an_error():
+    trainer = Kept(Call("engine"), monitor=Monitor("trl"))
+    trainer.generate()
+    with pytest.raises(MeasurementError) as caught:
+        trainer.end_step()
+    assert str(caught.value) == (
+        "step 1 ended without a loss whose logprobs were seen\n"
+        "  hint: something replaced GRPOTrainer._compute_loss, or the batches that it gets: pass "
+        "score_share=0.06, and the trainer scores that share of the sequences"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings", "scored"),
+    [
+        (CORRECT, {}, 16),
+        (MASK, {}, 1),  # 0.06 of 16, at least one
+        (MASK, {"score_share": 0.5}, 8),
+        (NOTHING, {}, 16),  # without rules, the declared weighting is applied
+        (HALT, {}, None),
+        (HALT, {"score_share": 0.5}, 8),
+        (HALT, {"use_liger_kernel": True}, 1),
+    ],
+)
+def test_only_a_contract_that_acts_on_tokens_takes_a_forward_pass(held, rules, settings, scored):
+    trainer = held("engine", rules=rules, **settings)
+    trainer.generate()
+    assert [len(ids) for ids, *_ in trainer.asked] == ([] if scored is None else [scored])
+
+
+def test_the_seconds_of_a_forward_pass_are_logged_as_a_share_of_the_step(held):
+    trainer = held("engine", rules=MASK)
+    trainer.generate()
+    assert "servanda/score_seconds_share" not in logged(trainer)
+    trainer.generate()
+    (share,) = logged(trainer)["servanda/score_seconds_share"]
+    assert 0 < share < 1
+
+
+def test_the_verdict_says_how_many_sequences_it_is_on(held):
+    trainer = held("engine", rules=HALT, score_share=0.5)
+    steps, observe = [], trainer.monitor.observe
+    trainer.monitor.observe = lambda *a, **k: steps.append(observe(*a, **k)) or steps[-1]
+    trainer.generate()
+    texts = [spot.text for spot in steps[0].verdict.blind_spots]
+    assert "judged on 8 of 16 sequences, selected before scoring" in texts
+    assert "judged on 8 of 16 sequences, selected before scoring" in str(steps[0])
+
+
+def test_a_contract_that_corrects_every_token_takes_no_share(held):
     with pytest.raises(ContractError, match="the contract says correct, which needs every token"):
         held("engine", rules=CORRECT, score_share=0.5)
     with pytest.raises(ContractError, match="score_share is 0"):
@@ -181,7 +268,7 @@ def test_a_loss_that_multiplies_the_weights_of_a_row_gets_1_outside_the_loss(hel
 @pytest.fixture
 def masked(held):
     """A trainer whose slice `prose` is far beyond its limit."""
-    trainer = held("engine", rules=MASK, limit=0.1)
+    trainer = held("engine", rules=MASK, limit=0.1, score_share=1)
     prose_B = np.array([row["labels.domain"] == "prose" for row in trainer.call.rows])
     assert prose_B.any() and not prose_B.all()
     trainer.call.scored = trainer.call.scored - 4.0 * prose_B[:, None].astype(np.float32)
@@ -194,6 +281,17 @@ def test_mask_leaves_a_red_slice_out_of_the_loss(masked):
     kept_BT = trainer.call.mask_BT * ~prose_B[:, None]
     np.testing.assert_array_equal(out["completion_mask"] * out["tool_mask"], kept_BT)
     assert out["num_items_in_batch"] == kept_BT.sum()
+
+
+def test_mask_leaves_out_sequences_of_a_red_slice_that_were_not_scored(held):
+    trainer = held("engine", rules=MASK, limit=0.2, score_share=0.5)
+    prose_B = np.array([row["labels.domain"] == "prose" for row in trainer.call.rows])
+    trainer.call.scored = trainer.call.scored - 4.0 * prose_B[:, None].astype(np.float32)
+    out = trainer.generate()
+    kept_BT = trainer.call.mask_BT * ~prose_B[:, None]
+    np.testing.assert_array_equal(out["completion_mask"] * out["tool_mask"], kept_BT)
+    ((ids, *_),) = trainer.asked
+    assert len(ids) == 8 and logged(trainer)["servanda/share"] == [0.5]
 
 
 def test_mask_does_not_change_what_the_trainer_attends_to(masked):
@@ -291,6 +389,13 @@ def test_completions_of_one_prompt_are_one_group(held):
     prompts = [row["prompt"] for row in trainer.call.rows]
     pairs = {*zip(prompts, seen["groups"], strict=True)}
     assert len(pairs) == len({*prompts}) == len({*seen["groups"]}) > 1
+
+
+def test_a_prompt_is_one_group_under_any_padding_and_its_order_counts():
+    ids = torch.tensor([[0, 0, 5, 7, 9], [5, 7, 9, 0, 0], [5, 9, 7, 0, 0], [0, 5, 7, 9, 9]])
+    there = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
+    first, same, turned, longer = groups_of({"prompt_ids": ids, "prompt_mask": there})
+    assert first == same and len({first, turned, longer}) == 3
 
 
 def test_a_column_that_is_not_there_is_named(held):

@@ -256,7 +256,8 @@ def test_bypass_mode_is_said_once_and_nothing_is_compared(watched, capsys, tmp_p
     assert said == (
         "servanda: verl runs in bypass mode, where old_log_probs are those of the rollout: there "
         "are no train logprobs, and nothing is compared.\n"
-        "  hint: SERVANDA_VERL_RECOMPUTE=0.05 lets the trainer score 5 % of the sequences\n"
+        "  hint: SERVANDA_VERL_RECOMPUTE=0.06, the default, lets the trainer score 6 % of the "
+        "sequences\n"
     )
 
 
@@ -272,6 +273,35 @@ def test_the_environment_names_the_contract_and_the_state_file(watched, tmp_path
     Watch().observe(batch())
     (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
     assert json.loads(line)["name"] == "verl"
+
+
+def test_in_bypass_mode_six_percent_are_scored_unless_told(monkeypatch):
+    monkeypatch.delenv(RECOMPUTE, raising=False)
+    assert Watch().recompute == 0.06
+    monkeypatch.setenv(RECOMPUTE, "0")
+    assert Watch().recompute == 0
+
+
+def test_a_scored_share_is_judged_and_named_with_its_seconds(monkeypatch):
+    import servanda.rl.verl_observer as observer
+
+    given = batch()
+    part = SimpleNamespace(
+        batch={name: values[:8] for name, values in given.batch.items()},
+        non_tensor_batch={"uid": given.non_tensor_batch["uid"][:8]},
+    )
+    for name, result in {"chosen": object(), "about": {}, "scored": part, "padded": part}.items():
+        monkeypatch.setattr(observer, name, lambda *_, result=result: result)
+    rollout = SimpleNamespace(calculate_log_probs=True)
+    config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    trainer = SimpleNamespace(config=config)
+    keys = Keys(["key"] * 17, [{"is_padding": i == 16} for i in range(17)])
+    watch = Watch(Monitor("verl-sync"), 0.5)
+    first, second = (watch.of_bypass(trainer, keys) for _ in range(2))
+    assert first["servanda/share"] == second["servanda/share"] == 0.5
+    assert first["servanda/observed_sequences"] == 8
+    assert "servanda/score_seconds_share" not in first
+    assert 0 < second["servanda/score_seconds_share"] < 1
 
 
 @pytest.mark.parametrize("text", ["half", "2", "-0.1", "nan"])
@@ -355,7 +385,8 @@ def drawn(step, share, size=16, ranks=2, padding=1):
 
 
 def test_the_share_that_is_scored_after_all_is_even_and_by_the_step_alone():
-    assert len(drawn(3, 0.25)) == 4 and len(drawn(3, 0.01)) == 2 and len(drawn(3, 1.0)) == 14
+    sizes = {share: len(drawn(3, share)) for share in (0.01, 0.25, 0.3, 1.0)}
+    assert sizes == {0.01: 2, 0.25: 2, 0.3: 4, 1.0: 14}
     assert drawn(3, 0.25) == drawn(3, 0.25) != drawn(4, 0.25)
 
 

@@ -1,11 +1,16 @@
 # A fault injected into a contract's kernels, by the function and by `servanda demo --fault`.
 
+import os
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
 from servanda.cli.demo import averages
 from servanda.cli.main import main
 from servanda.engines.faults import FAULTS
+from servanda.engines.worker import kept
 from servanda.errors import IdentityError, MeasurementError
 from servanda.judgement.field_thresholds import Gate
 from servanda.judgement.verdict import FORMATS
@@ -134,6 +139,67 @@ def test_the_demo_exits_4_where_the_two_sides_are_refused(tmp_path):
     assert done.exit_code == 4
     assert "the tokenizers differ" in done.output
     assert "nothing would have been refused" in done.output
+
+
+BEFORE_A_KERNEL = """
+import os, sys
+from contextlib import contextmanager
+from servanda.cli import demo
+from servanda.cli.main import main
+from servanda.errors import MeasurementError
+
+def opened(kernel, side):
+    os.write(1, f"opening: {sorted({'torch', 'transformers'} & set(sys.modules))}\\n".encode())
+    raise MeasurementError("far enough")
+
+@contextmanager
+def kept():
+    yield opened
+
+demo.kept = kept
+main(["demo"])
+"""
+
+
+def test_the_demo_says_what_it_does_before_a_kernel_or_torch_is_loaded(tmp_path):
+    """The lines are in the pipe, not in a buffer, before the first kernel is opened."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE_A_KERNEL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+
+    command, number, _, loading, opening, *_ = done.stdout.splitlines()
+    assert command.startswith("$ servanda check ")
+    assert number.startswith("  run 1 of 2: ")
+    assert loading == "run 1 of 2, loading the kernels ..."
+    assert opening == "opening: []"
+
+
+def test_the_runs_of_the_demo_share_two_children_and_change_no_evidence(tmp_path):
+    plain, _ = kit.write(tmp_path / "plain", **SIZES)
+    hotter = ", fault: {undisclosed_temperature: 0.3}"
+    faulty, _ = kit.write(tmp_path / "faulty", infer=hotter, **SIZES)
+    children = []
+    with kept() as open_:
+
+        def counted(kernel, side):
+            worker = open_(kernel, side)
+            children.append((side, worker.pid))
+            return worker
+
+        for number, path in enumerate((plain, faulty, plain)):
+            shared = run.check(path, run_dir=tmp_path / f"shared {number}", open=counted)
+            alone = run.check(path, run_dir=tmp_path / f"alone {number}", open=run.in_process)
+            assert shared.evidence == alone.evidence
+            assert shared.cells == alone.cells
+        assert len(children) == 6 and len(set(children)) == 2
+    for _, pid in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_the_demo_leaves_its_second_run_as_a_page(tmp_path, monkeypatch):

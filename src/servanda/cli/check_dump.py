@@ -76,8 +76,8 @@ def check_dump(
     """Measure training-inference mismatch in a trainer's dump.
 
     Checks the data quality, then answers whether to go on, on which tokens not, and since which
-    step. The format and the limits are detected. The dump is read in pieces, and may be
-    larger than memory. DIR is a folder, a file, or the URL of an object store, such as
+    step. The format and the limits are detected. The dump is read in pieces, and may be larger
+    than memory. DIR is a folder, a file, or the URL of an object store, such as
     s3://bucket/run. `servanda check DIR` is the same without these options.
     """
     steps = steps or (None, None)

@@ -18,6 +18,7 @@ from servanda.cli.progress import watching
 from servanda.cli.verdict_text import show_verdict
 from servanda.contract import presets
 from servanda.engines.faults import FAULTS
+from servanda.engines.worker import kept
 from servanda.errors import MeasurementError
 from servanda.judgement.field_thresholds import Gate, gates
 from servanda.judgement.verdict import Verdict
@@ -25,6 +26,7 @@ from servanda.report.format import count
 from servanda.report.summary import gate_text
 from servanda.runner import run
 from servanda.runner.fault_drill import Drill, drill
+from servanda.runner.measurement import Open
 
 _CONFORMING = "tiny-bf16.kernelcontract.yaml"
 _FAULTY = "tiny-bf16-positions.kernelcontract.yaml"
@@ -47,7 +49,7 @@ def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _check(name: str, what: str, quiet: bool, number: int) -> Verdict:
+def _check(name: str, what: str, quiet: bool, number: int, open_: Open) -> Verdict:
     path, of = _example(name), f"run {number} of {_RUNS}"
     click.secho(f"$ servanda check {_relative(path)}", bold=True)
     click.echo(f"  {of}: {what}\n")
@@ -55,7 +57,7 @@ def _check(name: str, what: str, quiet: bool, number: int) -> Verdict:
         tempfile.TemporaryDirectory(prefix="servanda-demo-") as folder,
         watching(quiet, run=of) as watch,
     ):
-        verdict = run.check(path, run_dir=folder, watch=watch)
+        verdict = run.check(path, run_dir=folder, open=open_, watch=watch)
     show_verdict(verdict, "")
     return verdict
 
@@ -91,12 +93,17 @@ def demo(fault: str | None, value: str | None, contract: Path | None, quiet: boo
 
 def _hidden_slice(quiet: bool) -> None:
     clear(_PAGE)
-    conforming = _check(
-        _CONFORMING, "float32 trains, bfloat16 serves; about a minute on two cores", quiet, 1
-    )
-    broken = _check(
-        _FAULTY, "the same kernels, but the infer kernel keeps position ids in bfloat16", quiet, 2
-    )
+    with kept() as open_:  # the second run loads no library again
+        conforming = _check(
+            _CONFORMING,
+            "float32 trains, bfloat16 serves; about a minute on two cores",
+            *(quiet, 1, open_),
+        )
+        broken = _check(
+            _FAULTY,
+            "the same kernels, but the infer kernel keeps position ids in bfloat16",
+            *(quiet, 2, open_),
+        )
     write(broken, "html", _PAGE)
     whole = [c for c in broken.cells if c.slice == "all" and c.outcome == "violated"]
     click.secho("What the second run shows: ", bold=True, nl=False)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from servanda.cli.options import DASH
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import MAX_BYTES
+from servanda.contract.text_file import MAX_BYTES
 from servanda.errors import ContractError, Problem
 from servanda.runner import load
 

@@ -7,9 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import requires
 from typing import Any
 
 import click
@@ -62,6 +60,8 @@ class _Section(_Commands):
 
 def _no_command(name: str, here: Mapping[str, str], ctx: click.Context) -> click.UsageError:
     """The error of a name that is none, with the nearest one, here or in another group."""
+    from difflib import get_close_matches
+
     places = {command: command for command in FIRST}
     places |= {old: " ".join(now) for old, now in OLD_NAMES.items()}
     near = get_close_matches(name, [*here, *places], n=1)
@@ -151,6 +151,8 @@ class _Servanda(_Commands):
 
 def _extra_of(module: str) -> str | None:
     """The extra of the package that installs a module, by the metadata of the installation."""
+    from importlib.metadata import requires
+
     for line in requires("servanda") or ():
         found = re.match(r"([\w-]+).*; extra == '(\w+)'", line)
         if found and found[1].replace("-", "_") == module.partition(".")[0] and found[2] != "dev":

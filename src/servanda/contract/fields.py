@@ -28,7 +28,8 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class Value(BaseModel):
     """Base of everything a contract holds: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    # a validator is built when it is first used: a contract's has those of all its parts
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 def seconds(duration: object) -> object:

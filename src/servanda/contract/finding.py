@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servanda.contract.yaml_reader import Path
+from servanda.contract.key_aliases import Path
 
 
 class Finding(NamedTuple):

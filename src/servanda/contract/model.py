@@ -185,7 +185,7 @@ class Contract(Value):
     metadata: Metadata
     kernels: Kernels
     stable: Kernel | None = Field(None, description="The kernel that serves when infer may not.")
-    weights: Weights = Weights()  # type: ignore[call-arg]
+    weights: Weights = Weights.model_construct()
     bitwise: bool = Field(
         False,
         description="true: both kernels compute the same bits, so equal logprobs are expected; "
@@ -212,11 +212,11 @@ class Contract(Value):
     gradient: Gradient | None = None
     numerical: tuple[Clause, ...] = Field((), description="Facts about the golden texts.")
     statistical: tuple[Clause, ...] = Field((), description="Promises about sampled tokens.")
-    runtime: Runtime = Runtime()
-    observability: Observability = Observability()
+    runtime: Runtime = Runtime.model_construct()
+    observability: Observability = Observability.model_construct()
     escalation: tuple[Escalation, ...] = Field((), description="What follows from a verdict.")
-    routing: Routing = Routing()  # type: ignore[call-arg]
-    promotion: Promotion = Promotion()  # type: ignore[call-arg]
+    routing: Routing = Routing.model_construct()
+    promotion: Promotion = Promotion.model_construct()
 
     # where each part stands in the text that the contract was read from, if it was
     _near: Callable[[Place], Where] | None = PrivateAttr(None)

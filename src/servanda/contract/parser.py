@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from servanda.contract.key_aliases import RENAMED, printed_key
+from servanda.contract.key_aliases import RENAMED, Path, printed_key
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import Marks, Path, read
 from servanda.errors import ContractError, Problem, Where
 from servanda.registry import nearest, quoted
 
-__all__ = ["Marks", "Tongue", "parse", "refused"]
+if TYPE_CHECKING:
+    from servanda.contract.yaml_reader import Marks
 
 _Wrong = dict[Path, list[ErrorDetails]]
 # checks values against each other: `lint.check` with the valid names
@@ -124,6 +124,8 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     Raises:
         ContractError: all problems, in the order of the text.
     """
+    from servanda.contract.yaml_reader import read  # ruamel.yaml, when a text is read
+
     data, marks, problems = read(text, file)
     kind = data.get("kind")
     # all of a document of another kind is wrong, and one problem says so
@@ -136,8 +138,7 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
     except ValidationError as error:
         wrong = _grouped(error, data)
         problems += refused(error, data, marks, _CONTRACTS)
-        rest = _mended(data, wrong)
-        if rest is not None:
+        if (rest := _mended(data, wrong)) is not None:
             broken = {_owner(path) for path in wrong}
             problems += rules(rest, marks, broken=broken)
     else:

@@ -117,7 +117,7 @@ class StageRule(Value):
 class Promotion(Value):
     """The stages of a promotion; one that is absent does not exist."""
 
-    offline: StageRule = StageRule()  # type: ignore[call-arg]
+    offline: StageRule = StageRule.model_construct()
     shadow: StageRule | None = None
     canary: StageRule | None = None
     full: StageRule | None = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+MAX_BYTES = 1 << 20  # of a contract; one of 2,000 clauses has a third of it
 # a FIFO opens without a writer then; absent on Windows, which has none
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 

@@ -35,7 +35,7 @@ class Workload(Value):
     prompts: str = Field("", description="A file of JSON lines, from the contract's folder.")
     mode: Literal["rollout", "score"] = "rollout"
     samples: Whole = Field(1, ge=1, le=4096, description="Draws of each prompt.")
-    sampling: WorkloadSampling = WorkloadSampling()  # type: ignore[call-arg]
+    sampling: WorkloadSampling = WorkloadSampling.model_construct()
     round: Whole = Field(
         64, ge=1, le=65536, description="Prompt groups that open and close together."
     )

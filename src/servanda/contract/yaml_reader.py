@@ -23,7 +23,6 @@ from ruamel.yaml.tag import Tag
 from servanda.contract.key_aliases import Path, stored_key
 from servanda.errors import ContractError, Problem, Where
 
-MAX_BYTES = 1 << 20  # of a file; a contract of 2,000 clauses has a third of it
 MAX_DEPTH = 64
 MAX_VALUES = 100_000  # after aliases are followed; a contract of 2,000 clauses has 30,000
 MAX_DIGITS = 300  # a longer whole number is no float

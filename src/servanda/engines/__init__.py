@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
+from collections.abc import Collection, Iterator
 
 from servanda.contract.model import Kernel
 from servanda.engines.base import BUILTIN, ENGINES, Engine
@@ -25,9 +25,29 @@ _INSTALL = {
 }
 
 
-def engine_names() -> tuple[str, ...]:
-    """Built-in engines and those that installed packages offer."""
-    return (*BUILTIN, *(e.name for e in entry_points(group=_PLUGINS)))
+def _plugins() -> Iterator[tuple[str, str]]:
+    """Name and module of each engine that installed packages offer."""
+    from importlib.metadata import entry_points  # reads the metadata of every package
+
+    return ((entry.name, entry.module) for entry in entry_points(group=_PLUGINS))
+
+
+class _Names(Collection[str]):
+    def __contains__(self, name: object) -> bool:
+        return name in BUILTIN or any(name == plugin for plugin, _ in _plugins())
+
+    def __iter__(self) -> Iterator[str]:
+        yield from BUILTIN
+        yield from (plugin for plugin, _ in _plugins())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def engine_names() -> Collection[str]:
+    """Built-in engines and those that installed packages offer: these are looked up only for a name
+    that is not built in."""
+    return _Names()
 
 
 def open_engine(kernel: Kernel) -> Engine:
@@ -38,9 +58,7 @@ def open_engine(kernel: Kernel) -> Engine:
     """
     name = kernel.engine
     if name not in ENGINES:
-        module = BUILTIN.get(name)
-        for entry in entry_points(group=_PLUGINS):
-            module = module or (entry.module if entry.name == name else None)
+        module = BUILTIN.get(name) or dict(_plugins()).get(name)
         if module is None:
             raise MeasurementError(
                 f"there is no engine {name!r}", hint=did_you_mean(name, engine_names())

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import IO, Any
@@ -219,6 +220,42 @@ class Worker:
         )
 
 
+class _Kept(Worker):
+    """A worker whose child outlives `close`, and opens the next kernel of its side."""
+
+    def open(self, kernel: Kernel) -> None:
+        if kernel != self.kernel:  # the same kernel is loaded already
+            self.kernel = kernel
+            self._ask("open", kernel.model_dump(mode="json"))
+            self._loading = True
+
+    def close(self) -> None:
+        """Nothing: calls in progress are answered, and the next run goes on with the child."""
+
+
+@contextmanager
+def kept() -> Iterator[Callable[[Kernel, str], Worker]]:
+    """A `spawn` for several runs one after another: a side keeps its child until the block ends.
+
+    So a library is imported once, and Transformers takes seconds for that.
+    """
+    workers: dict[tuple[str, str | None], _Kept] = {}
+
+    def opened(kernel: Kernel, side: str) -> Worker:
+        child = side, kernel.python
+        if child in workers:
+            workers[child].open(kernel)
+        else:
+            workers[child] = _Kept(kernel, side)
+        return workers[child]
+
+    try:
+        yield opened
+    finally:
+        for worker in workers.values():
+            Worker.close(worker)
+
+
 def interpreter_of(python: str | None) -> str:
     """The interpreter of a virtual environment, or the one that is named; default this one."""
     if python is None:
@@ -245,12 +282,15 @@ def spawn(kernel: Kernel, side: str) -> Worker:
 
 def _serve(calls: IO[bytes], replies: IO[bytes]) -> None:
     engine: Any = None
+    opened = contextlib.ExitStack()
     while (message := _receive(calls)) is not None:
         head, body = message
         verb = head.pop("verb")
         try:
             if verb == "open":
+                opened.close()  # the kernel of the run before
                 engine = open_engine(Kernel(**head))
+                opened.callback(engine.close)
                 _send(replies, {"ok": verb})
             elif verb == "logits":
                 for piece in engine.logits(_unpack(body, head), head["path"]):

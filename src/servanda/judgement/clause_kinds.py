@@ -33,8 +33,8 @@ from servanda.theory.divergence.calibration import CALIBRATION
 
 # Validity checks that every statistical clause needs, added if a contract has none.
 DEFAULT_GUARDS = (
-    Clause.model_validate({"id": "sampler_fidelity", "metric": "sampler_fidelity"}),
-    Clause.model_validate({"id": "usable_ratio", "metric": "usable_ratio", "at_least": 0.999}),
+    Clause.model_construct(id="sampler_fidelity", metric="sampler_fidelity"),
+    Clause.model_construct(id="usable_ratio", metric="usable_ratio", at_least=0.999),
 )
 # unavailable sources, with the reason
 _NOT_OFFLINE: Mapping[Source, str] = MappingProxyType(

@@ -196,7 +196,7 @@ class Verdict(CellTable):
 
 
 # the report formats; filled by the package `report`
-FORMATS: Registry[Callable[[Verdict], str]] = Registry("format", home="servanda.report")
+FORMATS: Registry[Callable[[Verdict], str]] = Registry("format", home="servanda.report.base")
 
 
 def judge(

@@ -1,8 +1,11 @@
-# What a report is called as a file; the formats register in `judgement.verdict.FORMATS`.
+# What a report is called as a file, and the formats, which register in `judgement.verdict.FORMATS`.
 
 from __future__ import annotations
 
 from pathlib import PurePath
+
+# these register their formats
+from servanda.report import github, html, json, junit, markdown, sarif, text  # noqa: F401
 
 SUFFIXES = {
     ".html": "html",

@@ -6,9 +6,12 @@ import math
 import re
 import textwrap
 import unicodedata
-from xml.etree.ElementTree import Element, indent, tostring
+from typing import TYPE_CHECKING
 
 from servanda.contract.model import WHOLE
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 WRITTEN = 6  # most digits of a number that a person wrote, such as a limit
 # what XML 1.0 cannot hold, not even escaped
@@ -160,5 +163,7 @@ def xml_text(text: str) -> str:
 
 
 def xml_document(root: Element) -> str:
+    from xml.etree.ElementTree import indent, tostring  # no other format needs it
+
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -5,14 +5,17 @@
 #
 #     Trainer(..., monitor=Monitor("trl"), slices=("domain",)).train()
 #
-# It runs after TRL has sampled, scored and rewarded a batch, on every rank, before the batch is
-# shuffled.  TRL is not imported here: the mixin is used with a TRL class.  Written for TRL 1.16.
+# The trainer's logprobs of a generation are, in this order:
+#   those that TRL computes before its update anyway (old_per_token_logps);
+#   those of the loss, if TRL updates once with the whole generation: no further forward pass;
+#   those of a forward pass over some sequences, if the contract acts on tokens before the loss.
+#
+# TRL is not imported here: the mixin is used with a TRL class.  Written for TRL 1.16.
 # Axes: B sequences of this rank, T tokens of a completion.
 
 from __future__ import annotations
 
-import hashlib
-import math
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -20,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.rl.monitor import actions
+from servanda.errors import EvidenceError, MeasurementError
+from servanda.rl.trl_batch import SHARE, Waiting, column_of, groups_of, loss_mask, rows_of, share_of
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ else:
 __all__ = ["Monitored", "drilled", "gathered", "instead_of_training", "rollouts", "trainee"]
 
 PREFIX = "servanda/"
+_ROW = "servanda_row"  # in a batch of TRL: the row of the generation
 # further arguments of the trainer's forward pass, if a batch has them
 _FORWARD = (
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes"),
@@ -53,14 +57,15 @@ class Monitored(Base):
         slices: columns of the data set, or of a rollout function's result, that become labels: the
             slices of a contract name them `labels.<column>`.  A mapping gives labels of other
             names, such as {"env": "task"}: presets slice by `env`.
-        score_share: for batches whose logprobs TRL does not compute: the share of sequences that
-            the trainer scores and the monitor judges, sampled by the step alone.  Below 1 the
-            contract may neither weight nor mask tokens, because most have no weight.
+        score_share: the share of sequences that the trainer scores for the monitor in a forward
+            pass of its own, where TRL has not computed their logprobs; sampled by the step alone,
+            at least one sequence of each rank.  Default: none, because the logprobs of the loss
+            are judged; SHARE if the contract masks slices; 1 if it corrects tokens.
 
     Raises:
         MeasurementError: TRL samples from the module that it trains, so the tokens have no sampler
             logprobs; or all of them are NaN; or this TRL's GRPOTrainer is not supported.
-        ContractError: only a share of sequences is scored, but the contract acts on every token.
+        ContractError: only a share of sequences is scored, but the contract corrects every token.
     """
 
     def __init__(
@@ -68,17 +73,22 @@ class Monitored(Base):
         *args: Any,
         monitor: Monitor,
         slices: Sequence[str] | Mapping[str, str] = (),
-        score_share: float = 1.0,
+        score_share: float | None = None,
         **kwargs: Any,
     ) -> None:
         _check_trl(self)
-        _check_share(monitor, score_share)
-        self.monitor, self.score_share = monitor, score_share
+        self.monitor = monitor
+        self.score_share = share_of(monitor, score_share)
         self.slices = dict(
             slices if isinstance(slices, Mapping) else zip(slices, slices, strict=True)
         )
-        self._batches, self._halt, self._scored = 0, False, 1.0
+        self._batches, self._halt = 0, False
+        self._waiting: Waiting | None = None
+        self._rows: Any = None  # the rows of the current loss
+        self._began, self._scoring = 0.0, 0.0  # of the last generation, seconds
         super().__init__(*args, **kwargs)
+        if self.score_share is None and getattr(self, "use_liger_kernel", False):
+            self.score_share = SHARE  # the losses of older TRL then compute no logprobs
         if not self.use_vllm and self.rollout_func is None:
             raise _no_logprobs(self, nan=False)  # its batches have no sampler logprobs
         if self.accelerator.num_processes > 1:
@@ -86,47 +96,89 @@ class Monitored(Base):
         self.add_callback(_watcher(self))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        began, last = time.perf_counter(), self._began
         out = super()._generate_and_score_completions(inputs)
-        if self.model.training:  # an evaluation has no gradient
-            step = self._observe(inputs, out)
-            self._batches += 1
-            self._halt = self._halt or self._anywhere("halt" in step.action)
-            share = {"share": self._scored} if self.score_share < 1 else {}
-            for name, value in {**step.metrics, **share, "active": 1.0}.items():
-                name = name if name.startswith(PREFIX) else PREFIX + name
-                self._metrics["train"][name].append(float(value))
-            self._act(out, step)
+        if not self.model.training:  # an evaluation has no gradient
+            return out
+        if self._scoring:
+            self._log({"score_seconds_share": self._scoring / (began - last)})
+        self._began, self._scoring = began, 0.0
+        self._batches += 1
+        given = self._given(inputs, out)
+        old_BT = out.get("old_per_token_logps")
+        if old_BT is None and self.score_share is None:
+            self._waiting = Waiting(given)
+            out[_ROW] = out["completion_ids"].new_tensor([*range(len(out["completion_ids"]))])
+            return out
+        if old_BT is None:
+            share = 1.0 if self.score_share is None else self.score_share
+            given["selected"] = rows_of(len(given["mask_BT"]), share, int(self.state.global_step))
+            old_BT = self._score(out, given["selected"])
+        self._act(out, self._judged(old_BT, given))
         return out
 
-    def _observe(self, inputs: Sequence[Mapping[str, Any]], out: Mapping[str, Any]) -> Step:
-        """Judge a batch and apply the contract's actions."""
-        sampled_BT, mask_BT = out.get("sampling_per_token_logps"), _loss_mask(out)
+    def _given(self, inputs: Sequence[Mapping[str, Any]], out: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the monitor, except the trainer's logprobs."""
+        sampled_BT, mask_BT = out.get("sampling_per_token_logps"), loss_mask(out)
         usable = sampled_BT is not None and bool((~sampled_BT.isnan() & mask_BT.bool()).any())
         if not self._anywhere(usable) and self._anywhere(bool(mask_BT.any())):
             raise _no_logprobs(self, nan=sampled_BT is not None)
         try:
-            labels = {name: _column(inputs, column) for name, column in self.slices.items()}
+            labels = {name: column_of(inputs, column) for name, column in self.slices.items()}
         except EvidenceError as error:
             self.monitor.refuse(error)
             raise
-        old_BT, self._scored = out.get("old_per_token_logps"), 1.0
-        if old_BT is None:  # on policy, TRL does not compute them
-            rows_B = _rows(len(mask_BT), self.score_share, int(self.state.global_step))
-            self._scored = float(rows_B.mean())
-            old_BT = self._score(out, rows_B)
-            mask_BT = mask_BT * mask_BT.new_tensor(rows_B)[:, None]
-        if sampled_BT is None:
-            sampled_BT = old_BT.new_full(old_BT.shape, float("nan"))
-        return self.monitor.observe(
-            old_BT,
-            sampled_BT,
-            mask_BT,
-            groups=_groups(out),
-            labels=labels,
-            advantages=out["advantages"],
-            weights=int(self.state.global_step),
-            tokens=out["completion_ids"],
-        )
+        if sampled_BT is None:  # on this rank
+            sampled_BT = mask_BT.new_full(
+                mask_BT.shape, float("nan"), dtype=out["advantages"].dtype
+            )
+        return {
+            "logp_infer_BT": sampled_BT,
+            "mask_BT": mask_BT,
+            "groups": groups_of(out),
+            "labels": labels,
+            "advantages": out["advantages"],
+            "weights": int(self.state.global_step),
+            "tokens": out["completion_ids"],
+        }
+
+    def _judged(self, logp_train_BT: Any, given: Mapping[str, Any]) -> Step:
+        step = self.monitor.observe(logp_train_BT, **given)
+        self._halt = self._halt or self._anywhere("halt" in step.action)
+        self._log({**step.metrics, "active": 1.0})
+        return step
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            name = name if name.startswith(PREFIX) else PREFIX + name
+            self._metrics["train"][name].append(float(value))
+
+    def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Any:
+        self._rows = inputs.get(_ROW) if self._waiting else None
+        loss = super()._compute_loss(model, inputs)
+        if self._waiting and self._waiting.complete:
+            self._judge_waiting()
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._waiting and self._rows is not None:  # the forward pass of the loss
+            self._waiting.add(self._rows, found[0].detach())
+            self._rows = None
+        return found
+
+    def _judge_waiting(self) -> None:
+        """Judge the generation by the logprobs of its losses, before or after the update."""
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None
+        if waiting.logp_BT is None:
+            raise MeasurementError(
+                f"step {waiting.given['weights']} ended without a loss whose logprobs were seen",
+                hint="something replaced GRPOTrainer._compute_loss, or the batches that it gets: "
+                f"pass score_share={SHARE:g}, and the trainer scores that share of the sequences",
+            )
+        seen = {} if waiting.complete else {"selected": waiting.seen_B}
+        self._judged(waiting.logp_BT, {**waiting.given, **seen})
 
     def _score(self, out: Mapping[str, Any], rows_B: NDArray[np.bool_]) -> Any:
         """The trainer's logprobs before its update of the completions of some rows, [B, T]."""
@@ -136,6 +188,8 @@ class Monitored(Base):
         attended = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
         forward = {name: out[name] for name in _FORWARD if name in out}
         at = torch.as_tensor(rows_B if not forward else np.ones_like(rows_B), device=ids.device)
+        ids.flatten()[:1].cpu()  # earlier work of the device is not part of the scoring
+        began = time.perf_counter()
         with torch.no_grad():
             logps_BT = self._get_per_token_logps_and_entropies(
                 self.model,
@@ -147,6 +201,8 @@ class Monitored(Base):
             )[0]
         logp_BT = logps_BT.new_full((len(ids), logps_BT.size(1)), float("nan"))
         logp_BT[at] = logps_BT
+        logp_BT.flatten()[:1].cpu()
+        self._scoring = time.perf_counter() - began
         return logp_BT
 
     def _act(self, out: dict[str, Any], step: Step) -> None:
@@ -154,16 +210,16 @@ class Monitored(Base):
 
         if not {"correct", "mask"} & {*step.action}:
             return
-        mask_BT = _loss_mask(out)
+        mask_BT = loss_mask(out)
         weight_BT = torch.as_tensor(step.token_weights).to(mask_BT.device, torch.float32)
         if "mask" in step.action:
             # not the completion mask, which is also the attention mask
             trained_BT = (weight_BT > 0).to(mask_BT.dtype)
             out["tool_mask"] = out.get("tool_mask", torch.ones_like(mask_BT)) * trained_BT
-            out["num_items_in_batch"] = self.accelerator.gather(_loss_mask(out).sum()).sum()
+            out["num_items_in_batch"] = self.accelerator.gather(loss_mask(out).sum()).sum()
         if "correct" in step.action:
             if self.loss_type == "vespo":  # it multiplies the weights of a row, including padding
-                weight_BT = weight_BT.where(_loss_mask(out).bool(), 1.0)
+                weight_BT = weight_BT.where(loss_mask(out).bool(), 1.0)
                 out["importance_sampling_ratio"] = weight_BT
             elif "importance_sampling_ratio" in out:
                 out["importance_sampling_ratio"] = weight_BT
@@ -187,6 +243,8 @@ def _watcher(trainer: Monitored) -> Any:
                     hint="something replaced GRPOTrainer._generate_and_score_completions, as "
                     "Unsloth does: patch before the class is derived, or train without it",
                 )
+            if trainer._waiting:  # its other parts come after the update
+                trainer._judge_waiting()
             if trainer._halt:
                 control.should_training_stop = True
 
@@ -195,7 +253,11 @@ def _watcher(trainer: Monitored) -> Any:
 
 def _check_trl(trainer: Any) -> None:
     """Refuse a TRL whose trainer differs from the mixin's assumptions."""
-    for name in ("_generate_and_score_completions", "_get_per_token_logps_and_entropies"):
+    for name in (
+        "_generate_and_score_completions",
+        "_get_per_token_logps_and_entropies",
+        "_compute_loss",
+    ):
         if not hasattr(super(Monitored, trainer), name):
             try:
                 has = f"TRL {version('trl')}"
@@ -205,27 +267,6 @@ def _check_trl(trainer: Any) -> None:
                 f"{has} has no GRPOTrainer.{name}: the monitor would see no batch",
                 hint="Servanda supports TRL 1.16 (1.8 works too); pip install -U trl",
             )
-
-
-def _check_share(monitor: Monitor, share: float) -> None:
-    """Refuse to score a share if the contract weights or excludes single tokens."""
-    if not 0 < share <= 1:
-        raise ContractError(
-            f"score_share is {share!r}", hint="a share of the sequences of a batch, such as 0.1"
-        )
-    acts = sorted({"correct", "mask"} & actions.named(monitor.contract))
-    if share < 1 and acts:
-        raise ContractError(
-            f"the contract says {' and '.join(acts)}, which needs every token, and "
-            f"score_share={share:g} scores a share of them",
-            hint="leave out score_share, or use a contract that only judges",
-        )
-
-
-def _rows(size: int, share: float, step: int) -> NDArray[np.bool_]:
-    """The scored rows of a batch: decided by the step, before any data is examined."""
-    order = np.random.Generator(np.random.Philox(key=step)).permutation(size)
-    return order < max(1, math.ceil(share * size))
 
 
 def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
@@ -250,29 +291,6 @@ def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
         "sampler's logprobs: nothing can be compared",
         hint="set use_vllm=True, or rollout_func=servanda.rl.trl.rollouts(engine)",
     )
-
-
-def _loss_mask(out: Mapping[str, Any]) -> Any:
-    """1 if the trainer learns from a token, [B, T]."""
-    mask_BT = out["completion_mask"]
-    return mask_BT * out["tool_mask"] if "tool_mask" in out else mask_BT
-
-
-def _groups(out: Mapping[str, Any]) -> list[str]:
-    """The prompt of each sequence, [B], as a digest of its ids, equal on every rank."""
-    ids_BP, there_BP = (out[name].cpu().numpy() for name in ("prompt_ids", "prompt_mask"))
-    rows = (ids[there == 1] for ids, there in zip(ids_BP, there_BP, strict=True))
-    return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in rows]
-
-
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    """A column of a batch, as texts; "" if missing in a row."""
-    if not any(name in row for row in rows):
-        raise EvidenceError(
-            f"no row of the batch has the column {name!r} that slices= names",
-            hint=f"the data set has the columns {', '.join(sorted(rows[0]))}" if rows else "",
-        )
-    return ["" if row.get(name) is None else str(row[name]) for row in rows]
 
 
 def gathered(value: Any) -> list[Any]:

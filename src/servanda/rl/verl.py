@@ -14,7 +14,7 @@
 #   SERVANDA_VERL_DUMP       folder for sampled sequences
 #   SERVANDA_VERL_STOP       1: a rule of the contract that says halt ends the run
 #   SERVANDA_VERL_RECOMPUTE  in bypass mode, the share of sequences that the trainer scores after
-#                            all, such as 0.05
+#                            all, 0.06 by default; 0: none
 #
 # Written against verl 0.9.1.  Axes: B sequences of a batch, T columns of a response.
 
@@ -159,7 +159,8 @@ def install(monitor: Any = None, recompute: float | None = None) -> Watch:
 
     Args:
         monitor: default: from the environment variables.
-        recompute: in bypass mode, the share of sequences that the trainer still scores.
+        recompute: in bypass mode, the share of sequences that the trainer still scores; default:
+            from the environment, or 0.06.
     """
     for finder in sys.meta_path:
         if isinstance(finder, _Changing):

@@ -62,16 +62,23 @@ def padded(fields: Any) -> Any:
 def chosen(trainer: Any, batch: Any, share: float) -> Any:
     """Choose sequences by the step alone, in a number divisible by the actor's ranks.
 
+    The number is rounded down, but every rank scores at least one.
+
     Returns:
         Their keys; None if there are fewer sequences than ranks.
     """
     real = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
     ranks = max(trainer.actor_rollout_wg._dispatch_info["actor"]) + 1
-    count = min(ranks * max(1, round(share * len(real) / ranks)), len(real) - len(real) % ranks)
+    count = min(ranks * max(1, int(share * len(real) / ranks)), len(real) - len(real) % ranks)
     if not count:
         return None
     rng = np.random.default_rng([trainer.global_steps, len(real)])
     return batch.select_keys([real[i] for i in sorted(rng.permutation(len(real))[:count])])
+
+
+def real_sequences(batch: Any) -> int:
+    """The number of sequences of a batch, without padding."""
+    return sum(not tag.get("is_padding") for tag in batch.tags)
 
 
 def scored(trainer: Any, part: Any) -> Any:

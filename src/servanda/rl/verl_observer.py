@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 from servanda.errors import ContractError, MeasurementError, ServandaError
-from servanda.rl.verl_batch import about, chosen, fetched, labels_of, padded, scored
+from servanda.rl.monitor.batch import SHARE
+from servanda.rl.verl_batch import (
+    about,
+    chosen,
+    fetched,
+    labels_of,
+    padded,
+    real_sequences,
+    scored,
+)
 
 CONTRACT, STATE, DUMP, STOP, RECOMPUTE = (
     f"SERVANDA_VERL{name}" for name in ("", "_STATE", "_DUMP", "_STOP", "_RECOMPUTE")
@@ -28,7 +38,7 @@ class Watch:
 
     Args:
         monitor: default: from the environment variables, created on first use.
-        recompute: in bypass mode, the share of sequences that the trainer scores.
+        recompute: in bypass mode, the share of sequences that the trainer scores; default: SHARE.
     """
 
     def __init__(self, monitor: Any = None, recompute: float | None = None) -> None:
@@ -36,6 +46,7 @@ class Watch:
         self._known: dict[str, Any] = {}  # metadata of the batch, from the trainer
         self._measured: tuple[Any, Any] | None = None  # (logprobs, step)
         self._steps = 0
+        self._began, self._scoring = 0.0, 0.0  # of the last scored batch, seconds
         self._printed: set[str] = set()
 
     # read on first use: verl suppresses errors while plug-ins are loaded
@@ -92,7 +103,8 @@ class Watch:
         self.print_once(
             "verl runs in bypass mode, where old_log_probs are those of the rollout: there are no "
             "train logprobs, and nothing is compared.\n"
-            f"  hint: {RECOMPUTE}=0.05 lets the trainer score 5 % of the sequences"
+            f"  hint: {RECOMPUTE}={SHARE:g}, the default, lets the trainer score "
+            f"{100 * SHARE:g} % of the sequences"
         )
         return self._metrics(step, 0.0)
 
@@ -111,9 +123,12 @@ class Watch:
         if part is None:
             fields = ["responses", "response_mask", "rollout_log_probs"]
             return self.without_train(padded(fetched(batch, fields)))
-        self._known = about(trainer, part)
-        metrics = self.observe(padded(scored(trainer, part)))
-        return {**metrics, "servanda/share": len(part) / len(batch)}
+        self._known = {**about(trainer, part), "selected_from": real_sequences(batch)}
+        began, last, scoring = time.perf_counter(), self._began, self._scoring
+        data = padded(scored(trainer, part))
+        self._began, self._scoring = began, time.perf_counter() - began
+        seconds = {"servanda/score_seconds_share": scoring / (began - last)} if scoring else {}
+        return {**self.observe(data), **seconds}
 
     def corrected(self, data: Any) -> Any:
         """Apply the contract's mask and token weights to a batch.
@@ -154,6 +169,7 @@ class Watch:
             staleness=known.get("staleness"),
             weights=weights,
             tokens=data.batch.get("responses", None),
+            selected_from=known.get("selected_from"),
         )
 
     def _metrics(self, step: Any, compared: float) -> dict[str, float]:
@@ -165,7 +181,7 @@ class Watch:
 
 def _share() -> float:
     """SERVANDA_VERL_RECOMPUTE as a number."""
-    text = os.environ.get(RECOMPUTE, "0")
+    text = os.environ.get(RECOMPUTE) or f"{SHARE:g}"
     try:
         share = float(text)
     except ValueError:

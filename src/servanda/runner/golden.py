@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -293,22 +294,29 @@ def reduced(rows: LogitRows, tokens_R: NDArray[np.int64]) -> dict[str, NDArray[A
 
 def _lockstep(a: Pieces, b: Pieces) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Pieces of equal size from two streams with different cuts."""
-    left: list[NDArray[Any] | None] = [None, None]
-    streams = (a, b)
-    while True:
-        for i, stream in enumerate(streams):
-            while left[i] is None or not len(left[i]):  # type: ignore[arg-type]
-                left[i] = next(stream, None)
-                if left[i] is None:
-                    break
-        x, y = left
-        if x is None and y is None:
-            return
-        if x is None or y is None:
-            raise MeasurementError("the two kernels returned logits for unequal numbers of rows")
-        n = min(len(x), len(y))
-        yield x[:n], y[:n]
-        left = [x[n:], y[n:]]
+    x = y = None
+    with ThreadPoolExecutor(1) as pool:  # the kernels work at the same time
+        while True:
+            ahead = pool.submit(_piece, a, x)
+            y = _piece(b, y)
+            x = ahead.result()
+            if x is None and y is None:
+                return
+            if x is None or y is None:
+                message = "the two kernels returned logits for unequal numbers of rows"
+                raise MeasurementError(message)
+            n = min(len(x), len(y))
+            yield x[:n], y[:n]
+            x, y = x[n:], y[n:]
+
+
+def _piece(pieces: Pieces, left: NDArray[Any] | None) -> NDArray[Any] | None:
+    """What is left of a piece, or the next one with rows; None after the last."""
+    while left is None or not len(left):
+        left = next(pieces, None)
+        if left is None:
+            return None
+    return left
 
 
 def _pair(trace: Trace) -> TracePair:

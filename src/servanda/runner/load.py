@@ -12,9 +12,8 @@ from typing import TypeVar
 from servanda.contract import parser
 from servanda.contract.model import Contract, Kernel, Place
 from servanda.contract.stages import Leg
-from servanda.contract.text_file import content
+from servanda.contract.text_file import MAX_BYTES, content
 from servanda.contract.workload import Golden, NamedWorkload, Workload
-from servanda.contract.yaml_reader import MAX_BYTES
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 from servanda.engines.foreign_code import refuse_code
@@ -105,12 +104,12 @@ def contract_of(text: str, name: str) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     parsed = _parsed if len(text) < _SHORT else _parsed.__wrapped__
-    return parsed(text, name, tuple(engine_names()), (*FAULTS,))
+    return parsed(text, name, (*FAULTS,))
 
 
 @lru_cache(maxsize=32)  # a run reads its contract several times
-def _parsed(text: str, name: str, engines: tuple[str, ...], faults: tuple[str, ...]) -> Contract:
-    rules = partial(linter.check, engines=engines, faults=faults)
+def _parsed(text: str, name: str, faults: tuple[str, ...]) -> Contract:
+    rules = partial(linter.check, engines=engine_names(), faults=faults)
     return parser.parse(text, name, rules=rules)[0]
 
 

@@ -6,26 +6,32 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract, Kernel
 from servanda.engines import open_engine
 from servanda.engines.base import Engine
-from servanda.engines.recorded import Recorder
-from servanda.engines.recorded_file import Recording
-from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from servanda.judgement.evidence import Evidence, GoldenRun, Once, Round, weigh_golden, weigh_once
 from servanda.judgement.evidence import weigh as weigh_rounds
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict
 from servanda.runner.load import compile, load
-from servanda.runner.measurement import Open, Watch
-from servanda.runner.round_files import read_rounds
-from servanda.runner.run_directory import opened
-from servanda.runner.sequential import concluded, gather, named
+
+# Arrow, workers and run directories are imported when something is measured: a program that takes
+# these names to judge what it has starts in half the time
+if TYPE_CHECKING:
+    from servanda.runner.measurement import Open, Watch
 
 RUNS = Path("runs")
+
+
+def spawn(kernel: Kernel, side: str) -> Engine:
+    """Begin to open a kernel in a child process: `worker.spawn`."""
+    from servanda.engines import worker
+
+    return worker.spawn(kernel, side)
 
 
 def in_process(kernel: Kernel, _: str) -> Engine:
@@ -56,6 +62,10 @@ def measure(
         MeasurementError: an engine, a worker or the disk failed, or identity was refused.
         Interrupted: Ctrl-C; measurements are kept.
     """
+    from servanda.runner.round_files import read_rounds
+    from servanda.runner.run_directory import opened
+    from servanda.runner.sequential import gather
+
     with opened(Path(run_dir), attempt=plan.attempt) as run:
         measured = gather(plan, run, open, watch)
     return Pairs(measured.key, measured.golden, lambda: read_rounds(plan, run), measured.once)
@@ -96,6 +106,9 @@ def check(
     Raises:
         ContractError, MeasurementError, Interrupted: as in load, compile and measure.
     """
+    from servanda.runner.run_directory import opened
+    from servanda.runner.sequential import concluded, gather, named
+
     if not isinstance(contract, Contract):
         path, contract = Path(contract), load(contract)
         text = path.read_text(encoding="utf-8-sig")
@@ -127,6 +140,9 @@ def check(
 @contextmanager
 def _recording(path: Path, side: str, open_: Open) -> Iterator[Open]:
     """Open kernels, and record one side; the file is written on success."""
+    from servanda.engines.recorded import Recorder
+    from servanda.engines.recorded_file import Recording
+
     recording = Recording(path)
 
     def opened_(kernel: Kernel, named: str) -> Engine:

@@ -23,7 +23,7 @@ BEST = 16  # number of top-k tokens recorded per position
 class Sampling(BaseModel):
     """The transform from logits to a sampling distribution."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     temperature: float = Field(1.0, gt=0.0, le=100.0)
     top_k: int | None = Field(None, ge=1)

@@ -67,29 +67,34 @@ def pair(
             raise EvidenceError(f"{size} sequences have {len(column)} values of {name}")
     own = tuple(str(first + b) for b in range(size))
     train_N, infer_N = flat.pop("logp_train"), flat.pop("logp_infer")
-    rollouts = Rollouts(0, length_B, token_N, mask_N, train_N, infer_N, own, own)
-    index_N = np.arange(len(mask_N)) - np.repeat(rollouts.start_S, length_B)
+    named = {name: tuple(values) for name, values in (labels or {}).items()}
+    group_S = own if groups is None else tuple(groups)
+    rollouts = Rollouts(0, length_B, token_N, mask_N, train_N, infer_N, group_S, own, named)
+    return pair_of(rollouts, flat, first=first)
+
+
+def pair_of(rollouts: Rollouts, per_token: Mapping[str, Array], *, first: int = 0) -> TracePair:
+    """Two kernels on the trained tokens of a step; the same as `pair` of its columns.
+
+    Args:
+        per_token: name -> number of each token, [N], for slices; instead of those of the rollouts.
+        first: launch index of the first sequence.
+    """
+    mask_N, size = rollouts.mask_N, len(rollouts)
+    index_N = np.arange(len(mask_N)) - np.repeat(rollouts.start_S, rollouts.length_S)
     context = {"length": index_N, "turn": rollouts.turn_N, "turn_position": rollouts.turn_token_N}
-    columns = {name: column[mask_N] for name, column in flat.items()}
+    columns = {name: column[mask_N] for name, column in per_token.items()}
     columns |= {name: column[mask_N].astype(np.float64) for name, column in context.items()}
-    trained_B = np.bincount(rollouts.sequence_N[mask_N], minlength=size)
-
-    def trace(logp_N: Array, more: Mapping[str, Array]) -> Trace:
-        return Trace(
-            sequence_S=np.arange(first, first + size),
-            length_S=trained_B,
-            lost_S=np.zeros(size, dtype=bool),
-            prompt_tokens_S=rollouts.prompt_tokens_S,
-            token_N=token_N[mask_N].astype(np.int64),
-            columns={"logp": logp_N[mask_N], **more},
-        )
-
-    return TracePair(
-        trace(infer_N, columns),
-        trace(train_N, {}),
-        own if groups is None else tuple(groups),
-        {name: tuple(values) for name, values in (labels or {}).items()},
-    )
+    shape = {
+        "sequence_S": np.arange(first, first + size),
+        "length_S": np.bincount(rollouts.sequence_N[mask_N], minlength=size),
+        "lost_S": np.zeros(size, dtype=bool),
+        "prompt_tokens_S": rollouts.prompt_tokens_S,
+        "token_N": rollouts.token_N[mask_N].astype(np.int64),
+    }
+    infer = Trace(**shape, columns={"logp": rollouts.logp_infer_N[mask_N], **columns})
+    train = Trace(**shape, columns={"logp": rollouts.logp_train_N[mask_N]})
+    return TracePair(infer, train, rollouts.group_S, rollouts.labels)
 
 
 def _lengths(mask_A: Array, lengths: ArrayLike | None) -> Array:

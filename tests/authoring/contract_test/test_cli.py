@@ -44,10 +44,10 @@ def test_each_case_is_told_with_the_cell_that_decided_and_the_place_of_what_fail
     assert lines[0].startswith("toy-tests: toy ")
     assert lines[1:5] == [
         "✓ it holds",
-        "    ✓ after 100 prompt groups: holds, tv on all 0.0198 [0.0197, 0.0289], limit ≤ 0.1, "
+        "    ✓ after 100 prompt groups: holds, tv on all 0.0198 [0.0196, 0.0266], limit ≤ 0.1, "
         "n 600 tokens",
         "✗ b",
-        "    ✓ after 50 prompt groups: holds, tv on all 0.0198 [0.0195, 0.0378], limit ≤ 0.1, "
+        "    ✓ after 50 prompt groups: holds, tv on all 0.0198 [0.0194, 0.0333], limit ≤ 0.1, "
         "n 300 tokens",
     ]
     assert lines[5].startswith("    ✗ after 100 prompt groups: violated, tv on all 0.326 [")

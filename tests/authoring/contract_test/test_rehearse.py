@@ -12,6 +12,7 @@ from servanda.authoring.contract_test.parser import read_tests
 from servanda.authoring.contract_test.run import run_test
 from servanda.errors import ContractError, EvidenceError
 from servanda.runner import load
+from servanda.theory.stats.bets import weights_below
 from servanda.theory.stats.log_moment import LogMoment
 from tests.authoring.contract_test.made import case, rehearsed, written
 from tests.drawn import examples
@@ -67,7 +68,8 @@ def test_the_evidence_is_that_of_the_certificate_by_hand(tmp_path):
     x_N = np.full(200, -math.expm1(-0.02))
     cell = cell_of(found, "tv on all")
     assert cell.n == 200 and cell.units == "tokens"
-    assert cell.e_holds == pytest.approx(LogMoment.of(x_N).log_e_below(0.1), rel=1e-6)
+    by_hand = LogMoment.of(x_N).log_e_below(0.1, weights_below(0.1))
+    assert cell.e_holds == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_a_series_of_a_slice_moves_that_slice_and_no_other(tmp_path):

@@ -50,7 +50,7 @@ def often(part, rest, of, times):
     return " ".join([f"{rest}x{part} 0x{of - part}"] * times)
 
 
-SURE = units_at_best(0.05, 0.025, 0.0)  # tokens; half of 1 - confidence is for later attempts
+SURE = units_at_best(0.05, 0.045, 0.0)  # tokens, at the alpha of a first attempt
 
 # where both kernels agree on every token, `holds` comes at a known number of them: one less, and
 # it is open; a log ratio of -d has (1 - w)+ = 1 - exp(-d) at every token

@@ -169,19 +169,19 @@ def test_a_contract_whose_sizes_are_too_small_is_unsatisfiable_and_no_kernel_is_
     assert (found.unsatisfiable, found.exit_code()) == (True, 1)
     assert found.itself.outcome == "out of reach"
     assert found.itself.failing[0].cell == "tv on all"
-    assert "even identical kernels would need at least 109 tokens" in found.itself.failing[0].why
+    assert "even identical kernels would need at least 82 tokens" in found.itself.failing[0].why
     assert "even identical kernels would need" in " ".join(render(found).split())
 
 
 def test_a_size_that_ends_undecided_is_said(tmp_path):
-    text = made.CONTRACT.replace("sequences: [32, 1600]", "sequences: [32, 64]")
+    text = made.CONTRACT.replace("sequences: [32, 1600]", "sequences: [32, 32]")
 
     found = faults_of(contract_of(tmp_path, text), open=a_little_unsteady)
 
     assert found.unsatisfiable
     small = [f.why for f in found.itself.failing if "below the floor" not in f.why]
     assert small
-    assert all("too small a size: open after 64 prompt groups" in why for why in small)
+    assert all("too small a size: open after 32 prompt groups" in why for why in small)
 
 
 def test_faults_are_injected_beside_train_where_infer_is_broken_without_one(tmp_path):

@@ -179,7 +179,7 @@ def test_a_rule_that_another_repeats_is_equivalent(tmp_path):
 
 
 def test_a_limit_that_the_sizes_cannot_certify_is_refused_before_any_test(tmp_path):
-    contract = made.CONTRACT.replace("sequences: [32, 1600]", "sequences: [32, 64]")
+    contract = made.CONTRACT.replace("sequences: [32, 1600]", "sequences: [32, 48]")
 
     tried = mark_of(tmp_path, contract, "letter.at_most 0.05")
 

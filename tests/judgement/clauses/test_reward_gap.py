@@ -25,6 +25,7 @@ from servanda.runner import run
 from servanda.runner.compare.reference import measure_pack
 from servanda.runner.probe import Engines, probe
 from servanda.runner.reward_scorer import scorer_of
+from servanda.runner.round_files import read_rounds
 from servanda.runner.run_directory import opened
 from servanda.traces.corpus import Corpus
 from tests import kit
@@ -106,14 +107,19 @@ def test_the_answer_is_that_of_the_interval_at_its_price(tmp_path, claim):
     plan = run.compile(run.load(path))
     pairs = run.measure(plan, tmp_path / "run", open=run.in_process)
     cell = gap_of(judge(plan, run.weigh(plan, pairs)))
-    low, high = cell.interval
-    at_end = max(abs(low), abs(high))
-    for limit, holds in ((at_end + 0.002, True), (at_end - 0.002, False)):
+    at_end = max(map(abs, cell.interval))
+    outcomes = set()
+    for factor in (0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2):
+        limit = factor * at_end
         text = re.sub(r"(reward_gap, at_most: )[\d.]+", rf"\g<1>{limit:.6f}", path.read_text())
         path.write_text(text)
         other = run.compile(run.load(path))
         found = gap_of(judge(other, run.weigh(other, pairs)))
+        low, high = found.interval  # its weights are those of the limit, too
+        holds = -limit <= low and high <= limit
         assert (found.e_holds >= math.log(1 / found.alpha)) == holds
+        outcomes.add(holds)
+    assert outcomes == {True, False}
 
 
 @pytest.mark.slow
@@ -524,7 +530,7 @@ def test_what_is_missing_of_a_round_is_drawn_again_bit_for_bit(tmp_path, gone):
     (tmp_path / "run" / "attempt-1" / "verdict.json").unlink()
     plan = run.compile(run.load(path))
     with opened(tmp_path / "run") as kept:
-        assert len(list(run.read_rounds(plan, kept))) == 1  # a round counts only whole
+        assert len(list(read_rounds(plan, kept))) == 1  # a round counts only whole
     assert check(path) == whole
     assert victim.read_bytes() == data
 

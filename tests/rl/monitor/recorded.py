@@ -63,15 +63,35 @@ class Trainer:
 
         return {name: torch.tensor(values) for name, values in self.call.out.items()}
 
-    def _get_per_token_logps_and_entropies(self, model, ids, attended, width, batch_size):
+    def _get_per_token_logps_and_entropies(self, model, ids, attended, width, batch_size=None):
         import torch
 
         self.asked.append((ids.numpy(), attended.numpy(), width, batch_size))
-        return torch.tensor(self.call.scored), None, None
+        out = self.call.out
+        whole = np.hstack([out["prompt_ids"], out["completion_ids"]])
+        at = [int(np.flatnonzero((whole == row).all(axis=1))[0]) for row in ids.numpy()]
+        return torch.tensor(self.call.scored[at], requires_grad=torch.is_grad_enabled()), None, None
+
+    def _compute_loss(self, model, inputs):
+        import torch
+
+        ids, attended = (
+            torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], dim=1)
+            for of in ("ids", "mask")
+        )
+        width = inputs["completion_ids"].shape[1]
+        return self._get_per_token_logps_and_entropies(model, ids, attended, width)[0].sum()
 
     def generate(self):
         """One batch, as TRL has it after the call."""
         return self._generate_and_score_completions([{**row} for row in self.call.rows])
+
+    def learn(self, out, parts=2, of=None):
+        """The losses of a generation, shuffled and in parts as TRL has it; returns the rows."""
+        order = np.random.default_rng(0).permutation(len(out["completion_ids"]))
+        for rows in np.array_split(order, parts)[:of]:
+            self._compute_loss(self.model, {k: v[rows] if v.ndim else v for k, v in out.items()})
+        return order
 
     def end_step(self):
         """What callbacks make of the end of a step."""

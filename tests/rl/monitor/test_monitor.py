@@ -609,10 +609,10 @@ def test_a_step_that_is_too_small_says_how_many_tokens_it_needs():
             train_BT, infer_BT, np.ones(shape), groups=[b // 4 for b in range(sequences)], weights=0
         )
 
-    small = observed(16)
+    small = observed(12)
     assert small.outcome == "inconclusive"
-    assert small.needs_tokens > small.verdict.tokens == 192
-    said = f"a step needs about {small.needs_tokens:,} tokens to be decided, and this one has 192"
+    assert small.needs_tokens > small.verdict.tokens == 144
+    said = f"a step needs about {small.needs_tokens:,} tokens to be decided, and this one has 144"
     assert str(small).splitlines()[-1] == said
 
     enough = observed(4 * math.ceil(small.needs_tokens / 48))

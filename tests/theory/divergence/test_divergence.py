@@ -175,6 +175,20 @@ def test_a_gross_row_does_not_cost_its_neighbours_their_digits(name):
     assert exact(name, LogitRows(train, infer))[0] == alone[0]
 
 
+@pytest.mark.parametrize("name", ["tv", "js_nats", "hellinger2", "le_cam", "entropy_nats"])
+@pytest.mark.parametrize("mask", [np.finfo(np.float32).min, -1e9])
+def test_a_token_masked_on_one_side_by_a_large_number_is_as_one_without_mass(name, mask):
+    """Once its gap swallowed every other digit of the row: js_nats of unlike rows was 0."""
+    rows = np.random.default_rng(3).normal(size=(2, 6)) * 3
+    masked, without = rows.copy(), rows.copy()
+    masked[:, 2], without[:, 2] = mask, -np.inf
+    for found, expected in (
+        (LogitRows(masked, rows), LogitRows(without, rows)),
+        (LogitRows(rows, masked), LogitRows(rows, without)),
+    ):
+        assert exact(name, found) == pytest.approx(exact(name, expected), rel=1e-12)
+
+
 def test_the_textbook_k3_in_float32_has_no_digit_left_and_ours_has_all():
     x = np.full(1000, 1e-4)
     textbook = np.exp(x.astype(np.float32)) - x.astype(np.float32) - 1

@@ -23,8 +23,8 @@ from servanda.judgement.slices.rules import LABEL, Cut, field_of
 from servanda.theory.bounds.importance_weights import weight_gap
 from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.device_tally import tally
 from servanda.theory.stats.histogram import BINS, ZERO, Binned, edges, ends
-from servanda.theory.stats.tally import tally
 
 Array = NDArray[Any]
 
@@ -68,7 +68,7 @@ class SliceCounts:
             logp_train, logp_infer, mask: of the shape of the fields; see `tally`.
         """
         parts = [atoms_of([self._cuts[i] for i in of], fields) for of in self._families]
-        most = min(_MOST_ATOMS, mask.size // _TOKENS_AN_ATOM)
+        most = min(_MOST_ATOMS, math.prod(fields.shape) // _TOKENS_AN_ATOM)
         for n, (atoms, members) in enumerate(crossed(parts, most) or [(atoms_of([], fields), [])]):
             slices = [i + 1 for m in members for i in self._families[m]]
             count_AK = tally(logp_train, logp_infer, mask, atoms.atom, len(atoms))

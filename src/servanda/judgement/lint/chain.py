@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 
 from servanda.contract.clause import Clause, Section
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import Path
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.scope import known_by_name
 

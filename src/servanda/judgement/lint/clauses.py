@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from servanda.contract.clause import (
     METRIC_ALIASES,
@@ -14,8 +15,8 @@ from servanda.contract.clause import (
     printed_metric,
 )
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import Marks, Path
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import known_by_name
@@ -26,6 +27,9 @@ from servanda.judgement.lint.stages import stages
 from servanda.registry import nearest, quoted
 from servanda.theory.divergence.base import DIVERGENCES, Divergence, Span
 from servanda.theory.divergence.calibration import CALIBRATION
+
+if TYPE_CHECKING:
+    from servanda.contract.yaml_reader import Marks
 
 COVERAGE = "rescored_ratio"
 _WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # these can only reject

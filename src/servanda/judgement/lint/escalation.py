@@ -8,8 +8,8 @@ from typing import Any
 from servanda.contract.actions import ACTIONS
 from servanda.contract.clause import SECTIONS
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import EXTERNAL, Contract
-from servanda.contract.yaml_reader import Path
 from servanda.judgement.clauses.scope import known_by_name, slices_of
 from servanda.judgement.lint.slices import is_number
 from servanda.judgement.slices.rules import OPERATORS

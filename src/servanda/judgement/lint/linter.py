@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import Marks, Path
 from servanda.errors import Problem, Where
 from servanda.judgement.lint.clauses import clauses
 from servanda.judgement.lint.escalation import escalation
@@ -21,6 +22,9 @@ from servanda.judgement.lint.runtime import envelope
 from servanda.judgement.lint.slices import slices
 from servanda.judgement.lint.stages import promotion
 from servanda.judgement.lint.workloads import labels, workloads
+
+if TYPE_CHECKING:
+    from servanda.contract.yaml_reader import Marks
 
 
 def check(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from servanda.contract.clause import Clause, Relative, Section
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import Path
 from servanda.judgement.clauses.scope import OUTCOME_METRICS, of_outcomes, slices_of
 from servanda.judgement.slices.rules import Known
 

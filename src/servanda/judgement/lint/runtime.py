@@ -9,8 +9,8 @@ from typing import Literal
 
 from servanda.contract.clause import Clause, Relative, Section
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import Path
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from servanda.contract.clause import WHOLE, SliceRule
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.contract.yaml_reader import Path
 from servanda.judgement.slices.rules import FIELDS, LABEL, MOVED, OPERATORS, Field, field_of
 from servanda.registry import nearest, quoted
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from servanda.contract.clause import STAGES, Clause
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.contract.policy import StageRule
-from servanda.contract.yaml_reader import Path
 
 # keys of each stage, besides prompt_groups; other keys would have no effect
 _ONLY = {"steps": ("canary",), "share": ("shadow",), "sample": STAGES[1:]}

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from servanda.contract.finding import Finding
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import EXTERNAL, Contract
 from servanda.contract.workload import Workload
-from servanda.contract.yaml_reader import Path
 from servanda.registry import nearest, quoted
 
 _METADATA = "request.metadata."

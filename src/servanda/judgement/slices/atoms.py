@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.judgement.slices.rules import LABEL, Cut
+from servanda.theory.stats import device_arrays as arrays
 
 Array = NDArray[Any]
 
@@ -79,12 +81,7 @@ class Classes:
 
     def of_values(self, values: Array) -> Array:
         """The class of each number."""
-        edges = self.edges
-        at = np.searchsorted(edges, values, side="left")
-        at = at + np.searchsorted(edges, values, side="right")
-        if values.dtype.kind == "f":
-            at = np.where(np.isnan(values), len(self) - 1, at)
-        return at.astype(np.int32)
+        return arrays.classes(values, self.edges)
 
     def of_counts(self, most: int) -> Array:
         """The class of each whole number 0..most, to look up counts in."""
@@ -113,7 +110,7 @@ class Atoms:
     def times(self, other: Atoms) -> Atoms:
         """The product of two sets of atoms."""
         mine, theirs = len(self), len(other)
-        code = self.atom * np.int32(theirs) + other.atom
+        code = self.atom * theirs + other.atom
         sides = (
             np.vstack([np.repeat(of, theirs, axis=1), np.tile(more, (1, mine))])
             for of, more in (
@@ -193,11 +190,13 @@ def atoms_of(cuts: Sequence[Cut], fields: TokenFields) -> Atoms:
     parts = [_labelled(fields, labels)] if labels else []
     parts += [_numbered(fields, field, cuts) for field in names if field not in labels]
     # rows and columns first: their codes need no work per token
-    parts.sort(key=lambda part: part.code.size)
+    parts.sort(key=lambda part: math.prod(part.code.shape))
     columns: dict[str, Array] = {}
     code, size = np.zeros((1,) * len(fields.shape), dtype=np.int32), 1
+    if parts:  # maybe on a device
+        code = arrays.moved(code, parts[0].code)
     for part in parts:
-        code = code * np.int32(part.size) + part.code
+        code = code * part.size + part.code
         at = np.arange(size * part.size)
         columns = {name: column[at // part.size] for name, column in columns.items()}
         columns |= {name: column[at % part.size] for name, column in part.columns.items()}
@@ -207,8 +206,8 @@ def atoms_of(cuts: Sequence[Cut], fields: TokenFields) -> Atoms:
     sides = np.vstack(_sides(cuts, columns, size))
     # codes in the same slices are one atom
     apart, atom_S = np.unique(sides, axis=1, return_inverse=True)
-    atom = atom_S.astype(np.int32).reshape(-1).take(code, mode="clip")
-    return Atoms(np.broadcast_to(atom, fields.shape), *apart.reshape(3, len(cuts), apart.shape[1]))
+    atom = arrays.take(atom_S.astype(np.int32).reshape(-1), code)
+    return Atoms(arrays.spread(atom, fields.shape), *apart.reshape(3, len(cuts), apart.shape[1]))
 
 
 def _sides(cuts: Sequence[Cut], columns: dict[str, Array], size: int) -> tuple[Array, ...]:
@@ -236,10 +235,10 @@ def _closed_up(
     code: Array, size: int, columns: dict[str, Array]
 ) -> tuple[Array, int, dict[str, Array]]:
     """Codes without the unused ones."""
-    there = np.flatnonzero(np.bincount(code.ravel(), minlength=size))
+    there = np.flatnonzero(arrays.count(code, size))
     dense = np.zeros(size, dtype=np.int32)
     dense[there] = np.arange(len(there))
-    code = dense.take(code, mode="clip")
+    code = arrays.take(dense, code)
     return code, len(there), {name: column[there] for name, column in columns.items()}
 
 

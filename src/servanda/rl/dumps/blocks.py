@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from servanda.traces.pair import pair
+from servanda.traces.pair import pair_of
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 from servanda.traces.trace import TracePair
 
-BLOCK_TOKENS = 65_536  # prompts included
+BLOCK_TOKENS = 262_144  # prompts included
 
 
 def blocks(chunks: Iterable[Rollouts], tokens: int = BLOCK_TOKENS) -> Iterator[Rollouts]:
@@ -103,21 +104,15 @@ def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
         first: dispatch index of its first sequence.
         filtered: False: include tokens that a filter of the trainer removed.
     """
-    removed_N, mask_N = block.removed_N, block.mask_N
-    if removed_N is None:
-        removed_N = np.zeros(len(mask_N), dtype=bool)
+    removed_N = block.removed_N
     columns = {n: v for n, v in block.per_token.items() if n in ("staleness", "entropy_nats")}
-    return pair(
-        block.logp_train_N,
-        block.logp_infer_N,
-        mask_N if filtered else mask_N | removed_N,
-        groups=block.group_S,
-        labels=block.labels,
-        tokens=block.token_N,
-        lengths=block.length_S,
-        per_token={**columns, REMOVED: removed_N.astype(np.float64)},
-        first=first,
-    )
+    if removed_N is None:
+        columns[REMOVED] = np.zeros(len(block.mask_N))
+    else:
+        columns[REMOVED] = removed_N.astype(np.float64)
+    if filtered or removed_N is None:
+        return pair_of(block, columns, first=first)
+    return pair_of(replace(block, mask_N=block.mask_N | removed_N), columns, first=first)
 
 
 class ContentDigest:

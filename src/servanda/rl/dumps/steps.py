@@ -157,10 +157,7 @@ class RunEnds:
         """The ratio of the last steps to the first ENDS; None if there are too few."""
         if len(self.first) < ENDS or not self.last:
             return None
-        ends = (
-            [g for step in end for g in step.groups.values()] for end in (self.first, self.last)
-        )
-        before, after = (sum(groups, TokenSum()).mean or 0.0 for groups in ends)
+        before, after = (_mean(end) or 0.0 for end in (self.first, self.last))
         return after / before if before else None
 
     def trend(self, *, least: int = ENDS) -> Trend | None:
@@ -173,6 +170,11 @@ class RunEnds:
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> RunEnds:
         return cls([*map(_from_plain, data["first"])], [*map(_from_plain, data["last"])])
+
+
+def _mean(steps: Sequence[StepSums]) -> float | None:
+    groups = [group for step in steps for group in step.groups.values()]
+    return TokenSum(sum(g.total for g in groups), sum(g.n for g in groups)).mean
 
 
 def _plain(step: StepSums) -> list[Any]:

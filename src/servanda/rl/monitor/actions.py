@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.actions import ACTIONS
 from servanda.contract.model import Contract
+from servanda.errors import ContractError
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.escalation import action_of, rules_met
 from servanda.judgement.slices.atoms import atoms_of
@@ -101,21 +102,37 @@ def metrics(taken: DueActions, contract: Contract) -> dict[str, float]:
     return {f"servanda/action/{name}": float(name in taken.action) for name in names}
 
 
+def check_selection(contract: Contract, batch: Batch) -> None:
+    """Refuse to correct tokens that were not scored.
+
+    Raises:
+        ContractError: the contract corrects tokens, and some sequences were not selected.
+    """
+    if "correct" in named(contract) and batch.selected < batch.sequences:
+        raise ContractError(
+            f"the contract says correct, which needs every token, and {batch.selected} of "
+            f"{batch.sequences} sequences are selected",
+            hint="score every sequence, or use a contract that does not correct",
+        )
+
+
 def token_weights(
     contract: Contract, taken: DueActions, batch: Batch, masked: Sequence[Cut]
 ) -> Array:
     """The factor of each token's loss, [B, T], float32.
 
     0 outside the mask, for unusable logprobs, and in excluded slices; psi(w) if tokens are
-    corrected, else 1.
+    corrected, else 1.  A sequence that was not selected has no logprobs: 0 in excluded slices,
+    else 1.
 
     Args:
         masked: the excluded slices.
     """
+    batch = batch.on_host
     with np.errstate(invalid="ignore", over="ignore"):
-        used_BT = batch.mask_BT & usable(batch)
+        used_BT = batch.learns_BT & (usable(batch) | ~batch.selected_B[:, None])
         if masked:
-            atoms = atoms_of(masked, BatchFields(batch))
+            atoms = atoms_of(masked, BatchFields(replace(batch, mask_BT=batch.learns_BT)))
             out_A: Array = np.any(atoms.inside_CA, axis=0)
             used_BT &= ~out_A[atoms.atom]
         if "correct" not in taken.action:

@@ -1,7 +1,7 @@
 # A batch: the arrays of one training step, read once and validated.
 #
 # Axes: B sequences of this rank, T columns.  Arrays are NumPy's, torch's, or lists of lists; torch
-# is never imported.
+# is never imported.  Tensors of an accelerator stay there: see device_batch.py.
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ Array = NDArray[Any]
 _OF_TORCH = ("bfloat16", "float16")  # formats converted to float32, which represents them exactly
 
 
+# The default share of sequences that a trainer's hook scores in a forward pass of its own.  Such a
+# pass over all takes a third of an update's forward and backward pass, and less of a whole step:
+# over this share, at most 2 % of it.
+SHARE = 0.06
+
+
 @dataclass(frozen=True)
 class Batch:
     """A trainer's data about the tokens of its next update.
@@ -28,7 +34,9 @@ class Batch:
     Args:
         weights: number of updates of the trainer; its step number.
         logp_train_BT, logp_infer_BT: nats, float32 or float64; NaN if missing.
-        mask_BT: whether the trainer learns from the token.
+        mask_BT: whether the token is judged: the trainer learns from it, in a selected sequence.
+        learns_BT: whether the trainer learns from the token.
+        selected_B: whether a sequence was selected before scoring; offered: from how many.
         group_B: prompt group of each sequence; None: each is a separate group.
         labels: name -> text of each sequence.
         staleness_BT: updates between sampling and training, [B, 1] or [B, T]; NaN: unknown.
@@ -41,6 +49,9 @@ class Batch:
     logp_train_BT: Array
     logp_infer_BT: Array
     mask_BT: Array
+    learns_BT: Array
+    selected_B: Array
+    offered: int
     group_B: tuple[str, ...] | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     staleness_BT: Array | None = None
@@ -53,8 +64,18 @@ class Batch:
         return len(self.mask_BT)
 
     @cached_property
+    def selected(self) -> int:
+        """The number of selected sequences."""
+        return int(np.count_nonzero(self.selected_B))
+
+    @cached_property
+    def on_host(self) -> Batch:
+        """The batch with NumPy's arrays."""
+        return self
+
+    @cached_property
     def tokens(self) -> int:
-        """The number of tokens that the trainer learns from."""
+        """The number of judged tokens."""
         return int(np.count_nonzero(self.mask_BT))
 
     @cached_property
@@ -103,8 +124,10 @@ class Batch:
         weights: object = None,
         staleness: object = None,
         tokens: object = None,
+        selected: object = None,
+        selected_from: int | None = None,
     ) -> Batch:
-        """Validate a trainer's arguments.
+        """Validate a trainer's arguments; see Monitor.observe.
 
         Raises:
             EvidenceError: the mask is missing, a shape differs, or a step is no whole number.
@@ -127,8 +150,10 @@ class Batch:
                 f"the mask is {given_BT[given_BT < 0].flat[0]:g} in places",
                 hint="1 for a trained token, else 0; of a trainer's labels: labels != -100",
             )
-        mask_BT = given_BT if given_BT.dtype == bool else given_BT != 0
-        size, width = mask_BT.shape
+        learns_BT = given_BT if given_BT.dtype == bool else given_BT != 0
+        size, width = learns_BT.shape
+        selected_B = _selected(selected, size)
+        mask_BT = learns_BT if selected_B.all() else learns_BT & selected_B[:, None]
         train_BT = _numbers("logp_train", logp_train, [(size, width)])
         infer_BT = _numbers("logp_infer", logp_infer, [(size, width)])
         stale_BT = _beside("staleness", staleness, size, width)
@@ -149,6 +174,9 @@ class Batch:
             train_BT,
             infer_BT,
             mask_BT,
+            learns_BT,
+            selected_B,
+            _offered(selected_from, size),
             None if groups is None else _texts("groups", groups, size),
             texts,
             stale_BT,
@@ -196,6 +224,29 @@ def _step(weights: object) -> int:
             hint="pass the number of updates so far, a whole number from 0 on",
         )
     return step
+
+
+def _selected(values: object, size: int) -> Array:
+    if values is None:
+        return np.ones(size, dtype=bool)
+    selected_B = array("selected", values)
+    if selected_B.shape != (size,) or selected_B.dtype != bool:
+        raise EvidenceError(
+            f"selected is {selected_B.dtype} of shape {selected_B.shape}",
+            hint=f"whether each of the {size} sequences was selected before scoring, as bools",
+        )
+    return selected_B
+
+
+def _offered(number: int | None, size: int) -> int:
+    if number is None:
+        return size
+    if isinstance(number, bool) or not isinstance(number, int) or number < size:
+        raise EvidenceError(
+            f"selected_from is {number!r}, and {size} sequences are here",
+            hint="the number of sequences from which these were selected",
+        )
+    return number
 
 
 def _one_array(train: Array, infer: Array) -> bool:

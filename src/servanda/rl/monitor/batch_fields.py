@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from servanda.judgement.slices.atoms import Classes
 from servanda.rl.monitor.batch import Batch
+from servanda.theory.stats import device_arrays as arrays
 
 Array = NDArray[Any]
 
@@ -33,18 +34,21 @@ class BatchFields:
         return [*zip(*(self.batch.labels.get(name, none) for name in names), strict=True)]
 
     def of_sequences(self, code_S: Array) -> Array:
-        return code_S[:, None]
+        return arrays.moved(code_S[:, None], self.batch.mask_BT)
 
     def codes(self, field: str, classes: Classes) -> tuple[Array, int]:
         batch, size = self.batch, len(classes)
         table = classes.of_counts(batch.mask_BT.shape[1])
         if field in _FROM_START and batch.one_turn:
-            return _shifted(table, batch), size - 1  # never unknown, the last class
+            code_BT = arrays.moved(_shifted(table, batch), batch.mask_BT)
+            return code_BT, size - 1  # never unknown, the last class
         values = COLUMNS[field](batch)
         if values is None:
-            return np.full((1, 1), size - 1, dtype=np.int32), size
-        if values.dtype.kind == "i":
-            return table.take(values, mode="clip"), size - 1
+            unknown = np.full((1, 1), size - 1, dtype=np.int32)
+            return arrays.moved(unknown, batch.mask_BT), size
+        values = arrays.moved(values, batch.mask_BT)
+        if arrays.is_whole(values):
+            return arrays.take(table, values), size - 1
         return classes.of_values(values), size
 
 
@@ -59,17 +63,22 @@ def _shifted(table: Array, batch: Batch) -> Array:
         at_T = np.arange(width) - (start_B[0] if len(start_B) else 0)
         return table.take(at_T, mode="clip")[None]
     padded = np.concatenate([np.repeat(table[:1], width), table])
+    if arrays.is_tensor(batch.mask_BT):
+        first_B, column_T = (
+            arrays.moved(at, batch.mask_BT) for at in (width - batch.start_B, np.arange(width))
+        )
+        return arrays.take(padded, first_B[:, None] + column_T)
     return np.lib.stride_tricks.sliding_window_view(padded, width)[width - batch.start_B]
 
 
 def _before(batch: Batch) -> Array:
     """Number of earlier trained tokens of the sequence, [B, T]; valid for trained tokens."""
-    return np.cumsum(batch.mask_BT, axis=1, dtype=np.int32) - np.int32(1)
+    return arrays.running_count(batch.mask_BT) - 1
 
 
 def _starts(batch: Batch) -> Array:
     """Mask of the beginnings of turns, [B, T]."""
-    starts_BT = batch.mask_BT.copy()
+    starts_BT = batch.mask_BT & True  # a copy
     starts_BT[:, 1:] &= ~batch.mask_BT[:, :-1]
     return starts_BT
 
@@ -77,13 +86,12 @@ def _starts(batch: Batch) -> Array:
 def _turn(batch: Batch) -> Array:
     if batch.one_turn:
         return np.ones((1, 1), dtype=np.int32)
-    return np.cumsum(_starts(batch), axis=1, dtype=np.int32)
+    return arrays.running_count(_starts(batch))
 
 
 def _in_turn(batch: Batch) -> Array:
     before_BT = _before(batch)
-    opens_BT = np.where(_starts(batch), before_BT, np.int32(0))
-    return before_BT - np.maximum.accumulate(opens_BT, axis=1)
+    return before_BT - arrays.running_most(before_BT * _starts(batch))
 
 
 # in a sequence of one turn, these count its columns from the first trained one

@@ -6,13 +6,13 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
 from servanda.judgement.bitwise import objection, remarks
-from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
@@ -22,21 +22,22 @@ from servanda.rl.dumps import diagnosis
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import Counts
-from servanda.rl.dumps.steps import StepSums, TokenSum
+from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import COLUMNS
 from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
+from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
+from servanda.rl.monitor.part import part_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import (
     StepStatistics,
-    contributions,
     joined,
     overlaps,
 )
-from servanda.rl.monitor.step import Step, metrics_of, state_line
+from servanda.rl.monitor.step import Step, metrics_of, selection, state_line
 from servanda.theory.stats.agreement import Agreement
 
 _NOTES = 20  # most notes carried over
@@ -114,11 +115,14 @@ class Monitor:
         weights: int,
         staleness: object = None,
         tokens: object = None,
+        selected: object = None,
+        selected_from: int | None = None,
     ) -> Step:
         """Judge the tokens of one step, over all ranks.
 
         Arrays are NumPy's, torch's or lists, [B, T]: B sequences of this rank.  A token without
-        a logprob is NaN; it counts as missing and never as 0.
+        a logprob is NaN; it counts as missing and never as 0.  Tensors of an accelerator are
+        reduced there.
 
         Args:
             logp_train_BT: the trainer's, before its update, nats.
@@ -130,13 +134,17 @@ class Monitor:
             weights: number of updates of the trainer.
             staleness: updates between sampling and training, [B] or [B, T]; NaN: unknown.
             tokens: ids, [B, T], or with the prompts before them; only for `dump`.
+            selected: bools, [B]: whether the sequence was selected for scoring, before anything
+                was known of its outcome.  The others are not judged, and their logprobs not read.
+            selected_from: number of sequences from which these B were selected so.
 
         Raises:
             EvidenceError: inconsistent arrays, a missing mask, or inconsistent ranks.
-            ContractError: a slice needs a label that the first step lacks.
+            ContractError: a slice needs a label that the first step lacks; or the contract
+                corrects tokens, and some sequences were not selected.
         """
         try:
-            batch = Batch.of(
+            batch = batch_of(
                 logp_train_BT,
                 logp_infer_BT,
                 mask_BT,
@@ -146,7 +154,10 @@ class Monitor:
                 weights=weights,
                 staleness=staleness,
                 tokens=tokens,
+                selected=selected,
+                selected_from=selected_from,
             )
+            actions.check_selection(self.contract, batch)
             if self._dump is not None:
                 self._dump.check(batch)
         except Exception as error:
@@ -154,7 +165,10 @@ class Monitor:
             raise
         if self._plan is None:
             self._open(batch)
-        parts, rank = ranks.gathered(self._gather, self._part(batch))
+        parts, rank = ranks.gathered(
+            self._gather,
+            part_of(self._member, self._digest, self.contract, self._statistics, batch),
+        )
         return self._judged(parts, rank, batch)
 
     def refuse(self, error: Exception) -> None:
@@ -166,7 +180,7 @@ class Monitor:
         """Fix the cells of the run: from all ranks' counts, or from the run that it continues."""
         contract, counts = self._contract, Counts()
         if batch.tokens and not self._state.contract and contract.slices_itself:
-            counts.add(paired(soundness.rollouts_of(batch), 0))
+            counts.add(paired(soundness.rollouts_of(batch.on_host), 0))
             if not batch.has_prompts:
                 counts.lengths.clear()  # columns of responses only do not give the context length
         own = Opening(
@@ -198,7 +212,7 @@ class Monitor:
                 f"{plan.contract.digest[:8]}",
                 hint="name another state file, or continue with the contract it was begun with",
             )
-        self._plan = plan
+        self._plan, self._digest = plan, plan.contract.digest
         named = dict.fromkeys(cell.cut for cell in plan.cells if is_answered(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
         # slices of outcomes are not judged, but show where the excess is
@@ -206,27 +220,6 @@ class Monitor:
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts)
-
-    def _part(self, batch: Batch) -> Part:
-        own = self._statistics.of(batch)
-        names = batch.group_B or tuple(f"{b}@{self._member}" for b in range(batch.sequences))
-        sums = StepSums(batch.weights)
-        for name, drift, n in zip(names, own.drift_B.tolist(), own.known_B.tolist(), strict=True):
-            sums.add_groups({name: TokenSum(drift, n)})
-        return Part(
-            self._member,
-            self.contract.digest,
-            batch.weights,
-            statistics=own.statistics,
-            groups=tuple(sums.groups.items()),
-            sequences=batch.sequences,
-            tokens=batch.tokens,
-            usable=own.usable,
-            staleness=batch.staleness,
-            contributions=contributions(batch, psi_of(self.contract)),
-            unsound=soundness.problems(batch),
-            agreement=Agreement.of_rows(batch.logp_train_BT, batch.logp_infer_BT, batch.mask_BT),
-        )
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
         """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
@@ -251,7 +244,7 @@ class Monitor:
             agreement=agreement,
         )
         key = EvidenceKey(
-            contract=plan.contract.digest,
+            contract=self._digest,
             corpus="",
             train="external",
             infer="external",
@@ -267,9 +260,14 @@ class Monitor:
         if not weighed.tokens:
             wrong.append("the mask has no trained token")
 
+        offered = sum(part.offered for part in parts)
+        share = [BlindSpot("sample", selection(weighed.sequences, offered))]
+        share = share if offered > weighed.sequences else []
+
         def verdict_of(intervals: bool = True) -> Verdict:
             verdict = judge(plan, evidence, intervals=intervals)
-            spots = tuple(BlindSpot("slice", text) for text in state.left_out) if intervals else ()
+            spots = (*share, *(BlindSpot("slice", text) for text in state.left_out))
+            spots = spots if intervals else ()
             verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
             return unsound(verdict, wrong[0]) if wrong else verdict
 
@@ -308,16 +306,18 @@ class Monitor:
             would,
             taken.pages,
             taken.masked,
-            actions.token_weights(plan.contract, taken, batch, masked),
+            partial(actions.token_weights, plan.contract, taken, batch, masked),
             metrics | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
             verdict_of,
             lambda: ends.trend(least=1),
         )
+        if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
+            _ = step.token_weights  # before the trainer changes its arrays
         self._write(step, batch, rank, groups, taken.sample)
         if weighed.tokens:
-            state.contract = plan.contract.digest
+            state.contract = self._digest
         elif not state.contract:
             self._plan = None  # a step without tokens does not fix the slices
         return step
@@ -333,7 +333,7 @@ class Monitor:
         """Write sample and state; a full disk gives a note at the next step, and stops no run."""
         try:
             if self._dump is not None:
-                self._dump.write(batch, rank)
+                self._dump.write(batch.on_host, rank)
                 self._dump.next_share = sample
             if self._journal is not None and rank == 0:
                 entry = state_line(step, time.time())

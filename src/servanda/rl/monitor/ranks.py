@@ -60,6 +60,7 @@ class Part(RankMessage):
     Args:
         statistics: statistics of each cell.
         groups: prompt group -> sum of |log ratio|, and usable tokens.
+        sequences: number of judged sequences, selected from `offered`.
         tokens, usable: number of trained tokens, and of those with both logprobs.
         staleness: (sum, tokens, largest), over known values.
         contributions: see `statistics.contributions`.
@@ -70,6 +71,7 @@ class Part(RankMessage):
     statistics: tuple[Any, ...] = ()
     groups: tuple[tuple[str, TokenSum], ...] = ()
     sequences: int = 0
+    offered: int = 0
     tokens: int = 0
     usable: int = 0
     staleness: tuple[float, int, float] = (0.0, 0, 0.0)

@@ -46,7 +46,7 @@ class SampleDump:
     def write(self, batch: Batch, rank: int) -> Path | None:
         share = max(self.share, self.next_share or 0.0)
         drawn_B = uniforms(self.seed, f"keep.{rank}", batch.weights, batch.sequences)
-        at = np.flatnonzero(drawn_B < share)
+        at = np.flatnonzero((drawn_B < share) & batch.selected_B)
         if not len(at):
             return None
         # readers of dumps cost more to import than a monitor does

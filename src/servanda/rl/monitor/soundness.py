@@ -8,7 +8,9 @@ from servanda.rl.dumps.checks import errors_of
 from servanda.rl.dumps.checks.copies import UNSOUND
 from servanda.rl.dumps.checks.valid_logprobs import Values
 from servanda.rl.dumps.checks.zeros import FAR_NATS, Zeros
+from servanda.rl.monitor import device_batch
 from servanda.rl.monitor.batch import Batch
+from servanda.rl.monitor.device_batch import DeviceBatch
 from servanda.traces.rollouts import Rollouts
 
 _RARE_NATS = -14.0  # probability of a whole response: one in a million
@@ -43,7 +45,11 @@ def problems(batch: Batch) -> tuple[str, ...]:
     """The reasons why a step cannot be evidence: both logprobs are one array, some are above 0, or
     missing ones were filled with 0.
     """
-    problems = [*([_COPY] if batch.one_array else []), *_repeated(batch)]
+    copied = [_COPY] if batch.one_array else []
+    if isinstance(batch, DeviceBatch) and device_batch.is_clean(batch, _RARE_NATS):
+        return tuple(copied)
+    batch = batch.on_host
+    problems = [*copied, *_repeated(batch)]
     if _suspicious(batch):
         rollouts, checks = rollouts_of(batch), (Values(), Zeros())
         for check in checks:
@@ -74,7 +80,7 @@ def _repeated(batch: Batch) -> list[str]:
     if repeated <= UNSOUND * len(rare_R):
         return []
     return [
-        f"{repeated:,} of {batch.sequences:,} sequences repeat the logprobs of another to the last "
+        f"{repeated:,} of {batch.selected:,} sequences repeat the logprobs of another to the last "
         f"bit ({elsewhere:,} under another prompt group), and none was likely to be sampled twice: "
         "the sampler repeats itself (deterministic, or seeded alike for every sample of a prompt), "
         "or rows were copied; they are not independent samples"

@@ -17,11 +17,14 @@ from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
+from servanda.rl.monitor import device_batch
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import BatchFields
+from servanda.rl.monitor.device_batch import DeviceBatch
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.device_arrays import hosted, is_tensor
 from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
@@ -69,6 +72,7 @@ class StepStatistics:
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
     """The slice combinations of usable tokens: bits, count, and the sum of (1 - w)^+."""
+    batch = batch.on_host
     atoms = atoms_of(cuts, BatchFields(batch))
     usable_N = usable(batch)[batch.mask_BT]
     atom_U = atoms.atom[batch.mask_BT][usable_N]
@@ -90,6 +94,8 @@ def contributions(batch: Batch, psi: Psi) -> tuple[float, float, int]:
     """
     if batch.advantage_BT is None:
         return 0.0, 0.0, 0
+    if isinstance(batch, DeviceBatch):
+        return device_batch.contributions(batch, psi)
     advantage_BT = np.broadcast_to(batch.advantage_BT, batch.mask_BT.shape)
     used_BT = batch.mask_BT & usable(batch) & np.isfinite(advantage_BT)
     ratio_U = batch.logp_train_BT[used_BT].astype(np.float64) - batch.logp_infer_BT[used_BT]
@@ -107,6 +113,8 @@ def usable(batch: Batch) -> Array:
 
 def _by_sequence(batch: Batch, *, all_usable: bool) -> tuple[Array, Array]:
     """Per sequence, the sum of |log ratio| over its usable tokens, and their number, [B]."""
+    if isinstance(batch, DeviceBatch):
+        return device_batch.by_sequence(batch)
     used_BT = batch.mask_BT
     with np.errstate(invalid="ignore", over="ignore"):
         drift_BT = np.abs(batch.logp_train_BT - batch.logp_infer_BT)
@@ -125,16 +133,23 @@ def _rounding(batch: Batch) -> float:
     most = 0.0
     if not batch.tokens:
         return most
-    first = int(batch.mask_BT.any(axis=1).argmax())
+    first = int(np.argmax(batch.start_B < batch.mask_BT.shape[1]))
     for logp_BT in (batch.logp_train_BT, batch.logp_infer_BT):
-        lowest = np.fmin.reduce(logp_BT, axis=None, initial=0.0)
+        lowest = _lowest(logp_BT)
         if lowest < _FAR_NATS:  # untrained tokens, or tokens without mass
-            known_BT = batch.mask_BT & (logp_BT > -np.inf)
-            lowest = np.fmin.reduce(logp_BT, axis=None, where=known_BT, initial=0.0)
-        looked_at = logp_BT[first][batch.mask_BT[first]][:_LOOKED_AT]
+            lowest = _lowest(logp_BT, batch.mask_BT & (logp_BT > -np.inf))
+        looked_at = hosted(logp_BT[first][batch.mask_BT[first]][:_LOOKED_AT])
         precision = captured(looked_at.astype(np.float64))
         most += float(errors(np.array([lowest], dtype=np.float64), precision)[0])
     return most
+
+
+def _lowest(logp_BT: Any, where: Any = True) -> float:
+    """The lowest number, at most 0; NaN is not one."""
+    if not is_tensor(logp_BT):
+        return float(np.fmin.reduce(logp_BT, axis=None, where=where, initial=0.0))
+    known_BT = where & ~logp_BT.isnan()
+    return float(logp_BT.masked_fill(~known_BT, 0.0).clamp(max=0.0).min())
 
 
 def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, ...]:

@@ -34,8 +34,6 @@ class Step:
         would: actions of rules that are not enabled: halt, without `stop=True`.
         pages: people to notify, according to rules.
         masked: slices whose tokens are excluded from the loss.
-        token_weights: factor of each token's loss, [B, T], float32, for this rank; 0 outside the
-            mask.
         metrics: metrics to log; numbers that were not measured are absent.
         cause: likely cause of the violated slices, or the problem of the data; "" if none.
         notes: omitted parts, with the reasons.
@@ -47,12 +45,17 @@ class Step:
     would: tuple[str, ...]
     pages: tuple[str, ...]
     masked: tuple[str, ...]
-    token_weights: Array
+    _token_weights: Callable[[], Array]
     metrics: Mapping[str, float]
     cause: str
     notes: tuple[str, ...]
     _verdict: Callable[[], Verdict]
     _trend: Callable[[], Trend | None]
+
+    @cached_property
+    def token_weights(self) -> Array:
+        """Factor of each token's loss, [B, T], float32, for this rank; 0 outside the mask."""
+        return self._token_weights()
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -98,6 +101,15 @@ def too_few(needs: int, tokens: int) -> str:
     'a step needs about 288 tokens to be decided, and this one has 192'
     """
     return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
+
+
+def selection(judged: int, offered: int) -> str:
+    """The sentence about sequences that were not scored.
+
+    >>> selection(30, 512)
+    'judged on 30 of 512 sequences, selected before scoring'
+    """
+    return f"judged on {judged:,} of {offered:,} sequences, selected before scoring"
 
 
 def state_line(step: Step, at: float) -> dict[str, Any]:
@@ -182,6 +194,9 @@ def metrics_of(
         "servanda/observed_sequences": float(sum(p.sequences for p in parts)),
         "servanda/unusable_tokens": float(tokens - usable),
     }
+    judged, offered = (sum(getattr(p, name) for p in parts) for name in ("sequences", "offered"))
+    if judged < offered:
+        metrics["servanda/share"] = judged / offered
     if tokens:
         metrics["servanda/coverage"] = usable / tokens
     if usable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -70,7 +70,7 @@ class Divergence:
 
 
 DIVERGENCES: Registry[Divergence] = Registry("metric")
-# the exact value of a metric at plain rows, from what the compiled library returns of them
+# the exact value of a metric from the sums of each row
 OF_SUMS: dict[str, Callable[[RowSums], Floats]] = {}
 
 
@@ -87,7 +87,7 @@ def divergence(
     """Register one form of a quantity; a second form of the same name is added to the first.
 
     Args:
-        of_sums: the same exact value from the sums of the compiled library, at plain rows.
+        of_sums: the same exact value from the sums of a row.
     """
 
     def decorate(function: Callable[..., Floats]) -> Callable[..., Floats]:
@@ -264,15 +264,16 @@ class LogitRows:
         return np.where(self.neither_RV, 0.0, weight_RV)
 
 
+def of_sums(name: str, sums: RowSums) -> Floats:
+    """The exact value of a metric from the sums of each row, [R]."""
+    # a sum may round to a little beyond what the metric can be
+    return np.clip(OF_SUMS[name](sums), *DIVERGENCES[name].span_of("logits"))
+
+
 def exact(name: str, rows: LogitRows) -> Floats:
     """The exact value of a metric at each position, [R]; NaN for unusable rows."""
-    low, high = DIVERGENCES[name].span_of("logits")
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        values_R = rows.by_row(
-            # a sum that rounds to a little beyond what the metric can be
-            lambda sums: np.clip(OF_SUMS[name](sums), low, high),
-            DIVERGENCES[name].forms["logits"],
-        )
+        values_R = rows.by_row(partial(of_sums, name), DIVERGENCES[name].forms["logits"])
     return np.where(rows.usable_R, values_R, np.nan)
 
 

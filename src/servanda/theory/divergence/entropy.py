@@ -18,15 +18,14 @@ from servanda.theory.divergence.pairs import Floats
 def entropy_gap(rows: LogitRows) -> Floats:
     """|H(train) - H(infer)| of each row, [R], nats.
 
-    Computed as sum (p - q) log q + p log(p/q), which avoids the difference of two large numbers.
-    Finite also for different supports; 0 does not mean that the rows agree.
+    Where p and q are close, computed as sum (p - q) log q + p log(p/q), which avoids the difference
+    of two large numbers.  Finite also for different supports; 0 does not mean that the rows agree.
     """
     pairs = rows.pairs
     p_RV = pairs.larger + np.minimum(pairs.difference, 0.0)
-    only_train_RV = np.isposinf(pairs.log_weight)
-    only_infer_RV = np.isneginf(pairs.log_weight)
-    # if one side has no mass, the other adds only its own p log p
-    logq_RV = np.where(np.isneginf(pairs.infer_logp), 0.0, pairs.infer_logp)
-    weight_RV = np.where(only_infer_RV, 0.0, pairs.log_weight)
-    weight_RV = np.where(only_train_RV, pairs.train_logp, weight_RV)
-    return np.abs((pairs.difference * logq_RV + p_RV * weight_RV).sum(axis=-1))
+    q_RV = pairs.larger - np.maximum(pairs.difference, 0.0)
+    # 0 log 0 = 0
+    logp_RV, logq_RV = (np.maximum(x, -1000.0) for x in (pairs.train_logp, pairs.infer_logp))
+    near_RV = pairs.difference * logq_RV + p_RV * pairs.log_weight
+    far_RV = p_RV * logp_RV - q_RV * logq_RV
+    return np.abs(np.where(pairs.gap < -1.0, far_RV, near_RV).sum(axis=-1))

@@ -95,7 +95,7 @@ def kl_terms(pairs: Pairs) -> Floats:
     needs="logits",
     unit="nat",
     source="Kullback and Leibler 1951, in Bregman form",
-    of_sums=lambda sums: sums.kl,
+    of_sums=lambda sums: sums.kl + sums.only_train,
 )
 def kl_exact(rows: LogitRows) -> Floats:
     """KL(infer || train) of each row, [R], nats; inf if train lacks a token of infer.

@@ -66,5 +66,6 @@ class Pairs:
     @cached_property
     def up(self) -> Floats:
         """max (u e^u - e^u + 1): the same for KL(smaller || larger), in [0, larger]."""
-        term = self.larger * (self.gap * self.fall - (self.fall - self.gap))
-        return np.where(np.isneginf(self.gap), self.larger, term)
+        # a logit masked by a large finite number: 1 is not lost beside its gap
+        gap = np.maximum(self.gap, -1000.0)
+        return self.larger * (gap * self.fall - (self.fall - gap))

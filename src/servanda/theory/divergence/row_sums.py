@@ -35,7 +35,9 @@ class RowSums:
         log_z: log normaliser of infer's logits, nats.
         entropy: of infer, nats.
         flip: 1.0 where the best tokens differ, else 0.0.
-        tv, kl, kl_reverse, chi2, le_cam, hellinger2, js, entropy_gap: the exact metrics.
+        tv, kl, kl_reverse, chi2, le_cam, hellinger2, js, entropy_gap: the exact metrics, kl over
+            the tokens of infer.
+        only_train: train's mass of tokens that infer lacks; plain rows have none.
     """
 
     high: Floats
@@ -52,9 +54,11 @@ class RowSums:
     js: Floats
     entropy_gap: Floats
     flip: Floats
+    only_train: Floats | float = 0.0
 
 
-_COLUMNS = len(RowSums.__dataclass_fields__) - 1  # the library does not know the best of train
+# the library does not know the best of train, and leaves rows with tokens of one side alone
+_COLUMNS = len(RowSums.__dataclass_fields__) - 2
 
 
 def source_digest() -> str:

@@ -108,23 +108,36 @@ class Agreement:
         If no sequence seems copied, even partly, and the first ones differ by far more than
         rounding, the distance is not summed over all: the mean of the first ones is used.
         """
+        distant = cls.of_distant(logp_train_BT, logp_infer_BT, mask_BT)
+        if distant is not None:
+            return distant
+        logp = (logp_train_BT[mask_BT], logp_infer_BT[mask_BT])
+        return cls.of(*logp, np.count_nonzero(mask_BT, axis=1))
+
+    @classmethod
+    def of_distant(cls, logp_train_BT: Any, logp_infer_BT: Any, mask_BT: Any) -> Agreement | None:
+        """From many sequences that differ by far more than rounding; None if they do not.
+
+        Args:
+            logp_train_BT, logp_infer_BT, mask_BT: NumPy's or torch's, [B, T].
+        """
         with np.errstate(invalid="ignore"):
             # NaN and -inf of infer compare false; tokens on which only train is unsure are not
             # counted
             told_BT = mask_BT & (logp_infer_BT < _LIMIT_NATS) & (logp_infer_BT > -np.inf)
             equal_BT = logp_train_BT == logp_infer_BT
             equal_BT &= told_BT
-            n_B, equal_B = (np.count_nonzero(of, axis=1) for of in (told_BT, equal_BT))
+            n_B, equal_B = (of.sum(axis=1) for of in (told_BT, equal_BT))
             first = told_BT[:_FIRST] & ~equal_BT[:_FIRST]
-            moved = np.abs(logp_train_BT[:_FIRST] - logp_infer_BT[:_FIRST])[first]
-        moved = moved[np.isfinite(moved)]
-        mean = float(moved.mean(dtype=np.float64)) if len(moved) else 0.0
+            moved = abs(logp_train_BT[:_FIRST] - logp_infer_BT[:_FIRST])[first]
+        moved = moved[moved < np.inf]
+        wide = moved.double() if hasattr(moved, "double") else moved.astype(np.float64)
+        mean = float(wide.mean()) if len(moved) else 0.0
         like = ((equal_B >= _CLOSE * n_B) & (n_B >= _LONG)) | ((equal_B == n_B) & (n_B > 0))
         if len(n_B) <= _FIRST or mean <= _FAR * ROUNDING_NATS or like.any():
-            logp = (logp_train_BT[mask_BT], logp_infer_BT[mask_BT])
-            return cls.of(*logp, np.count_nonzero(mask_BT, axis=1))
+            return None
         tokens, equal = int(n_B.sum()), int(equal_B.sum())
-        return cls(tokens, equal, int(np.count_nonzero(n_B)), distance=mean * (tokens - equal))
+        return cls(tokens, equal, int((n_B > 0).sum()), distance=mean * (tokens - equal))
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(

@@ -19,9 +19,9 @@ Floats = NDArray[np.float64]
 NEG: Floats = -np.concatenate([np.geomspace(2e-3, 0.9, 14), [0.95, 0.99]])
 POS: Floats = np.geomspace(1e-2, 1e6, 33)
 
-_EQUAL = 0.1  # share of the weight that all bets have equally
+_EQUAL = 0.2  # share of the weight that all bets have equally
 _BELOW = 0.1  # truths below a limit that are expected: from this fraction of it away, on
-_ABOVE = (0.25, 5.0)  # truths above it: from this fraction away to this multiple
+_ABOVE = (0.15, 5.0)  # truths above it: from this fraction away to this multiple
 _SMOOTH = 10.0  # x of small variance prefers larger bets: up to this number / limit
 
 

@@ -36,21 +36,14 @@ class Soundness:
     Parts of a dump may be checked apart, one or more steps each, and joined in their order; a part
     can be pickled.
 
-    Args:
-        before: checks of the previous step, if each step has its own; repeated data counts as a
-            copy.
-
     >>> [finding.state for finding in Soundness().findings()][:2]
     ['unsound', 'ok']
     """
 
-    def __init__(self, before: Soundness | None = None) -> None:
+    def __init__(self) -> None:
         names = dict.fromkeys((*_ORDER, *CHECKS))
         self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
         self._copies = self._checks["copies"] = copies.Copies()
-        self._earlier = copies.Copies() if before is None else before._earlier
-        if before is not None:
-            self._earlier.join(before._copies)
 
     @property
     def steps(self) -> dict[int, int]:
@@ -72,7 +65,7 @@ class Soundness:
             check.join(later._checks[name])
 
     def findings(self) -> tuple[Finding, ...]:
-        return self._found(self._earlier)
+        return self._found(copies.Copies())
 
     def findings_after(self, before: Soundness) -> tuple[Finding, ...]:
         """The findings on these steps alone; data of the steps of `before` counts as a copy."""

@@ -304,8 +304,8 @@ def rollouts_of(step: int, place: str, row: RolloutRow) -> Rollouts:
 
 def possible(logp_N: Array) -> Array:
     """Convert placeholders for "no probability" to -inf, so that they enter no sum."""
-    logp_N = logp_N.astype(np.float64, copy=False)
     impossible_N = logp_N < _LEAST_NATS
+    logp_N = logp_N.astype(np.float64, copy=False)
     return np.where(impossible_N, -np.inf, logp_N) if impossible_N.any() else logp_N
 
 

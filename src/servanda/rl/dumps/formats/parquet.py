@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["Writer"]
 
 _FILE = re.compile(r"[^/]*/step_(?P<step>\d+)\.rank(?P<rank>\d+)\.parquet")
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
+_AGAIN = "write the step again, or remove the file"
 _HOLED = np.array([None])  # placeholder for ids or flags that contain a null
 
 
@@ -56,15 +58,13 @@ class OwnImporter:
 
 
 def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed | Rows]:
-    import pyarrow.parquet as pq
-
-    _, names, why = _head(file)
-    if why:
-        raise MeasurementError(why, hint="write the step again, or remove the file")
     number = 0
-    try:
-        with seekable(file.path) as source, pq.ParquetFile(source) as parquet:
-            wanted = [name for name in names if _is_read(name)]
+    with _opened(file) as parquet:
+        _, why = _version(parquet.schema_arrow, file)
+        if why:
+            raise MeasurementError(why, hint=_AGAIN)
+        wanted = [name for name in parquet.schema_arrow.names if _is_read(name)]
+        try:
             size = _batch_size(parquet.metadata)
             for batch in parquet.iter_batches(size, columns=wanted, use_threads=False):
                 places = [f"{file.name}:{number + at + 1}" for at in range(batch.num_rows)]
@@ -74,31 +74,52 @@ def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed | Rows
                     yield from _one_by_one(batch, places, refused)
                 else:
                     yield rows
-    except Exception as error:  # pyarrow raises many types of errors for invalid bytes
-        raise MeasurementError(
-            f"{file.name} cannot be read: {error}", hint="write the step again, or remove the file"
-        ) from None
+        except Exception as error:  # pyarrow raises many types of errors for invalid bytes
+            raise MeasurementError(f"{file.name} cannot be read: {error}", hint=_AGAIN) from None
+
+
+@contextmanager
+def _opened(file: base.File) -> Iterator[Any]:
+    """A file of Parquet.
+
+    Raises:
+        MeasurementError: it is none.
+    """
+    import pyarrow.parquet as pq
+
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(seekable(file.path))
+            parquet = stack.enter_context(pq.ParquetFile(source))
+        except Exception as error:  # pyarrow raises many types of errors for invalid bytes
+            why = f"{file.name} is no Parquet file ({error})"
+            raise MeasurementError(why, hint=_AGAIN) from None
+        yield parquet
 
 
 def _head(file: base.File) -> tuple[str, list[str], str]:
     """Schema version, columns, and their problem."""
-    import pyarrow.parquet as pq
-
     try:
-        with seekable(file.path) as source:
-            schema = pq.read_schema(source)
-    except Exception as error:  # pyarrow raises many types of errors for invalid bytes
-        return "", [], f"{file.name} is no Parquet file ({error})"
+        with _opened(file) as parquet:
+            schema = parquet.schema_arrow
+    except MeasurementError as error:
+        return "", [], error.problems[0].message
+    version, why = _version(schema, file)
+    return version, schema.names, why
+
+
+def _version(schema: Any, file: base.File) -> tuple[str, str]:
+    """The version of a schema, and the problem with it or with its columns."""
     version = (schema.metadata or {}).get(KEY, b"").decode(errors="replace")
     if version != SCHEMA:
         found = f"has schema {version!r}, and not {SCHEMA!r}"
         found = found if version else "has no schema version: Servanda's writer did not write it"
-        return version, schema.names, f"{file.name} {found}"
+        return version, f"{file.name} {found}"
     missing = [name for name in _NEEDED if name not in schema.names]
     for name in (n for n in schema.names if _is_read(n)):
         if not _fits(name, schema.field(name).type):
-            return version, schema.names, f"{file.name} has {name} as {schema.field(name).type}"
-    return version, schema.names, f"{file.name} has no {', '.join(missing)}" if missing else ""
+            return version, f"{file.name} has {name} as {schema.field(name).type}"
+    return version, f"{file.name} has no {', '.join(missing)}" if missing else ""
 
 
 def _is_read(name: str) -> bool:

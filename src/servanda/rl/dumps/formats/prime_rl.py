@@ -60,7 +60,7 @@ class _Plain(msgspec.Struct):
     inference_logprobs: Floats
     trainer_logprobs: Floats
     advantages: msgspec.Raw = NULL
-    entropy: msgspec.Raw = NULL
+    entropy: Floats | None = None
     temperatures: msgspec.Raw = NULL
     position_ids: list[int] | None = None
     rl_weights: msgspec.Raw = NULL
@@ -145,10 +145,16 @@ def _packed(line: _Plain, place: str, replica: str) -> Line:
     )
 
 
-def _known(text: msgspec.Raw) -> Array | None:
-    """An optional column of a plain line; one that is null everywhere counts as missing."""
-    column = b"" if text == NULL else floats_of(bytes(text))
-    number_T = np.frombuffer(column)
+def _known(column: msgspec.Raw | Floats | None) -> Array | None:
+    """An optional column of a plain line; one that is null everywhere counts as missing.
+
+    Args:
+        column: a text, if it often repeats one number.
+    """
+    if column is None or column == NULL:
+        return None
+    packed = packed_floats(column) if isinstance(column, list) else floats_of(bytes(column))
+    number_T = np.frombuffer(packed)
     return None if np.isnan(number_T).all() else number_T
 
 

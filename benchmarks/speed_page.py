@@ -1,0 +1,107 @@
+"""The page of what is measured: `python -m benchmarks.speed --write`, and the check of CI.
+
+A run of every row is kept in benchmarks/measured/speed.jsonl, one line a run, oldest first.  CI
+measures a few rows again, quickly, and fails where a path became twice as slow beside its peer:
+both are timed in turn, in processor seconds, so that a busy machine moves both.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import committed
+from benchmarks.speed_rows import Row
+
+HISTORY = committed.KEPT / "speed.jsonl"
+PAGE = committed.ROOT / "docs" / "explanation" / "performance.md"
+WORSE = 2.0  # times slower beside its peer than recorded: a regression, and no noise
+CHECKED = ("exact", "evidence", "monitor")  # rows of CI: each takes seconds
+
+# path -> (goal, before): what was asked for, and what was measured before, on two quiet cores
+GOALS: Mapping[str, tuple[str, str]] = {
+    "thirteen exact metrics": ("6 ns a pair", "84 to 89 ns"),
+    "thirteen exact metrics, two threads, elapsed time": ("1.8 times one thread", "-"),
+    "Parquet to 36 certificates (4 clauses, 8 slices)": ("25 ns a token", "101 ns a certificate"),
+    "check of a Parquet dump": ("-", "1,160 ns a token"),
+    "check of a Parquet dump, two processes, elapsed time": ("1.8 times one process", "-"),
+    "Monitor.observe, 64 x 8192": ("10 ns a token", "20 ns"),
+    "Monitor.observe, 64 x 512": ("60 ns a token", "210 ns"),
+    "import of all names": ("0.25 s", "-"),
+    "servanda contract lint": ("0.35 s", "0.44 s"),
+    "demo to its first line, elapsed": ("3 s", "-"),
+}
+
+
+def write(rows: Sequence[Row], peaks: Mapping[str, float]) -> None:
+    """Keep a run of every row, and put its table on the page.
+
+    Args:
+        peaks: path -> peak memory of its process, MiB.
+    """
+    run = {
+        "machine": f"{_processor()}, Python {platform.python_version()}",
+        "rows": [asdict(row) | {"peak_mib": round(peaks[row.path])} for row in rows],
+    }
+    with open(HISTORY, "a", encoding="utf-8") as history:
+        history.write(json.dumps(run, ensure_ascii=False) + "\n")
+    committed.write(PAGE, table(rows, peaks, run["machine"]), "make bench")
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.machine()
+
+
+def table(rows: Sequence[Row], peaks: Mapping[str, float], machine: str) -> str:
+    lines = [
+        f"Measured on {machine}.",
+        "",
+        "| path | before | goal | now | peer | times the peer's | peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        goal, before = GOALS.get(row.path, ("-", "-"))
+        whole = row.unit == "start"
+        now = f"{row.ours / 1e9:.2f} s" if whole else f"{row.ours:.3g} ns a {row.unit}"
+        slower = sorted((1 / row.low, 1 / row.high))
+        ratio = f"{1 / row.ratio:.3g} ({slower[0]:.3g} to {slower[1]:.3g})"
+        peak = f"{peaks[row.path]:,.0f} MiB"
+        lines.append(f"| {row.path} | {before} | {goal} | {now} | {row.peer} | {ratio} | {peak} |")
+    return "\n".join(lines)
+
+
+def recorded(history: Path = HISTORY) -> dict[tuple[str, str], float]:
+    """(path, peer) -> ratio of the newest run that has it."""
+    ratios: dict[tuple[str, str], float] = {}
+    if history.exists():
+        for line in history.read_text(encoding="utf-8").splitlines():
+            for row in json.loads(line)["rows"]:
+                ratios[row["path"], row["peer"]] = row["ratio"]
+    return ratios
+
+
+def regressions(rows: Sequence[Row], known: Mapping[tuple[str, str], float]) -> list[str]:
+    """The rows that became WORSE times slower beside their peer, as sentences."""
+    worse = []
+    for row in rows:
+        before = known.get((row.path, row.peer))
+        # the whole interval has to lie beyond
+        if before is not None and row.high * WORSE < before:
+            worse.append(
+                f"{row.path}: {1 / row.ratio:.3g} times {row.peer}, recorded were "
+                f"{1 / before:.3g}; at most {WORSE:g} times as much are accepted"
+            )
+    return worse
+
+
+def check(rows: Sequence[Row]) -> None:
+    """Exit with 1 where a row became much slower than recorded."""
+    if worse := regressions(rows, recorded()):
+        print("\n".join(worse), file=sys.stderr)
+        sys.exit(1)

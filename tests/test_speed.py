@@ -1,0 +1,58 @@
+# The check of CI on speed: only what became much slower beside its peer fails.
+
+import json
+
+import pytest
+from benchmarks import speed_page
+from benchmarks.speed_rows import Row, beside
+
+KNOWN = {("path", "peer"): 0.1}
+
+
+def row(ratio, low=None, high=None):
+    return Row("path", "peer", "token", 10.0, 10.0 * ratio, ratio, low or ratio, high or ratio)
+
+
+def test_only_a_path_that_became_twice_as_slow_is_a_regression():
+    assert speed_page.regressions([row(0.1)], KNOWN) == []
+    assert speed_page.regressions([row(0.06)], KNOWN) == []
+    assert speed_page.regressions([row(0.04, high=0.06)], KNOWN) == []  # it may be noise
+    (said,) = speed_page.regressions([row(0.04)], KNOWN)
+    assert said == "path: 25 times peer, recorded were 10; at most 2 times as much are accepted"
+    assert speed_page.regressions([row(0.04)], {}) == []
+
+
+def test_the_newest_run_that_has_a_row_counts(tmp_path):
+    history = tmp_path / "speed.jsonl"
+    runs = [[("a", 1.0), ("b", 2.0)], [("a", 3.0)]]
+    lines = [
+        json.dumps({"rows": [{"path": path, "peer": "p", "ratio": ratio} for path, ratio in run]})
+        for run in runs
+    ]
+    history.write_text("\n".join(lines))
+    assert speed_page.recorded(history) == {("a", "p"): 3.0, ("b", "p"): 2.0}
+
+
+def test_every_checked_row_is_recorded_with_its_peers():
+    recorded = {path for path, _ in speed_page.recorded()}
+    assert {"thirteen exact metrics", "Monitor.observe, 64 x 512"} <= recorded
+    assert any(path.startswith("Parquet to 36 certificates") for path in recorded)
+
+
+def test_a_row_is_timed_in_turn_with_its_peers():
+    order, clock = [], iter(range(1_000))
+    work = {name: lambda name=name: order.append(name) for name in ("ours", "one", "two")}
+    rows = beside(
+        "path",
+        "token",
+        2,
+        work["ours"],
+        {"1": work["one"], "2": work["two"]},
+        3,
+        lambda: next(clock),
+    )
+    assert order == ["ours", "one", "two"] * 4
+    assert [(r.peer, r.ours, r.ratio) for r in rows] == [
+        ("1", pytest.approx(0.5e9), 1.0),
+        ("2", pytest.approx(0.5e9), 1.0),
+    ]
