@@ -11,7 +11,7 @@ from servanda.runner import run
 from servanda.runner.ray_cluster import connected
 from servanda.runner.ray_engines import RemoteEngine, engines_on
 from tests import kit
-from tests.real_ray.conftest import NODE
+from tests.real_ray.conftest import CLIENTS, NODE
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings(
@@ -68,7 +68,8 @@ def test_the_command_line_measures_on_a_cluster(nodes, contract, tmp_path):
 
     pack = ("tools", "measure", contract.name, "--side", "infer", "--format", "json", "--quiet")
     alone, there = (
-        servanda(*pack, "-o", "infer.pack", *on) for on in ((), ("--on", nodes.address))
+        servanda(*pack, "-o", "infer.pack", *on)
+        for on in ((), ("--on", f"ray://127.0.0.1:{CLIENTS}"))
     )
     assert there.returncode == alone.returncode == 0, there.stderr
     assert there.stdout == alone.stdout
