@@ -29,7 +29,7 @@ def test_a_verb_is_called_in_the_actor_and_its_result_is_taken_once(monkeypatch)
                 calls.append(call)
                 return call
 
-    monkeypatch.setattr(Cluster, "actor", lambda self, host, options, *arguments: Actor)
+    monkeypatch.setattr(Cluster, "actor", lambda *_: Actor)
     monkeypatch.setattr("servanda.runner.ray_cluster.Task.result", lambda self: [self.reference])
     engine = RemoteEngine(Cluster("local", 2), None, "infer", {})  # type: ignore[arg-type]
     assert engine.encode(["a"]) == [("encode", ["a"])]

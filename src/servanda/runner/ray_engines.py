@@ -122,7 +122,7 @@ def actor_of(text: str) -> tuple[str, dict[str, Any]]:
     """A side and the options of its actor, from SIDE=JSON.
 
     Raises:
-        MeasurementError: it is none.
+        MeasurementError: the text has another form.
 
     >>> actor_of('infer={"num_gpus": 1}')
     ('infer', {'num_gpus': 1})
