@@ -178,7 +178,7 @@ def node_id() -> str:
 def connected(address: str, jobs: int | None = None) -> Iterator[Cluster]:
     """A connection to a cluster; one that this process already has is used and kept.
 
-    Within the block standard output is standard error, for Ray prints there.
+    Within the block of a new connection standard output is standard error, for Ray prints there.
 
     Args:
         address: "local" starts a cluster on this machine; "auto" is one that runs here;
