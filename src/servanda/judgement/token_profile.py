@@ -247,15 +247,15 @@ def _by_fields(
     """The sums of all tokens, and by the bins of each field: each token is added up once."""
     shape = tuple(len(EDGES[name]) + 1 for name in bins)
     code_U = np.ravel_multi_index(tuple(bins.values()), shape)
-    cells = {n: s.reshape(shape) for n, s in _sums(values, code_U, math.prod(shape)).items()}
+    sums = _sums(values, code_U, math.prod(shape))
+    met_C = np.flatnonzero(sums["n"])
+    cells = {name: sums_C[met_C] for name, sums_C in sums.items()}
     by = {}
-    for axis, name in enumerate(bins):
-        others = tuple(i for i in range(len(shape)) if i != axis)
-        of = {n: cells_F.sum(axis=others) for n, cells_F in cells.items()}
-        by[name] = tuple(
-            _as_sums({n: sums_B[b] for n, sums_B in of.items()}) for b in range(shape[axis])
-        )
-    return _as_sums({n: cells_F.sum() for n, cells_F in cells.items()}), by
+    for name, bin_C, size in zip(bins, np.unravel_index(met_C, shape), shape, strict=True):
+        of = [np.bincount(bin_C, cells_C, minlength=size).tolist() for cells_C in cells.values()]
+        rows = zip(*of, strict=True)
+        by[name] = tuple(_as_sums(dict(zip(cells, row, strict=True))) for row in rows)
+    return _as_sums({name: cells_C.sum() for name, cells_C in cells.items()}), by
 
 
 def _bins(pair: TracePair, usable_N: Array, p_infer_U: Array) -> dict[str, Array]:
