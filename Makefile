@@ -103,7 +103,7 @@ $(VENVS)/ray/.made: pyproject.toml constraints-ray.txt
 	  --constraint constraints-ray.txt --editable '.[ray]' pytest hypothesis
 	@touch $@
 
-test-ray: $(VENVS)/ray/.made  ## a dump on a real cluster of three nodes, of which one is killed: 330 MB, two minutes
+test-ray: $(VENVS)/ray/.made  ## a dump on a real cluster of three nodes, of which one is killed: 600 MB, two minutes
 	$(VENVS)/ray/bin/python -m pytest -o faulthandler_timeout=3600 tests/real_ray
 
 # Trainers that share no environment with others, nor with engines.

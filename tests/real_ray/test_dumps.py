@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from servanda.rl.dumps import judge, workers
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.runner import ray_cluster
 from servanda.runner.ray_cluster import connected
+from tests.real_ray.conftest import CLIENTS, NODE
 from tests.rl.dumps import made
 from tests.rl.dumps.test_workers import answer_of, faulty, told
 
@@ -24,26 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
-ROOT = Path(__file__).parents[2]
-STORE = 80_000_000  # bytes of a node's object store
-NODE = {"num_cpus": 1, "object_store_memory": STORE}
-CLIENTS = 20_101
 LOG = "SERVANDA_TEST_LOG"  # in the folder of a dump: a line when a node begins or ends a step
-
-
-@pytest.fixture(scope="module")
-def nodes():
-    from ray.cluster_utils import Cluster
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    head = {**NODE, "include_dashboard": False, "ray_client_server_port": CLIENTS}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    for _ in range(2):
-        cluster.add_node(**NODE)
-    cluster.wait_for_nodes()
-    yield cluster
-    cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +85,7 @@ def test_a_node_that_is_killed_changes_no_bit_and_each_step_counts_once(
     assert not killer.is_alive(), "the node did not take part"
     begun = [step for what, _, step in lines(folder) if what == "begun"]
     assert len(begun) > len(set(begun)) == 11  # a step was lost, and read again
-    assert cluster.tasks == 11
+    assert len(cluster.spent) == 11
     assert told(answer) == alone
     nodes.add_node(**NODE)
 

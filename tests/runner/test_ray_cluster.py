@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from servanda.cli import main
 from servanda.errors import MeasurementError
 from servanda.runner.ray_cluster import Cluster, connected
 
@@ -45,13 +44,6 @@ def test_an_address_that_is_none_is_refused(installed, address):
 
 
 def test_what_a_cluster_did_is_said_in_one_line():
-    cluster = Cluster("auto", 4, {"a": 1.0, "b": 40.2}, 12)
-    assert str(cluster) == "12 tasks on 2 nodes of auto, 41 s of processor time"
-    assert str(Cluster("local", 4, {"a": 0.4}, 1)).startswith("1 task on 1 node of local")
-
-
-def test_a_contract_is_not_measured_on_a_cluster(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["check", "my.kernelcontract.yaml", "--on", "local"])
-    assert stop.value.code == 2
-    assert "--on is for a dump" in capsys.readouterr().err
+    cluster = Cluster("auto", 4, [("a", 1.0), ("b", 40.2), ("a", 0.1)])
+    assert str(cluster) == "3 tasks on 2 nodes of auto, 41 core-seconds"
+    assert str(Cluster("local", 4, [("a", 0.4)])).startswith("1 task on 1 node of local")

@@ -16,6 +16,7 @@ from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import load, run
+from servanda.runner.ray_engines import engines_on
 
 _NEITHER = f"{load.NO_CONTRACT}, or of a folder with a trainer's dump"
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
@@ -41,7 +42,8 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
     help="Kernel that --record records.",
 )
 @shared("--preset", help="Preset of limits for a dump, such as trl.  [default: the one that fits]")
-@shared("--on", help="For a dump: its nodes read the steps.")
+@shared("--on", help="Each kernel runs in an actor; for a dump, its nodes read the steps.")
+@shared("--ray-actor")
 @shared("--max-time", "--quiet", "--no-code")
 def check(
     contract: Path,
@@ -54,6 +56,7 @@ def check(
     record_side: str,
     preset: str | None,
     on: str | None,
+    actors: tuple[str, ...],
     max_time: float | None,
     quiet: bool,
 ) -> None:
@@ -68,7 +71,7 @@ def check(
     """
     remote = not isinstance(contract, Path)
     if remote or contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
-        for option in given("run_dir", "fresh", "max_time", "record"):
+        for option in given("run_dir", "fresh", "max_time", "record", "actors"):
             raise click.UsageError(f"{option} is for a contract: a dump was measured already")
         from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import DumpOptions
@@ -77,8 +80,6 @@ def check(
         judged(options, format_=format_, output=output, reports=reports, quiet=quiet, on=on)
     if preset is not None:
         raise click.UsageError("--preset is for a dump: a contract has its own limits")
-    if on is not None:
-        raise click.UsageError("--on is for a dump: a contract is measured on this machine")
     printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
     data, name, folder = contract_bytes(contract, _NEITHER)
@@ -88,12 +89,13 @@ def check(
             click.echo(f"runs code: {code}", err=True)
         for key in keys_of(named):
             click.echo(f"sends a key: {key}", err=True)
-    with watching(quiet) as watch:
+    with engines_on(on, actors) as open_, watching(quiet) as watch:
         verdict = run.check(
             named,
             text=data.decode("utf-8-sig"),
             run_dir=run_dir,
             fresh=fresh,
+            open=open_,
             watch=watch,
             deadline=deadline,
             record=record,

@@ -13,7 +13,6 @@ from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.cli.verdict_text import next_step, show_verdict
-from servanda.engines.worker import spawn
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (
     CONTRACT,
@@ -26,6 +25,7 @@ from servanda.runner.compare.contract import (
 )
 from servanda.runner.compare.surface.difference import conclusion
 from servanda.runner.probe import Engines
+from servanda.runner.ray_engines import engines_on
 
 _VIOLATED = 1
 
@@ -45,13 +45,16 @@ _VIOLATED = 1
 @shared("--run-dir", help="[default: runs/B-vs-A-...]")
 @shared("--fresh", "--save-contract")
 @shared("--format", type=click.Choice(sorted(FORMATS)))
-@shared("--quiet", "--no-code")
+@shared("--on", help="Each kernel runs in an actor.")
+@shared("--ray-actor", "--quiet", "--no-code")
 def compare_command(
     max_time: float | None,
     plan: bool,
     fresh: bool,
     save: Path | None,
     format_: str,
+    on: str | None,
+    actors: tuple[str, ...],
     quiet: bool,
     **options: object,
 ) -> None:
@@ -74,30 +77,32 @@ def compare_command(
             for line in lines:
                 click.echo(line, err=aside)
 
-    with Engines(spawn) as engines, watching(quiet) as watch:
-        request = Options(**options)  # type: ignore[arg-type]
-        differences = () if plan else compare_surface(request, say)
-        if differences and quiet:  # the exit code stands on it
-            click.echo(f"surface   ✗ {conclusion(differences)}", err=aside)
-        if differences and differences[0].layer == "tokenizer":
-            if format_ == "json":
-                show_json({"outcome": "violated", "surface": differences})
-            sys.exit(_VIOLATED)
+    request = Options(**options)  # type: ignore[arg-type]
+    differences = () if plan else compare_surface(request, say)
+    if differences and quiet:  # the exit code stands on it
+        click.echo(f"surface   ✗ {conclusion(differences)}", err=aside)
+    if differences and differences[0].layer == "tokenizer":
+        if format_ == "json":
+            show_json({"outcome": "violated", "surface": differences})
+        sys.exit(_VIOLATED)
+    verdict = None
+    with engines_on(on, actors) as open_, Engines(open_) as engines, watching(quiet) as watch:
         comparison = prepare(request, engines)
         if not plan:
             say(*comparison.said)
         size = plan_of(comparison)
         cost = costed(size, engines, watch=watch)
-        if plan:
-            if format_ == "json":
-                show_json(plan_data(size, cost), err=str(save) == DASH)
-            else:
-                lines = [*comparison.said, "", *plan_lines(size, cost)]
-                show("\n".join(lines), err=aside)
-            _save(comparison, save)
-            return
-        say(f"cost      {cost_line(cost)}", "")
-        verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
+        if not plan:
+            say(f"cost      {cost_line(cost)}", "")
+            verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
+    if verdict is None:
+        if format_ == "json":
+            show_json(plan_data(size, cost), err=str(save) == DASH)
+        else:
+            lines = [*comparison.said, "", *plan_lines(size, cost)]
+            show("\n".join(lines), err=aside)
+        _save(comparison, save)
+        return
     if format_ == "text":
         show_verdict(verdict, *next_step(verdict, comparison.folder), err=str(save) == DASH)
     else:

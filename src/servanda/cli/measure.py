@@ -10,6 +10,7 @@ from servanda.cli.options import DASH, FILE_OR_DASH, shared
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show_json
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
+from servanda.runner.ray_engines import engines_on
 
 
 @click.command("measure")
@@ -23,9 +24,17 @@ from servanda.runner.compare.reference import PackOptions, measure_pack, pack_co
 @shared("--max-new-tokens", help="[default: 64 for a kernel string]")
 @shared("--temperature", "--top-p")
 @shared("-o", type=FILE_OR_DASH, required=True, help="The baseline file, such as x.pack.")
-@shared("--quiet", "--format", "--no-code")
+@shared("--on", help="The kernel runs in an actor.")
+@shared("--ray-actor", "--quiet", "--format", "--no-code")
 def measure_command(
-    what: str, side: str | None, output: Path, quiet: bool, format_: str, **options: object
+    what: str,
+    side: str | None,
+    output: Path,
+    on: str | None,
+    actors: tuple[str, ...],
+    quiet: bool,
+    format_: str,
+    **options: object,
 ) -> None:
     """Generate with one kernel and write a baseline file that candidates are compared with.
 
@@ -35,8 +44,8 @@ def measure_command(
     if str(output) == DASH:
         raise click.UsageError("a pack is no text: it cannot be printed\n  hint: -o x.pack")
     contract, of = pack_contract(PackOptions(what, side, **options))  # type: ignore[arg-type]
-    with watching(quiet) as watch:
-        pack = measure_pack(contract, of, output, watch=watch)
+    with engines_on(on, actors) as open_, watching(quiet) as watch:
+        pack = measure_pack(contract, of, output, open=open_, watch=watch)
     if format_ == "json":
         data = {
             "file": str(output),

@@ -220,6 +220,13 @@ _share(
 )
 _share("--prompts", "File of prompts, one JSON object per line, such as prompts.jsonl.", type=FILE)
 _share("--quiet", "Print the result only, without progress.", is_flag=True)
+_share(
+    "--ray-actor",
+    "Options of Ray for the actor of a kernel, such as 'infer={\"num_gpus\": 1}'.  Repeatable.",
+    name="actors",
+    metavar="SIDE=JSON",
+    multiple=True,
+)
 _share("--reason", "Reason, such as 'incident 12'; the ledger keeps it.", required=True)
 _share(
     "--referee",

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -46,14 +47,12 @@ class Cluster:
     Args:
         address: as in the command line.
         ahead: number of tasks to begin before their turn.
-        seconds: node -> processor seconds of the tasks whose results were taken.
-        tasks: number of these.
+        spent: (node, seconds) of each task whose result was taken.
     """
 
     address: str
     ahead: int
-    seconds: dict[str, float] = field(default_factory=dict)
-    tasks: int = 0
+    spent: list[tuple[str, float]] = field(default_factory=list)
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Task:
         """Begin work on a node: a function of a module, and arguments that pickle."""
@@ -61,11 +60,47 @@ class Cluster:
         remote = _ray().remote(**options)(_on_node)
         return Task(self, remote.remote(__version__, str(Path.cwd()), work, *arguments))
 
+    def task(self, reference: Any) -> Task:
+        return Task(self, reference)
+
+    def actor(self, host: type, options: Mapping[str, Any], *arguments: Any) -> Any:
+        """Start an actor, which is started again if it is lost.
+
+        Args:
+            options: of the actor, as Ray names them.
+
+        Raises:
+            MeasurementError: the cluster lacks the resources, or Ray does not know an option.
+        """
+        ray = _ray()
+        options = {"num_cpus": 1, **options}
+        needs = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0)}
+        found = ray.cluster_resources()
+        for name, amount in {**needs, **options.get("resources", {})}.items():
+            if amount > found.get(name, 0):
+                raise MeasurementError(
+                    f"an actor needs {amount} {name}, and {self.address} has "
+                    f"{found.get(name, 0):.0f}",
+                    hint="start a node that has it, or ask for less: --ray-actor SIDE=JSON",
+                )
+        # a call is tried again until the actor is back, which takes Ray seconds to notice
+        again = {"max_restarts": _RETRIES, "max_task_retries": -1}
+        try:
+            return ray.remote(**again, **options)(host).remote(*arguments)
+        except (ValueError, TypeError) as error:
+            raise MeasurementError(
+                f"Ray refuses the options of an actor: {error}", hint="see ray.remote"
+            ) from None
+
+    def kill(self, actor: Any) -> None:
+        with suppress(Exception):  # the cluster may be gone
+            _ray().kill(actor)
+
     def __str__(self) -> str:
-        nodes, total = len(self.seconds), sum(self.seconds.values())
+        tasks, nodes = len(self.spent), len({node for node, _ in self.spent})
         return (
-            f"{self.tasks:,} task{'s' * (self.tasks != 1)} on {nodes} node{'s' * (nodes != 1)} of "
-            f"{self.address}, {total:,.0f} s of processor time"
+            f"{tasks:,} task{'s' * (tasks != 1)} on {nodes} node{'s' * (nodes != 1)} of "
+            f"{self.address}, {sum(seconds for _, seconds in self.spent):,.0f} core-seconds"
         )
 
 
@@ -100,8 +135,7 @@ class Task:
                 f"a task was lost {_RETRIES + 1} times on {self.cluster.address}: {first}",
                 hint="a task may need more memory than its node has: give fewer tasks to a node",
             ) from None
-        self.cluster.tasks += 1
-        self.cluster.seconds[node] = self.cluster.seconds.get(node, 0.0) + seconds
+        self.cluster.spent.append((node, seconds))
         return value
 
     def cancel(self) -> None:
@@ -125,19 +159,26 @@ def _other(message: str) -> MeasurementError:
 
 
 def _on_node(version: str, folder: str, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Do work on a node; returns the node, the processor seconds and the result."""
+    """Do work on a node; returns the node, the seconds and the result."""
     if version != __version__:
         raise _other(f"{socket.gethostname()} has servanda {__version__}, and this is {version}")
     with suppress(OSError):  # a node without this folder can still read URLs
         os.chdir(folder)  # a relative path means the same file as here
-    began = time.process_time()
+    began = time.monotonic()
     value = work(*arguments)
-    return _ray().get_runtime_context().get_node_id(), time.process_time() - began, value
+    return node_id(), time.monotonic() - began, value
+
+
+def node_id() -> str:
+    """The node that this task or actor runs on."""
+    return _ray().get_runtime_context().get_node_id()
 
 
 @contextmanager
 def connected(address: str, jobs: int | None = None) -> Iterator[Cluster]:
     """A connection to a cluster; one that this process already has is used and kept.
+
+    Within the block of a new connection standard output is standard error, for Ray prints there.
 
     Args:
         address: "local" starts a cluster on this machine; "auto" is one that runs here;
@@ -158,14 +199,15 @@ def connected(address: str, jobs: int | None = None) -> Iterator[Cluster]:
         options["object_store_memory"] = _STORE_BYTES
     else:
         _reach(address)
-    try:
-        ray.init(address, **options)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise _silent(address, str(error).partition("\n")[0]) from None
-    try:
-        yield _sized(address, jobs)
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # where Ray says what became of a node
+        try:
+            ray.init(address, **options)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _silent(address, str(error).partition("\n")[0]) from None
+        try:
+            yield _sized(address, jobs)
+        finally:
+            ray.shutdown()
 
 
 def _sized(address: str, jobs: int | None) -> Cluster:
