@@ -1,0 +1,110 @@
+# The statistics of a step from counts of bins, held against those of its tokens one by one.
+
+import dataclasses
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from servanda.contract.clause import SliceRule
+from servanda.contract.identity import EvidenceKey
+from servanda.judgement import plan as planning
+from servanda.judgement.clauses.guards import Coherent
+from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.evidence import Round, weigh
+from servanda.judgement.schedule import Unit
+from servanda.rl.dumps import preset
+from servanda.rl.dumps.blocks import paired, taken
+from servanda.rl.dumps.slicing import corpus_of
+from servanda.rl.dumps.step_part import Measures
+from tests.drawn import examples
+from tests.rl.dumps import made
+
+ENVS = ("a", "b")
+RULES = (
+    SliceRule(name="late", match={"context.position": {"gte": 3}}),
+    SliceRule(name="turns", split="context.turn", at=(2,)),
+    SliceRule(name="after", match={"context.length": {"gt": 20}, "labels.env": {"in": ["a"]}}),
+    SliceRule(name="none", match={"labels.env": {"exists": False}}),
+    SliceRule(name="stale", match={"outcome.staleness": {"gte": 1}}),
+    SliceRule(
+        name="fresh-late", match={"outcome.staleness": {"lt": 1}, "context.position": {"gte": 3}}
+    ),
+)
+
+
+def plan():
+    _, contract = preset.contract_of("verl-async", "made", RULES, filtered=True)
+    labels = [*((("env", env),) for env in ENVS), ()]
+    return planning.make_plan(contract, {preset.WORKLOAD: corpus_of("made", labels)}, None)
+
+
+PLAN = plan()
+MEASURES = Measures(PLAN)
+
+
+def rollouts(seed, noise, broken):
+    """Sequences of two turns with labels and partly unknown ages, and some odd logprobs."""
+    rng = np.random.default_rng(seed)
+    r = made.rollouts(
+        rng, 1, 6, turns=2, turn_tokens=5, labels={"env": lambda s: ("a", "b", "")[s % 3]}
+    )
+    n = len(r.token_N)
+    train_N = np.minimum(r.logp_infer_N + rng.normal(0, noise, n), 0.0)
+    infer_N = r.logp_infer_N.copy()
+    for column_N in (train_N, infer_N):
+        column_N[rng.random(n) < broken] = rng.choice([np.nan, -np.inf, np.inf])
+    stale_N = rng.choice([0.0, 1.0, 2.0, np.nan], n)
+    per_token = MappingProxyType({"staleness": stale_N})
+    return dataclasses.replace(r, logp_train_N=train_N, logp_infer_N=infer_N, per_token=per_token)
+
+
+def token_by_token(r):
+    pair = paired(r, 0)
+    rows = {env: i for i, env in enumerate(("a", "b", ""))}
+    corpus = corpus_of("made", [(("env", "a"),), (("env", "b"),), ()])
+    plan = dataclasses.replace(PLAN, corpora={preset.WORKLOAD: corpus})
+    groups = {g: i for i, g in enumerate(dict.fromkeys(pair.group_S))}
+    each = zip(pair.infer.sequence_S.tolist(), pair.labels["env"], pair.group_S, strict=True)
+    units = tuple(Unit(s, rows[env], groups[g]) for s, env, g in each)
+    key = EvidenceKey("", "", "external", "external", "", grade="declared")
+    return weigh(plan, key, [Round(preset.WORKLOAD, 0, units, pair)]).rounds[preset.WORKLOAD, 0]
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 1e-7, 0.01, 1.0]), st.sampled_from([0.0, 0.1]))
+def test_counts_say_nothing_that_the_tokens_deny(seed, noise, broken):
+    r = rollouts(seed, noise, broken)
+    summation = MEASURES.of_step(1, 1)
+    for first, end in ((0, 2), (2, 6)):  # in two blocks
+        summation.add(taken(r, first, end))
+    part, exact = summation.close().weighed, token_by_token(r)
+
+    assert (part.tokens, part.sequences, part.groups) == (
+        exact.tokens,
+        exact.sequences,
+        exact.groups,
+    )
+    for cell, own, other in zip(PLAN.cells, part.statistics, exact.statistics, strict=True):
+        if isinstance(cell.kind, Certificate):
+            mine, theirs = own.process, other.process
+            assert (mine.n, mine.missing) == (theirs.n, theirs.missing), cell.name
+            nearly = 1e-9 * (1 + mine.n)
+            assert (own.below <= other.below + nearly).all(), cell.name
+            assert (own.above <= other.above + nearly).all(), cell.name
+            # the middle of a bin; half a token for each beside a threshold
+            apart = 2.0 if cell.kind.feed.threshold is not None else 1e-5 * (1 + mine.n)
+            assert mine.total == pytest.approx(theirs.total, rel=3e-3, abs=apart)
+        elif isinstance(cell.kind, Coherent):
+            assert (own.n, own.missing) == (other.n, other.missing)
+            assert own.log_e <= other.log_e + 1e-9
+        else:
+            assert own == other, cell.name
+
+
+def test_every_cell_of_a_preset_is_answered_by_counts():
+    assert MEASURES.others == []
+    names = {cell.cut.name for cell in PLAN.cells}
+    assert {"late", "turns<2", "turns>=2", "after", "none", "stale", "fresh-late"} <= names
