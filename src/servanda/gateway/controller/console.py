@@ -25,7 +25,7 @@ def describe(status: ControllerStatus, contract: Contract) -> Iterator[str]:
     cells = [(slice_, cell) for slice_ in status.slices for cell in slice_.cells]
     yield f"{status.name} ({status.contract[:8]}), mode {_MODES[status.mode]}"
     watched = count(len(cells), "cell")
-    yield f"watches K = {watched} (a clause on a slice); thresholds are multiplied by K"
+    yield f"watches K = {watched} (a clause on a slice); alarm thresholds are multiplied by K"
     for slice_, cell in cells:
         yield f"  {_cell(slice_, cell, clauses.get(cell.clause))}"
     if status.left_out:
