@@ -85,7 +85,7 @@ def test_it_says_at_the_start_what_it_watches_and_where(urls, tmp_path):
         assert serving.url.startswith("http://127.0.0.1:")
         serving.line(
             r"tv on team=a: a mean of at most 0\.1; alarm threshold 6,000, return "
-            r"threshold 120; diverts the slice"
+            r"threshold 20; diverts the slice"
         )
         serving.line(rf"infer at {urls[0]} and stable at {urls[1]}")
         serving.line(r"page http://127\.0\.0\.1:\d+/  \(keys: keys\.yaml\)")
