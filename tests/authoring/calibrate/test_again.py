@@ -49,7 +49,7 @@ def test_the_run_itself_is_one_of_its_later_runs(tmp_path, claim, samples):
             again = Resampled(cell, cell.kind, rounds, once, 0.0)
             kind = again.at(limit)
             process = total(cell, [kind.process(cell, view) for view in rounds.own])
-            log_e = process.log_e_below(kind.feed.limit)
+            log_e = process.log_e_below(kind.feed.limit, kind.feed.weights[0])
             for price, holds in ((log_e - 1e-6, True), (log_e + 1e-6, False)):
                 assert replace(again, log_price=price, _known={}).holds(limit).tolist() == [holds]
             compared += 1
