@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import committed
-from benchmarks.speed_rows import Row
+from benchmarks.speed_rows import Row, digits
 
 HISTORY = committed.KEPT / "speed.jsonl"
 PAGE = committed.ROOT / "docs" / "explanation" / "performance.md"
@@ -73,7 +73,7 @@ def table(rows: Sequence[Row], peaks: Mapping[str, float], machine: str) -> str:
     for row in rows:
         goal, before = GOALS.get(row.path, ("-", "-"))
         whole = row.unit == "start"
-        now = f"{row.ours / 1e9:.2f} s" if whole else f"{row.ours:.3g} ns a {row.unit}"
+        now = f"{row.ours / 1e9:.2f} s" if whole else f"{digits(row.ours)} ns a {row.unit}"
         slower = sorted((1 / row.low, 1 / row.high))
         ratio = f"{1 / row.ratio:.3g} ({slower[0]:.3g} to {slower[1]:.3g})"
         peak = f"{peaks[row.path]:,.0f} MiB"

@@ -11,6 +11,15 @@ from math import comb
 Work = Callable[[], object]
 
 
+def digits(number: float) -> str:
+    """Three digits, and all before the point.
+
+    >>> digits(6.089), digits(1234.5)
+    ('6.09', '1,234')
+    """
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
 @dataclass(frozen=True)
 class Row:
     """One path beside one peer.
@@ -32,7 +41,8 @@ class Row:
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: {self.ours:.3g} ns a {self.unit}; {self.peer}: {self.theirs:.3g}, "
+            f"{self.path}: {digits(self.ours)} ns a {self.unit}; {self.peer}: "
+            f"{digits(self.theirs)}, "
             f"{self.ratio:.3g} times ({self.low:.3g} to {self.high:.3g})"
         )
 
