@@ -60,6 +60,13 @@ def trained_tokens(folder: Path) -> int:
     return sum(int(chunk.mask_N.sum()) for chunk in open_dump(folder).read())
 
 
+def _read_by_arrow(folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    for path in folder.iterdir():
+        pq.read_table(path, columns=COLUMNS, use_threads=False)
+
+
 def _plan() -> planning.Plan:
     """Four clauses, each on the whole and on eight slices."""
     rules = (
@@ -85,8 +92,6 @@ def _plan() -> planning.Plan:
 
 def evidence(rounds: int) -> list[Row]:
     """From files of Parquet to certificates, beside Arrow's reading of the same columns."""
-    import pyarrow.parquet as pq
-
     folder, plan = dump_folder(), _plan()
     cells = [cell for cell in plan.cells if isinstance(cell.kind, Certificate)]
     cuts = tuple(dict.fromkeys(cell.cut for cell in cells if cell.cut.name != "all"))
@@ -119,9 +124,7 @@ def evidence(rounds: int) -> list[Row]:
             exactly()
 
     peers = {
-        "Arrow's reading of the same columns": lambda: [
-            pq.read_table(path, columns=COLUMNS, use_threads=False) for path in folder.iterdir()
-        ],
+        "Arrow's reading of the same columns": lambda: _read_by_arrow(folder),
         "each certificate from its tokens": four_times,
     }
     tokens = trained_tokens(folder)
@@ -139,14 +142,8 @@ def _masks(position_N: np.ndarray, n: int) -> list[np.ndarray]:
 
 def check(rounds: int) -> list[Row]:
     """The whole of `servanda check DIR`, with its data quality checks and its report's numbers."""
-    import pyarrow.parquet as pq
-
     folder = dump_folder()
-    peers = {
-        "Arrow's reading of the same columns": lambda: [
-            pq.read_table(path, columns=COLUMNS, use_threads=False) for path in folder.iterdir()
-        ]
-    }
+    peers = {"Arrow's reading of the same columns": lambda: _read_by_arrow(folder)}
     tokens = trained_tokens(folder)
     work = lambda: judge_dump(DumpOptions(folder))  # noqa: E731
     return beside("check of a Parquet dump", "token", tokens, work, peers, rounds)

@@ -58,7 +58,6 @@ class DumpStatistics:
     outliers: Outliers = field(init=False)
     filter: RemovedTokens = field(default_factory=RemovedTokens)
     portrait: Portrait = field(default_factory=Portrait)
-    _groups: int = 0
     _sum: Weighed | None = None
     _before: Weighed | None = None  # including tokens removed by a filter; None if none were
     _open: StepSummation | None = None
@@ -125,7 +124,6 @@ class DumpStatistics:
         self.outliers.join(part.outliers)
         self.filter.join(part.filter)
         self._digest.update(part.digest.encode())
-        self._groups += part.groups
         self.sequences += part.sequences
         self.tokens += part.tokens
         self.trained += part.trained

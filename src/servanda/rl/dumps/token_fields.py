@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from servanda.judgement.slices.atoms import Classes
 from servanda.judgement.slices.columns import columns
+from servanda.theory.divergence.base import sampled
 from servanda.traces.trace import TracePair
 
 Array = NDArray[Any]
@@ -65,7 +66,7 @@ class ScoredTokens:
     @cached_property
     def tv_K(self) -> Array:
         """(1 - w)^+ of each token."""
-        return -np.expm1(np.minimum(self.log_ratio_K, 0.0))
+        return sampled("tv", {"logp_train": self.train_K, "logp_infer": self.infer_K})
 
     @cached_property
     def sequence_K(self) -> Array:
