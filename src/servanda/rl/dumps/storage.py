@@ -59,11 +59,8 @@ class RemotePath:
     def key(self) -> str:
         """The path as the file system names it: without a host, for example."""
         root, key = _path(self.url), _opened(self.url)[1].rstrip("/")
-        return (
-            key + self.path[len(root) :]
-            if len(self.path) >= len(root)
-            else (key[: len(self.path) - len(root)])
-        )
+        below = len(self.path) - len(root)  # negative above the folder of the URL
+        return key + self.path[len(root) :] if below >= 0 else key[:below]
 
     def _but(self, path: str, known: Stat | None = None) -> RemotePath:
         return RemotePath(self.url, path, known)

@@ -1,6 +1,6 @@
-# The tally of a training step: histograms of the log ratio per atom.
+# The tally of some tokens: histograms of their log ratios per atom.
 #
-# Contains all data for the certificates of a step, at the cost of a subtraction and a count per
+# Contains all data for their certificates, at the cost of a subtraction and a count per
 # token.  An atom is one combination of slices, so that every slice is a sum of atoms.  Tallies of
 # parts of a step, or of ranks, are added with +.
 #
