@@ -63,6 +63,9 @@ def test_the_course_of_the_whole_has_a_point_per_step_and_an_interval_of_that_st
         assert point.mean == pytest.approx(row.tv, rel=1e-3) and point.tokens == row.tokens
         assert point.low <= point.mean <= point.high
     assert len(slices) <= 3
+    # nine tenths of 1 - 0.95: the page says what the intervals were computed with
+    assert whole.confidence == pytest.approx(0.955)
+    assert "Bar: 95.5 % per side" in FORMATS["html"](verdict)
     assert Verdict.from_dict(json.loads(FORMATS["json"](verdict))).breakdown == verdict.breakdown
 
 
