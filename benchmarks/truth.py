@@ -3,8 +3,8 @@
 #     make truth                            runs every case as a test, then writes the page
 #     python -m benchmarks.truth --runs 50  a quick look, printed only
 #
-# Each run is the whole of `servanda check`: it draws, measures, and looks after every closed
-# round until it is decided or its size is reached.  An answer is wrong when it says `holds`
+# Each run draws, measures and evaluates as `servanda check` does: after every closed round, until
+# it is decided or its size is reached.  An answer is wrong when it says `holds`
 # though the truth is the limit or more, or `violated` though it is the limit or less.  For
 # the claim `population` the truth is the enumerated mean TV over the prompts; for `realised`
 # it is the mean of the exact TV at the very contexts that were measured.
@@ -33,9 +33,10 @@ from servanda.errors import Interrupted
 from servanda.judgement.evidence import weigh
 from servanda.judgement.verdict import Verdict, judge
 from servanda.runner import run
-from servanda.runner.measurement import Progress
+from servanda.runner.measurement import Progress, Watch
 from servanda.runner.round_files import read_rounds
-from servanda.runner.run_directory import RunDirectory
+from servanda.runner.run_directory import RunDirectory, opened
+from servanda.runner.sequential import gather
 
 LIMIT = 0.1
 RATIOS = (0.5, 0.9, 1.0, 1.1, 2.0)
@@ -213,8 +214,11 @@ def _one(name: str, claim: str, ratio: float, q: Rows, seed: int) -> tuple[str, 
         return outcome, _realised(path, folder, pair, verdict), verdict.groups
 
 
-def _check(path: Path, folder: Path) -> Verdict:
-    return run.check(path, run_dir=folder / "run", open=run.in_process)
+def _check(path: Path, folder: Path, watch: Watch | None = None) -> Verdict:
+    """The verdict of `check`, without the table of faults and the report, which decide nothing."""
+    plan = run.compile(run.load(path))
+    with opened(folder / "run") as directory:
+        return judge(plan, gather(plan, directory, run.in_process, watch).evidence)
 
 
 def _disturbed(path: Path, folder: Path, seed: int) -> Verdict:
@@ -226,7 +230,7 @@ def _disturbed(path: Path, folder: Path, seed: int) -> Verdict:
             raise KeyboardInterrupt
 
     with contextlib.suppress(Interrupted):
-        run.check(path, run_dir=folder / "run", open=run.in_process, watch=stop)
+        _check(path, folder, stop)
     verdict = _check(path, folder)
     plan = run.compile(run.load(path))
     rounds = list(read_rounds(plan, RunDirectory(folder / "run", 1)))
