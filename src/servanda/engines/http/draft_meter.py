@@ -135,8 +135,8 @@ def _increase(before: Counters, after: Counters) -> DraftCounts:
     pairs = [*zip(after[:3], before[:3], strict=True), *zip(after.by_depth, depths, strict=True)]
     if any(now < then for now, then in pairs):
         raise EvidenceError("a counter went back: the server was restarted")
-    counts = [now - then for now, then in pairs]
-    return DraftCounts(*counts[:3], tuple(counts[3:]), after.steps)
+    drafts, proposed, accepted, *by_depth = (now - then for now, then in pairs)
+    return DraftCounts(drafts, proposed, accepted, tuple(by_depth), after.steps)
 
 
 def _of_server(url: str) -> Callable[[], str]:

@@ -10,7 +10,6 @@ from servanda.judgement.clauses.base import (
     CellVerdict,
     Interim,
     Kind,
-    Source,
     blank,
     limit_of,
 )
@@ -30,7 +29,6 @@ class DraftAcceptance(Kind):
     """
 
     counts: ClassVar[bool] = True
-    source: ClassVar[Source] = "none"
 
     def judge(
         self, cell: Cell, rounds: list[DraftCounts], floor: object, look: Interim

@@ -118,9 +118,8 @@ class DraftCounts(Process):
             x_D, count_D = np.ones(1), np.array([self.accepted / self.longest])
         # the limit is a share of the proposed tokens, and x one of the longest draft
         filled = self.proposed / (self.drafts * self.longest)
-        return np.log1p(bets[:, None] * x_D) @ count_D - self.drafts * np.log1p(
-            bets * limit * filled
-        )
+        at_limit: Floats = self.drafts * np.log1p(bets * limit * filled)
+        return np.log1p(bets[:, None] * x_D) @ count_D.astype(np.float64) - at_limit
 
 
 def fallen(before: DraftCounts, now: DraftCounts, alpha: float) -> float:
