@@ -177,6 +177,7 @@ def test_a_run_has_at_most_thirteen_series_whichever_slices_redden():
             cell(metric="abs_log_ratio_nats", threshold=0.182),
             trend=Trend(1.0, (0.9, 1.1), 5),
             staleness=2.0,
+            drafts=0.5,
         )
         before, places = places, placed(places, each)
         assert places[: len(before)] == before

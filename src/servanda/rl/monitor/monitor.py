@@ -20,7 +20,7 @@ from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.preset import WORKLOAD
-from servanda.rl.dumps.slicing import Counts
+from servanda.rl.dumps.slicing import FILLED, Counts
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
@@ -210,7 +210,7 @@ class Monitor:
             state.labels = tuple(dict.fromkeys(labels))
             self._note(*state.left_out)
             known = contract.labels
-            if odd := [repr(name) for name in batch.labels if name not in known]:
+            if odd := [repr(name) for name in batch.labels if name not in (*known, *FILLED)]:
                 by = f"by {', '.join(known)}" if known else "by no label"
                 self._note(f"label {', '.join(odd)} has no slice; slices are {by}")
         plan = plan_of(contract.complete(state.rules), state.labels)
