@@ -83,7 +83,10 @@ def trainer_of(calls, correction, calculate=True):
             extra |= {"spec_num_verify_steps": 5, "spec_num_draft_tokens": 10}
             extra["spec_num_accepted_tokens"] = 4 + i % 2
         rows[key] = {
-            **{"prompts": prompts, "uid": uid, "data_source": "gsm8k", "extra_fields": extra},
+            "prompts": prompts,
+            "uid": uid,
+            "data_source": "gsm8k",
+            "extra_fields": extra,
             **mine,
         }
         tags[key] = {"seq_len": PROMPT + int(width), "min_global_steps": 2, "max_global_steps": 2}

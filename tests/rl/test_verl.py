@@ -237,7 +237,7 @@ def test_a_run_stops_by_an_exception_when_told(watched):
     metrics, _ = watched(HALT, limit=0.3, stop=True)
     data = batch()
     data.batch["old_log_probs"] -= 4.0
-    with pytest.raises(Halted, match="the contract says halt at step 0:\nverl: rollouts  against"):
+    with pytest.raises(Halted, match="the contract says halt at step 1:\nverl: rollouts  against"):
         metrics.calculate_debug_metrics(data)
 
 
