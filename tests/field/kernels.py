@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda.rl import Monitor
+from servanda.rl import DraftCounts, Monitor
 from tests import kit
 from tests.field.rows import bug, known, servanda
 from tests.field.sync import observed
@@ -377,16 +377,51 @@ known(
     state="in part",
     missing="exact where both run in one process; trainers whose parameters are sharded",
 )
-known(
+DRAFTED = """
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {name: drafts}
+kernels: {train: {engine: external}, infer: {engine: external}}
+weights: {changes: every_step}
+claim: realised
+workload: {source: trainer}
+statistical: [{id: gradient, metric: tv, aggregate: mean, at_most: 0.05}]
+runtime: {clauses: [{id: drafts, metric: draft_acceptance, at_least: 0.4}]}
+"""
+
+
+def drafted(target, draft, drafts=600, longest=3):
+    """What an engine counts of exact rejection sampling; logits of the next token, any context."""
+    p, q = (np.exp(logits) / np.exp(logits).sum() for logits in (target, draft))
+    rng = np.random.default_rng(22)
+    token = rng.choice(len(q), size=(drafts, longest), p=q)
+    kept = rng.random((drafts, longest)) < (p / q)[token]
+    accepted = np.cumprod(kept, axis=1).sum(axis=1)
+    by_depth = tuple(int((accepted >= d).sum()) for d in range(1, longest + 1))
+    return DraftCounts(drafts, drafts * longest, sum(by_depth), by_depth)
+
+
+@bug(
     SPECULATION,
     "vllm-project/vime#351",
     "verl-project/verl#6947",
     "vllm-project/vllm#46725",
     what="only the target is synced: drafts are accepted about 0 % of the time instead of 58.6 %",
-    command="-",
-    state="not",
-    missing="the acceptance of drafts as a metric; a drill of the draft",
+    command="Monitor.observe(drafts=DraftMeter(URL))",
+    state="caught",
+    exit=1,
+    says="the target accepts fewer draft tokens than declared: are the draft's weights synced too",
 )
+def stale_draft(folder, broken):
+    rng = np.random.default_rng(21)
+    target, draft = (rng.normal(0, 3, 256) for _ in range(2))
+    draft = draft if broken else target + 0.3 * draft / 3  # the draft was trained on another target
+    monitor = Monitor(parse(DRAFTED, "drafts.kernelcontract.yaml", engines=[])[0])
+    step = draw(10, 1, size=32)
+    counts = drafted(target, draft)
+    return observed(monitor.observe(step.train, step.infer, step.mask, weights=1, drafts=counts))
+
+
 known(
     SPECULATION,
     "vllm-project/vllm#40149",

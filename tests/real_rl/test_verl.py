@@ -68,6 +68,20 @@ def test_a_step_is_measured_without_a_line_of_configuration(steps, recorded):
     assert "training/rollout_probs_diff_mean" in metrics  # verl's own are there as well
 
 
+def test_the_labels_and_drafts_are_those_that_verl_has_of_each_sequence(steps):
+    found = steps[0]["decoupled"]
+    assert found["step"] == 3  # as verl's own log
+    assert found["labels"] == {
+        "cached_tokens": ["0", "1"],
+        "env": ["gsm8k"],
+        "weight_version": ["2"],
+    }
+    metrics = found["metrics"]
+    accepted = sum(4 + i % 2 for i in range(16) if i % 4)
+    assert metrics["servanda/draft_acceptance"] == accepted / (12 * 10)
+    assert "servanda/draft_acceptance/depth_1" not in metrics  # verl counts no depths
+
+
 def test_verl_writes_the_declared_weights_back_to_its_queue(steps, recorded):
     weights = steps[0]["corrected"]["rollout_is_weights"]
     for weight_T, d_T in zip(weights, recorded, strict=True):

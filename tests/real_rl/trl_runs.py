@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 from datasets import Dataset
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import open_engine
@@ -27,7 +27,10 @@ from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.weight_sync import WeightSync
 from servanda.errors import ServandaError
 from servanda.rl import Monitor, preflight
-from servanda.rl.trl import Monitored, drilled, rollouts
+from servanda.rl.dumps.formats import open_dump
+from servanda.rl.trl import Dumping, Monitored, drilled, rollouts
+from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "models" / "tiny-lm")
@@ -38,10 +41,43 @@ ROWS = Dataset.from_dict({"prompt": ["12 + 7 =", "def sum("] * 4, "task": ["a", 
 class Trainer(Monitored, GRPOTrainer): ...
 
 
-def made(base=GRPOTrainer, peft=None, out="runs", config=None, **settings):
+class InProcess:
+    """An engine of Servanda behind the interface of TRL's VLLMGeneration."""
+
+    def __init__(self, trainer):
+        self.trainer, self.draws = trainer, rollouts(KERNEL)
+
+    def sync_weights(self):
+        self.draws.sync_of(self.trainer)()
+
+    def generate(self, prompts, images, num_generations, profiler):
+        batch = Batch(
+            tuple(range(len(prompts))),
+            tuple(map(tuple, prompts)),
+            self.trainer.max_completion_length,
+        )
+        trace = self.draws.engine.generate(batch, Sampling(), seed=self.trainer.state.global_step)
+        logps = np.split(trace.columns["logp"], np.cumsum(trace.length_S)[:-1])
+        tops = [[[float(logp)] for logp in own] for own in logps]
+        return prompts, [list(ids) for ids in trace.continuations], tops, None
+
+
+class OfRLOO(RLOOTrainer):
+    """vLLM's place is taken by an engine that runs on a CPU; the rest is TRL's."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "colocate", -1
+        self.vllm_generation = InProcess(self)
+
+
+class RLOO(Monitored, OfRLOO): ...
+
+
+def made(base=GRPOTrainer, peft=None, out="runs", config=None, kind=GRPOConfig, **settings):
     return base(
         model=MODEL,
-        args=GRPOConfig(
+        args=kind(
             str(out),
             bf16=False,
             use_cpu=True,
@@ -89,6 +125,62 @@ def a_run(contract, state, **settings):
     )
     trainer.train()
     return {"steps": trainer.state.global_step, "log": trainer.state.log_history}
+
+
+def an_rloo_run(watching, acting, state):
+    options = {"slices": ("task",), "kind": RLOOConfig}
+    trainer = made(RLOO, monitor=Monitor(watching, state=state), config={"beta": 0.05}, **options)
+    trainer.train()
+    return {
+        "log": trainer.state.log_history,
+        "no engine": error_of(
+            lambda: made(type("T", (Monitored, RLOOTrainer), {}), monitor=Monitor("trl"), **options)
+        ),
+        "acting": error_of(lambda: made(RLOO, monitor=Monitor(acting), **options)),
+    }
+
+
+def a_dump(contract, folder):
+    """What a run keeps: every sequence, with its prompt and labels."""
+    trainer = made(
+        Trainer,
+        monitor=Monitor(contract, dump=folder, sample=1.0),
+        slices=("task",),
+        rollout_func=rollouts(KERNEL),
+    )
+    trainer.train()
+    parts = list(open_dump(folder).read())
+    decode = trainer.processing_class.decode
+    return {
+        "steps": [p.step for p in parts],
+        "prompts": sorted(
+            {
+                decode(ids[: int(mask.argmax())])
+                for p in parts
+                for ids, mask in zip(
+                    *(np.split(a, np.cumsum(p.length_S)[:-1]) for a in (p.token_N, p.mask_N)),
+                    strict=True,
+                )
+            }
+        ),
+        "labels": [{n: sorted({*v}) for n, v in p.labels.items()} for p in parts],
+    }
+
+
+def all_sequences(folder):
+    """servanda.rl.trl.Dumping: every sequence, or an error where TRL has no logprobs."""
+    trainer = made(
+        type("Dumped", (Dumping, GRPOTrainer), {}),
+        dump=folder,
+        rollout_func=rollouts(KERNEL),
+        config={"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 2},
+    )
+    trainer.train()
+    once = made(
+        type("Dumped", (Dumping, GRPOTrainer), {}), dump=folder, rollout_func=rollouts(KERNEL)
+    )
+    (part,) = open_dump(folder).read()
+    return {"step": part.step, "sequences": len(part), "error": error_of(once.train)}
 
 
 # a generation that four updates learn from, with an evaluation after each; two to an update
@@ -184,6 +276,9 @@ def main(watching, masking, folder):
         "silent": error_of(lambda: drilled(silent)),
         "broken": error_of(lambda: drilled(broken)),
         "script": drilled(script).outcome,
+        "rloo": an_rloo_run(watching, masking, folder / "rloo.jsonl"),
+        "dump": a_dump(watching, folder / "kept"),
+        "all": all_sequences(folder / "all"),
     }
     print("\n" + json.dumps(found))
 

@@ -7,6 +7,7 @@
 
 import json
 import sys
+import tempfile
 
 import numpy as np
 import torch
@@ -77,7 +78,17 @@ def trainer_of(calls, correction, calculate=True):
         score[-1] = float(i % GROUP)
         mine["rm_scores"] = score
         prompts = torch.arange(PROMPT)
-        rows[key] = {"prompts": prompts, "uid": uid, "data_source": "gsm8k", **mine}
+        extra = {"num_cached_tokens": i % 2, "global_steps": 2}
+        if i % 4:  # verl counts drafts of a request whose engine reports them
+            extra |= {"spec_num_verify_steps": 5, "spec_num_draft_tokens": 10}
+            extra["spec_num_accepted_tokens"] = 4 + i % 2
+        rows[key] = {
+            "prompts": prompts,
+            "uid": uid,
+            "data_source": "gsm8k",
+            "extra_fields": extra,
+            **mine,
+        }
         tags[key] = {"seq_len": PROMPT + int(width), "min_global_steps": 2, "max_global_steps": 2}
     queue = Queue(rows, tags)
     trainer_base.tq = queue
@@ -108,10 +119,12 @@ def step(contract, calls, correction, recompute=0.0, calculate=True):
     """A step as verl makes it: old logprobs, then advantages."""
     from servanda.rl import Monitor
     from servanda.rl import verl as plugin
+    from servanda.rl.dumps.formats import open_dump
 
     watch = plugin.install()
     vars(watch).clear()  # each scenario begins anew
-    watch.__init__(Monitor(contract), recompute)
+    kept = tempfile.TemporaryDirectory()
+    watch.__init__(Monitor(contract, dump=kept.name, sample=1.0), recompute)
     trainer, queue = trainer_of(calls, correction, calculate)
     metrics = {}
     try:
@@ -122,7 +135,11 @@ def step(contract, calls, correction, recompute=0.0, calculate=True):
     rows = [*queue.rows.values()]
     names = [n for n in ("response_mask", "rollout_is_weights") if n in rows[0]]
     written = {n: [row[n].tolist() for row in rows] for n in names}
-    return {"metrics": metrics, "asked": trainer.actor_rollout_wg.asked, **written}
+    with kept:
+        (part,) = open_dump(kept.name).read()
+    labels = {name: sorted({*values}) for name, values in part.labels.items()}
+    own = {"step": part.step, "labels": labels}
+    return {"metrics": metrics, "asked": trainer.actor_rollout_wg.asked, **written, **own}
 
 
 def main(watching, correcting, path):

@@ -2,12 +2,15 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.rl import Monitor
+from servanda.rl import DraftCounts, Monitor, package_version, read_state
+from servanda.rl.dumps.formats import open_dump
+from servanda.rl.package_version import built
 from servanda.rl.trl import Monitored, rollouts, trainee
 from servanda.rl.trl_batch import groups_of
 from tests.rl.monitor.recorded import Call, Trainer
@@ -55,10 +58,18 @@ def held(tmp_path):
     def make(kind, rules=NOTHING, limit=0.9, stop=False, slices=SLICES, **settings):
         path = tmp_path / "grpo.yaml"
         path.write_text(CONTRACT.format(rules=rules, limit=limit))
-        monitor = Monitor(path, stop=stop)
+        own = {name: settings.pop(name) for name in ("state", "dump", "sample") if name in settings}
+        monitor = Monitor(path, stop=stop, **own)
         return Kept(Call(kind), monitor=monitor, slices=slices, **settings)
 
     return make
+
+
+def two_ranks():
+    """The accelerator of the first of two ranks."""
+    return SimpleNamespace(
+        num_processes=2, process_index=0, is_main_process=True, gather=lambda value: value
+    )
 
 
 def logged(trainer):
@@ -163,7 +174,7 @@ def test_a_step_whose_losses_were_not_seen_is_an_error():
     with pytest.raises(MeasurementError) as caught:
         trainer.end_step()
     assert str(caught.value) == (
-        "step 1 ended without a loss whose logprobs were seen\n"
+        "step 2 ended without a loss whose logprobs were seen\n"
         "  hint: something replaced GRPOTrainer._compute_loss, or the batches that it gets: pass "
         "score_share=0.06, and the trainer scores that share of the sequences"
     )
@@ -219,8 +230,105 @@ def test_a_trl_without_the_methods_that_are_overridden_is_refused_at_once():
 
     class Held(Monitored, Old): ...
 
-    with pytest.raises(MeasurementError, match=r"no GRPOTrainer\._get_per_token_logps_and_entr"):
+    with pytest.raises(MeasurementError, match=r"no Held\._get_per_token_logps_and_entr"):
         Held(Call("engine"), monitor=Monitor("trl"))
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"), [("1.2.0", 1), ("1.8.0", 0), ("1.99", 0), ("2.0.0", 1)]
+)
+def test_an_unsupported_trl_is_refused_with_its_version_and_the_next_move(
+    monkeypatch, found, refused
+):
+    """TRL 1.2 failed in the middle of a step: "not enough values to unpack"."""
+
+    class OfTrl(Trainer):
+        __module__ = "trl.trainer.grpo_trainer"
+
+    class Held(Monitored, OfTrl): ...
+
+    monkeypatch.setattr(package_version, "version", lambda _: found)
+    if not refused:
+        Held(Call("engine"), monitor=Monitor("trl"))
+        return
+    with pytest.raises(MeasurementError) as caught:
+        Held(Call("engine"), monitor=Monitor("trl"))
+    assert str(caught.value) == (
+        f"TRL {found} is installed, and its batches may mean something else\n"
+        "  hint: Servanda supports TRL 1.8 to 1.x, tested with 1.16.0: pip install trl==1.16.0"
+    )
+
+
+def test_steps_have_the_number_that_trl_logs(held, tmp_path):
+    trainer = held("engine", state=tmp_path / "steps.jsonl")
+    trainer.generate()
+    (read,) = read_state(tmp_path / "steps.jsonl")
+    assert read.step == trainer.call.step + 1
+
+
+def test_a_sample_of_the_sequences_has_their_prompts(held, tmp_path):
+    """TRL pads prompts on the left; a dump has none of the padding."""
+    trainer = held("engine", dump=tmp_path / "kept", sample=1.0)
+    trainer.generate()
+    out, mask_BT = trainer.call.out, trainer.call.mask_BT
+    (rollouts,) = open_dump(tmp_path / "kept").read()
+    assert rollouts.step == trainer.call.step + 1
+    wanted = [
+        [*prompt[there == 1], *completion[: np.flatnonzero(mask).max() + 1]]
+        for prompt, there, completion, mask in zip(
+            out["prompt_ids"], out["prompt_mask"], out["completion_ids"], mask_BT, strict=True
+        )
+    ]
+    found = np.split(rollouts.token_N, np.cumsum(rollouts.length_S)[:-1])
+    assert sorted(map(list, found)) == sorted(wanted)
+    assert not rollouts.mask_N[0]
+
+
+def test_the_hook_fills_what_trl_knows_of_the_engine(held, tmp_path):
+    def labels(trainer):
+        (rollouts,) = open_dump(trainer.folder).read()
+        return {name: {*values} for name, values in rollouts.labels.items()}
+
+    def kept(name, **settings):
+        trainer = held("vllm", dump=tmp_path / name, sample=1.0, **settings)
+        trainer.folder = tmp_path / name
+        trainer.generate()
+        return labels(trainer)
+
+    found = kept("colocate", vllm_mode="colocate", _last_loaded_step=3)
+    domains = {"domain": found["domain"]}
+    assert found == domains | {"rank": {"0"}, "replica": {"0"}, "weight_version": {"3"}} | (
+        {"engine": {built("vllm")}} if built("vllm") else {}
+    )
+    # one server behind all ranks says neither its version nor which of its replicas answered
+    assert kept("server", vllm_mode="server") == domains | {"rank": {"0"}}
+
+
+def test_labels_that_the_hook_fills_are_no_surprise(held):
+    trainer = held("engine")
+    trainer.generate()
+    assert not any("has no slice" in note for note in trainer.monitor.notes)
+
+
+def test_drafts_are_read_once_a_step_by_the_main_process(held):
+    class Meter:
+        problem = ""
+
+        def read(self):
+            return DraftCounts(100, 300, 150, (80, 50, 20))
+
+    trainer = held("engine", drafts=Meter())
+    trainer.generate()
+    assert logged(trainer)["servanda/draft_acceptance"] == [0.5]
+    other = held(
+        "engine",
+        drafts=Meter(),
+        accelerator=SimpleNamespace(
+            num_processes=1, process_index=1, is_main_process=False, gather=lambda value: value
+        ),
+    )
+    other.generate()
+    assert "servanda/draft_acceptance" not in logged(other)
 
 
 def test_logprobs_that_are_there_are_not_computed_again(held):
@@ -313,7 +421,7 @@ def test_a_run_does_not_stop_unless_told(held):
     trainer.call.out["old_per_token_logps"] -= 4.0
     trainer.generate()
     assert not trainer.end_step().should_training_stop
-    assert trainer.monitor.would_have_stopped == 1
+    assert trainer.monitor.would_have_stopped == 2  # as TRL numbers it
 
 
 def test_an_evaluation_is_not_observed(held):
@@ -411,7 +519,7 @@ def test_all_ranks_are_heard_where_there_are_several(held, monkeypatch):
     """One rank is told to halt, so every rank does."""
     import servanda.rl.trl as module
 
-    several = type("Several", (), {"num_processes": 2, "gather": staticmethod(lambda v: v)})
+    several = two_ranks()
     sent = []
 
     def gathered(value):
@@ -428,7 +536,7 @@ def test_all_ranks_are_heard_where_there_are_several(held, monkeypatch):
 def test_a_rank_whose_rows_lack_a_column_does_not_leave_the_others_waiting(held, monkeypatch):
     import servanda.rl.trl as module
 
-    several = type("Several", (), {"num_processes": 2, "gather": staticmethod(lambda v: v)})
+    several = two_ranks()
     sent = []
     monkeypatch.setattr(module, "gathered", lambda value: sent.append(value) or [value])
     with pytest.raises(EvidenceError, match="no row of the batch has the column 'task'"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.rl import Monitor
+from servanda.rl import DraftCounts, Monitor, package_version, verl_batch
 from servanda.rl import verl as plugin
 from servanda.rl.verl_observer import CONTRACT, RECOMPUTE, STATE, Halted, Watch
 from tests.rl.monitor import verl_contracts
@@ -237,7 +237,7 @@ def test_a_run_stops_by_an_exception_when_told(watched):
     metrics, _ = watched(HALT, limit=0.3, stop=True)
     data = batch()
     data.batch["old_log_probs"] -= 4.0
-    with pytest.raises(Halted, match="the contract says halt at step 0:\nverl: rollouts  against"):
+    with pytest.raises(Halted, match="the contract says halt at step 1:\nverl: rollouts  against"):
         metrics.calculate_debug_metrics(data)
 
 
@@ -312,6 +312,48 @@ def test_a_share_that_is_none_is_refused(monkeypatch, text):
     assert str(caught.value) == (
         f"SERVANDA_VERL_RECOMPUTE is {text!r}\n  hint: a share of sequences, such as 0.05"
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"), [("0.7.1", 1), ("0.9.1", 0), ("0.10.0", 0), ("1.0", 1)]
+)
+def test_an_unsupported_verl_is_refused_with_its_version_and_the_next_move(
+    verl, tmp_path, monkeypatch, found, refused
+):
+    monkeypatch.setattr(package_version, "version", lambda _: found)
+    monkeypatch.setenv(CONTRACT, "verl-sync")
+    said = (
+        f"verl {found} is installed, and its batches may mean something else\n"
+        "  hint: Servanda supports verl 0.9 to 0.x, tested with 0.9.1: pip install verl==0.9.1"
+    )
+    assert (plugin.missing() == [said]) == bool(refused)
+    sys.modules.pop(METRICS, None)
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
+    if not refused:
+        importlib.import_module(METRICS)
+        return
+    with pytest.raises(MeasurementError) as caught:
+        importlib.import_module(METRICS)
+    assert str(caught.value) == said
+
+
+def test_drafts_and_labels_are_what_verl_knows_of_each_sequence():
+    spec = {"spec_num_verify_steps": 5, "spec_num_draft_tokens": 15, "spec_num_accepted_tokens": 6}
+    assert verl_batch.drafts_of([spec, {"num_cached_tokens": 3}, None, spec]) == DraftCounts(
+        10, 30, 12
+    )
+    assert verl_batch.drafts_of([{"num_cached_tokens": 3}, None]) is None  # absent is not zero
+    assert verl_batch.drafts_of([{**spec, "spec_num_accepted_tokens": 99}]) is None
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout={"name": "no-such"}))
+    )
+    tags = [{"min_global_steps": 4, "max_global_steps": 5}, {"min_global_steps": 5}, {}]
+    extra = [{"num_cached_tokens": 16}, {"num_cached_tokens": None}, None]
+    assert verl_batch._engine_labels(trainer, tags, extra) == {
+        "weight_version": ["4-5", "5", ""],
+        "cached_tokens": ["16", "", ""],
+    }
+    assert verl_batch._engine_labels(trainer, [{}], []) == {}
 
 
 def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):

@@ -21,6 +21,7 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
+from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
@@ -144,6 +145,9 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
         return service_level(clause, load, schedule.seed)
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
+    if clause.metric == DRAFT_ACCEPTANCE:
+        reason = "drafts are counted in a training run: Monitor.observe(..., drafts=)"
+        return NotHere(reason, required=bool(clause.required))
     if section == "numerical" and contract.kernels.infer.engine in BEST_ONLY:
         # between the bounds from the top-k tokens
         metric = DIVERGENCES.get(clause.metric)

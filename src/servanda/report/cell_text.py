@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import ORDER, WITHIN_NOISE, CellVerdict
+from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.judgement.clauses.statistical import ALWAYS
+from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.report.format import WRITTEN, count, exact_percent, line, number, percent, place
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 
@@ -102,6 +104,8 @@ def where(cell: CellVerdict, longest: int = 0) -> str:
 
 
 def limit_sign(cell: CellVerdict) -> str:
+    if cell.metric in RUNTIME_METRICS:
+        return "≥" if RUNTIME_METRICS[cell.metric].limit == "at_least" else "≤"
     return "≥" if cell.metric.endswith("_ratio") and cell.section == "observability" else "≤"
 
 
@@ -127,6 +131,10 @@ def excess(cell: CellVerdict) -> float:
         return 0.0
     if cell.value is None or not cell.limit or math.isnan(cell.value):
         return 0.0
+    if cell.metric == DRAFT_ACCEPTANCE:  # a share: what was lost, in units of what may be
+        return (1 - cell.value) / (1 - cell.limit)
+    if limit_sign(cell) == "≥":
+        return abs(cell.limit) / abs(cell.value) if cell.value else math.inf
     return abs(cell.value) / abs(cell.limit)
 
 

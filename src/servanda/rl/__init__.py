@@ -7,13 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from servanda.engines.http.draft_meter import DraftMeter
     from servanda.rl.monitor.monitor import Monitor, Step
     from servanda.rl.sync_drill.trainee import Trainee
     from servanda.rl.trainer_drill import preflight
     from servanda.rl.watch.monitor_state import read_state
+    from servanda.theory.stats.draft_counts import DraftCounts
 
 # name -> module; imported on first use, so that `import servanda.rl` does not import torch
 _HOME = {
+    "DraftCounts": "theory.stats.draft_counts",
+    "DraftMeter": "engines.http.draft_meter",
     "Monitor": "rl.monitor.monitor",
     "Step": "rl.monitor.monitor",
     "Trainee": "rl.sync_drill.trainee",
@@ -21,7 +25,7 @@ _HOME = {
     "read_state": "rl.watch.monitor_state",
 }
 
-__all__ = ["Monitor", "Step", "Trainee", "preflight", "read_state"]
+__all__ = ["DraftCounts", "DraftMeter", "Monitor", "Step", "Trainee", "preflight", "read_state"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,22 +10,34 @@
 #   those of the loss, if TRL updates once with the whole generation: no further forward pass;
 #   those of a forward pass over some sequences, if the contract acts on tokens before the loss.
 #
-# TRL is not imported here: the mixin is used with a TRL class.  Written for TRL 1.16.
+# TRL is not imported here: the mixin is used with a TRL class, GRPOTrainer or RLOOTrainer.  Written
+# for TRL 1.16.
 # Axes: B sequences of this rank, T tokens of a completion.
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.trl_batch import SHARE, Waiting, column_of, groups_of, loss_mask, rows_of, share_of
+from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.rl.monitor import actions
+from servanda.rl.trl_batch import (
+    SHARE,
+    Waiting,
+    column_of,
+    groups_of,
+    loss_mask,
+    rows_of,
+    share_of,
+    tokens_of,
+)
+from servanda.rl.trl_dump import Dumping
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
+from servanda.rl.trl_setup import Recorder, check_trl, labels_of
 
 if TYPE_CHECKING:
     from servanda.rl.monitor.monitor import Monitor, Step
@@ -34,7 +46,15 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-__all__ = ["Monitored", "drilled", "gathered", "instead_of_training", "rollouts", "trainee"]
+__all__ = [
+    "Dumping",
+    "Monitored",
+    "drilled",
+    "gathered",
+    "instead_of_training",
+    "rollouts",
+    "trainee",
+]
 
 PREFIX = "servanda/"
 _ROW = "servanda_row"  # in a batch of TRL: the row of the generation
@@ -61,11 +81,13 @@ class Monitored(Base):
             pass of its own, where TRL has not computed their logprobs; sampled by the step alone,
             at least one sequence of each rank.  Default: none, because the logprobs of the loss
             are judged; SHARE if the contract masks slices; 1 if it corrects tokens.
+        drafts: a DraftMeter of the engines, which the main process reads at each step.
 
     Raises:
         MeasurementError: TRL samples from the module that it trains, so the tokens have no sampler
-            logprobs; or all of them are NaN; or this TRL's GRPOTrainer is not supported.
-        ContractError: only a share of sequences is scored, but the contract corrects every token.
+            logprobs; or all of them are NaN; or this TRL or trainer is not supported.
+        ContractError: only a share of sequences is scored, but the contract corrects every token;
+            or it acts on tokens, and the loss of the trainer is one of whole responses.
     """
 
     def __init__(
@@ -74,9 +96,11 @@ class Monitored(Base):
         monitor: Monitor,
         slices: Sequence[str] | Mapping[str, str] = (),
         score_share: float | None = None,
+        drafts: Any = None,
         **kwargs: Any,
     ) -> None:
-        _check_trl(self)
+        check_trl(self, Monitored)
+        monitor.numbered_from(1)  # TRL logs a step after its update
         self.monitor = monitor
         self.score_share = share_of(monitor, score_share)
         self.slices = dict(
@@ -89,15 +113,28 @@ class Monitored(Base):
         super().__init__(*args, **kwargs)
         if self.score_share is None and getattr(self, "use_liger_kernel", False):
             self.score_share = SHARE  # the losses of older TRL then compute no logprobs
-        if not self.use_vllm and self.rollout_func is None:
+        if not self.use_vllm and getattr(self, "rollout_func", None) is None:
             raise _no_logprobs(self, nan=False)  # its batches have no sampler logprobs
+        self._recorder: Recorder | None = None
+        if not hasattr(self, "rollout_func"):  # RLOO drops what it does not need
+            _refuse_actions(monitor)
+            self._recorder = Recorder(self.vllm_generation)
+        self._drafts = drafts if self.accelerator.is_main_process else None
         if self.accelerator.num_processes > 1:
             monitor.across(gathered)
         self.add_callback(_watcher(self))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         began, last = time.perf_counter(), self._began
+        if self._recorder is not None:
+            self._recorder.begin()
         out = super()._generate_and_score_completions(inputs)
+        if self._recorder is not None:
+            seen = self._recorder.end(out["completion_ids"])
+            if self.model.training:
+                self._act(out, self._judged(seen[0], self._given(inputs, {**out, **seen[1]})))
+                self._batches += 1
+            return out
         if not self.model.training:  # an evaluation has no gradient
             return out
         if self._scoring:
@@ -136,10 +173,11 @@ class Monitored(Base):
             "logp_infer_BT": sampled_BT,
             "mask_BT": mask_BT,
             "groups": groups_of(out),
-            "labels": labels,
+            "labels": labels_of(self, len(mask_BT)) | labels,
             "advantages": out["advantages"],
             "weights": int(self.state.global_step),
-            "tokens": out["completion_ids"],
+            "tokens": tokens_of(out),
+            "drafts": self._drafts,
         }
 
     def _judged(self, logp_train_BT: Any, given: Mapping[str, Any]) -> Step:
@@ -162,6 +200,8 @@ class Monitored(Base):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._recorder is not None:
+            self._recorder.scored(found[0])
         if self._waiting and self._rows is not None:  # the forward pass of the loss
             self._waiting.add(self._rows, found[0].detach())
             self._rows = None
@@ -172,8 +212,9 @@ class Monitored(Base):
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
         if waiting.logp_BT is None:
+            step = waiting.given["weights"] + 1
             raise MeasurementError(
-                f"step {waiting.given['weights']} ended without a loss whose logprobs were seen",
+                f"step {step} ended without a loss whose logprobs were seen",
                 hint="something replaced GRPOTrainer._compute_loss, or the batches that it gets: "
                 f"pass score_share={SHARE:g}, and the trainer scores that share of the sequences",
             )
@@ -251,22 +292,14 @@ def _watcher(trainer: Monitored) -> Any:
     return Watcher()
 
 
-def _check_trl(trainer: Any) -> None:
-    """Refuse a TRL whose trainer differs from the mixin's assumptions."""
-    for name in (
-        "_generate_and_score_completions",
-        "_get_per_token_logps_and_entropies",
-        "_compute_loss",
-    ):
-        if not hasattr(super(Monitored, trainer), name):
-            try:
-                has = f"TRL {version('trl')}"
-            except PackageNotFoundError:
-                has = "this trainer"
-            raise MeasurementError(
-                f"{has} has no GRPOTrainer.{name}: the monitor would see no batch",
-                hint="Servanda supports TRL 1.16 (1.8 works too); pip install -U trl",
-            )
+def _refuse_actions(monitor: Monitor) -> None:
+    acting = sorted({"correct", "mask"} & actions.named(monitor.contract))
+    if acting:
+        raise ContractError(
+            f"the contract says {acting[0]}, and RLOO's loss is one of whole responses, with one "
+            "weight each",
+            hint=f"take {acting[0]} out of the contract, or train with GRPOTrainer",
+        )
 
 
 def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
@@ -276,7 +309,7 @@ def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
             hint="find out why the engine scores its own tokens as NaN; start a server with "
             "--logprobs-mode processed_logprobs",
         )
-    if trainer.rollout_func is not None:
+    if getattr(trainer, "rollout_func", None) is not None:
         return MeasurementError(
             "rollout_func returned no logprobs: nothing can be compared",
             hint="return in `logprobs` the logprob that each token was sampled with",
@@ -289,7 +322,8 @@ def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
     return MeasurementError(
         "TRL samples from the module that it trains (use_vllm=False), so the tokens have no "
         "sampler's logprobs: nothing can be compared",
-        hint="set use_vllm=True, or rollout_func=servanda.rl.trl.rollouts(engine)",
+        hint="set use_vllm=True"
+        + (", or rollout_func=servanda.rl.trl.rollouts(engine)" * hasattr(trainer, "rollout_func")),
     )
 
 

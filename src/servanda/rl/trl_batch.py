@@ -80,6 +80,14 @@ def loss_mask(out: Mapping[str, Any]) -> Any:
     return mask_BT * out["tool_mask"] if "tool_mask" in out else mask_BT
 
 
+def tokens_of(out: Mapping[str, Any]) -> Any:
+    """Prompts and completions, [B, P + T]; -1 is padding before a prompt."""
+    import torch
+
+    prompt_BP = out["prompt_ids"].masked_fill(out["prompt_mask"] != 1, -1)
+    return torch.cat([prompt_BP, out["completion_ids"]], dim=1)
+
+
 def groups_of(out: Mapping[str, Any]) -> list[str]:
     """The prompt of each sequence, [B], as a digest of its ids, equal on every rank."""
     there_BP = out["prompt_mask"] == 1

@@ -102,6 +102,17 @@ class Rollouts:
             self._synced = None
         return self._of[1]
 
+    @property
+    def synced(self) -> int | None:
+        """The trainer's step whose weights the engine has; None before the first sync."""
+        return self._synced
+
+    @property
+    def build(self) -> str:
+        """The engine's kernel string; "" if it has none."""
+        kernel = getattr(self.engine, "kernel", None)
+        return "" if kernel is None else str(kernel)
+
     def score(self, rows: Rows) -> list[np.ndarray]:
         """The engine's logprob of each token of a row except the first, at temperature 1, nats."""
         batch = Batch(

@@ -16,7 +16,7 @@
 #   SERVANDA_VERL_RECOMPUTE  in bypass mode, the share of sequences that the trainer scores after
 #                            all, 0.06 by default; 0: none
 #
-# Written against verl 0.9.1.  Axes: B sequences of a batch, T columns of a response.
+# Written for verl 0.9.1.  Axes: B sequences of a batch, T columns of a response.
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ from pathlib import Path
 from typing import Any
 
 from servanda.errors import MeasurementError, ServandaError
+from servanda.rl.package_version import check_version
 from servanda.rl.verl_observer import ACTIVE, CONTRACT, Watch
 
 _OURS = "__servanda__"  # mark of replaced functions
 
 
 _PACKAGES = {"transfer_queue": "TransferQueue"}  # module -> its name on PyPI, if different
+_SUPPORTED = ((0, 9), (1, 0))
 _METRICS = "verl.utils.debug.metrics"
 _HELPER = "verl.trainer.ppo.rollout_corr_helper"
 
@@ -127,6 +129,11 @@ def _function(module: Any, name: str, *takes: str) -> Any:
     )
 
 
+def check_verl() -> None:
+    """Refuse an unsupported version of verl."""
+    check_version("verl", "verl", _SUPPORTED, "0.9.1")
+
+
 def _marked(function: Any) -> Any:
     setattr(function, _OURS, True)
     return function
@@ -148,6 +155,7 @@ class _Changing(MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             execute(module)
+            check_verl()
             CHANGES[name](module, self.watch)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -169,6 +177,7 @@ def install(monitor: Any = None, recompute: float | None = None) -> Watch:
     sys.meta_path.insert(0, _Changing(watch))
     for name, change in CHANGES.items():
         if name in sys.modules:
+            check_verl()
             change(sys.modules[name], watch)
     return watch
 
@@ -180,6 +189,10 @@ def missing() -> list[str]:
     """
     if not os.environ.get(CONTRACT):
         return [f"{CONTRACT} is not set: name a contract, or a preset such as verl-sync"]
+    try:
+        check_verl()
+    except MeasurementError as error:
+        return [str(error)]
     problems = []
     try:
         watch = Watch()

@@ -5,18 +5,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from servanda.errors import EvidenceError
+from servanda.rl.package_version import built
+from servanda.theory.stats.draft_counts import DraftCounts
+
+# of each sequence: drafts, their tokens, and the accepted ones
+_SPEC = ("spec_num_verify_steps", "spec_num_draft_tokens", "spec_num_accepted_tokens")
 
 
 def about(trainer: Any, batch: Any) -> dict[str, Any]:
     """Weights, staleness, prompts and labels of a batch, and whether verl accepts changes to it.
 
     Returns:
-        weights: updates so far.  staleness: [B].  groups, labels: as in Monitor.observe, if verl
-            has them.  hands_back: whether masks and weights reach the loss.
+        weights: updates so far.  staleness: [B].  groups, labels, drafts: as in Monitor.observe,
+            if verl has them.  hands_back: whether masks and weights reach the loss.
     """
     rollout_correction = trainer.config.algorithm.get("rollout_correction", None)
     bypass = bool(rollout_correction and rollout_correction.get("bypass_mode", False))
@@ -26,17 +33,63 @@ def about(trainer: Any, batch: Any) -> dict[str, Any]:
         "staleness": np.array([_staleness(updates, tag) for tag in batch.tags]),
         "hands_back": rollout_correction is not None and not bypass,
     }
-    columns = fetched(batch, ["uid", "data_source"])
+    columns = fetched(batch, ["uid", "data_source", "extra_fields"])
     if "uid" in columns:
         known["groups"] = _texts(columns["uid"])
-    if labels := labels_of(columns):
+    extra = _values(columns["extra_fields"]) if "extra_fields" in columns else []
+    if labels := labels_of(columns) | _engine_labels(trainer, batch.tags, extra):
         known["labels"] = labels
+    known["drafts"] = drafts_of(extra)
     return known
 
 
+def _engine_labels(
+    trainer: Any, tags: Sequence[Mapping[str, Any]], extra: Sequence[Any]
+) -> dict[str, list[str]]:
+    """What verl knows of the engine that sampled each sequence; "" where it does not."""
+    labels = {
+        "weight_version": [_versions(tag) for tag in tags],
+        "cached_tokens": [_number(fields, "num_cached_tokens") for fields in extra],
+        "engine": [built(str(trainer.config.actor_rollout_ref.rollout.get("name", "")))]
+        * len(tags),
+    }
+    return {name: values for name, values in labels.items() if any(values)}
+
+
+def _versions(tag: Mapping[str, Any]) -> str:
+    """The updates of the weights that sampled a sequence, such as "12", or "11-12"."""
+    ends = [tag.get(f"{end}_global_steps") for end in ("min", "max")]
+    return "-".join(dict.fromkeys(str(end) for end in ends if end is not None))
+
+
+def _number(fields: Any, name: str) -> str:
+    value = fields.get(name) if isinstance(fields, Mapping) else None
+    return "" if value is None else str(int(value))
+
+
+def drafts_of(extra: Sequence[Any]) -> DraftCounts | None:
+    """The drafts of a batch, over the sequences of which verl counted them; None without any.
+
+    Args:
+        extra: verl's extra fields of each sequence.
+    """
+    counted = [fields for fields in extra if isinstance(fields, Mapping) and _SPEC[0] in fields]
+    if not counted:
+        return None
+    drafts, proposed, accepted = (sum(int(f.get(name) or 0) for f in counted) for name in _SPEC)
+    try:
+        return DraftCounts(drafts, proposed, accepted)
+    except EvidenceError:
+        return None  # a count that verl did not finish is none
+
+
 def _texts(column: Any) -> list[str]:
+    return [str(value) for value in _values(column)]
+
+
+def _values(column: Any) -> list[Any]:
     """A non-tensor column: tensordict returns a list, or an object that converts to one."""
-    return [str(value) for value in (column.tolist() if hasattr(column, "tolist") else column)]
+    return [*(column.tolist() if hasattr(column, "tolist") else column)]
 
 
 def _staleness(updates: int, tag: Mapping[str, Any]) -> float:

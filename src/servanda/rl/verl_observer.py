@@ -53,16 +53,18 @@ class Watch:
 
     @cached_property
     def monitor(self) -> Any:
-        if self._given[0] is not None:
-            return self._given[0]
-        from servanda.rl.monitor.monitor import Monitor
+        monitor = self._given[0]
+        if monitor is None:
+            from servanda.rl.monitor.monitor import Monitor
 
-        return Monitor(
-            os.environ[CONTRACT],
-            state=os.environ.get(STATE) or None,
-            dump=os.environ.get(DUMP) or None,
-            stop=os.environ.get(STOP) == "1",
-        )
+            monitor = Monitor(
+                os.environ[CONTRACT],
+                state=os.environ.get(STATE) or None,
+                dump=os.environ.get(DUMP) or None,
+                stop=os.environ.get(STOP) == "1",
+            )
+        monitor.numbered_from(1)  # verl counts the current step
+        return monitor
 
     @cached_property
     def recompute(self) -> float:
@@ -170,11 +172,12 @@ class Watch:
             weights=weights,
             tokens=data.batch.get("responses", None),
             selected_from=known.get("selected_from"),
+            drafts=known.get("drafts"),
         )
 
     def _metrics(self, step: Any, compared: float) -> dict[str, float]:
         if "halt" in step.action:
-            raise Halted(f"the contract says halt at step {step.weights}:\n{step}")
+            raise Halted(f"the contract says halt at step {step.step}:\n{step}")
         own = {ACTIVE: 1.0, "servanda/compared": compared}
         return {**{name: float(value) for name, value in step.metrics.items()}, **own}
 

@@ -45,7 +45,9 @@ class Trainer:
 
     def __init__(self, call, **settings):
         self.call = call
-        self.accelerator = SimpleNamespace(num_processes=1, gather=lambda value: value)
+        self.accelerator = SimpleNamespace(
+            num_processes=1, process_index=0, is_main_process=True, gather=lambda value: value
+        )
         self.model = SimpleNamespace(training=True)
         self.state = SimpleNamespace(global_step=call.step)
         self.args = SimpleNamespace(per_device_train_batch_size=16)

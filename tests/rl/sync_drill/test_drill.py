@@ -12,7 +12,7 @@ from servanda.errors import Interrupted, MeasurementError  # noqa: E402
 from servanda.rl.sync_drill.drill import preflight, restore  # noqa: E402
 from servanda.rl.sync_drill.plan import planned  # noqa: E402
 from servanda.rl.sync_drill.trainee import Trainee  # noqa: E402
-from tests.rl.sync_drill.toys import Toy, bits, pair  # noqa: E402
+from tests.rl.sync_drill.toys import Engine, Toy, bits, pair  # noqa: E402
 
 
 def test_an_engine_that_gets_all_follows_exactly():
@@ -59,6 +59,23 @@ def test_an_engine_that_began_with_other_weights_and_gets_none_is_named():
     result = preflight(trainee)
 
     assert result.found.floor > 1 and (result.outcome, result.cause) == ("violated", "never_synced")
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_the_draft_of_speculation_is_drilled_as_a_trainee_of_its_own(forgotten):
+    """One sync is for both models; it may forget the draft, and the target's drill holds."""
+    target, draft = Toy(), Toy(layers=1, seed=1)
+    of_target, of_draft = Engine(target), Engine(draft)
+
+    def sync():
+        of_target.sync()
+        if not forgotten:
+            of_draft.sync()
+
+    assert preflight(Trainee(target, sync, of_target.score)).outcome == "holds"
+    found = preflight(Trainee(draft, sync, of_draft.score))
+    assert found.outcome == ("violated" if forgotten else "holds")
+    assert found.cause == ("never_synced" if forgotten else "")
 
 
 def test_a_head_that_is_tied_for_the_trainer_only_is_named():

@@ -11,6 +11,7 @@ from servanda.contract.clause import Clause, Relative, Section
 from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
+from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ RUNTIME_METRICS: Mapping[str, RuntimeMetric] = MappingProxyType(
             "the largest difference of a logprob between a text scored alone and in a batch; "
             "0 is bit for bit",
             "nat", "at_most", "0", False, False,
+        ),
+        DRAFT_ACCEPTANCE: RuntimeMetric(
+            "the share of the draft tokens of speculative decoding that the target accepts, "
+            "counted by the rollout engine during a training step",
+            "", "at_least", "0.5", False, False,
         ),
     }
 )  # fmt: skip
@@ -105,6 +111,9 @@ def _limit(
         yield Finding(path, message, f"add {metric.limit}: {metric.example}")
     elif isinstance(limit, Relative):
         yield from _relative(at, contract, clause, metric, limit)
+    elif clause.metric == DRAFT_ACCEPTANCE and limit >= 1:
+        message = f"{clause.metric} is a share, and found a limit of {limit:g}"
+        yield Finding(at, message, f"write a share below 1, such as {metric.example}")
     elif limit < 0:
         message = f"{clause.metric} is never negative, found a limit of {limit:g}"
         yield Finding(at, message, "write a limit above 0")

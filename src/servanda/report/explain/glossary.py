@@ -85,7 +85,7 @@ def explain_metric(name: str) -> str | None:
         takes = f"takes {metric.limit}, such as {metric.limit}: {metric.example}"
         takes += "; an aggregate, mean or p50 to p99.9" if metric.aggregate else ""
         takes += "; and the load it is measured under" if metric.load else ""
-        unit = f"  unit     {metric.unit}\n"
+        unit = f"  unit     {metric.unit}\n" if metric.unit else ""
         return f"{name}: {metric.meaning}.\n{unit}  clause   under runtime.clauses; {takes}"
     if name in CHAIN:
         return f"{name}: {CHAIN[name].meaning}.\n  promise  statistical: {CHAIN[name].example}"

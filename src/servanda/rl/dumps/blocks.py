@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from servanda.rl.dumps.slicing import FILLED
 from servanda.traces.pair import pair_of
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 from servanda.traces.trace import TracePair
@@ -123,7 +124,9 @@ class ContentDigest:
 
     def add(self, block: Rollouts) -> None:
         # an empty column may be present or not, depending on the reader's chunks
-        labels = [(name, values) for name, values in sorted(block.labels.items()) if any(values)]
+        # labels that formats fill do not count, so that digests of older versions remain
+        named = ((n, values) for n, values in sorted(block.labels.items()) if n not in FILLED)
+        labels = [(name, values) for name, values in named if any(values)]
         texts = [block.step, block.group_S, labels]
         self._hash.update(repr(texts).encode("utf-8", "surrogatepass"))
         columns = {

@@ -16,6 +16,7 @@ from servanda.errors import ContractError
 from servanda.judgement import plan as planning
 from servanda.judgement.clause_kinds import NotHere
 from servanda.judgement.clauses.base import Cell, Kind
+from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, DraftAcceptance
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.guards import Coherent, UsableRatio
 from servanda.judgement.clauses.relative import RelativeCertificate
@@ -161,8 +162,14 @@ def plan_of(contract: Contract, labels: Sequence[Labels]) -> Plan:
     """
     corpus = corpus_of("the first step", labels)
     plan = planning.make_plan(contract, {WORKLOAD: corpus}, None)
-    cells = tuple(replace(cell, kind=_kind(cell)) for cell in plan.cells)
-    return replace(plan, cells=cells)
+    return replace(plan, cells=tuple(map(_in_a_step, plan.cells)))
+
+
+def _in_a_step(cell: Cell) -> Cell:
+    """A cell as a step judges it."""
+    if cell.clause.metric == DRAFT_ACCEPTANCE:  # counted beside the tokens of the step
+        return replace(cell, kind=DraftAcceptance(), workload=WORKLOAD)
+    return replace(cell, kind=_kind(cell))
 
 
 def _kind(cell: Cell) -> Kind:

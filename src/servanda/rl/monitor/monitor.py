@@ -17,28 +17,26 @@ from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
-from servanda.judgement.verdict import BlindSpot, Verdict, judge, unsound
-from servanda.rl.dumps import diagnosis
+from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.preset import WORKLOAD
-from servanda.rl.dumps.slicing import Counts
+from servanda.rl.dumps.slicing import FILLED, Counts
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import COLUMNS
 from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
 from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
+from servanda.rl.monitor.drafts import Meter, counted, draft_metrics, notes_on
+from servanda.rl.monitor.outcome import blind_spots, cause_of, verdict_of
 from servanda.rl.monitor.part import part_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
-from servanda.rl.monitor.statistics import (
-    StepStatistics,
-    joined,
-    overlaps,
-)
-from servanda.rl.monitor.step import Step, metrics_of, selection, state_line
+from servanda.rl.monitor.statistics import StepStatistics, joined, overlaps
+from servanda.rl.monitor.step import Step, metrics_of, state_line
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.draft_counts import DraftCounts
 
 _NOTES = 20  # most notes carried over
 
@@ -86,12 +84,17 @@ class Monitor:
         self._state = RunState() if self._journal is None else self._journal.read()
         self._stop = stop
         self._plan: Plan | None = None
+        self._first = 0
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
 
     def across(self, gather: Gather) -> None:
         """Connect other ranks from now on, unless a `gather` was given at the start."""
         if self._gather is ranks.alone:
             self._gather = gather
+
+    def numbered_from(self, first: int) -> None:
+        """Number the steps as the trainer's own log: `first` is the step before any update."""
+        self._first = first
 
     @property
     def contract(self) -> Contract:
@@ -101,7 +104,7 @@ class Monitor:
     @property
     def would_have_stopped(self) -> int | None:
         """The first step with the action `halt`."""
-        return self._state.would
+        return None if self._state.would is None else self._state.would + self._first
 
     def observe(
         self,
@@ -117,6 +120,7 @@ class Monitor:
         tokens: object = None,
         selected: object = None,
         selected_from: int | None = None,
+        drafts: DraftCounts | Meter | None = None,
     ) -> Step:
         """Judge the tokens of one step, over all ranks.
 
@@ -137,6 +141,8 @@ class Monitor:
             selected: bools, [B]: whether the sequence was selected for scoring, before anything
                 was known of its outcome.  The others are not judged, and their logprobs not read.
             selected_from: number of sequences from which these B were selected so.
+            drafts: what this rank's engines counted of their speculative decoding since the last
+                step, or a DraftMeter that reads it; the counts of all ranks are added.
 
         Raises:
             EvidenceError: inconsistent arrays, a missing mask, or inconsistent ranks.
@@ -163,11 +169,13 @@ class Monitor:
         except Exception as error:
             self.refuse(error)
             raise
+        counts, notes = counted(drafts)
+        self._note(*notes)
         if self._plan is None:
             self._open(batch)
         parts, rank = ranks.gathered(
             self._gather,
-            part_of(self._member, self._digest, self.contract, self._statistics, batch),
+            part_of(self._member, self._digest, self.contract, self._statistics, batch, counts),
         )
         return self._judged(parts, rank, batch)
 
@@ -202,7 +210,7 @@ class Monitor:
             state.labels = tuple(dict.fromkeys(labels))
             self._note(*state.left_out)
             known = contract.labels
-            if odd := [repr(name) for name in batch.labels if name not in known]:
+            if odd := [repr(name) for name in batch.labels if name not in (*known, *FILLED)]:
                 by = f"by {', '.join(known)}" if known else "by no label"
                 self._note(f"label {', '.join(odd)} has no slice; slices are {by}")
         plan = plan_of(contract.complete(state.rules), state.labels)
@@ -234,9 +242,10 @@ class Monitor:
         assert plan is not None
         groups = ranks.groups_of(parts)
         agreement = sum((part.agreement for part in parts), Agreement())
+        counts = sum((part.drafts for part in parts), DraftCounts())
         # one closed round, the scope of a step's verdict
         weighed = Weighed(
-            joined(plan.cells, [part.statistics for part in parts]),
+            joined(plan.cells, [part.statistics for part in parts], counts),
             ((),) * len(plan.cells),  # a step has no noise floor
             sequences=sum(part.sequences for part in parts),
             tokens=sum(part.tokens for part in parts),
@@ -261,17 +270,9 @@ class Monitor:
             wrong.append("the mask has no trained token")
 
         offered = sum(part.offered for part in parts)
-        share = [BlindSpot("sample", selection(weighed.sequences, offered))]
-        share = share if offered > weighed.sequences else []
-
-        def verdict_of(intervals: bool = True) -> Verdict:
-            verdict = judge(plan, evidence, intervals=intervals)
-            spots = (*share, *(BlindSpot("slice", text) for text in state.left_out))
-            spots = spots if intervals else ()
-            verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
-            return unsound(verdict, wrong[0]) if wrong else verdict
-
-        verdict = verdict_of(intervals=False)
+        spots = blind_spots(weighed.sequences, offered, state.left_out)
+        later = partial(verdict_of, plan, evidence, wrong, spots)
+        verdict = later(intervals=False)
         names = [cut.name for cut in self._shown]
         sums = self._overlaps(verdict, batch)
         taken = actions.due(plan.contract, verdict, names, sums)
@@ -283,22 +284,18 @@ class Monitor:
             newest = state.ends.newest
             if newest is not None and batch.weights < newest.step and not state.resumed:
                 self._note(
-                    f"step {batch.weights} came after step {newest.step}: the records from "
-                    "that step on are discarded"
+                    f"step {batch.weights + self._first} came after step "
+                    f"{newest.step + self._first}: the records from that step on are discarded"
                 )
             self._note(*self._contract.unsliced(batch.labels, state.labels))
             state.add(batch.weights, groups)
         ends = state.ends.copied()
-        red = dict.fromkeys(
-            c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
-        )
-        if verdict.outcome == "error":
-            failed = (c for c in verdict.cells if c.enforced and c.outcome == "error")
-            cause = wrong[0] if wrong else next((c.note for c in failed), "")
-        else:
-            cause = diagnosis.likely(self._shown, [*red], sums, None)
+        cause = cause_of(verdict, wrong, self._shown, sums, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
-        metrics = metrics_of(verdict, parts, groups, state.ends.ratio)
+        metrics = metrics_of(verdict, parts, groups, state.ends.ratio) | draft_metrics(
+            counts, state.drafts, batch.weights, 1 - plan.contract.confidence
+        )
+        self._note(*notes_on(metrics))
         step = Step(
             batch.weights,
             verdict.outcome,
@@ -310,8 +307,10 @@ class Monitor:
             metrics | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
-            verdict_of,
+            later,
             lambda: ends.trend(least=1),
+            step=batch.weights + self._first,
+            drafts=counts,
         )
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
             _ = step.token_weights  # before the trainer changes its arrays
@@ -333,7 +332,7 @@ class Monitor:
         """Write sample and state; a full disk gives a note at the next step, and stops no run."""
         try:
             if self._dump is not None:
-                self._dump.write(batch.on_host, rank)
+                self._dump.write(batch.on_host, rank, step.step)
                 self._dump.next_share = sample
             if self._journal is not None and rank == 0:
                 entry = state_line(step, time.time())

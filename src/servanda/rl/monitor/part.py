@@ -10,10 +10,16 @@ from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.device_batch import agreement
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.statistics import StepStatistics, contributions
+from servanda.theory.stats.draft_counts import DraftCounts
 
 
 def part_of(
-    member: str, digest: str, contract: Contract, statistics: StepStatistics, batch: Batch
+    member: str,
+    digest: str,
+    contract: Contract,
+    statistics: StepStatistics,
+    batch: Batch,
+    drafts: DraftCounts,
 ) -> Part:
     """Reduce a batch to what is sent to the other ranks.
 
@@ -41,4 +47,5 @@ def part_of(
         contributions=contributions(batch, psi_of(contract)),
         unsound=soundness.problems(batch),
         agreement=agreement(batch),
+        drafts=drafts,
     )

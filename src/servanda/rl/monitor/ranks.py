@@ -19,6 +19,7 @@ from servanda.rl.dumps.slicing import Counts, Labels
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.draft_counts import DraftCounts
 
 Gather = Callable[[Any], Sequence[Any]]
 
@@ -66,6 +67,7 @@ class Part(RankMessage):
         contributions: see `statistics.contributions`.
         unsound: problems of its data.
         agreement: whether its two columns could have disagreed.
+        drafts: what its engines counted.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -78,6 +80,7 @@ class Part(RankMessage):
     contributions: tuple[float, float, int] = (0.0, 0.0, 0)
     unsound: tuple[str, ...] = ()
     agreement: Agreement = field(default_factory=Agreement)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class SampleDump:
                 hint="pass tokens=, or leave out dump=",
             )
 
-    def write(self, batch: Batch, rank: int) -> Path | None:
+    def write(self, batch: Batch, rank: int, step: int) -> Path | None:
         share = max(self.share, self.next_share or 0.0)
         drawn_B = uniforms(self.seed, f"keep.{rank}", batch.weights, batch.sequences)
         at = np.flatnonzero((drawn_B < share) & batch.selected_B)
@@ -64,7 +64,7 @@ class SampleDump:
             return None if values is None else np.broadcast_to(values, batch.mask_BT.shape)[at]
 
         return Writer(self.folder, rank).step(
-            batch.weights,
+            step,
             token_BT[at],
             batch.mask_BT[at],
             batch.logp_train_BT[at],

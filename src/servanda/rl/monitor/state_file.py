@@ -15,7 +15,8 @@ from typing import Any
 from servanda.contract.clause import SliceRule
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.rl.dumps.slicing import Labels
-from servanda.rl.dumps.steps import RunEnds, TokenSum
+from servanda.rl.dumps.steps import ENDS, RunEnds, TokenSum
+from servanda.theory.stats.draft_counts import DraftCounts
 
 SCHEMA = 1
 
@@ -29,6 +30,7 @@ class RunState:
             combinations of its first step.
         left_out: the reasons for omitted slices.
         would: the first step with the action `halt` that was not executed.
+        drafts: updates -> counts of drafts of the first steps that have some.
         resumed: whether the next step is the first after a restart.
     """
 
@@ -38,6 +40,7 @@ class RunState:
     left_out: tuple[str, ...] = ()
     ends: RunEnds = field(default_factory=RunEnds)
     would: int | None = None
+    drafts: dict[int, DraftCounts] = field(default_factory=dict)
     resumed: bool = False
 
     def add(self, weights: int, groups: Mapping[str, TokenSum]) -> None:
@@ -122,6 +125,9 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
             state.would = int(entry["weights"])
         groups = {str(i): TokenSum(float(t), int(n)) for i, (t, n) in enumerate(entry["groups"])}
         state.resumed = True
+        if (drafts := entry.get("drafts")) and len(state.drafts) < ENDS:
+            counts = DraftCounts(**{**drafts, "by_depth": tuple(drafts["by_depth"])})
+            state.drafts[int(entry["weights"])] = counts
         if entry["tokens"]:
             state.add(int(entry["weights"]), groups)
     except (KeyError, TypeError, ValueError) as error:

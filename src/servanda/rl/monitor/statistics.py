@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.draft_acceptance import DraftAcceptance
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
@@ -25,6 +26,7 @@ from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.device_arrays import hosted, is_tensor
+from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
@@ -152,13 +154,17 @@ def _lowest(logp_BT: Any, where: Any = True) -> float:
     return float(logp_BT.masked_fill(~known_BT, 0.0).clamp(max=0.0).min())
 
 
-def joined(cells: Sequence[Cell], parts: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+def joined(
+    cells: Sequence[Cell], parts: Sequence[Sequence[Any]], drafts: DraftCounts
+) -> tuple[Any, ...]:
     """The combined statistics of ranks, independent of their order."""
     by_cell = zip(cells, zip(*parts, strict=True), strict=True)
-    return tuple(_joined(cell, statistics) for cell, statistics in by_cell)
+    return tuple(_joined(cell, statistics, drafts) for cell, statistics in by_cell)
 
 
-def _joined(cell: Cell, statistics: Sequence[Any]) -> Any:
+def _joined(cell: Cell, statistics: Sequence[Any], drafts: DraftCounts) -> Any:
+    if isinstance(cell.kind, DraftAcceptance):
+        return drafts
     if isinstance(cell.kind, Certificate):
         return cell.kind.grown(_sum(statistics))
     if isinstance(cell.kind, Coherent):

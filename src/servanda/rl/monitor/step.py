@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps.steps import TokenSum, Trend
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA
+from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.traces.serialization import to_plain
 
 Array = NDArray[Any]
@@ -37,6 +38,8 @@ class Step:
         metrics: metrics to log; numbers that were not measured are absent.
         cause: likely cause of the violated slices, or the problem of the data; "" if none.
         notes: omitted parts, with the reasons.
+        step: the number of the step in the trainer's log; by default `weights`.
+        drafts: what the engines of all ranks counted of their speculative decoding.
     """
 
     weights: int
@@ -51,6 +54,8 @@ class Step:
     notes: tuple[str, ...]
     _verdict: Callable[[], Verdict]
     _trend: Callable[[], Trend | None]
+    step: int = field(default=0, kw_only=True)
+    drafts: DraftCounts = field(default=DraftCounts(), kw_only=True)
 
     @cached_property
     def token_weights(self) -> Array:
@@ -123,6 +128,7 @@ def state_line(step: Step, at: float) -> dict[str, Any]:
         {
             "schema": SCHEMA,
             "weights": step.weights,
+            "step": step.step,
             "at": at,
             "name": verdict.contract,
             "contract": verdict.key.contract,
@@ -138,6 +144,7 @@ def state_line(step: Step, at: float) -> dict[str, Any]:
             "sequences": verdict.sequences,
             "cells": [_cell(c) for c in verdict.cells if c.outcome != "not applicable"],
             "metrics": dict(step.metrics),
+            **({"drafts": asdict(step.drafts)} if step.drafts.drafts else {}),
         }
     )
 

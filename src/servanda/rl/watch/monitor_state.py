@@ -14,9 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from servanda.contract.clause import Section
 from servanda.errors import ContractError
 from servanda.judgement.clauses.base import GUARDS, CellVerdict
+from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.rl.dumps.steps import RunEnds, TokenSum
+from servanda.rl.monitor.drafts import NAME as DRAFTS
 from servanda.rl.monitor.state_file import SCHEMA
 from servanda.rl.watch.step import WatchedStep
 
@@ -48,6 +51,7 @@ class _Line(msgspec.Struct):
     weights: int
     outcome: Outcome
     cells: list[_Cell]
+    step: int | None = None  # of the trainer's log; missing in older files
     name: str = ""
     action: list[str] = []
     would: list[str] = []
@@ -121,16 +125,17 @@ class MonitorSource:
         except _Unreadable as unreadable:
             step = 0 if self._step is None else self._step
             return WatchedStep(step, "error", why=f"{place}: {unreadable}")
-        again = line.weights <= self._furthest
-        self._name, self._step = line.name, line.weights
-        self._furthest = max(self._furthest, line.weights)
+        number = line.weights if line.step is None else line.step
+        again = number <= self._furthest
+        self._name, self._step = line.name, number
+        self._furthest = max(self._furthest, number)
         cells = tuple(map(_cell, line.cells))
         if line.tokens:
             groups = {str(i): TokenSum(*sums) for i, sums in enumerate(line.groups)}
             # a run that went back repeats its steps
-            self._ends.add_groups(line.weights, groups, anew=True)
+            self._ends.add_groups(number, groups, anew=True)
         return WatchedStep(
-            line.weights,
+            number,
             line.outcome,
             cells,
             line.tokens,
@@ -142,6 +147,7 @@ class MonitorSource:
             actions=tuple(dict.fromkeys((*line.action, *line.would))),
             again=again,
             needs_tokens=line.needs_tokens,
+            drafts=_number(line.metrics.get(DRAFTS)),
         )
 
     def head(self) -> tuple[str, ...]:
@@ -225,7 +231,7 @@ def _cell(cell: _Cell) -> CellVerdict:
     low, high = _number(cell.low), _number(cell.high)
     return CellVerdict(
         cell.clause,
-        "observability" if cell.metric in GUARDS else "statistical",
+        _section(cell.metric),
         cell.metric,
         cell.aggregate,
         cell.slice,
@@ -240,6 +246,12 @@ def _cell(cell: _Cell) -> CellVerdict:
         missing=cell.missing,
         threshold=_number(cell.threshold),
     )
+
+
+def _section(metric: str) -> Section:
+    if metric in GUARDS:
+        return "observability"
+    return "runtime" if metric == DRAFT_ACCEPTANCE else "statistical"
 
 
 def _number(value: Number) -> float | None:

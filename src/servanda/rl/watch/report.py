@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servanda.report.cell_text import GLYPH
-from servanda.report.format import count, line
+from servanda.report.format import count, line, percent
 from servanda.rl.watch.step import WatchedStep
 from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, WatchState, number
 
@@ -17,11 +17,13 @@ def step_line(step: WatchedStep) -> str:
     if step.outcome == "error":
         parts.append(line(step.why))
     elif worst is not None:
-        parts.append(f"{worst.clause}, {line(step.place(worst.slice))}: {number(worst)}")
+        parts.append(f"{worst.clause}, {line(step.where(worst))}: {number(worst)}")
     else:
         parts.append("no trained token")
     if step.trend is not None:
         parts.append(f"trend x{step.trend.ratio:.2f}")
+    if step.drafts is not None:
+        parts.append(f"drafts accepted {percent(step.drafts)}")
     if step.outcome == "inconclusive" and step.needs_tokens is not None:
         parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {step.tokens:,}")
     if step.again:

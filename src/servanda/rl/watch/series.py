@@ -13,7 +13,7 @@ from servanda.report.cell_text import excess
 from servanda.rl.dumps.format import is_gradient
 from servanda.rl.watch.step import WatchedStep
 
-MOST = 12
+MOST = 13
 _AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then newly violated ones
 
 # name -> description
@@ -26,6 +26,7 @@ WHOLES: Mapping[str, str] = {
     "worst": "the largest value on any slice, divided by its limit",
     "trend": "mean |log ratio| of the last five steps divided by that of the first five",
     "staleness": "weight updates between sampling and training, of the oldest token",
+    "draft_acceptance": "share of the draft tokens that the target accepted",
 }
 assert len(WHOLES) + _AT_FIRST + _LATER == MOST
 
@@ -60,6 +61,7 @@ def series(step: WatchedStep, places: tuple[str, ...]) -> dict[str, float]:
         "worst": excess(worst) if worst else None,
         "trend": step.trend.ratio if step.trend else None,
         "staleness": step.staleness,
+        "draft_acceptance": step.drafts,
     }
     for name in places:
         cell = step.worst(name)

@@ -30,6 +30,7 @@ class WatchedStep:
         again: whether this step was judged before and has changed since.
         together: slice -> first of the steps that it is judged on.
         needs_tokens: approximate number of tokens for a decision, if undecided.
+        drafts: share of the draft tokens that the target accepted; None: not counted.
     """
 
     step: int
@@ -46,6 +47,7 @@ class WatchedStep:
     again: bool = False
     together: Mapping[str, int] = field(default_factory=dict)
     needs_tokens: int | None = None
+    drafts: float | None = None
 
     @property
     def enforced(self) -> tuple[CellVerdict, ...]:
@@ -56,6 +58,10 @@ class WatchedStep:
         first = self.together.get(name, self.step)
         steps = f" (steps {first} to {self.step})" if first < self.step else ""
         return f"{format.place(name)}{steps}"
+
+    def where(self, cell: CellVerdict) -> str:
+        """The display name of what a cell is about."""
+        return "all drafts" if cell.section == "runtime" else self.place(cell.slice)
 
     @property
     def slices(self) -> tuple[str, ...]:

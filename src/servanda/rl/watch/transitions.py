@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from servanda.judgement.clauses.base import CellVerdict, Outcome
-from servanda.report.cell_text import interval, limit, of_cell
+from servanda.report.cell_text import interval, limit, limit_sign, of_cell
 from servanda.report.format import count
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import GROWS
@@ -240,11 +240,12 @@ def _alert(
         interval=cell.interval,
         limit=cell.limit,
         n=cell.n,
-        words=f"{format.clause(cell)}, {step.place(cell.slice)}: {number(cell)}, n {cell.n:,}",
+        words=f"{format.clause(cell)}, {step.where(cell)}: {number(cell)}, n {cell.n:,}",
     )
 
 
 def number(cell: CellVerdict) -> str:
     """The value of a cell with its interval and its limit."""
     value = " ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
-    return f"{value}, limit {limit(cell)}"
+    least = "at least " if limit_sign(cell) == "≥" and cell.section == "runtime" else ""
+    return f"{value}, limit {least}{limit(cell)}"

@@ -361,6 +361,7 @@ def test_prime_ranks_are_replicas_in_their_order(tmp_path):
     for rank in (10, 2):
         prime(tmp_path, EXPECTED[:1], rank=rank)
     assert [row["replica"] for row in read(open_dump(tmp_path)).rows] == ["2", "10"]
+    assert [row["rank"] for row in read(open_dump(tmp_path)).rows] == ["2", "10"]
 
 
 def test_prime_tokens_that_no_policy_drew_have_no_mask(tmp_path):

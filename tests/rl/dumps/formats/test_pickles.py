@@ -316,6 +316,16 @@ def test_staleness_does_not_depend_on_the_rollout_that_a_process_began_with(tmp_
     assert [row["staleness"][0] for row in rows] == [1.0, 0.0, 0.0]
 
 
+def test_the_weights_that_sampled_a_response_are_its_label(tmp_path):
+    pytest.importorskip("torch")
+    many = [sample(weight_versions=versions) for versions in (["4"], ["4", "5", "5"], None)]
+    for at, one in enumerate(many):
+        one["tokens"] = [at + 1, *one["tokens"][1:]]
+    pt(tmp_path, {"format_version": 2, "rollout_id": 3, "samples": many})
+    (part,) = open_dump(tmp_path).read()
+    assert part.labels["weight_version"] == ("4", "4-5", "")
+
+
 @pytest.mark.parametrize("payload", [[1], {"rollout_id": 1}, {"rollout_id": 1, "samples": [3]}])
 def test_a_file_of_torch_with_something_else_is_said(tmp_path, payload):
     pt(tmp_path, payload)

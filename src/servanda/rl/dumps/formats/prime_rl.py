@@ -131,7 +131,11 @@ def _packed(line: _Plain, place: str, replica: str) -> Line:
     for start in starts:
         if not loss[start]:  # the first token has no context
             train[start] = math.nan
-    labels = {"replica": replica, **({"env": line.env_name} if line.env_name else {})}
+    labels = {
+        "replica": replica,
+        "rank": replica,
+        **({"env": line.env_name} if line.env_name else {}),
+    }
     many = len(starts) > 1
     return Line(
         [f"{place}.{at + 1}" for at in range(len(starts))] if many else [place],
@@ -188,7 +192,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Pla
     env = values.get("env_name")
     if env is not None and not isinstance(env, str):
         raise Unusable("env_name is no text")
-    labels = {"replica": replica, **({"env": env} if env else {})}
+    labels = {"replica": replica, "rank": replica, **({"env": env} if env else {})}
     for at, (start, end) in enumerate(zip(starts, [*starts[1:], len(token)], strict=True)):
         part = slice(int(start), int(end))
         mask = drawn[part]

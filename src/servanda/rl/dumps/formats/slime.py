@@ -144,13 +144,17 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
     reward = sample.get("raw_reward")
     plain_reward = isinstance(reward, int | float) and not isinstance(reward, bool)
     source = sample.get("source_names")
+    labels = {"env": source} if isinstance(source, str) and source else {}
+    if versions:  # of a response that several weights sampled, the first and the last
+        ends = dict.fromkeys((min(versions), max(versions)))
+        labels["weight_version"] = "-".join(map(str, ends))
     return base.RolloutRow(
         token=token,
         mask=mask,
         logp_train=whole("log_probs"),
         logp_infer=base.drawn_only(whole("rollout_log_probs"), mask),
         prompt=prompt,
-        labels={"env": source} if isinstance(source, str) and source else {},
+        labels=labels,
         per_sequence={"reward": float(reward)} if plain_reward else {},  # pyright: ignore
         per_token=per_token,
     )
