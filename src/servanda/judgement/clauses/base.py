@@ -322,6 +322,10 @@ class Kind:
     def unexamined(self, cell: Cell, rounds: list[Statistic], look: Interim, /) -> tuple[str, ...]:
         return ()
 
+    def invalidates(self, other: Kind, /) -> bool:
+        """Whether another kind's cells are inconclusive if this validity check fails."""
+        return isinstance(other, Sampled)
+
 
 class Sampled(Kind):
     """Kinds on sampled tokens: inconclusive if a validity check fails."""

@@ -18,6 +18,7 @@ from servanda.judgement.clause_kinds import NotHere
 from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.guards import Coherent, UsableRatio
+from servanda.judgement.clauses.loss_weights import LossCheck
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import RATIO_METRICS
@@ -183,7 +184,7 @@ def _not_answered(kind: Kind, clause: Clause) -> str:
         return "a training step has no noise floor and no stable kernel to compare with"
     if isinstance(kind, AnswerGap):
         return "a step is judged by token, and this contract's loss is defined on whole responses"
-    if isinstance(kind, UsableRatio | Coherent | Gap):
+    if isinstance(kind, UsableRatio | Coherent | Gap | LossCheck):
         return ""
     if type(kind) is Certificate and clause.metric in RATIO_METRICS:
         return ""

@@ -9,36 +9,29 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
 from servanda.judgement.bitwise import objection, remarks
+from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
-from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, unsound
 from servanda.rl.dumps import diagnosis
 from servanda.rl.dumps.blocks import paired
-from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import Counts
 from servanda.rl.dumps.steps import TokenSum
-from servanda.rl.monitor import actions, ranks, soundness
+from servanda.rl.monitor import actions, loss, ranks, soundness
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import COLUMNS
 from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
 from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
-from servanda.rl.monitor.part import part_of
+from servanda.rl.monitor.part import evidence_of, extras_of, part_of, weighed_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
-from servanda.rl.monitor.statistics import (
-    StepStatistics,
-    joined,
-    overlaps,
-)
+from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, selection, state_line
-from servanda.theory.stats.agreement import Agreement
 
 _NOTES = 20  # most notes carried over
 
@@ -117,6 +110,10 @@ class Monitor:
         tokens: object = None,
         selected: object = None,
         selected_from: int | None = None,
+        loss_weights: object = None,
+        loss_mask: object = None,
+        versions: object = None,
+        older: Mapping[int, object] | None = None,
     ) -> Step:
         """Judge the tokens of one step, over all ranks.
 
@@ -137,6 +134,10 @@ class Monitor:
             selected: bools, [B]: whether the sequence was selected for scoring, before anything
                 was known of its outcome.  The others are not judged, and their logprobs not read.
             selected_from: number of sequences from which these B were selected so.
+            loss_weights: the weight that the loss gave to each token, [B] or [B, T].
+            loss_mask: 1 if the loss used the token, after every filter, [B, T].
+            versions: the weights that sampled, as a number of updates, [B] or [B, T].
+            older: {1: logprobs under the weights before the last update, ...}, [B, T] each.
 
         Raises:
             EvidenceError: inconsistent arrays, a missing mask, or inconsistent ranks.
@@ -156,6 +157,10 @@ class Monitor:
                 tokens=tokens,
                 selected=selected,
                 selected_from=selected_from,
+                loss_weights=loss_weights,
+                loss_mask=loss_mask,
+                versions=versions,
+                older=older,
             )
             actions.check_selection(self.contract, batch)
             if self._dump is not None:
@@ -219,7 +224,7 @@ class Monitor:
         late = dict.fromkeys(cell.cut for cell in plan.cells if cell.cut.outcome)
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
-        self._statistics = StepStatistics(plan.cells, self._cuts)
+        self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
         """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
@@ -233,25 +238,11 @@ class Monitor:
         plan, state = self._plan, self._state
         assert plan is not None
         groups = ranks.groups_of(parts)
-        agreement = sum((part.agreement for part in parts), Agreement())
-        # one closed round, the scope of a step's verdict
-        weighed = Weighed(
-            joined(plan.cells, [part.statistics for part in parts]),
-            ((),) * len(plan.cells),  # a step has no noise floor
-            sequences=sum(part.sequences for part in parts),
-            tokens=sum(part.tokens for part in parts),
-            groups=len(groups),
-            agreement=agreement,
-        )
-        key = EvidenceKey(
-            contract=self._digest,
-            corpus="",
-            train="external",
-            infer="external",
-            weights=str(batch.weights),
-            grade="declared",
-        )
-        evidence = Evidence(key, plan.digest, {(WORKLOAD, 0): weighed})
+        weighed = weighed_of(plan, parts, len(groups))
+        agreement = weighed.agreement
+        evidence = evidence_of(plan, self._digest, batch.weights, weighed)
+        problems, notes, more = extras_of(plan, parts, batch.weights)
+        self._note(*notes)
         wrong = [problem for part in parts for problem in part.unsound]
         if copied := objection(plan.contract, agreement):
             wrong.append(copied)
@@ -259,6 +250,7 @@ class Monitor:
             self._note(*remarks(plan.contract, agreement))
         if not weighed.tokens:
             wrong.append("the mask has no trained token")
+        wrong += problems
 
         offered = sum(part.offered for part in parts)
         share = [BlindSpot("sample", selection(weighed.sequences, offered))]
@@ -296,7 +288,8 @@ class Monitor:
             failed = (c for c in verdict.cells if c.enforced and c.outcome == "error")
             cause = wrong[0] if wrong else next((c.note for c in failed), "")
         else:
-            cause = diagnosis.likely(self._shown, [*red], sums, None)
+            cause = loss.cause_of(verdict.cells)
+            cause = cause or diagnosis.likely(self._shown, [*red], sums, None)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         metrics = metrics_of(verdict, parts, groups, state.ends.ratio)
         step = Step(
@@ -307,7 +300,7 @@ class Monitor:
             taken.pages,
             taken.masked,
             partial(actions.token_weights, plan.contract, taken, batch, masked),
-            metrics | actions.metrics(taken, plan.contract),
+            metrics | more | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
             verdict_of,

@@ -10,15 +10,18 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from servanda.errors import EvidenceError
+from servanda.judgement.clauses.loss_weights import LossSums
 from servanda.rl.dumps.slicing import Counts, Labels
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.lag_split import LagSplit
+from servanda.theory.stats.version_fit import VersionFit
 
 Gather = Callable[[Any], Sequence[Any]]
 
@@ -66,6 +69,9 @@ class Part(RankMessage):
         contributions: see `statistics.contributions`.
         unsound: problems of its data.
         agreement: whether its two columns could have disagreed.
+        loss: what the loss used; None if it is not recorded.
+        versions: the engine's logprobs under other versions, see `versions.fits_of`.
+        lags: sums of |log ratio| against staleness.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -78,6 +84,9 @@ class Part(RankMessage):
     contributions: tuple[float, float, int] = (0.0, 0.0, 0)
     unsound: tuple[str, ...] = ()
     agreement: Agreement = field(default_factory=Agreement)
+    loss: LossSums | None = None
+    versions: Mapping[tuple[str, int], VersionFit] = field(default_factory=dict)
+    lags: LagSplit = field(default_factory=LagSplit)
 
 
 @dataclass(frozen=True)
