@@ -21,7 +21,6 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
-from servanda.judgement.clauses.loss_weights import LossCheck
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
@@ -137,10 +136,8 @@ def _not_live(contract: Contract, clause: Clause, kind: Kind) -> str:
 
 def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedule | None) -> Kind:
     if clause.metric in GUARDS:
-        guard = GUARDS[clause.metric]
-        if schedule is None:
-            return NotHere("there is no workload")
-        return guard.under(contract) if issubclass(guard, LossCheck) else guard()
+        known = GUARDS[clause.metric]
+        return known.declared(contract) if schedule else NotHere("there is no workload")
     if clause.metric in TIMINGS:
         if schedule is None:
             return NotHere("there is no workload whose prompts could be timed")

@@ -19,7 +19,6 @@ from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.clauses.loss_weights import LossCheck, declared_text
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.lint.chain import chain
 from servanda.judgement.lint.outcome_slices import mass_gap, outcomes
@@ -39,11 +38,10 @@ _GUARD_LIMITS = {
     "kept_ratio": ("at_least", "0.9"),
     "self_noise": ("at_most", "0.005"),
     "rescored_ratio": ("at_least", "0.005"),
-    **{
-        name: ("at_least", guard.example)
-        for name, guard in GUARDS.items()
-        if issubclass(guard, LossCheck)
-    },
+    "declared_weight_ratio": ("at_least", "0.999"),
+    "loss_kept_ratio": ("at_least", "0.95"),
+    "mean_weight_ratio": ("at_least", "0.5"),
+    "effective_ratio": ("at_least", "0.3"),
 }
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
@@ -88,7 +86,8 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
             yield Finding((*path, "load"), message, "remove load", key=True)
         if clause.metric in GUARDS:
             yield from _guard(path, section, clause)
-            yield from _loss(path, contract, clause)
+            for lack in GUARDS[clause.metric].lacks(contract, clause):
+                yield Finding((*path, lack.key), lack.message, lack.hint)
         elif clause.metric in DIVERGENCES:
             yield from _divergence(path, section, clause)
             yield from _relative(path, section, contract, clause)
@@ -127,21 +126,6 @@ def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
         yield Finding((*path, other), f"{metric} takes {takes}", hint, key=True)
         return
     yield from _share((*path, takes), clause, metric, takes, example)
-
-
-def _loss(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:
-    """Check a clause about the weights of a loss: a trainer's record, and a declaration."""
-    if not issubclass(GUARDS[clause.metric], LossCheck):
-        return
-    workload = contract.all_workloads.get(contract.workload_of(clause))
-    if workload is not None and workload.source != "trainer":
-        message = f"{clause.metric} is about a trainer's loss, and engines have none"
-        hint = "write workload: {source: trainer}, or remove the clause"
-        yield Finding((*path, "metric"), message, hint)
-    elif clause.metric == "declared_weight_ratio" and not declared_text(contract):
-        message = "declared_weight_ratio compares with the declared weighting, and none is declared"
-        hint = "declare gradient: {weighting: {tis: 2.0}}, or naive where nothing is corrected"
-        yield Finding((*path, "metric"), message, hint)
 
 
 def _share(path: Path, clause: Clause, metric: str, takes: str, example: str) -> Iterator[Finding]:

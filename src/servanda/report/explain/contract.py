@@ -14,7 +14,7 @@ from servanda.judgement.clause_kinds import Later, NotHere
 from servanda.judgement.clauses.base import GUARDS, Cell
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.clauses.loss_weights import LossCheck
+from servanda.judgement.clauses.loss_checks import LossCheck
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeCertificate

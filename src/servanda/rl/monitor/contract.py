@@ -18,7 +18,7 @@ from servanda.judgement.clause_kinds import NotHere
 from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.guards import Coherent, UsableRatio
-from servanda.judgement.clauses.loss_weights import LossCheck
+from servanda.judgement.clauses.loss_checks import LossCheck
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import RATIO_METRICS

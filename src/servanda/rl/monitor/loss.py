@@ -9,7 +9,7 @@ import numpy as np
 
 from servanda.contract.model import WHOLE, Contract
 from servanda.judgement.clauses.base import GUARDS, Array, Cell, CellVerdict, Kind
-from servanda.judgement.clauses.loss_weights import (
+from servanda.judgement.clauses.loss_checks import (
     ALL,
     MASK,
     WEIGHT,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.gradient import psi_of
-from servanda.judgement.clauses.loss_weights import LossSums
+from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.rl.dumps.preset import WORKLOAD

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses.loss_weights import LossSums
+from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.rl.dumps.slicing import Counts, Labels
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
-from servanda.judgement.clauses.loss_weights import LossCheck, LossSums
+from servanda.judgement.clauses.loss_checks import LossCheck, LossSums
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of

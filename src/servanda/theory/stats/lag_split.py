@@ -37,6 +37,13 @@ class LagLine:
     slope: float
     slope_interval: tuple[float, float]
 
+    def __str__(self) -> str:
+        low, high = self.slope_interval
+        return (
+            f"mean |log ratio| is {self.gap:.3g} nats at staleness 0, and an update adds "
+            f"{self.slope:.3g} [{low:.3g}, {high:.3g}]: an estimate, not a bound"
+        )
+
 
 @dataclass(frozen=True)
 class LagSplit:

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from servanda.contract.clause import Clause
 from servanda.contract.model import WHOLE, Contract
 from servanda.judgement.clauses.base import (
     GUARDS,
@@ -25,6 +26,7 @@ from servanda.judgement.clauses.base import (
     blank,
     limit_of,
 )
+from servanda.judgement.clauses.chain_metrics import Lack
 from servanda.judgement.clauses.gradient import Gap, psi_of
 from servanda.judgement.clauses.guards import errors_of
 from servanda.theory.bounds.applied_weights import Applied, Fits, differing, fits
@@ -191,17 +193,23 @@ class LossCheck(Kind):
     """A check on what the loss used.
 
     Args:
-        psi, declared: the contract's weighting, and its text.
+        psi, weighting: the contract's weighting, and its text.
     """
 
     psi: Psi
-    declared: str
-
-    example: ClassVar[str]
+    weighting: str
 
     @classmethod
-    def under(cls, contract: Contract) -> LossCheck:
+    def declared(cls, contract: Contract) -> LossCheck:
         return cls(psi_of(contract), declared_text(contract))
+
+    @classmethod
+    def lacks(cls, contract: Contract, clause: Clause, /) -> Iterator[Lack]:
+        """A trainer's record is needed."""
+        workload = contract.all_workloads.get(contract.workload_of(clause))
+        if workload is not None and workload.source != "trainer":
+            message = f"{clause.metric} is about a trainer's loss, and engines have none"
+            yield Lack(message, "write workload: {source: trainer}, or remove the clause")
 
     def weigh(self, cell: Cell, view: View) -> LossSums:
         inside_N = view.mask(cell.cut)
@@ -251,7 +259,14 @@ class LossCheck(Kind):
 class DeclaredWeight(LossCheck):
     """Share of the trained tokens whose weight in the loss is the declared one."""
 
-    example = "0.999"
+    @classmethod
+    def lacks(cls, contract: Contract, clause: Clause, /) -> Iterator[Lack]:
+        yield from super().lacks(contract, clause)
+        if not declared_text(contract):
+            yield Lack(
+                "declared_weight_ratio compares with the declared weighting, and none is declared",
+                "declare gradient: {weighting: {tis: 2.0}}, or naive where nothing is corrected",
+            )
 
     def invalidates(self, other: Kind) -> bool:
         return isinstance(other, Gap)  # the gap that the declared weighting would leave
@@ -261,14 +276,12 @@ class DeclaredWeight(LossCheck):
         return sums.declared_ratio, same / max(sums.tokens, 1), sums.compared
 
     def reason(self, sums: LossSums) -> str:
-        return sums.difference(self.declared)
+        return sums.difference(self.weighting)
 
 
 @GUARDS.register("loss_kept_ratio")
 class LossKept(LossCheck):
     """Share of the trained tokens that the loss did not drop: mask 1, and a weight above 0."""
-
-    example = "0.95"
 
     def measured(self, sums: LossSums) -> tuple[float | None, float, int]:
         return sums.kept_ratio, sums.kept / max(sums.tokens, 1), sums.known
@@ -281,8 +294,6 @@ class LossKept(LossCheck):
 class MeanWeight(LossCheck):
     """Sum of the weights that the loss used, by the number of trained tokens."""
 
-    example = "0.5"
-
     def measured(self, sums: LossSums) -> tuple[float | None, float, int]:
         return sums.mean, sums.total / max(sums.tokens, 1), sums.weighted
 
@@ -294,8 +305,6 @@ class MeanWeight(LossCheck):
 @GUARDS.register("effective_ratio")
 class EffectiveSize(LossCheck):
     """Effective sample size of the weights that the loss used, by the number of tokens."""
-
-    example = "0.3"
 
     def measured(self, sums: LossSums) -> tuple[float | None, float, int]:
         value = sums.effective_ratio
