@@ -74,7 +74,7 @@ class LossSums:
                 weightings compared.
         """
         factor_N, kept_N = applied.factor_N, applied.kept_N
-        told_K = factor_N[np.isfinite(factor_N)]
+        told_K = factor_N[np.isfinite(factor_N) & applied.weighed]
         compared_N, differing_N = differing(applied, psi)
         declares_N = psi.weight(np.exp(np.minimum(applied.log_ratio_N, 700.0))) > 0
         return cls(
@@ -90,7 +90,7 @@ class LossSums:
             int((differing_N & (kept_N == 1) & ~declares_N).sum()),
             int(np.isinf(factor_N).sum()),
             int((factor_N < 0).sum()),
-            fits(applied, psi) if whole and differing_N.any() else Fits(),
+            fits(applied, psi) if whole and applied.weighed and differing_N.any() else Fits(),
         )
 
     def __add__(self, other: LossSums) -> LossSums:

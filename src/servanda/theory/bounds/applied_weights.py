@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 
 _ROUNDINGS = 4  # of the ratio, its exponential (one unit is two), and the cap
 _COARSEST, _FINEST = "bfloat16", "float32"  # precisions in which losses compute weights
-_ENOUGH = 16  # fewest different weights that show the precision of a record
+_ENOUGH = 16  # fewest different weights that show the number of decimals of a record
 _DIGITS, _WRITTEN = 6, 1e-9  # decimals in which weights may be written, and the tolerance
 _LARGEST = 700.0  # nats: exp of more exceeds float64
 
@@ -49,6 +49,7 @@ class Applied:
         factor_N: the weight times the mask; NaN where only the mask is known to be 1, too.
         kept_N: 1 if the factor is above 0, 0 if it is 0, NaN if neither is known.
         sequence_N: sequence of each token, ascending.
+        weighed: whether weights are recorded, and not the mask alone.
     """
 
     log_ratio_N: Floats
@@ -56,6 +57,7 @@ class Applied:
     factor_N: Floats
     kept_N: Floats
     sequence_N: NDArray[np.int64]
+    weighed: bool = True
 
     @classmethod
     def of(
@@ -82,7 +84,7 @@ class Applied:
         kept_N = np.where(np.isnan(factor_N), np.nan, (factor_N != 0) * 1.0)
         if weight_N is None and mask_N is not None:
             kept_N = np.where(mask == 1, 1.0, kept_N)
-        return cls(log_ratio_N, error_N, factor_N, kept_N, sequence_N)
+        return cls(log_ratio_N, error_N, factor_N, kept_N, sequence_N, weight_N is not None)
 
     @property
     def relative(self) -> tuple[float, float]:
@@ -102,10 +104,10 @@ def precision(factor_N: Floats) -> tuple[float, float]:
     known = factor_N[np.isfinite(factor_N) & (factor_N != 0) & (factor_N != 1)]
     if len(known):
         known = np.unique(known[(known > known.min()) & (known < known.max())])
-    if len(known) < _ENOUGH:
+    if not len(known):
         return 2.0 ** -CAPTURES[_COARSEST], 0.0
     unit = 2.0 ** -min(CAPTURES[captured(known)], CAPTURES[_FINEST])
-    for digits in range(1, _DIGITS + 1):
+    for digits in range(1, _DIGITS + 1) if len(known) >= _ENOUGH else ():
         if (np.abs(known - np.round(known, digits)) <= _WRITTEN).all():
             return unit, 0.5 * 10.0**-digits
     return unit, 0.0
