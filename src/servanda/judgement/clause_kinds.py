@@ -137,7 +137,8 @@ def _not_live(contract: Contract, clause: Clause, kind: Kind) -> str:
 
 def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedule | None) -> Kind:
     if clause.metric in GUARDS:
-        return GUARDS[clause.metric]() if schedule else NotHere("there is no workload")
+        known = GUARDS[clause.metric]
+        return known.declared(contract) if schedule else NotHere("there is no workload")
     if clause.metric in TIMINGS:
         if schedule is None:
             return NotHere("there is no workload whose prompts could be timed")

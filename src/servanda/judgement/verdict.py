@@ -13,7 +13,7 @@ from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
 from servanda.judgement.breakdown import Breakdown, EValuePath
-from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, Sampled, worst
+from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, worst
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
@@ -336,14 +336,14 @@ def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -
 
     A check applies to its own workload.  While it is open, so are they.
     """
-    failed: dict[str, list[CellVerdict]] = {}
-    for v in verdicts:
+    failed: dict[str, list[tuple[Cell, CellVerdict]]] = {}
+    for cell, v in zip(cells, verdicts, strict=True):
         if v.section == "observability" and v.enforced and v.outcome in ("violated", "error"):
-            failed.setdefault(v.workload, []).append(v)
+            failed.setdefault(v.workload, []).append((cell, v))
     judged = []
     for cell, v in zip(cells, verdicts, strict=True):
-        guards = failed.get(cell.workload, [])
-        if guards and isinstance(cell.kind, Sampled):
+        of = failed.get(cell.workload, [])
+        if guards := [g for check, g in of if check.kind.invalidates(cell.kind)]:
             note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(g.clause for g in guards))}"
             v = v.but(outcome="inconclusive", open=False, more=None, note=note)
         judged.append(v)

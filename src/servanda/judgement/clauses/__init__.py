@@ -6,6 +6,7 @@ from servanda.judgement.clauses import (  # noqa: F401
     fidelity,
     gradient,
     guards,
+    loss_checks,
     reward_gap,
     self_noise,
     sequences,

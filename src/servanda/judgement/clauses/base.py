@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
 from servanda.theory.divergence.base import sampled
 from servanda.traces.trace import TracePair
+
+if TYPE_CHECKING:
+    from servanda.contract.model import Contract
+    from servanda.judgement.clauses.chain_metrics import Lack
 
 Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
@@ -321,6 +325,20 @@ class Kind:
 
     def unexamined(self, cell: Cell, rounds: list[Statistic], look: Interim, /) -> tuple[str, ...]:
         return ()
+
+    @classmethod
+    def declared(cls, contract: Contract, /) -> Kind:  # noqa: ARG003 - most need nothing
+        """The validity check of this kind under the declarations of a contract."""
+        return cls()
+
+    @classmethod
+    def lacks(cls, contract: Contract, clause: Clause, /) -> Iterator[Lack]:  # noqa: ARG003
+        """The problems of a contract that prevent a judgement of the clause."""
+        yield from ()
+
+    def invalidates(self, other: Kind, /) -> bool:
+        """Whether another kind's cells are inconclusive if this validity check fails."""
+        return isinstance(other, Sampled)
 
 
 class Sampled(Kind):

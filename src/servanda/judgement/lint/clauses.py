@@ -38,6 +38,10 @@ _GUARD_LIMITS = {
     "kept_ratio": ("at_least", "0.9"),
     "self_noise": ("at_most", "0.005"),
     "rescored_ratio": ("at_least", "0.005"),
+    "declared_weight_ratio": ("at_least", "0.999"),
+    "loss_kept_ratio": ("at_least", "0.95"),
+    "mean_weight_ratio": ("at_least", "0.5"),
+    "effective_ratio": ("at_least", "0.3"),
 }
 _AN_EXAMPLE = "{id: tv, metric: tv, aggregate: mean, at_most: 0.02}"
 
@@ -82,6 +86,8 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
             yield Finding((*path, "load"), message, "remove load", key=True)
         if clause.metric in GUARDS:
             yield from _guard(path, section, clause)
+            for lack in GUARDS[clause.metric].lacks(contract, clause):
+                yield Finding((*path, lack.key), lack.message, lack.hint)
         elif clause.metric in DIVERGENCES:
             yield from _divergence(path, section, clause)
             yield from _relative(path, section, contract, clause)

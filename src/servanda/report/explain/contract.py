@@ -14,6 +14,7 @@ from servanda.judgement.clause_kinds import Later, NotHere
 from servanda.judgement.clauses.base import GUARDS, Cell
 from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
+from servanda.judgement.clauses.loss_checks import LossCheck
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeCertificate
@@ -212,6 +213,9 @@ def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
     elif isinstance(kind, Fact | Calibration):
         yield "holds     the value is within the limit: a fact about these texts, without chance"
         yield f"violated  it is beyond the limit and {_FLOOR}"
+    elif isinstance(kind, LossCheck):
+        yield f"holds     it is at least {clause.at_least}: counted, without chance"
+        yield "violated  it is less: the loss did something else on these tokens"
     elif kind.counts:
         yield "holds     the data do not contradict it by the first evaluation; it cannot be proved"
         yield "violated  they contradict it; the statistical promises then say nothing"

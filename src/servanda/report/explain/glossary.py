@@ -38,6 +38,17 @@ _GUARDS = {
     "a lost response counts with all the tokens it had room for",
     "kept_ratio": "the share of the sampled tokens that no filter of the trainer removed before "
     "training; a filter that removes disagreeing tokens hides a mismatch",
+    "declared_weight_ratio": "the share of the trained tokens whose weight in the loss is the "
+    "declared one (`gradient: {weighting: ...}`), within rounding; a dropped token has the weight "
+    "0; an exact count of the tokens at hand",
+    "loss_kept_ratio": "the share of the trained tokens that the loss did not drop, by its mask or "
+    "by a weight of 0; an exact count of the tokens at hand",
+    "mean_weight_ratio": "the mean weight that the loss gave to the trained tokens, dropped ones "
+    "counting 0; 0.06 means that the batch counts a seventeenth; an exact mean of the tokens at "
+    "hand",
+    "effective_ratio": "the effective sample size of the loss weights by the number of trained "
+    "tokens, (sum of a)² / (n · sum of a²): 1 if all are equal, 0.1 if a tenth of the tokens "
+    "would have the same variance; exact for the tokens at hand",
     "rescored_ratio": "the scoring rate: of the requests served in a live step, or in its last "
     "window (`over`), the share that the train kernel scored; too low a rate is inconclusive, and "
     "hides no violation",

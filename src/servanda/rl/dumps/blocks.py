@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from servanda.judgement.clauses.loss_checks import MASK, WEIGHT
 from servanda.rl.dumps.slicing import FILLED
 from servanda.traces.pair import pair_of
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 from servanda.traces.trace import TracePair
 
 BLOCK_TOKENS = 262_144  # prompts included
+_COLUMNS = ("staleness", "entropy_nats", WEIGHT, MASK)  # of tokens, for slices and clauses
 
 
 def blocks(chunks: Iterable[Rollouts], tokens: int = BLOCK_TOKENS) -> Iterator[Rollouts]:
@@ -106,7 +108,7 @@ def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
         filtered: False: include tokens that a filter of the trainer removed.
     """
     removed_N = block.removed_N
-    columns = {n: v for n, v in block.per_token.items() if n in ("staleness", "entropy_nats")}
+    columns = {n: v for n, v in block.per_token.items() if n in _COLUMNS}
     if removed_N is None:
         columns[REMOVED] = np.zeros(len(block.mask_N))
     else:

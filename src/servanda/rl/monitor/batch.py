@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
@@ -15,10 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
+from servanda.rl.monitor.trainer_arrays import (
+    array,
+    beside_of,
+    columns_of_loss,
+    ids_of,
+    numbers_of,
+    staleness_of,
+    texts_of,
+)
 
 Array = NDArray[Any]
-
-_OF_TORCH = ("bfloat16", "float16")  # formats converted to float32, which represents them exactly
 
 
 # The default share of sequences that a trainer's hook scores in a forward pass of its own.  Such a
@@ -43,6 +50,10 @@ class Batch:
         advantage_BT: [B, 1] or [B, T].
         token_BT: ids, [B, T] or wider: then the last T columns are those of the mask.
         one_array: whether both logprobs share memory.
+        loss_weight_BT: the weight of each token in the loss, [B, 1] or [B, T]; NaN if missing.
+        loss_mask_BT: 1 for a token that the loss used, [B, T].
+        version_BT: the weight version that sampled each token, [B, 1] or [B, T]; NaN: unknown.
+        older: updates back -> the trainer's logprobs under that earlier version, [B, T], nats.
     """
 
     weights: int
@@ -58,6 +69,10 @@ class Batch:
     advantage_BT: Array | None = None
     token_BT: Array | None = None
     one_array: bool = False
+    loss_weight_BT: Array | None = None
+    loss_mask_BT: Array | None = None
+    version_BT: Array | None = None
+    older: Mapping[int, Array] = field(default_factory=dict)
 
     @property
     def sequences(self) -> int:
@@ -126,6 +141,10 @@ class Batch:
         tokens: object = None,
         selected: object = None,
         selected_from: int | None = None,
+        loss_weights: object = None,
+        loss_mask: object = None,
+        versions: object = None,
+        older: Mapping[int, object] | None = None,
     ) -> Batch:
         """Validate a trainer's arguments; see Monitor.observe.
 
@@ -154,21 +173,16 @@ class Batch:
         size, width = learns_BT.shape
         selected_B = _selected(selected, size)
         mask_BT = learns_BT if selected_B.all() else learns_BT & selected_B[:, None]
-        train_BT = _numbers("logp_train", logp_train, [(size, width)])
-        infer_BT = _numbers("logp_infer", logp_infer, [(size, width)])
-        stale_BT = _beside("staleness", staleness, size, width)
-        advantage_BT = _beside("advantages", advantages, size, width)
-        if stale_BT is not None and (stale_BT < 0).any():
-            raise EvidenceError(
-                f"a token is {stale_BT[stale_BT < 0].flat[0]:g} updates old",
-                hint="staleness = updates of the trainer minus updates of the weights that sampled",
-            )
+        train_BT = numbers_of("logp_train", logp_train, [(size, width)])
+        infer_BT = numbers_of("logp_infer", logp_infer, [(size, width)])
+        stale_BT = staleness_of(staleness, versions, step, size, width)
+        advantage_BT = beside_of("advantages", advantages, size, width)
         if not isinstance(labels, Mapping | None):
             raise EvidenceError(
                 f"labels are a {type(labels).__name__}",
                 hint='name -> text of each sequence, such as {"env": [...]}',
             )
-        texts = {str(name): _texts(name, values, size) for name, values in (labels or {}).items()}
+        texts = {str(name): texts_of(name, values, size) for name, values in (labels or {}).items()}
         return cls(
             step,
             train_BT,
@@ -177,39 +191,14 @@ class Batch:
             learns_BT,
             selected_B,
             _offered(selected_from, size),
-            None if groups is None else _texts("groups", groups, size),
+            None if groups is None else texts_of("groups", groups, size),
             texts,
             stale_BT,
             advantage_BT,
-            None if tokens is None else _ids(tokens, size, width),
+            None if tokens is None else ids_of(tokens, size, width),
             logp_train is logp_infer or _one_array(train_BT, infer_BT),
+            **columns_of_loss(size, width, loss_weights, loss_mask, versions, older),
         )
-
-
-def array(name: str, values: object) -> Array:
-    """Any array-like as a NumPy array; torch tensors are copied to the host.
-
-    Raises:
-        EvidenceError: not a rectangular array of numbers.
-    """
-    if hasattr(values, "detach"):
-        tensor: Any = values
-        tensor = tensor.detach()
-        if any(kind in str(tensor.dtype) for kind in _OF_TORCH):
-            tensor = tensor.float()
-        return tensor.cpu().numpy()
-    try:
-        numbers = np.asarray(values)
-        if numbers.dtype == object:
-            numbers = numbers.astype(np.float64)  # None, which JSON has for NaN, is NaN
-    except (TypeError, ValueError):
-        numbers = np.zeros((), dtype=object)
-    if numbers.dtype.kind not in "biuf":
-        raise EvidenceError(
-            f"{name} is not a rectangular array of numbers",
-            hint="pad rows to one length, and leave the padding out of the mask",
-        )
-    return numbers
 
 
 def _step(weights: object) -> int:
@@ -253,53 +242,3 @@ def _one_array(train: Array, infer: Array) -> bool:
     """Whether two arrays have the same memory and strides."""
     same = train.ctypes.data == infer.ctypes.data and train.strides == infer.strides
     return same and train.size > 0
-
-
-def _numbers(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Array:
-    if values is None:
-        raise EvidenceError(f"{name} is missing", hint="use NaN for a token without one")
-    numbers = array(name, values)
-    if numbers.shape not in shapes:
-        fitting = " or ".join(map(str, dict.fromkeys(shapes)))
-        turned = ": is one of them transposed?" if numbers.shape == shapes[-1][::-1] else ""
-        raise EvidenceError(
-            f"{name} has shape {numbers.shape}, and the mask {shapes[-1]}",
-            hint=f"{name} of the tokens of the mask, {fitting}{turned}",
-        )
-    exact = numbers.dtype in (np.float32, np.float64)
-    small = numbers.dtype.kind == "f" and numbers.dtype.itemsize < 4
-    return numbers if exact else numbers.astype(np.float32 if small else np.float64)
-
-
-def _beside(name: str, values: object, size: int, width: int) -> Array | None:
-    """Numbers per sequence or per token, [B, 1] or [B, T]; None if missing."""
-    if values is None:
-        return None
-    numbers = _numbers(name, values, [(size,), (size, 1), (size, width)])
-    return numbers.reshape(size, 1) if numbers.ndim == 1 else numbers
-
-
-def _texts(name: str, values: Sequence[object], size: int) -> tuple[str, ...]:
-    if hasattr(values, "tolist"):
-        values = array(name, values).tolist() if hasattr(values, "detach") else values.tolist()  # type: ignore[attr-defined]
-    hint = f"one value of {name} for each sequence, in their order"
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise EvidenceError(f"{name} is a {type(values).__name__}", hint=hint)
-    texts = [*values]
-    for value in texts:
-        if isinstance(value, list | tuple | dict):
-            raise EvidenceError(f"a value of {name} is a {type(value).__name__}", hint=hint)
-    if len(texts) != size:
-        raise EvidenceError(f"{size} sequences have {len(texts)} values of {name}", hint=hint)
-    return tuple("" if value is None else str(value) for value in texts)
-
-
-def _ids(values: object, size: int, width: int) -> Array:
-    ids = array("tokens", values)
-    if ids.ndim != 2 or ids.dtype.kind not in "iu":
-        raise EvidenceError(
-            f"tokens are {ids.dtype} of shape {ids.shape}", hint="ids, [sequences, tokens]"
-        )
-    if len(ids) != size or ids.shape[1] < width:
-        raise EvidenceError(f"tokens have shape {ids.shape}, and the mask {(size, width)}")
-    return ids

@@ -19,6 +19,7 @@ from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, DraftAcceptance
 from servanda.judgement.clauses.gradient import AnswerGap, Gap
 from servanda.judgement.clauses.guards import Coherent, UsableRatio
+from servanda.judgement.clauses.loss_checks import LossCheck
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import RATIO_METRICS
@@ -190,7 +191,7 @@ def _not_answered(kind: Kind, clause: Clause) -> str:
         return "a training step has no noise floor and no stable kernel to compare with"
     if isinstance(kind, AnswerGap):
         return "a step is judged by token, and this contract's loss is defined on whole responses"
-    if isinstance(kind, UsableRatio | Coherent | Gap):
+    if isinstance(kind, UsableRatio | Coherent | Gap | LossCheck):
         return ""
     if type(kind) is Certificate and clause.metric in RATIO_METRICS:
         return ""

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.rl.dumps.checks.zeros import FAR_NATS
-from servanda.rl.monitor.batch import Batch, array
+from servanda.rl.monitor.batch import Batch
+from servanda.rl.monitor.trainer_arrays import array, columns_of_loss, staleness_of
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.device_arrays import classes, hosted, is_tensor, mixed, moved, take
@@ -103,6 +104,11 @@ def on_device(logp_train: Any, logp_infer: Any, mask: Any, **given: Any) -> Devi
     token_BT = given.pop("tokens", None)
     if token_BT is not None and not _are_ids(token_BT, shape):
         return None
+    names = ("loss_weights", "loss_mask", "versions", "older")
+    *_, versions, _ = loss = [given.pop(name, None) for name in names]
+    if versions is not None:
+        own = staleness_of(given.get("staleness"), versions, int(given["weights"]), *shape)
+        given["staleness"] = own
     beside = [given.pop(name, None) for name in ("staleness", "advantages")]
     stale_BT, advantage_BT = (
         None if values is None else _floats(values, mask, (shape[:1], (shape[0], 1), shape))
@@ -130,6 +136,7 @@ def on_device(logp_train: Any, logp_infer: Any, mask: Any, **given: Any) -> Devi
         "advantage_BT": None if advantage_BT is None else advantage_BT.reshape(shape[0], -1),
         "token_BT": token_BT,
         "one_array": one or _one_array(train_BT, infer_BT),
+        **columns_of_loss(*shape, *loss),  # on the host, which alone examines them
     }
     return DeviceBatch(**{**rest, **own})
 

@@ -9,17 +9,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
 from servanda.judgement.bitwise import objection, remarks
+from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
-from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps.blocks import paired
-from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import FILLED, Counts
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
@@ -29,13 +27,12 @@ from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
 from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
 from servanda.rl.monitor.drafts import Meter, counted, draft_metrics, notes_on
 from servanda.rl.monitor.outcome import blind_spots, cause_of, verdict_of
-from servanda.rl.monitor.part import part_of
+from servanda.rl.monitor.part import drafts_of, evidence_of, extras_of, part_of, weighed_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
-from servanda.rl.monitor.statistics import StepStatistics, joined, overlaps
+from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, state_line
-from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.draft_counts import DraftCounts
 
 _NOTES = 20  # most notes carried over
@@ -121,6 +118,10 @@ class Monitor:
         selected: object = None,
         selected_from: int | None = None,
         drafts: DraftCounts | Meter | None = None,
+        loss_weights: object = None,
+        loss_mask: object = None,
+        versions: object = None,
+        older: Mapping[int, object] | None = None,
     ) -> Step:
         """Judge the tokens of one step, over all ranks.
 
@@ -143,6 +144,10 @@ class Monitor:
             selected_from: number of sequences from which these B were selected so.
             drafts: what this rank's engines counted of their speculative decoding since the last
                 step, or a DraftMeter that reads it; the counts of all ranks are added.
+            loss_weights: the weight that the loss gave to each token, [B] or [B, T].
+            loss_mask: 1 if the loss used the token, after every filter, [B, T].
+            versions: the weights that sampled, as a number of updates, [B] or [B, T].
+            older: {1: logprobs under the weights before the last update, ...}, [B, T] each.
 
         Raises:
             EvidenceError: inconsistent arrays, a missing mask, or inconsistent ranks.
@@ -162,6 +167,10 @@ class Monitor:
                 tokens=tokens,
                 selected=selected,
                 selected_from=selected_from,
+                loss_weights=loss_weights,
+                loss_mask=loss_mask,
+                versions=versions,
+                older=older,
             )
             actions.check_selection(self.contract, batch)
             if self._dump is not None:
@@ -227,7 +236,7 @@ class Monitor:
         late = dict.fromkeys(cell.cut for cell in plan.cells if cell.cut.outcome)
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
-        self._statistics = StepStatistics(plan.cells, self._cuts)
+        self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
         """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
@@ -241,26 +250,12 @@ class Monitor:
         plan, state = self._plan, self._state
         assert plan is not None
         groups = ranks.groups_of(parts)
-        agreement = sum((part.agreement for part in parts), Agreement())
-        counts = sum((part.drafts for part in parts), DraftCounts())
-        # one closed round, the scope of a step's verdict
-        weighed = Weighed(
-            joined(plan.cells, [part.statistics for part in parts], counts),
-            ((),) * len(plan.cells),  # a step has no noise floor
-            sequences=sum(part.sequences for part in parts),
-            tokens=sum(part.tokens for part in parts),
-            groups=len(groups),
-            agreement=agreement,
-        )
-        key = EvidenceKey(
-            contract=self._digest,
-            corpus="",
-            train="external",
-            infer="external",
-            weights=str(batch.weights),
-            grade="declared",
-        )
-        evidence = Evidence(key, plan.digest, {(WORKLOAD, 0): weighed})
+        counts = drafts_of(parts)
+        weighed = weighed_of(plan, parts, len(groups))
+        agreement = weighed.agreement
+        evidence = evidence_of(plan, self._digest, batch.weights, weighed)
+        problems, notes, more = extras_of(plan, parts, batch.weights)
+        self._note(*notes)
         wrong = [problem for part in parts for problem in part.unsound]
         if copied := objection(plan.contract, agreement):
             wrong.append(copied)
@@ -268,6 +263,7 @@ class Monitor:
             self._note(*remarks(plan.contract, agreement))
         if not weighed.tokens:
             wrong.append("the mask has no trained token")
+        wrong += problems
 
         offered = sum(part.offered for part in parts)
         spots = blind_spots(weighed.sequences, offered, state.left_out)
@@ -304,7 +300,7 @@ class Monitor:
             taken.pages,
             taken.masked,
             partial(actions.token_weights, plan.contract, taken, batch, masked),
-            metrics | actions.metrics(taken, plan.contract),
+            metrics | more | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
             later,

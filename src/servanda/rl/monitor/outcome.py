@@ -11,6 +11,7 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, unsound
 from servanda.rl.dumps import diagnosis
+from servanda.rl.monitor import loss
 from servanda.rl.monitor.step import selection
 
 BEFORE_AN_UPDATE = (
@@ -64,8 +65,9 @@ def cause_of(
         return wrong[0] if wrong else next((c.note for c in failed), "")
     violated = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
     red = dict.fromkeys(c.slice for c in violated if c.section != "runtime")
-    causes = [diagnosis.likely(shown, [*red], sums, None)]
-    if red and not weights:
+    of_loss = loss.cause_of(verdict.cells)
+    causes = [of_loss or diagnosis.likely(shown, [*red], sums, None)]
+    if red and not weights and not of_loss:
         causes.append(BEFORE_AN_UPDATE)
     if any(c.metric == DRAFT_ACCEPTANCE for c in violated):
         causes.append(NOT_SYNCED)

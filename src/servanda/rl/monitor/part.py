@@ -1,16 +1,26 @@
-# The part of this rank in a step: everything that a verdict needs of its tokens.
+# The part of this rank in a step: everything that a verdict needs of its tokens; and the parts of
+# all ranks together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.gradient import psi_of
+from servanda.judgement.clauses.loss_checks import LossSums
+from servanda.judgement.evidence import Evidence, Weighed
+from servanda.judgement.plan import Plan
+from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.steps import StepSums, TokenSum
-from servanda.rl.monitor import soundness
+from servanda.rl.monitor import loss, soundness, versions
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.device_batch import agreement
 from servanda.rl.monitor.ranks import Part
-from servanda.rl.monitor.statistics import StepStatistics, contributions
+from servanda.rl.monitor.statistics import StepStatistics, contributions, joined
+from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.draft_counts import DraftCounts
+from servanda.theory.stats.lag_split import LagSplit
 
 
 def part_of(
@@ -45,7 +55,75 @@ def part_of(
         usable=own.usable,
         staleness=batch.staleness,
         contributions=contributions(batch, psi_of(contract)),
-        unsound=soundness.problems(batch),
+        unsound=(*soundness.problems(batch), *loss.problems(batch)),
         agreement=agreement(batch),
         drafts=drafts,
+        loss=own.loss,
+        versions=versions.fits_of(batch),
+        lags=versions.lag_split(batch),
     )
+
+
+def drafts_of(parts: Sequence[Part]) -> DraftCounts:
+    """What the engines of all ranks counted."""
+    return sum((part.drafts for part in parts), DraftCounts())
+
+
+def weighed_of(plan: Plan, parts: Sequence[Part], groups: int) -> Weighed:
+    """The parts of all ranks as one closed round, the scope of a step's verdict."""
+    return Weighed(
+        joined(plan.cells, [part.statistics for part in parts], drafts_of(parts)),
+        ((),) * len(plan.cells),  # a step has no noise floor
+        sequences=sum(part.sequences for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        groups=groups,
+        agreement=sum((part.agreement for part in parts), Agreement()),
+    )
+
+
+def evidence_of(plan: Plan, digest: str, weights: int, weighed: Weighed) -> Evidence:
+    """The evidence of a step.
+
+    Args:
+        digest: of the contract, which takes long to compute.
+    """
+    key = EvidenceKey(
+        contract=digest,
+        corpus="",
+        train="external",
+        infer="external",
+        weights=str(weights),
+        grade="declared",
+    )
+    return Evidence(key, plan.digest, {(WORKLOAD, 0): weighed})
+
+
+def extras_of(
+    plan: Plan, parts: Sequence[Part], weights: int
+) -> tuple[list[str], list[str], dict[str, float]]:
+    """What the loss used and which versions sampled.
+
+    Returns:
+        The problems, the notes, and the metrics to log.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    metrics: dict[str, float] = {}
+    sums = [part.loss for part in parts if part.loss is not None]
+    if sums:
+        whole = LossSums.joined(sums)
+        problems += filter(None, [loss.problem(whole, plan.contract)])
+        notes += filter(None, [loss.note(whole, plan.contract)])
+        metrics |= loss.metrics_of(whole, plan.contract)
+    fits = versions.joined([part.versions for part in parts])
+    if fits:
+        wrong = versions.wrong(fits, weights, plan.alpha)
+        problems += wrong.values()
+        metrics["servanda/version/wrong_replicas"] = float(len(wrong))
+    line = sum((part.lags for part in parts), LagSplit()).line
+    if line is not None:
+        metrics["servanda/lag/gap_nats"] = line.gap
+        metrics["servanda/lag/per_update_nats"] = line.slope
+        for name, at in (("low", 0), ("high", 1)):
+            metrics[f"servanda/lag/per_update_nats/{name}"] = line.slope_interval[at]
+    return problems, notes, metrics

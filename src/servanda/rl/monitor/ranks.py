@@ -10,16 +10,19 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from servanda.errors import EvidenceError
+from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.rl.dumps.slicing import Counts, Labels
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState
 from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.draft_counts import DraftCounts
+from servanda.theory.stats.lag_split import LagSplit
+from servanda.theory.stats.version_fit import VersionFit
 
 Gather = Callable[[Any], Sequence[Any]]
 
@@ -68,6 +71,9 @@ class Part(RankMessage):
         unsound: problems of its data.
         agreement: whether its two columns could have disagreed.
         drafts: what its engines counted.
+        loss: what the loss used; None if it is not recorded.
+        versions: the engine's logprobs under other versions, see `versions.fits_of`.
+        lags: sums of |log ratio| against staleness.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -81,6 +87,9 @@ class Part(RankMessage):
     unsound: tuple[str, ...] = ()
     agreement: Agreement = field(default_factory=Agreement)
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    loss: LossSums | None = None
+    versions: Mapping[tuple[str, int], VersionFit] = field(default_factory=dict)
+    lags: LagSplit = field(default_factory=LagSplit)
 
 
 @dataclass(frozen=True)

@@ -74,4 +74,7 @@ class SampleDump:
             labels={name: [values[b] for b in at] for name, values in batch.labels.items()},
             staleness=wide(batch.staleness_BT),
             advantages=wide(batch.advantage_BT),
+            loss_weights=wide(batch.loss_weight_BT),
+            loss_mask=wide(batch.loss_mask_BT),
+            versions=wide(batch.version_BT),
         )

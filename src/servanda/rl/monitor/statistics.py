@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.draft_acceptance import DraftAcceptance
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
+from servanda.judgement.clauses.loss_checks import LossCheck, LossSums
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
-from servanda.rl.monitor import device_batch
+from servanda.rl.monitor import device_batch, loss
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import BatchFields
 from servanda.rl.monitor.device_batch import DeviceBatch
@@ -44,12 +45,14 @@ class BatchStatistics:
         usable: number of tokens with both logprobs.
         drift_B: sum of |log ratio| over the tokens of each sequence with a value, nats;
             known_B: their number.
+        loss: what the loss used; None if it is not recorded.
     """
 
     statistics: tuple[Any, ...]
     usable: int
     drift_B: Array
     known_B: Array
+    loss: LossSums | None
 
 
 class StepStatistics:
@@ -58,18 +61,25 @@ class StepStatistics:
     Args:
         cells: cells of the plan.
         cuts: every slice of a cell except the whole.
+        psi: the declared weighting.
     """
 
-    def __init__(self, cells: Sequence[Cell], cuts: Sequence[Cut]) -> None:
+    def __init__(self, cells: Sequence[Cell], cuts: Sequence[Cut], psi: Psi) -> None:
         self._cells, self._cuts = CellStatistics(cells, cuts), cuts
+        self._all, self._psi = cells, psi
 
     def of(self, batch: Batch) -> BatchStatistics:
         counts = SliceCounts(self._cuts)
         logp = batch.logp_train_BT, batch.logp_infer_BT
         counts.add(BatchFields(batch), *logp, batch.mask_BT)
         statistics = self._cells.of(counts, error=_rounding(batch))
+        whole = loss.sums_of(batch, self._psi) if loss.recorded(batch) else None
+        empty = LossSums(tokens=batch.tokens) if whole is None else whole
+        for i, sums in loss.of_cells(self._all, batch, empty).items():
+            statistics[i] = sums
         by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
-        return BatchStatistics(tuple(statistics), int(counts.count_CK[0].sum()), *by_sequence)
+        usable = int(counts.count_CK[0].sum())
+        return BatchStatistics(tuple(statistics), usable, *by_sequence, whole)
 
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
@@ -171,6 +181,8 @@ def _joined(cell: Cell, statistics: Sequence[Any], drafts: DraftCounts) -> Any:
         n, missing = (sum(getattr(s, name) for s in statistics) for name in ("n", "missing"))
         growth = zip(*(s.growth for s in statistics if s.growth), strict=True)
         return Coherence(n, tuple(map(math.fsum, growth)), missing)
+    if isinstance(cell.kind, LossCheck):
+        return LossSums.joined(statistics)
     return sum(statistics, Counts()) if isinstance(cell.kind, UsableRatio) else None
 
 

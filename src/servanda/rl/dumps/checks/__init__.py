@@ -13,6 +13,7 @@ from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module regist
     coverage,
     ends,
     line_up,
+    loss,
     loss_mask,
     precision,
     retokenisation,
@@ -73,7 +74,8 @@ class Soundness:
 
     def _found(self, earlier: copies.Copies) -> tuple[Finding, ...]:
         with np.errstate(over="ignore", invalid="ignore"):
-            return tuple(
+            found = (
                 check.finding(earlier) if isinstance(check, copies.Copies) else check.finding()
                 for check in self._checks.values()
             )
+            return tuple(finding for finding in found if finding.text)

@@ -48,6 +48,9 @@ class Writer:
         staleness: Any = None,
         advantages: Any = None,
         rewards: Any = None,
+        loss_weights: Any = None,
+        loss_mask: Any = None,
+        versions: Any = None,
     ) -> Path:
         """Write the sequences of a step; writing a step again replaces it.
 
@@ -67,6 +70,10 @@ class Writer:
             staleness: age of the sampling weights in updates, [S] or the shape of the mask.
             advantages: [S] or the shape of the mask.
             rewards: [S].
+            loss_weights: the weight that the loss gave to each token, [S] or the shape of the mask.
+            loss_mask: 1 if the loss used the token, after every filter, the shape of the mask.
+            versions: number of updates of the sampling weights, [S] or the shape of the mask; the
+                staleness is then the step less the version.
 
         Returns:
             The file.
@@ -83,7 +90,13 @@ class Writer:
         token_S = split(token_ids, "token_ids")
         cells_S = cells(token_S, lengths, present)
         lists = {"mask": mask, "logp_train": logp_train, "logp_infer": logp_infer}
-        per_token = {"staleness": staleness, "advantage": advantages}
+        per_token = {
+            "staleness": _staleness(at, staleness, versions),
+            "advantage": advantages,
+            "loss_weight": loss_weights,
+            "loss_mask": loss_mask,
+            "weight_version": versions,
+        }
         lists |= {f"token.{name}": v for name, v in per_token.items() if v is not None}
         lists = {"token_ids": token_S} | {n: aligned(n, v, token_S) for n, v in lists.items()}
         columns: dict[str, Any] = {
@@ -142,6 +155,24 @@ class Writer:
         finally:
             part.unlink(missing_ok=True)
         return path
+
+
+def _staleness(step: int, staleness: Any, versions: Any) -> Any:
+    """The given staleness, or that of the versions.
+
+    Raises:
+        EvidenceError: a version is newer than the step.
+    """
+    if staleness is not None or versions is None:
+        return staleness
+    ages = [step - plain(part).astype(np.float64) for part in versions]
+    for age in ages:
+        if (age < 0).any():
+            raise EvidenceError(
+                f"a token of step {step} was sampled by version {step - float(np.min(age)):g}",
+                hint="versions are numbers of updates, as steps are",
+            )
+    return ages
 
 
 def _stored(name: str, values: Sequence[Array]) -> Any:
