@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from servanda.rl.follow.follow import Follow
     from servanda.rl.monitor.monitor import Monitor, Step
     from servanda.rl.sync_drill.trainee import Trainee
     from servanda.rl.trainer_drill import preflight
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 # name -> module; imported on first use, so that `import servanda.rl` does not import torch
 _HOME = {
+    "Follow": "rl.follow.follow",
     "Monitor": "rl.monitor.monitor",
     "Step": "rl.monitor.monitor",
     "Trainee": "rl.sync_drill.trainee",
@@ -21,7 +23,7 @@ _HOME = {
     "read_state": "rl.watch.monitor_state",
 }
 
-__all__ = ["Monitor", "Step", "Trainee", "preflight", "read_state"]
+__all__ = ["Follow", "Monitor", "Step", "Trainee", "preflight", "read_state"]
 
 
 def __getattr__(name: str) -> Any:

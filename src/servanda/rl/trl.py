@@ -26,8 +26,11 @@ from numpy.typing import NDArray
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.rl.trl_batch import SHARE, Waiting, column_of, groups_of, loss_mask, rows_of, share_of
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
+from servanda.rl.trl_follow import EngineFollow
 
 if TYPE_CHECKING:
+    from servanda.rl.follow.follow import Follow
+    from servanda.rl.follow.follow_step import FollowStep
     from servanda.rl.monitor.monitor import Monitor, Step
 
     Base: Any = object
@@ -61,6 +64,8 @@ class Monitored(Base):
             pass of its own, where TRL has not computed their logprobs; sampled by the step alone,
             at least one sequence of each rank.  Default: none, because the logprobs of the loss
             are judged; SHARE if the contract masks slices; 1 if it corrects tokens.
+        follow: whether both sides score probe tokens after each sync: True, or a servanda.rl.Follow
+            with your limit, probes and state file.
 
     Raises:
         MeasurementError: TRL samples from the module that it trains, so the tokens have no sampler
@@ -74,9 +79,12 @@ class Monitored(Base):
         monitor: Monitor,
         slices: Sequence[str] | Mapping[str, str] = (),
         score_share: float | None = None,
+        follow: Follow | bool = False,
         **kwargs: Any,
     ) -> None:
         _check_trl(self)
+        self.follow = follow
+        self._following: EngineFollow | None = None
         self.monitor = monitor
         self.score_share = share_of(monitor, score_share)
         self.slices = dict(
@@ -104,7 +112,7 @@ class Monitored(Base):
             self._log({"score_seconds_share": self._scoring / (began - last)})
         self._began, self._scoring = began, 0.0
         self._batches += 1
-        given = self._given(inputs, out)
+        given = {**self._given(inputs, out), "follow": self._followed()}
         old_BT = out.get("old_per_token_logps")
         if old_BT is None and self.score_share is None:
             self._waiting = Waiting(given)
@@ -141,6 +149,16 @@ class Monitored(Base):
             "weights": int(self.state.global_step),
             "tokens": out["completion_ids"],
         }
+
+    def _followed(self) -> FollowStep | None:
+        """Whether the engine, which was just synced, has the module's weights."""
+        if not self.follow:
+            return None
+        if self._following is None:
+            alone = self.accelerator.num_processes == 1
+            gather = (lambda value: [value]) if alone else gathered
+            self._following = EngineFollow(self, self.follow, gather)
+        return self._following.after_sync(int(self.state.global_step))
 
     def _judged(self, logp_train_BT: Any, given: Mapping[str, Any]) -> Step:
         step = self.monitor.observe(logp_train_BT, **given)

@@ -73,7 +73,9 @@ def test_a_unit_without_x_is_left_out_and_without_any_x_nothing_is_known():
     none_U, _ = unit_sums(0 * x_KN, x_KN, start_U)
 
     assert xy_U.size == 1 and none_U.size == 0
-    assert slope_interval(none_U, none_U, ALPHA) == EVERYTHING and math.isnan(slope_of(none_U, none_U))
+    assert slope_interval(none_U, none_U, ALPHA) == EVERYTHING and math.isnan(
+        slope_of(none_U, none_U)
+    )
 
 
 def test_equal_sides_have_a_slope_of_exactly_one():

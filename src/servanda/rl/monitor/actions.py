@@ -96,6 +96,22 @@ def possible(contract: Contract) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(_is_taken, _named(contract))))
 
 
+def cause_of(
+    verdict: Verdict, wrong: Sequence[str], cuts: Sequence[Cut], atoms: diagnosis.Atoms
+) -> str:
+    """The likely cause of the violated slices, or the problem of the data; "" if none.
+
+    Args:
+        wrong: problems of the data.
+        cuts: all slices, in the order of the bits of `atoms`.
+    """
+    enforced = [cell for cell in verdict.cells if cell.enforced]
+    if verdict.outcome == "error":
+        return wrong[0] if wrong else next((c.note for c in enforced if c.outcome == "error"), "")
+    red = dict.fromkeys(cell.slice for cell in enforced if cell.outcome == "violated")
+    return diagnosis.likely(cuts, [*red], atoms, None)
+
+
 def metrics(taken: DueActions, contract: Contract) -> dict[str, float]:
     """Metrics for the log: 1 or 0 for each action that the contract may request."""
     names = possible(contract)

@@ -18,11 +18,11 @@ from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, unsound
-from servanda.rl.dumps import diagnosis
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import Counts
 from servanda.rl.dumps.steps import TokenSum
+from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import COLUMNS
@@ -117,6 +117,7 @@ class Monitor:
         tokens: object = None,
         selected: object = None,
         selected_from: int | None = None,
+        follow: FollowStep | None = None,
     ) -> Step:
         """Judge the tokens of one step, over all ranks.
 
@@ -137,6 +138,8 @@ class Monitor:
             selected: bools, [B]: whether the sequence was selected for scoring, before anything
                 was known of its outcome.  The others are not judged, and their logprobs not read.
             selected_from: number of sequences from which these B were selected so.
+            follow: the result of `Follow.observe` after the sync of this step, the same on every
+                rank; if an engine does not follow, the step is violated.
 
         Raises:
             EvidenceError: inconsistent arrays, a missing mask, or inconsistent ranks.
@@ -169,7 +172,7 @@ class Monitor:
             self._gather,
             part_of(self._member, self._digest, self.contract, self._statistics, batch),
         )
-        return self._judged(parts, rank, batch)
+        return self._judged(parts, rank, batch, follow)
 
     def refuse(self, error: Exception) -> None:
         """Send the other ranks the reason why this one cannot observe, so that none waits."""
@@ -229,7 +232,9 @@ class Monitor:
         own = Overlaps(self._member, verdict.key.contract, batch.weights, atoms=atoms)
         return ranks.added(ranks.gathered(self._gather, own)[0])
 
-    def _judged(self, parts: Sequence[Part], rank: int, batch: Batch) -> Step:
+    def _judged(
+        self, parts: Sequence[Part], rank: int, batch: Batch, follow: FollowStep | None
+    ) -> Step:
         plan, state = self._plan, self._state
         assert plan is not None
         groups = ranks.groups_of(parts)
@@ -289,14 +294,7 @@ class Monitor:
             self._note(*self._contract.unsliced(batch.labels, state.labels))
             state.add(batch.weights, groups)
         ends = state.ends.copied()
-        red = dict.fromkeys(
-            c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
-        )
-        if verdict.outcome == "error":
-            failed = (c for c in verdict.cells if c.enforced and c.outcome == "error")
-            cause = wrong[0] if wrong else next((c.note for c in failed), "")
-        else:
-            cause = diagnosis.likely(self._shown, [*red], sums, None)
+        cause = actions.cause_of(verdict, wrong, self._shown, sums)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         metrics = metrics_of(verdict, parts, groups, state.ends.ratio)
         step = Step(
@@ -312,7 +310,7 @@ class Monitor:
             self.notes,
             verdict_of,
             lambda: ends.trend(least=1),
-        )
+        ).joined(follow)
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
             _ = step.token_weights  # before the trainer changes its arrays
         self._write(step, batch, rank, groups, taken.sample)

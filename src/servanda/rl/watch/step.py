@@ -30,6 +30,7 @@ class WatchedStep:
         again: whether this step was judged before and has changed since.
         together: slice -> first of the steps that it is judged on.
         needs_tokens: approximate number of tokens for a decision, if undecided.
+        follow: whether the engine follows the trainer, in one line; "" if not observed.
     """
 
     step: int
@@ -46,6 +47,7 @@ class WatchedStep:
     again: bool = False
     together: Mapping[str, int] = field(default_factory=dict)
     needs_tokens: int | None = None
+    follow: str = ""
 
     @property
     def enforced(self) -> tuple[CellVerdict, ...]:
