@@ -29,7 +29,7 @@ LOADED = {
 # engine -> the version that it holds after a sync
 HELD = {
     "": lambda k: k,
-    "never_synced": lambda k: 0,
+    "never_synced": lambda _: 0,
     "stopped": lambda k: min(k, STOPPED),
     "late": lambda k: max(0, k - 1),
     "dropped": lambda k: k - k % 2,

@@ -18,8 +18,8 @@ from servanda.theory.sampling import Floats
 
 SCHEMA = 1
 ONLY = "engine"  # the name of an engine that is the only one
-_LIMIT = 0.1
-_SPARSE = 4  # lines of a file per kept sync, before it is written anew
+_LIMIT = 0.05
+_SPARSE = 2  # lines of a file per kept sync, before it is written anew
 
 RowScores = Sequence[Any]
 

@@ -91,7 +91,7 @@ class FollowStep:
     def sentence(self) -> str:
         """The conclusion in words."""
         if self._violated:
-            name, found = next(iter(self._violated.items()))
+            found = next(iter(self._violated.values()))
             if self.cause != STALE_REPLICAS:
                 return _sentence(found)
             these = ", ".join(self._violated)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from servanda.rl.follow.rivals import FROZEN, RIVALS, Rival, Slope, Window, refuted
+from servanda.rl.follow.rivals import FROZEN, MISSED, RIVALS, Rival, Slope, Window, missed, refuted
 from servanda.rl.follow.score_history import Scores, ages
 from servanda.theory.sampling import Floats, Ints
 from servanda.theory.stats.slope import share_of
@@ -18,8 +18,9 @@ Outcome = Literal["holds", "violated", "inconclusive", "error"]
 
 # smallest noise floor, nats: the resolution of logprobs of -10 in float32
 _RESOLUTION = 1e-5
-# what a cause may leave of the engine's change: twice the noise floor, of two scores
-_FITS = 2 * math.sqrt(2)
+# what a cause may leave of the engine's change, in noise floors: that of two scores, and a quarter
+# more.  A mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
+_FITS = 1.25 * math.sqrt(2)
 _SHAPE = 0.35  # what a factor may leave of the part that it explains
 _CYCLES = 4  # syncs after the reference that show a pattern in time
 
@@ -95,7 +96,7 @@ class _Windows:
     ) -> None:
         self.question, self.windows, self.missing = question, windows, missing
         self.newest = newest
-        rivals = len(RIVALS) + len(question.parts)
+        rivals = len(RIVALS) + MISSED + len(question.parts)
         # a true rival is excluded in no window and by no other, but for this probability
         self.alpha = share_of(question.alpha, newest) / (len(windows) * (rivals - 1))
         self.follows, self.frozen = RIVALS[0], RIVALS[1]
@@ -108,7 +109,8 @@ class _Windows:
 
     def _of(self, window: Window) -> list[Rival | str]:
         """The rivals of following, in a window."""
-        return [*RIVALS[1:], *(self.question.parts if window.since == 0 else ())]
+        parts = self.question.parts if window.since == 0 else ()
+        return [*RIVALS[1:], *missed(self.newest, window.since), *parts]
 
     def conclusion(self, floor: float) -> ReplicaFollow:
         """Follows, or a cause, or undecided.
@@ -162,16 +164,18 @@ class _Windows:
             rivals = [self.follows, *self._of(window)]
             out = refuted(window, rivals, self.alpha, limit)
             left = [rival for rival in rivals if not out[rival]]
-            if len(left) == 1 and window.rest_nats(left[0]) <= fits:
+            fitting = [rival for rival in left if window.rest_nats(rival) <= fits]
+            if len(left) == len(fitting) == 1:
                 named = _named(left[0], window, self.newest - window.since)
                 if named:
                     return (*named, window.since)
             slope = self.slopes[window.since][self.frozen]
             shape = max(fits, _SHAPE * abs(slope.value - 1) * slope.moved_nats)
-            if not left and slope.low > 1 + limit and slope.rest_nats <= shape:
+            shown = self.newest - window.since >= _CYCLES
+            if shown and not left and slope.low > 1 + limit and slope.rest_nats <= shape:
                 return SCALED, "", window.since
-            if left and window is best:
-                several = ", ".join(r if isinstance(r, str) else r.name for r in left)
+            if window is best:
+                several = ", ".join(r if isinstance(r, str) else r.name for r in fitting)
         return (UNDECIDED, several, best.since) if several else (UNEXPLAINED, "", best.since)
 
     def _needs(self, slope: Slope, since: int) -> int | None:
@@ -196,6 +200,8 @@ def _named(rival: Rival | str, window: Window, looks: int) -> tuple[str, str] | 
     if looks < _CYCLES:
         return None
     kind, _, detail = rival.name.partition(" ")
+    if kind == STOPPED:
+        return STOPPED, str(window.kept[int(detail)].version)
     return (LATE, detail) if kind == LATE else (DROPPED, "")
 
 

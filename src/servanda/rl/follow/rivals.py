@@ -55,6 +55,18 @@ RIVALS = (
     _every_other(1),
 )
 
+MISSED = 2  # last syncs that may not have arrived
+
+
+def missed(newest: int, since: int) -> tuple[Rival, ...]:
+    """The rivals that the last sync did not arrive, or the last two, within a window."""
+
+    def held_after(last: int) -> Callable[[int], int]:
+        return lambda look: min(look, last)
+
+    lasts = (newest - by for by in range(1, MISSED + 1))
+    return tuple(Rival(f"stopped {last}", held_after(last)) for last in lasts if last > since)
+
 
 @dataclass(frozen=True)
 class Slope:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,12 +33,23 @@ class StaleParts:
         self.groups = weight_groups(self.weights.aliases)
         self.logprobs = logprobs or (lambda rows: forward_logprobs(module, rows))
 
-    def scores(self, rows: Rows) -> dict[str, list[Floats]]:
-        """Group -> the logprobs of each row's tokens except the first, nats."""
+    @property
+    def names(self) -> list[str]:
+        """The names of the groups."""
+        return [group.name for group in self.groups]
+
+    def scores(self, rows: Rows, names: Sequence[str] | None = None) -> dict[str, list[Floats]]:
+        """Group -> the logprobs of each row's tokens except the first, nats.
+
+        Args:
+            names: of the groups that are scored; None: all.
+        """
         found: dict[str, Any] = {}
         with modes_kept(self.module), torch.no_grad():
             self.module.eval()
             for group in self.groups:
+                if names is not None and group.name not in names:
+                    continue
                 now = {n: self.weights.parameters[n].detach().clone() for n in group.tensors}
                 try:
                     self.weights.settle(group.tensors)
