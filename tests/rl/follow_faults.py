@@ -12,6 +12,7 @@ import torch
 
 from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.weight_sync import WeightSync
+from servanda.rl import Follow
 from servanda.rl.follow.probes import rows_of
 from servanda.rl.follow.sent_weights import SentWeights
 from servanda.rl.follow.stale_parts import StaleParts
@@ -150,3 +151,50 @@ def updates(module, run):
 
 
 kept = functools.cache(scored)
+
+
+def followed(scores, fault="", *, replicas=1, parts="", exact=False):
+    """The results of a Follow on recorded scores, one per sync.
+
+    Args:
+        fault: of LOADED or HELD; of several replicas only the last one has it.
+        parts: "violated" or "always": when the effects of groups are asked for.
+        exact: whether the trainer is scored with its own weights instead of those that are sent.
+    """
+    train = scores.exact if exact else scores.train
+    broken, healthy = scores.engine(fault), scores.engines[""]
+    follow = Follow([[0] * (train.shape[2] + 1)] * train.shape[1])
+    steps = []
+    for k, train_RT in enumerate(train):
+        engines = {f"r{i}": healthy[k] for i in range(replicas - 1)}
+        groups = {name: looks[k] for name, looks in scores.parts.items()}
+        given = {"": None, "violated": lambda groups=groups: groups, "always": groups}[parts]
+        infer = {**engines, f"r{replicas - 1}": broken[k]}
+        steps.append(follow.observe(k, train_RT, infer, parts=given))
+    return steps
+
+
+# fault -> its cause; None where a run of so few steps shows none
+CAUSES = {
+    "never_synced": "never_synced",
+    "stopped": "stopped",
+    "late": "late",
+    "dropped": "dropped",
+    "one_mlp": "part",
+    "tied_head_stale": "part",
+    "norms_stale": None,  # no norm has reached its next number of bfloat16
+    "adapter_scaled": "scaled",
+}
+_QWEN = Run("qwen3", rate=3e-5)
+_LOADED = ("one_mlp", "tied_head_stale", "norms_stale")
+BROKEN = (
+    *(_QWEN._replace(seed=seed, faults=_LOADED, parts=True) for seed in (0, 30, 31)),
+    Run("llama", rate=3e-5, faults=("one_mlp",), parts=True),
+    Run("qwen3", seed=100, rate=3e-4, faults=("adapter_scaled",), adapters=True),
+)
+HEALTHY = (
+    *(_QWEN._replace(seed=seed) for seed in (*range(1, 7), *range(14, 30))),
+    *(_QWEN._replace(seed=seed, rate=3e-6) for seed in (0, *range(7, 14), *range(31, 41))),
+    *(Run("llama", seed=seed, rate=3e-5) for seed in range(1, 8)),
+    _QWEN._replace(seed=200, rate=3e-6, moved=0.0),
+)

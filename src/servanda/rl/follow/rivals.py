@@ -22,6 +22,7 @@ FOLLOWS, FROZEN = "follows", "frozen"
 # an engine that holds the weights of the reference repeats its scores: its slope is 0, but for the
 # rounding of float64
 _EXACT = 1e-6
+STACKED = 16  # syncs of a window that are used, the last ones: more cost time, and add little
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,14 @@ class Window:
         helds = [rival.held for rival in rivals if isinstance(rival, Rival) and rival.held]
         if any(held(self.since) not in self.kept for held in helds):
             return []
-        return [
+        known = [
             look
             for look, scores in self.kept.items()
             if look > self.since
             and self.replica in scores.infer
             and all(held(look) in self.kept for held in helds)
         ]
+        return known[-STACKED:]
 
     def _change(self, rival: Rival | str, looks: Sequence[int], train_KN: Floats) -> Floats:
         """The predicted change of the engine since the reference, [K, N]."""
