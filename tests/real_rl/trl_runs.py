@@ -91,6 +91,24 @@ def a_run(contract, state, **settings):
     return {"steps": trainer.state.global_step, "log": trainer.state.log_history}
 
 
+def a_follow(state, fault=None):
+    """The answers about an engine that is synced by the trainer's own sync, or by a broken one."""
+    engine = open_engine(parse_kernel(KERNEL, engines=["transformers"]))
+    trainer = made(
+        Trainer,
+        monitor=Monitor("trl", state=state),
+        rollout_func=rollouts(engine),
+        follow=True,
+        config={"max_steps": 4, "learning_rate": 1e-4},
+    )
+    if fault:
+        trainer.rollout_func._sync = SYNC_FAULTS[fault].inject(WeightSync, True)(
+            trainer.model, engine
+        )
+    trainer.train()
+    return trainer.state.log_history
+
+
 # a generation that four updates learn from, with an evaluation after each; two to an update
 RARE = {
     "max_steps": 4,
@@ -181,6 +199,8 @@ def main(watching, masking, folder):
         "adapter ignored": a_drill(peft=LORA, fault="adapter_ignored"),
         "tied head": a_drill(fault="tied_head_stale"),
         "losses": losses(masking),
+        "follows": a_follow(folder / "follows.jsonl"),
+        "frozen": a_follow(folder / "frozen.jsonl", "never_synced"),
         "silent": error_of(lambda: drilled(silent)),
         "broken": error_of(lambda: drilled(broken)),
         "script": drilled(script).outcome,

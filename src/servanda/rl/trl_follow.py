@@ -34,9 +34,12 @@ class EngineFollow:
 
         module = module_of(trainer)
         Weights(module, copy=False)  # refuses a part of a module
-        self.follow = follow if isinstance(follow, Follow) else Follow(module)
+        exact = all(p.dtype.itemsize >= 4 for p in module.parameters())
+        self.follow = follow if isinstance(follow, Follow) else Follow(module, exact=exact)
         self.engine = trainee(trainer)
-        self.train_scores = SentWeights(module, engine_dtype(trainer))
+        self.train_scores = SentWeights(
+            module, engine_dtype(trainer), lambda rows: exact_logprobs(module, rows)
+        )
         self.gather, self.rank = gather, int(trainer.accelerator.process_index)
         self._judged: int | None = None  # the last step
 
@@ -53,6 +56,20 @@ class EngineFollow:
         if self.rank == 0:
             found = self.follow.observe(step, self.train_scores(self.follow.probes), infer)
         return self.gather(found)[0]
+
+
+def exact_logprobs(module: Any, rows: Any) -> Any:
+    """The logprobs of rows by the module's own forward pass, without accelerate's autocast."""
+    from servanda.rl.sync_drill.trainee import forward_logprobs
+
+    wrapped, own = vars(module).get("forward"), getattr(module, "_original_forward", None)
+    if wrapped is None or own is None:
+        return forward_logprobs(module, rows)
+    module.forward = own
+    try:
+        return forward_logprobs(module, rows)
+    finally:
+        module.forward = wrapped
 
 
 def engine_dtype(trainer: Any) -> str:

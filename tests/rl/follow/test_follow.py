@@ -233,3 +233,16 @@ def test_bad_scores_and_probes_are_refused_with_their_place(tmp_path):
     (tmp_path / "other").write_text('{"schema": 1, "weights": 0}\n')
     with pytest.raises(EvidenceError, match="other:1 is no line of this follow"):
         Follow(PROBES, state=tmp_path / "other")
+
+
+def test_a_trainer_that_rounds_needs_wider_intervals():
+    """Errors of the trainer pull every slope towards 0, before it has moved far."""
+    walk = Walk(step=0.03)
+    healthy, stale = walk.engine(HELD[""]), walk.engine(HELD["never_synced"])
+    walk.train = [np.minimum(t + walk.rng.normal(0, 0.02, t.shape), 0) for t in walk.train]
+
+    blind, told = walk.follow(healthy), walk.follow(healthy, exact=False)
+
+    assert any(step.outcome == "violated" for step in blind)
+    assert not any(step.outcome == "violated" for step in told)
+    assert walk.follow(stale, exact=False)[-1].outcome == "violated"

@@ -63,6 +63,8 @@ class Question:
         alpha: error probability of this engine over the whole run.
         limit: largest |slope - 1| of an engine that follows.
         parts: group -> the trainer's scores with this group as at the first sync, [N].
+        exact: whether the trainer's scores have no rounding error of their own; otherwise it is
+            taken to be as large as the noise floor.
     """
 
     kept: Mapping[int, Scores]
@@ -70,6 +72,7 @@ class Question:
     alpha: float
     limit: float
     parts: Mapping[str, Floats]
+    exact: bool = True
 
     def about(self, replica: str) -> ReplicaFollow:
         """The conclusion about a replica at the newest sync."""
@@ -81,13 +84,15 @@ class Question:
         if missing == train_N.size:
             return ReplicaFollow("error", missing=missing)
         known = [look for look, s in self.kept.items() if replica in s.infer]
+        floor = _floor(self.kept, replica)
+        rounding = 0.0 if self.exact else floor
         windows = [
-            Window(self.kept, since, newest, self.start_U, replica, self.parts)
+            Window(self.kept, since, newest, self.start_U, replica, self.parts, rounding)
             for since in ages(known, newest)
         ]
         if not windows:
             return ReplicaFollow("inconclusive", missing=missing)
-        return _Windows(self, windows, newest, missing).conclusion(_floor(self.kept, replica))
+        return _Windows(self, windows, newest, missing).conclusion(floor)
 
 
 class _Windows:
@@ -175,7 +180,7 @@ class _Windows:
             if shown and not left and slope.low > 1 + limit and slope.rest_nats <= shape:
                 return SCALED, "", window.since
             if window is best:
-                several = ", ".join(r if isinstance(r, str) else r.name for r in fitting)
+                several = ", ".join(dict.fromkeys(map(_text, fitting)))
         return (UNDECIDED, several, best.since) if several else (UNEXPLAINED, "", best.since)
 
     def _needs(self, slope: Slope, since: int) -> int | None:
@@ -203,6 +208,16 @@ def _named(rival: Rival | str, window: Window, looks: int) -> tuple[str, str] | 
     if kind == STOPPED:
         return STOPPED, str(window.kept[int(detail)].version)
     return (LATE, detail) if kind == LATE else (DROPPED, "")
+
+
+def _text(rival: Rival | str) -> str:
+    """A rival that is left, in words."""
+    if isinstance(rival, str):
+        return f"{rival} does not arrive"
+    kind, _, by = rival.name.partition(" ")
+    if kind == LATE:
+        return f"late by {by}"
+    return "every other sync is dropped" if kind == DROPPED else "the syncs have stopped"
 
 
 def _width(slope: Slope) -> float:

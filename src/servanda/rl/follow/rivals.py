@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ STACKED = 16  # syncs of a window that are used, the last ones: more cost time, 
 
 @dataclass(frozen=True)
 class Rival:
-    """An explanation.
+    """An explanation of the engine's scores.
 
     Args:
         name: such as "late 1".
@@ -113,6 +113,7 @@ class Window:
     start_U: Ints
     replica: str
     parts: Mapping[str, Floats]
+    rounding_nats: float = 0.0
 
     def slope(self, first: Rival | str, second: Rival | str, alpha: float) -> Slope:
         """The slope of two rivals; a text is a group of weights that stays at the first sync."""
@@ -126,9 +127,16 @@ class Window:
         second_KN = self._change(second, looks, train_KN)
         x_KN = first_KN - second_KN
         y_KN = there_KN - start.infer[self.replica] - second_KN
-        known_N = np.isfinite(x_KN + y_KN).all(axis=0)
-        x_KN, y_KN = np.where(known_N, x_KN, 0.0), np.where(known_N, y_KN, 0.0)
-        return _slope(x_KN, y_KN, self.start_U, alpha, int(known_N.sum()) * len(looks))
+        n = x_KN.size
+        if not math.isfinite(float(x_KN.sum() + y_KN.sum())):  # some scores are missing
+            known_N = np.isfinite(x_KN + y_KN).all(axis=0)
+            x_KN, y_KN = np.where(known_N, x_KN, 0.0), np.where(known_N, y_KN, 0.0)
+            n = int(known_N.sum()) * len(looks)
+        found = _slope(x_KN, y_KN, self.start_U, alpha, n)
+        if not found.moved_nats:
+            return found
+        wider = 2 * (self.rounding_nats / found.moved_nats) ** 2
+        return replace(found, low=found.low - wider, high=found.high + wider)
 
     def rest_nats(self, rival: Rival | str) -> float:
         """Root of the mean square of the engine's change that a rival leaves; NaN: unknown."""
@@ -139,7 +147,8 @@ class Window:
         there_KN = np.stack([self.kept[look].infer[self.replica] for look in looks])
         own_KN = self._change(rival, looks, train_KN)
         rest_KN = there_KN - self.kept[self.since].infer[self.replica] - own_KN
-        return math.sqrt(float(np.nanmean(rest_KN**2)))
+        known = rest_KN[np.isfinite(rest_KN)]
+        return math.sqrt(float((known**2).mean())) if known.size else math.nan
 
     def _looks(self, *rivals: Rival | str) -> list[int]:
         """The syncs of the window for which the prediction of each is known."""
@@ -173,8 +182,9 @@ def _slope(x_KN: Floats, y_KN: Floats, start_U: Ints, alpha: float, n: int) -> S
         return Slope()
     value = slope_of(xy_U, xx_U)
     low, high = slope_interval(xy_U, xx_U, alpha)
-    rest, moved = (math.sqrt(float((v**2).sum()) / n) for v in (y_KN - value * x_KN, x_KN))
-    return Slope(value, low, high, rest, moved)
+    xx, xy, yy = np.vdot(x_KN, x_KN), np.vdot(x_KN, y_KN), np.vdot(y_KN, y_KN)
+    rest = max(float(yy - 2 * value * xy + value**2 * xx), 0.0)
+    return Slope(value, low, high, math.sqrt(rest / n), math.sqrt(float(xx) / n))
 
 
 def refuted(

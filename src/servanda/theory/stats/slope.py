@@ -47,8 +47,8 @@ def unit_sums(x_KN: Floats, y_KN: Floats, start_U: Ints) -> tuple[Floats, Floats
     Returns:
         [U], [U]; units without any x are left out.
     """
-    xy_U = np.add.reduceat((x_KN * y_KN).sum(axis=0), start_U)
-    xx_U = np.add.reduceat((x_KN * x_KN).sum(axis=0), start_U)
+    xy_U = np.add.reduceat(np.einsum("kn,kn->n", x_KN, y_KN), start_U)
+    xx_U = np.add.reduceat(np.einsum("kn,kn->n", x_KN, x_KN), start_U)
     known_U = xx_U > 0
     norm_U = np.sqrt(xx_U[known_U])
     return xy_U[known_U] / norm_U, norm_U
