@@ -73,6 +73,7 @@ def test_an_engine_that_is_not_synced_is_found_in_the_run(runs):
     for name, outcome, cause in (
         ("follows", "inconclusive", ""),
         ("frozen", "violated", "never_synced"),
+        ("ignored", "violated", "never_synced"),
     ):
         lines = [json.loads(s) for s in (folder / f"{name}.jsonl").read_text().splitlines()]
         assert [line["follow"]["version"] for line in lines] == [0, 1, 2, 3]
@@ -83,6 +84,9 @@ def test_an_engine_that_is_not_synced_is_found_in_the_run(runs):
         assert len(logged) == 3  # the first sync is the reference
         wanted = lines[-1]["metrics"]["servanda/follow/slope"]
         assert logged[-1]["servanda/follow/slope"] == pytest.approx(wanted)
+    adapted = [json.loads(s) for s in (folder / "adapted.jsonl").read_text().splitlines()]
+    assert adapted[-1]["follow"]["outcome"] in ("holds", "inconclusive")
+    assert abs(adapted[-1]["follow"]["slope"] - 1) < 0.2
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("rare", [0]), ("often", [0, 0, 1, 1])])

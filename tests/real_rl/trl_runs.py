@@ -91,7 +91,7 @@ def a_run(contract, state, **settings):
     return {"steps": trainer.state.global_step, "log": trainer.state.log_history}
 
 
-def a_follow(state, fault=None):
+def a_follow(state, fault=None, peft=None):
     """The answers about an engine that is synced by the trainer's own sync, or by a broken one."""
     engine = open_engine(parse_kernel(KERNEL, engines=["transformers"]))
     trainer = made(
@@ -99,7 +99,8 @@ def a_follow(state, fault=None):
         monitor=Monitor("trl", state=state),
         rollout_func=rollouts(engine),
         follow=True,
-        config={"max_steps": 4, "learning_rate": 1e-4},
+        peft=peft,
+        config={"max_steps": 4, "learning_rate": 1e-2 if peft else 1e-4},
     )
     if fault:
         trainer.rollout_func._sync = SYNC_FAULTS[fault].inject(WeightSync, True)(
@@ -201,6 +202,8 @@ def main(watching, masking, folder):
         "losses": losses(masking),
         "follows": a_follow(folder / "follows.jsonl"),
         "frozen": a_follow(folder / "frozen.jsonl", "never_synced"),
+        "adapted": a_follow(folder / "adapted.jsonl", peft=LORA),
+        "ignored": a_follow(folder / "ignored.jsonl", "adapter_ignored", peft=LORA),
         "silent": error_of(lambda: drilled(silent)),
         "broken": error_of(lambda: drilled(broken)),
         "script": drilled(script).outcome,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from servanda.errors import ContractError
+from servanda.errors import ContractError, MeasurementError
 from servanda.rl.sync_drill.trainee import Rows, Score, forward_logprobs, modes_kept
 from servanda.theory.sampling import Floats
 
@@ -44,7 +44,11 @@ class SentWeights:
         self.logprobs = logprobs or (lambda rows: forward_logprobs(module, rows))
 
     def __call__(self, rows: Rows) -> list[Floats]:
-        """The logprobs of each row's tokens except the first, nats, without dropout."""
+        """The logprobs of each row's tokens except the first, nats, without dropout.
+
+        Raises:
+            MeasurementError: an adapter that is more than a sum on the weight.
+        """
         with modes_kept(self.module), torch.no_grad(), self._sent():
             self.module.eval()
             return list(self.logprobs(rows))
@@ -68,16 +72,22 @@ class SentWeights:
         assert self.cast is not None
         adapters: set[int] = set()
         for layer in self.module.modules():
-            if not hasattr(layer, "get_delta_weight"):
+            if not hasattr(layer, "get_delta_weight") or layer.disable_adapters:
                 continue
             merged = layer.base_layer.weight.data
             for name in layer.active_adapters:
-                if name in layer.scaling and name not in layer.merged_adapters:
-                    merged = merged + layer.get_delta_weight(name).data
-                    second = layer.lora_B[name].weight
-                    yield second, torch.zeros_like(second.data)
-                    adapters.update(id(p) for p in layer.lora_A[name].parameters())
-                    adapters.add(id(second))
+                if name in layer.merged_adapters or name not in layer.scaling:
+                    continue
+                if layer.lora_variant.get(name) or layer.lora_bias.get(name):
+                    raise MeasurementError(
+                        f"adapter {name!r} is not plain LoRA (DoRA, or with a bias)",
+                        hint="pass your own scores of the trainer, with the adapter merged",
+                    )
+                merged = merged + layer.get_delta_weight(name).data
+                linear = name in layer.lora_B
+                second = layer.lora_B[name].weight if linear else layer.lora_embedding_B[name]
+                yield second, torch.zeros_like(second.data)
+                adapters.add(id(second))
             yield layer.base_layer.weight, self.cast(merged).to(merged.dtype)
             adapters.add(id(layer.base_layer.weight))
         for parameter in self.module.parameters():
