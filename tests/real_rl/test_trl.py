@@ -68,6 +68,27 @@ def test_the_losses_give_the_logprobs_of_a_forward_pass(runs):
     assert first == pytest.approx(other, rel=1e-3)
 
 
+def test_an_engine_that_is_not_synced_is_found_in_the_run(runs):
+    found, folder = runs
+    for name, outcome, cause in (
+        ("follows", "inconclusive", ""),
+        ("frozen", "violated", "never_synced"),
+        ("ignored", "violated", "never_synced"),
+    ):
+        lines = [json.loads(s) for s in (folder / f"{name}.jsonl").read_text().splitlines()]
+        assert [line["follow"]["version"] for line in lines] == [0, 1, 2, 3]
+        last = lines[-1]["follow"]
+        assert (last["outcome"], last["cause"]) == (outcome, cause)
+        assert last["low"] <= (1 if name == "follows" else 0) <= last["high"]
+        logged = [e for e in found[name] if "servanda/follow/slope" in e]
+        assert len(logged) == 3  # the first sync is the reference
+        wanted = lines[-1]["metrics"]["servanda/follow/slope"]
+        assert logged[-1]["servanda/follow/slope"] == pytest.approx(wanted)
+    adapted = [json.loads(s) for s in (folder / "adapted.jsonl").read_text().splitlines()]
+    assert adapted[-1]["follow"]["outcome"] in ("holds", "inconclusive")
+    assert abs(adapted[-1]["follow"]["slope"] - 1) < 0.2
+
+
 @pytest.mark.parametrize(("kind", "steps"), [("rare", [0]), ("often", [0, 0, 1, 1])])
 def test_a_generation_is_judged_once_however_often_it_is_learnt_from(runs, kind, steps):
     found, folder = runs

@@ -183,6 +183,25 @@ def all_sequences(folder):
     return {"step": part.step, "sequences": len(part), "error": error_of(once.train)}
 
 
+def a_follow(state, fault=None, peft=None):
+    """The answers about an engine that is synced by the trainer's own sync, or by a broken one."""
+    engine = open_engine(parse_kernel(KERNEL, engines=["transformers"]))
+    trainer = made(
+        Trainer,
+        monitor=Monitor("trl", state=state),
+        rollout_func=rollouts(engine),
+        follow=True,
+        peft=peft,
+        config={"max_steps": 4, "learning_rate": 1e-2 if peft else 1e-4},
+    )
+    if fault:
+        trainer.rollout_func._sync = SYNC_FAULTS[fault].inject(WeightSync, True)(
+            trainer.model, engine
+        )
+    trainer.train()
+    return trainer.state.log_history
+
+
 # a generation that four updates learn from, with an evaluation after each; two to an update
 RARE = {
     "max_steps": 4,
@@ -273,6 +292,10 @@ def main(watching, masking, folder):
         "adapter ignored": a_drill(peft=LORA, fault="adapter_ignored"),
         "tied head": a_drill(fault="tied_head_stale"),
         "losses": losses(masking),
+        "follows": a_follow(folder / "follows.jsonl"),
+        "frozen": a_follow(folder / "frozen.jsonl", "never_synced"),
+        "adapted": a_follow(folder / "adapted.jsonl", peft=LORA),
+        "ignored": a_follow(folder / "ignored.jsonl", "adapter_ignored", peft=LORA),
         "silent": error_of(lambda: drilled(silent)),
         "broken": error_of(lambda: drilled(broken)),
         "script": drilled(script).outcome,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from servanda.engines.http.draft_meter import DraftMeter
+    from servanda.rl.follow.follow import Follow
     from servanda.rl.monitor.monitor import Monitor, Step
     from servanda.rl.sync_drill.trainee import Trainee
     from servanda.rl.trainer_drill import preflight
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _HOME = {
     "DraftCounts": "theory.stats.draft_counts",
     "DraftMeter": "engines.http.draft_meter",
+    "Follow": "rl.follow.follow",
     "Monitor": "rl.monitor.monitor",
     "Step": "rl.monitor.monitor",
     "Trainee": "rl.sync_drill.trainee",
@@ -25,7 +27,16 @@ _HOME = {
     "read_state": "rl.watch.monitor_state",
 }
 
-__all__ = ["DraftCounts", "DraftMeter", "Monitor", "Step", "Trainee", "preflight", "read_state"]
+__all__ = [
+    "DraftCounts",
+    "DraftMeter",
+    "Follow",
+    "Monitor",
+    "Step",
+    "Trainee",
+    "preflight",
+    "read_state",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,9 +37,12 @@ from servanda.rl.trl_batch import (
 )
 from servanda.rl.trl_dump import Dumping
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
+from servanda.rl.trl_follow import EngineFollow
 from servanda.rl.trl_setup import Recorder, check_trl, labels_of
 
 if TYPE_CHECKING:
+    from servanda.rl.follow.follow import Follow
+    from servanda.rl.follow.follow_step import FollowStep
     from servanda.rl.monitor.monitor import Monitor, Step
 
     Base: Any = object
@@ -82,6 +85,8 @@ class Monitored(Base):
             at least one sequence of each rank.  Default: none, because the logprobs of the loss
             are judged; SHARE if the contract masks slices; 1 if it corrects tokens.
         drafts: a DraftMeter of the engines, which the main process reads at each step.
+        follow: whether both sides score probe tokens after each sync: True, or a servanda.rl.Follow
+            with your limit, probes and state file.
 
     Raises:
         MeasurementError: TRL samples from the module that it trains, so the tokens have no sampler
@@ -97,10 +102,13 @@ class Monitored(Base):
         slices: Sequence[str] | Mapping[str, str] = (),
         score_share: float | None = None,
         drafts: Any = None,
+        follow: Follow | bool = False,
         **kwargs: Any,
     ) -> None:
         check_trl(self, Monitored)
         monitor.numbered_from(1)  # TRL logs a step after its update
+        self.follow = follow
+        self._following: EngineFollow | None = None
         self.monitor = monitor
         self.score_share = share_of(monitor, score_share)
         self.slices = dict(
@@ -141,7 +149,7 @@ class Monitored(Base):
             self._log({"score_seconds_share": self._scoring / (began - last)})
         self._began, self._scoring = began, 0.0
         self._batches += 1
-        given = self._given(inputs, out)
+        given = {**self._given(inputs, out), "follow": self._followed()}
         old_BT = out.get("old_per_token_logps")
         if old_BT is None and self.score_share is None:
             self._waiting = Waiting(given)
@@ -179,6 +187,16 @@ class Monitored(Base):
             "tokens": tokens_of(out),
             "drafts": self._drafts,
         }
+
+    def _followed(self) -> FollowStep | None:
+        """Whether the engine, which was just synced, has the module's weights."""
+        if not self.follow:
+            return None
+        if self._following is None:
+            alone = self.accelerator.num_processes == 1
+            gather = (lambda value: [value]) if alone else gathered
+            self._following = EngineFollow(self, self.follow, gather)
+        return self._following.after_sync(int(self.state.global_step))
 
     def _judged(self, logp_train_BT: Any, given: Mapping[str, Any]) -> Step:
         step = self.monitor.observe(logp_train_BT, **given)

@@ -20,6 +20,7 @@ from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps.blocks import paired
 from servanda.rl.dumps.slicing import FILLED, Counts
 from servanda.rl.dumps.steps import TokenSum
+from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import COLUMNS
@@ -122,6 +123,7 @@ class Monitor:
         loss_mask: object = None,
         versions: object = None,
         older: Mapping[int, object] | None = None,
+        follow: FollowStep | None = None,
     ) -> Step:
         """Judge the tokens of one step, over all ranks.
 
@@ -148,6 +150,8 @@ class Monitor:
             loss_mask: 1 if the loss used the token, after every filter, [B, T].
             versions: the weights that sampled, as a number of updates, [B] or [B, T].
             older: {1: logprobs under the weights before the last update, ...}, [B, T] each.
+            follow: the result of `Follow.observe` after the sync of this step, the same on every
+                rank; if an engine does not follow, the step is violated.
 
         Raises:
             EvidenceError: inconsistent arrays, a missing mask, or inconsistent ranks.
@@ -186,7 +190,7 @@ class Monitor:
             self._gather,
             part_of(self._member, self._digest, self.contract, self._statistics, batch, counts),
         )
-        return self._judged(parts, rank, batch)
+        return self._judged(parts, rank, batch, follow)
 
     def refuse(self, error: Exception) -> None:
         """Send the other ranks the reason why this one cannot observe, so that none waits."""
@@ -246,7 +250,9 @@ class Monitor:
         own = Overlaps(self._member, verdict.key.contract, batch.weights, atoms=atoms)
         return ranks.added(ranks.gathered(self._gather, own)[0])
 
-    def _judged(self, parts: Sequence[Part], rank: int, batch: Batch) -> Step:
+    def _judged(
+        self, parts: Sequence[Part], rank: int, batch: Batch, follow: FollowStep | None
+    ) -> Step:
         plan, state = self._plan, self._state
         assert plan is not None
         groups = ranks.groups_of(parts)
@@ -307,7 +313,7 @@ class Monitor:
             lambda: ends.trend(least=1),
             step=batch.weights + self._first,
             drafts=counts,
-        )
+        ).joined(follow)
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
             _ = step.token_weights  # before the trainer changes its arrays
         self._write(step, batch, rank, groups, taken.sample)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.judgement.verdict_table import html_of
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps.steps import TokenSum, Trend
+from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA
 from servanda.theory.stats.draft_counts import DraftCounts
@@ -40,6 +41,7 @@ class Step:
         notes: omitted parts, with the reasons.
         step: the number of the step in the trainer's log; by default `weights`.
         drafts: what the engines of all ranks counted of their speculative decoding.
+        follow: whether the engine follows the trainer; None: not observed.
     """
 
     weights: int
@@ -56,6 +58,21 @@ class Step:
     _trend: Callable[[], Trend | None]
     step: int = field(default=0, kw_only=True)
     drafts: DraftCounts = field(default=DraftCounts(), kw_only=True)
+    follow: FollowStep | None = field(default=None, kw_only=True)
+
+    def joined(self, follow: FollowStep | None) -> Step:
+        """This step with the conclusion about its engine, which may be the worse one.
+
+        Only a violation counts: undecided is no property of this step's tokens.
+        """
+        if follow is None:
+            return self
+        metrics = {**self.metrics, **follow.metrics}
+        if follow.outcome != "violated":
+            return replace(self, follow=follow, metrics=metrics)
+        metrics["servanda/exit_code"] = float(follow.exit_code)
+        cause = "; ".join(filter(None, (follow.sentence, self.cause)))
+        return replace(self, outcome="violated", cause=cause, follow=follow, metrics=metrics)
 
     @cached_property
     def token_weights(self) -> Array:
@@ -93,7 +110,8 @@ class Step:
     def __str__(self) -> str:
         needs = self.needs_tokens
         short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens)}"
-        return f"{self.verdict}{short}"
+        follow = "" if self.follow is None else f"\nfollow   {self.follow}"
+        return f"{self.verdict}{short}{follow}"
 
     def _repr_html_(self) -> str:
         return html_of(self)
@@ -145,6 +163,7 @@ def state_line(step: Step, at: float) -> dict[str, Any]:
             "cells": [_cell(c) for c in verdict.cells if c.outcome != "not applicable"],
             "metrics": dict(step.metrics),
             **({"drafts": asdict(step.drafts)} if step.drafts.drafts else {}),
+            **({} if step.follow is None else {"follow": step.follow.to_plain()}),
         }
     )
 

@@ -18,6 +18,7 @@ from servanda.contract.clause import Section
 from servanda.errors import ContractError
 from servanda.judgement.clauses.base import GUARDS, CellVerdict
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
+from servanda.report.cell_text import GLYPH
 from servanda.rl.dumps.steps import RunEnds, TokenSum
 from servanda.rl.monitor.drafts import NAME as DRAFTS
 from servanda.rl.monitor.state_file import SCHEMA
@@ -46,6 +47,15 @@ class _Cell(msgspec.Struct):
     aggregate: str = ""
 
 
+class _Follow(msgspec.Struct):
+    outcome: Outcome
+    sentence: str
+    slope: Number = None
+    low: Number = None
+    high: Number = None
+    since: int | None = None
+
+
 class _Line(msgspec.Struct):
     schema: int
     weights: int
@@ -61,6 +71,7 @@ class _Line(msgspec.Struct):
     sequences: int = 0
     metrics: dict[str, Number] = {}
     groups: list[tuple[float, int]] = []  # sum of |log ratio| and tokens
+    follow: _Follow | None = None
 
 
 class MonitorSource:
@@ -148,6 +159,7 @@ class MonitorSource:
             again=again,
             needs_tokens=line.needs_tokens,
             drafts=_number(line.metrics.get(DRAFTS)),
+            follow=_follow(line.follow),
         )
 
     def head(self) -> tuple[str, ...]:
@@ -252,6 +264,18 @@ def _section(metric: str) -> Section:
     if metric in GUARDS:
         return "observability"
     return "runtime" if metric == DRAFT_ACCEPTANCE else "statistical"
+
+
+def _follow(follow: _Follow | None) -> str:
+    """Whether the engine follows, in one line; "" if it was not observed."""
+    if follow is None:
+        return ""
+    slope, low, high = map(_number, (follow.slope, follow.low, follow.high))
+    if slope is None or low is None or high is None or math.isinf(high):
+        return f"follow {GLYPH[follow.outcome]} {follow.sentence}"
+    numbers = f"{slope:.2f} [{low:.2f}, {high:.2f}]"
+    more = f": {follow.sentence}" if follow.outcome == "violated" else ""
+    return f"follow {GLYPH[follow.outcome]} {numbers}{more}"
 
 
 def _number(value: Number) -> float | None:

@@ -26,6 +26,8 @@ def step_line(step: WatchedStep) -> str:
         parts.append(f"drafts accepted {percent(step.drafts)}")
     if step.outcome == "inconclusive" and step.needs_tokens is not None:
         parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {step.tokens:,}")
+    if step.follow:
+        parts.append(line(step.follow))
     if step.again:
         parts.append("written again")
     return "  ".join(part for part in parts if part).rstrip()

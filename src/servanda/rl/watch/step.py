@@ -31,6 +31,7 @@ class WatchedStep:
         together: slice -> first of the steps that it is judged on.
         needs_tokens: approximate number of tokens for a decision, if undecided.
         drafts: share of the draft tokens that the target accepted; None: not counted.
+        follow: whether the engine follows the trainer, in one line; "" if not observed.
     """
 
     step: int
@@ -48,6 +49,7 @@ class WatchedStep:
     together: Mapping[str, int] = field(default_factory=dict)
     needs_tokens: int | None = None
     drafts: float | None = None
+    follow: str = ""
 
     @property
     def enforced(self) -> tuple[CellVerdict, ...]:

@@ -144,8 +144,9 @@ def stops(step: WatchedStep) -> str:
     """The reason why a run would be stopped at this step; "" if not."""
     worst = step.worst()
     if step.outcome == "violated":
-        place = "" if worst is None else f": {worst.clause} on {step.place(worst.slice)}"
-        return f"an enforced clause was violated{place}"
+        if worst is None or worst.outcome != "violated":
+            return step.cause or "an enforced clause was violated"
+        return f"an enforced clause was violated: {worst.clause} on {step.place(worst.slice)}"
     return "the contract's escalation says halt" if "halt" in step.actions else ""
 
 
@@ -181,7 +182,9 @@ def _alerts(
     red = [name.removeprefix(SLICE) for name in raised if name.startswith(SLICE)]
     over = [name for name, _ in lowered]
     if VIOLATED in raised:
-        yield alert("violated", _violated(red), step.worst())
+        worst = step.worst()
+        of_cell = worst is not None and worst.outcome == "violated"
+        yield alert("violated", _violated(red), worst if of_cell else None)
     else:
         for name in red:
             yield alert("slice red", f"{format.place(name)} became red", step.worst(name))

@@ -1,0 +1,244 @@
+# The conclusion about one engine after a sync: whether it follows, and otherwise why not.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from servanda.rl.follow.rivals import FROZEN, MISSED, RIVALS, Rival, Slope, Window, missed, refuted
+from servanda.rl.follow.score_history import Scores, ages
+from servanda.theory.sampling import Floats, Ints
+from servanda.theory.stats.slope import share_of
+
+Outcome = Literal["holds", "violated", "inconclusive", "error"]
+
+# smallest noise floor, nats: the resolution of logprobs of -10 in float32
+_RESOLUTION = 1e-5
+# what a cause may leave of the engine's change, in noise floors: that of two scores, and a quarter
+# more.  A mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
+_FITS = 1.25 * math.sqrt(2)
+_SHAPE = 0.35  # what a factor may leave of the part that it explains
+_CYCLES = 4  # syncs after the reference that show a pattern in time
+
+NEVER, STOPPED, LATE, DROPPED = "never_synced", "stopped", "late", "dropped"
+SCALED, PARTS = "scaled", "part"
+UNDECIDED, UNEXPLAINED = "undecided", "unexplained"
+
+
+@dataclass(frozen=True)
+class ReplicaFollow:
+    """The conclusion about one engine.
+
+    Args:
+        outcome: holds, violated, inconclusive or error.
+        slope: of its change on the trainer's, over the syncs after `since`.
+        since: version of the trainer at the reference sync; None: no slope yet.
+        cause: never_synced, stopped, late, dropped, scaled, part; undecided if several are left,
+            unexplained if none is; "" if it follows, or not enough is known.
+        detail: the syncs of `late`, the version of `stopped`, the group of `part`, the rivals that
+            are left of `undecided`.
+        needs: further syncs until a decision, about; None: unknown, or decided.
+        missing: tokens without a score of either side at this sync.
+    """
+
+    outcome: Outcome
+    slope: Slope = field(default_factory=Slope)
+    since: int | None = None
+    cause: str = ""
+    detail: str = ""
+    needs: int | None = None
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class Question:
+    """How an engine is judged.
+
+    Args:
+        kept: number of a sync -> its scores; start_U: index of the first token of each row.
+        alpha: error probability of this engine over the whole run.
+        limit: largest |slope - 1| of an engine that follows.
+        parts: group -> the trainer's scores with this group as at the first sync, [N].
+        exact: whether the trainer's scores have no rounding error of their own; otherwise it is
+            taken to be as large as the noise floor.
+    """
+
+    kept: Mapping[int, Scores]
+    start_U: Ints
+    alpha: float
+    limit: float
+    parts: Mapping[str, Floats]
+    exact: bool = True
+
+    def about(self, replica: str) -> ReplicaFollow:
+        """The conclusion about a replica at the newest sync."""
+        newest = max(self.kept)
+        scores = self.kept[newest]
+        train_N = scores.train_N
+        infer_N = scores.infer.get(replica, np.full_like(train_N, np.nan))
+        missing = int((~np.isfinite(train_N + infer_N)).sum())
+        if missing == train_N.size:
+            return ReplicaFollow("error", missing=missing)
+        known = [look for look, s in self.kept.items() if replica in s.infer]
+        floor = _floor(self.kept, replica)
+        rounding = 0.0 if self.exact else floor
+        windows = [
+            Window(self.kept, since, newest, self.start_U, replica, self.parts, rounding)
+            for since in ages(known, newest)
+        ]
+        if not windows:
+            return ReplicaFollow("inconclusive", missing=missing)
+        return _Windows(self, windows, newest, missing).conclusion(floor)
+
+
+class _Windows:
+    def __init__(
+        self, question: Question, windows: Sequence[Window], newest: int, missing: int
+    ) -> None:
+        self.question, self.windows, self.missing = question, windows, missing
+        self.newest = newest
+        rivals = len(RIVALS) + MISSED + len(question.parts)
+        # a true rival is excluded in no window and by no other, but for this probability
+        self.alpha = share_of(question.alpha, newest) / (len(windows) * (rivals - 1))
+        self.follows, self.frozen = RIVALS[0], RIVALS[1]
+        self.slopes = {
+            window.since: {
+                rival: window.slope(self.follows, rival, self.alpha) for rival in self._of(window)
+            }
+            for window in windows
+        }
+
+    def _of(self, window: Window) -> list[Rival | str]:
+        """The rivals of following, in a window."""
+        parts = self.question.parts if window.since == 0 else ()
+        return [*RIVALS[1:], *missed(self.newest, window.since), *parts]
+
+    def conclusion(self, floor: float) -> ReplicaFollow:
+        """Follows, or a cause, or undecided.
+
+        Args:
+            floor: the noise floor of this engine, nats.
+        """
+        limit = self.question.limit
+        red = [
+            window
+            for window in self.windows
+            if any(slope.excludes(1.0, limit) for slope in self.slopes[window.since].values())
+        ]
+        if red:
+            cause, detail, since = self._cause(red, floor)
+            slope = self.slopes[since][self.frozen]
+            return self._with("violated", slope, since, cause=cause, detail=detail)
+        since = min(self.slopes, key=lambda look: _width(self.slopes[look][self.frozen]))
+        slope = self.slopes[since][self.frozen]
+        excluded = all(
+            any(of[rival].excludes(0.0, limit) for of in self.slopes.values() if rival in of)
+            for rival in RIVALS[1:]
+        )
+        inside = [look for look, of in self.slopes.items() if of[self.frozen].inside(limit)]
+        if excluded and inside:
+            since = min(inside)
+            return self._with("holds", self.slopes[since][self.frozen], since)
+        return self._with("inconclusive", slope, since, needs=self._needs(slope, since))
+
+    def _with(
+        self,
+        outcome: Outcome,
+        slope: Slope,
+        since: int,
+        *,
+        cause: str = "",
+        detail: str = "",
+        needs: int | None = None,
+    ) -> ReplicaFollow:
+        known = math.isfinite(slope.high)
+        version = self.question.kept[since].version if known or cause else None
+        return ReplicaFollow(outcome, slope, version, cause, detail, needs, self.missing)
+
+    def _cause(self, red: Sequence[Window], floor: float) -> tuple[str, str, int]:
+        """(cause, detail, reference sync): of the longest window in which one rival is left."""
+        limit = self.question.limit
+        fits = _FITS * floor
+        best = min(red, key=lambda window: _width(self.slopes[window.since][self.frozen]))
+        several = ""
+        for window in sorted(red, key=lambda window: window.since):
+            rivals = [self.follows, *self._of(window)]
+            out = refuted(window, rivals, self.alpha, limit)
+            left = [rival for rival in rivals if not out[rival]]
+            fitting = [rival for rival in left if window.rest_nats(rival) <= fits]
+            if len(left) == len(fitting) == 1:
+                named = _named(left[0], window, self.newest - window.since)
+                if named:
+                    return (*named, window.since)
+            slope = self.slopes[window.since][self.frozen]
+            shape = max(fits, _SHAPE * abs(slope.value - 1) * slope.moved_nats)
+            shown = self.newest - window.since >= _CYCLES
+            if shown and not left and slope.low > 1 + limit and slope.rest_nats <= shape:
+                return SCALED, "", window.since
+            if window is best:
+                several = ", ".join(dict.fromkeys(map(_text, fitting)))
+        return (UNDECIDED, several, best.since) if several else (UNEXPLAINED, "", best.since)
+
+    def _needs(self, slope: Slope, since: int) -> int | None:
+        """Further syncs until the interval fits into the limit, if the trainer moves on as it did
+        and the slope stays.
+        """
+        spare = self.question.limit - abs(slope.value - 1)
+        width = _width(slope) / 2
+        if not math.isfinite(width) or spare <= 0:
+            return None
+        looks = self.newest - since
+        return max(1, math.ceil(looks * (width / spare - 1)), _CYCLES - self.newest)
+
+
+def _named(rival: Rival | str, window: Window, looks: int) -> tuple[str, str] | None:
+    """The cause and its detail; None if the window is too short to show it."""
+    if isinstance(rival, str):
+        return PARTS, rival
+    if rival.name == FROZEN:
+        version = window.kept[window.since].version
+        return (NEVER, "") if window.since == 0 else (STOPPED, str(version))
+    if looks < _CYCLES:
+        return None
+    kind, _, detail = rival.name.partition(" ")
+    if kind == STOPPED:
+        return STOPPED, str(window.kept[int(detail)].version)
+    return (LATE, detail) if kind == LATE else (DROPPED, "")
+
+
+def _text(rival: Rival | str) -> str:
+    """A rival that is left, in words."""
+    if isinstance(rival, str):
+        return f"{rival} does not arrive"
+    kind, _, by = rival.name.partition(" ")
+    if kind == LATE:
+        return f"late by {by}"
+    return "every other sync is dropped" if kind == DROPPED else "the syncs have stopped"
+
+
+def _width(slope: Slope) -> float:
+    return slope.high - slope.low
+
+
+def _floor(kept: Mapping[int, Scores], replica: str) -> float:
+    """The smallest root of the mean square of engine minus trainer, over the kept syncs, nats."""
+    gaps = [s.infer[replica] - s.train_N for s in kept.values() if replica in s.infer]
+    known = [gap_N[np.isfinite(gap_N)] for gap_N in gaps]
+    squares = (float(np.mean(gap_N**2)) for gap_N in known if gap_N.size)
+    return max(math.sqrt(min(squares, default=0.0)), _RESOLUTION)
+
+
+def worst_of(replicas: Mapping[str, ReplicaFollow]) -> str:
+    """The replica that decides: by outcome, then by the distance of its slope from 1."""
+    order: tuple[Outcome, ...] = ("violated", "error", "inconclusive", "holds")
+
+    def place(name: str) -> tuple[int, float]:
+        found = replicas[name]
+        value = found.slope.value
+        return order.index(found.outcome), -abs(value - 1) if math.isfinite(value) else 0.0
+
+    return min(replicas, key=place)
