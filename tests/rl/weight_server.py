@@ -97,7 +97,9 @@ class Served:
         return {name: torch.cat(parts).detach() for name, parts in fused.items()}
 
     def digests(self):
-        return {n: hashlib.sha256(t.numpy().tobytes()).hexdigest() for n, t in self.tensors().items()}
+        return {
+            n: hashlib.sha256(t.numpy().tobytes()).hexdigest() for n, t in self.tensors().items()
+        }
 
 
 def best(logp_V, k):
@@ -204,6 +206,13 @@ class SGLang:
         return {"output_ids": [token], "meta_info": meta}
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        """A client that does not wait for its answer is no error here."""
+
+
 UPDATES = ("/collective_rpc", "/update_weights_from_disk")
 FORMS = {"vllm": VLLM, "sglang": SGLang}
 
@@ -251,8 +260,7 @@ def main(folder, form, replicas):
     ports = []
     for _ in range(int(replicas)):
         served = Served(folder)
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler(served, FORMS[form]()))
-        server.daemon_threads = True
+        server = Server(("127.0.0.1", 0), handler(served, FORMS[form]()))
         Thread(target=server.serve_forever, daemon=True).start()
         ports.append(server.server_port)
     print(json.dumps(ports), flush=True)

@@ -13,6 +13,8 @@ from servanda.engines.checkpoint import quiet
 from servanda.engines.weight_sync import WeightSync
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.servers.replicas import Replicas, opened_at
+from servanda.rl.sync_drill.signals import TIMEOUT_S
+from servanda.rl.sync_drill.trainee import Trainee
 
 SHARD = "5GB"  # largest file of a checkpoint
 
@@ -61,6 +63,43 @@ def opened_for(
     """
     servers = opened_at(urls, served=served, dialect=dialect, key_env=key_env, timeout_s=timeout_s)
     return servers, CheckpointSync(module, servers, folder)
+
+
+def trainee_of_checkpoint(
+    checkpoint: Path,
+    urls: Sequence[str],
+    *,
+    folder: Path | None,
+    served: str | None,
+    key_env: str | None,
+    timeout_s: float | None,
+) -> Trainee:
+    """A trainee without a trainer: a checkpoint's model, and servers that reload from disk.
+
+    Raises:
+        MeasurementError: no such checkpoint, or as opened_at.
+    """
+    import transformers
+
+    try:
+        with quiet():
+            module = transformers.AutoModelForCausalLM.from_pretrained(
+                str(checkpoint.resolve(strict=True)), dtype="auto"
+            )
+    except (OSError, ValueError) as error:
+        raise MeasurementError(
+            f"{checkpoint} is no checkpoint that transformers can load: {error}",
+            hint="pass the folder that the servers were started with",
+        ) from None
+    servers = opened_at(
+        urls,
+        served=served,
+        dialect=None,
+        key_env=key_env,
+        timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
+    )
+    sync = CheckpointSync(module, servers, folder)
+    return Trainee(module.eval(), sync, servers.score, replicas=servers)
 
 
 def write_checkpoint(module: nn.Module, folder: Path, shard: str = SHARD) -> None:

@@ -57,7 +57,7 @@ class ReplicaFacts:
             return _violated(result, "version_only", f"{versions[0]} to {versions[-1]}")
         if result.cause or not self._is_stale(url):
             return result
-        return _violated(result, "stale_cache", self._gap(url))
+        return _violated(result, "stale_cache", f"it {self._gap(url)}")
 
     def warnings(self, judged: Mapping[str, Preflight]) -> Iterator[str]:
         for url, versions in self.versions.items():

@@ -51,7 +51,7 @@ def digest_line(module: nn.Module, trail: DigestTrail) -> str:
     covered = {source for sources in equal.values() for source in sources}
     rest = [group.name for group in groups if not covered.issuperset(group.tensors)]
     parts = [
-        f"{len(equal)} of {count(number, 'tensor')} have the trainer's bytes",
+        f"{len(equal)} of {count(number, 'tensor')} have the trainer's bytes after the last sync",
         f"by behaviour only: {_few(rest)}" if rest else "each group is compared bit for bit",
     ]
     if empty := number - len(trail.returned):
