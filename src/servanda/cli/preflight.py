@@ -28,9 +28,7 @@ def _timeout(text: str | float) -> float:
 
 
 @click.command("preflight")
-@click.argument(
-    "words", metavar="FILE.py:NAME | --checkpoint DIR --url URL | --trl SCRIPT [-- ARGS]", nargs=-1
-)
+@click.argument("words", metavar="FILE.py:NAME | --trl SCRIPT [-- ARGS]", nargs=-1)
 @click.option(
     "--trl",
     "script",
@@ -111,10 +109,10 @@ def preflight_command(
     """Test the weight sync: does every updated weight reach the engine?
 
     NAME is a Trainee, a TRL trainer, or a function without arguments that returns one, such as
-    setup.py:trainee.  With --checkpoint and --url no code is needed: the test finds whether a
-    reload from disk reaches each server.  The test randomises all weights once, then perturbs one group after
-    another, runs the trainer's own sync each time, and compares the logprobs of both sides.
-    Afterwards the weights are restored bit for bit.
+    setup.py:trainee.  With --checkpoint and --url you need no code: the test finds whether a
+    reload from disk reaches each server.  The test randomises all weights once, then perturbs
+    one group after another, runs the trainer's own sync each time, and compares the logprobs of
+    both sides.  Afterwards the weights are restored bit for bit.
 
     Exit codes: 0 every group is synced, 1 a group does not reach the engine or the engine is
     not as before, 2 the call or the file is wrong, 3 a group could not be judged, 4 scoring or

@@ -112,7 +112,7 @@ def test_replicas_that_follow_share_one_test(servers):
     assert result.syncs == preflight(trained(small_model(), servers[0])).syncs
 
 
-@pytest.mark.parametrize("name", ["none", "ignores", "version_only", "late", "stale_prefixes"])
+@pytest.mark.parametrize("name", ["none", "version_only", "stale_prefixes"])
 def test_sglang_is_drilled_by_its_own_endpoints(sglang, name):
     begun(sglang, name)
 

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from servanda.cli.main import main  # noqa: E402
-from tests.rl.served_weights import begun, saved, serving, small_model  # noqa: E402
+from servanda.cli.main import main
+from tests.rl.served_weights import begun, saved, serving, small_model
 
 
 def ran(*words):

@@ -37,6 +37,8 @@ class ReplicaFacts:
             self._digested(_FOUND)
         if syncs == _IDLE:
             self._generated()
+            # once more: a server whose cache is flushed before it scores has lost them
+            self.replicas.each(lambda r: r.draw(self._prompts(r), self.seed))
 
     def after_sync(self, syncs: int) -> None:
         self._told()
