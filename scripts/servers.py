@@ -18,7 +18,7 @@ import httpx2
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "tiny-lm"
 VENVS = Path(os.environ.get("SERVANDA_VENVS", ROOT / ".venvs")).absolute()
-PATIENCE_S = 300
+PATIENCE_S = 900
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",

@@ -37,6 +37,27 @@ def _timeout(text: str | float) -> float:
     help="Run this TRL script with GRPOTrainer.train replaced by the test; ARGS go to the script.",
 )
 @click.option(
+    "--checkpoint",
+    type=FILE,
+    metavar="DIR",
+    help="Test servers without a trainer: the model in DIR is changed, saved and reloaded by them.",
+)
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="Address of a vLLM or SGLang server; repeat it for each replica.  With --checkpoint.",
+)
+@click.option(
+    "--folder",
+    type=FILE,
+    metavar="DIR",
+    help="Where checkpoints are saved for the servers; by default the folder of temporary files.",
+)
+@click.option("--served", metavar="NAME", help="The servers' name of the model, if several.")
+@click.option("--key-env", metavar="NAME", help="Environment variable with the servers' API key.")
+@click.option(
     "--journal",
     type=FILE,
     help="Keep the weights in FILE until they are restored, in case the process is killed.",
@@ -73,6 +94,11 @@ def _timeout(text: str | float) -> float:
 def preflight_command(
     words: tuple[str, ...],
     script: Path | None,
+    checkpoint: Path | None,
+    urls: tuple[str, ...],
+    folder: Path | None,
+    served: str | None,
+    key_env: str | None,
     journal: Path | None,
     left: Path | None,
     timeout_s: float,
@@ -83,16 +109,19 @@ def preflight_command(
     """Test the weight sync: does every updated weight reach the engine?
 
     NAME is a Trainee, a TRL trainer, or a function without arguments that returns one, such as
-    setup.py:trainee.  The test randomises all weights once, then perturbs one group after
-    another, runs the trainer's own sync each time, and compares the logprobs of both sides.
-    Afterwards the weights are restored bit for bit.
+    setup.py:trainee.  With --checkpoint and --url you need no code: the test finds whether a
+    reload from disk reaches each server.  The test randomises all weights once, then perturbs
+    one group after another, runs the trainer's own sync each time, and compares the logprobs of
+    both sides.  Afterwards the weights are restored bit for bit.
 
     Exit codes: 0 every group is synced, 1 a group does not reach the engine or the engine is
     not as before, 2 the call or the file is wrong, 3 a group could not be judged, 4 scoring or
     syncing failed.
     """
-    if script is None and len(words) != 1:
-        raise click.UsageError("give FILE.py:NAME, or --trl SCRIPT")
+    if bool(checkpoint) != bool(urls):
+        raise click.UsageError("--checkpoint DIR and --url URL need each other")
+    if (script is None and len(words) + bool(checkpoint) != 1) or (script and checkpoint):
+        raise click.UsageError("give FILE.py:NAME, --checkpoint DIR --url URL, or --trl SCRIPT")
     if journal is not None and left is not None:
         raise click.UsageError("give --journal or --restore, not both")
     from servanda.rl.sync_drill.drill import preflight, restore
@@ -115,6 +144,11 @@ def preflight_command(
             from servanda.rl.trl import instead_of_training
 
             return instead_of_training(script, words, call)
+        if checkpoint is not None:
+            from servanda.rl.sync_drill.servers.checkpoint_sync import trainee_of_checkpoint
+
+            options = {"folder": folder, "served": served, "key_env": key_env}
+            return call(trainee_of_checkpoint(checkpoint, urls, timeout_s=limit_s, **options))
         from servanda.rl.sync_drill.user_module import opened
         from servanda.rl.trainer_drill import trainee_of
 

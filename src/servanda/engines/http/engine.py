@@ -74,6 +74,20 @@ class HTTPEngine:
         system = first.get("system_fingerprint")
         self._fingerprint = {} if system is None else {"system_fingerprint": system.text()}
 
+    def accept_changes(self) -> None:
+        """Take over the server's description after a sync, which may have changed its name.
+
+        Raises:
+            MeasurementError: another kind of server answers there.
+        """
+        now = self.dialect.meet(self.transport, self.kernel.served, self.server)
+        if now is None:
+            raise MeasurementError(
+                f"{self.transport.url} is no longer a server of dialect {self.dialect.name!r}",
+                hint="look at its log: was it replaced or started anew during the sync?",
+            )
+        self.server = now
+
     def describe(self) -> Description:
         server = self.server
         return Description(

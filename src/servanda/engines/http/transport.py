@@ -119,18 +119,18 @@ class Transport:
         """
         return self._parsed(endpoint, self._answer(endpoint, body, tokens))
 
-    def text(self, endpoint: str) -> str | None:
-        """A page of a server; None where it has none."""
+    def text(self, endpoint: str, body: Mapping[str, Any] | None = None) -> str | None:
+        """A page of a server; None where it has none.  POST if there is a body."""
         try:
-            return self._answer(endpoint, None).decode(errors="replace")
+            return self._answer(endpoint, body).decode(errors="replace")
         except StatusError as refused:
             if refused.status in _MISSING:
                 return None
             raise
 
-    def maybe(self, endpoint: str) -> Part | None:
+    def maybe(self, endpoint: str, body: Mapping[str, Any] | None = None) -> Part | None:
         """The JSON object of an endpoint that only some servers have; None where it is not."""
-        text = self.text(endpoint)
+        text = self.text(endpoint, body)
         try:
             value = json.loads(text or "")
         except (ValueError, RecursionError):

@@ -11,6 +11,8 @@ from servanda.rl.sync_drill.result import NEAR, Baseline, Part, PoisonResult, Re
 # cause -> its meaning, and the next place to check
 CAUSES: dict[str, str] = {
     "never_synced": "the sync returns, but no weight reaches the engine",
+    "version_only": "the server claims a new version of the weights after each sync, but scores as "
+    "with the old ones",
     "late": "weights reach the engine too late: the sync returns before they arrive",
     "dropped": "some weights arrive only with a later sync, or some syncs are dropped",
     "stopped": "the first syncs reach the engine, later ones do not",

@@ -77,6 +77,13 @@ def preflight(
             state of the engine.
         Interrupted: Ctrl-C or SIGTERM.
     """
+    if trainee.replicas is not None:
+        from servanda.rl.sync_drill.servers.replica_drill import preflight_of_replicas
+
+        one = partial(
+            preflight, journal=journal, seed=seed, timeout_s=timeout_s, alarm=alarm, watch=watch
+        )
+        return preflight_of_replicas(trainee, trainee.replicas, one, seed)
     place = Path(journal) if journal is not None else None
     limit = TimeLimit(timeout_s, alarm)
     with modes_kept(trainee.module):

@@ -16,6 +16,7 @@ from servanda.traces.serialization import to_plain
 
 EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
 GLYPHS: dict[Mark, str] = {"holds": "✓", "warns": "!", "violated": "✗", "unseen": "?"}
+_SEEN: dict[Outcome, str] = {"holds": "✓", "violated": "✗", "inconclusive": "?"}
 _WORST: tuple[Mark, ...] = ("violated", "unseen", "warns", "holds")
 _WIDTH = 96
 _CLOSER = 6  # most groups with details
@@ -29,6 +30,16 @@ NEXT = {
     "late": "wait for the transfer before the sync returns, or repeat the sync before sampling",
     "stale_replicas": "score the same rows on each replica separately after a sync",
 }
+
+
+@dataclass(frozen=True)
+class ReplicaResult:
+    """The result of one server of several."""
+
+    url: str
+    outcome: Outcome
+    cause: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,9 @@ class Preflight:
         syncs: number of syncs.
         tokens: tokens that each side scored each time.
         blind_spots: effects that the test did not cover, or could not detect.
+        replicas: the result of each server, if there are several; the measurements are those of
+            the first with this outcome.
+        digests: what the digests that servers report of their weights show, one text a server.
     """
 
     outcome: Outcome
@@ -66,6 +80,8 @@ class Preflight:
     seconds: float
     warnings: tuple[str, ...] = ()
     blind_spots: tuple[BlindSpot, ...] = ()
+    replicas: tuple[ReplicaResult, ...] = ()
+    digests: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -117,6 +133,10 @@ def _lines(result: Preflight) -> Iterator[str]:
     ]
     for response in unclear[:_CLOSER]:
         yield f"         {_detail(response)}"
+    for replica in result.replicas:
+        yield f"replica  {replica.url} {_SEEN[replica.outcome]} {replica.sentence}"
+    for digests in result.digests:
+        yield f"digests  {digests}"
     for warning in result.warnings:
         yield f"warning  {warning}"
     for spot in result.blind_spots:

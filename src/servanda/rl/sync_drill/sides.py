@@ -74,6 +74,10 @@ class Sides:
                 hint="check that the engine is alive; for a slow one raise --timeout SECONDS "
                 "(timeout_s= in Python)",
             ) from error
+        except MeasurementError as error:
+            problem = error.problems[0]
+            message = f"{self.stage}: {what} failed: {problem.message}"
+            raise MeasurementError(message, hint=problem.hint) from error
         except Exception as error:
             hint = _CALLED if isinstance(error, TypeError) else ""
             message = f"{self.stage}: {what} raised {error_line(error)}"

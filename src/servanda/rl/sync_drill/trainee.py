@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servanda.errors import MeasurementError
+from servanda.rl.sync_drill.signals import TIMEOUT_S
 from servanda.rl.sync_drill.vocabulary import drawn, named_ids, size_of
 from servanda.theory.sampling import Floats
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
+
+    from servanda.rl.sync_drill.servers.replicas import Replicas
 
 Rows = list[list[int]]
 Score = Callable[[Rows], Sequence[Any]]
@@ -37,6 +42,7 @@ class Trainee:
             at temperature 1, over the whole vocabulary.
         tokens: rows to score; None samples 640 tokens from the whole vocabulary.
         logprobs: like `score`, for the trainer; None runs the module's forward pass.
+        replicas: servers behind `score`, each of which is tested by its own scores; see from_urls.
     """
 
     module: nn.Module
@@ -44,6 +50,96 @@ class Trainee:
     score: Score
     tokens: Sequence[Sequence[int]] | None = None
     logprobs: Score | None = None
+    replicas: Replicas | None = None
+
+    @classmethod
+    def from_urls(
+        cls,
+        module: nn.Module,
+        urls: str | Sequence[str],
+        *,
+        sync: Callable[[], Any],
+        tokens: Sequence[Sequence[int]] | None = None,
+        logprobs: Score | None = None,
+        served: str | None = None,
+        key_env: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Trainee:
+        """A trainer whose engine is one or more running servers; each URL is a replica.
+
+        Args:
+            sync, tokens, logprobs: see Trainee.
+            urls: such as http://127.0.0.1:8000, of servers that give logprobs of a prompt (vLLM,
+                SGLang, `servanda tools serve-kernel`).
+            served: their name of the model, if they have several.
+            key_env: environment variable with their API key.
+            timeout_s: silence after which a server is given up, seconds.
+
+        Raises:
+            MeasurementError: a server does not answer, or gives no logprobs of a prompt.
+        """
+        from servanda.rl.sync_drill.servers.replicas import opened_at
+
+        servers = opened_at(urls, served=served, dialect=None, key_env=key_env, timeout_s=timeout_s)
+        return cls(module, sync, servers.score, tokens, logprobs, servers)
+
+    @classmethod
+    def from_vllm(
+        cls,
+        module: nn.Module,
+        urls: str | Sequence[str],
+        *,
+        sync: Callable[[], Any] | None = None,
+        folder: str | Path | None = None,
+        tokens: Sequence[Sequence[int]] | None = None,
+        logprobs: Score | None = None,
+        served: str | None = None,
+        key_env: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Trainee:
+        """As from_urls, for vLLM.
+
+        Args:
+            sync: the trainer's own; None saves the module as a checkpoint and tells each server to
+                load it by `reload_weights` (needs VLLM_SERVER_DEV_MODE=1).
+            folder: where that checkpoint is written for a moment, seen by the servers too; None is
+                the system's folder of temporary files.
+
+        Raises:
+            MeasurementError: as from_urls.
+        """
+        from servanda.rl.sync_drill.servers.checkpoint_sync import opened_for
+
+        servers, own = opened_for(
+            "vllm", module, urls, folder, served=served, key_env=key_env, timeout_s=timeout_s
+        )
+        return cls(module, sync or own, servers.score, tokens, logprobs, servers)
+
+    @classmethod
+    def from_sglang(
+        cls,
+        module: nn.Module,
+        urls: str | Sequence[str],
+        *,
+        sync: Callable[[], Any] | None = None,
+        folder: str | Path | None = None,
+        tokens: Sequence[Sequence[int]] | None = None,
+        logprobs: Score | None = None,
+        served: str | None = None,
+        key_env: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Trainee:
+        """As from_vllm, for SGLang, which loads the checkpoint by `/update_weights_from_disk`.
+
+        Raises:
+            MeasurementError: as from_urls.
+        """
+        from servanda.rl.sync_drill.servers.checkpoint_sync import opened_for
+
+        servers, own = opened_for(
+            "sglang", module, urls, folder, served=served, key_env=key_env, timeout_s=timeout_s
+        )
+        return cls(module, sync or own, servers.score, tokens, logprobs, servers)
 
 
 def probes(trainee: Trainee, seed: int) -> Rows:
