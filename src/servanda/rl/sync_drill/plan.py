@@ -46,11 +46,11 @@ def planned(trainee: Trainee) -> Plan:
 
 def plan_of(weights: Weights) -> Plan:
     groups = weight_groups(weights.aliases)
-    taken = blocks(groups)
-    least = 3 + weights.has_zeros() + len(taken)
+    taken, zeros = blocks(groups), bool(weights.zeros())
+    least = 3 + zeros + len(taken)
     values = sum(parameter.numel() for parameter in weights.parameters.values())
     apart = sum(len(block) for block in taken if len(block) > 1)
     again = LATEST * (len(taken) + apart) + 1  # per perturbation, plus one that shifts the order
-    most = least + apart + again + 2 * LATEST + LATEST * weights.has_zeros()
+    most = least + apart + again + 2 * LATEST + LATEST * zeros
     names = tuple(group.name for group in groups)
     return Plan(names, len(weights.parameters), values, least, most)

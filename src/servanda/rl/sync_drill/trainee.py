@@ -94,14 +94,16 @@ def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
     """
     import torch
 
-    device = next(module.parameters()).device
+    first = next(module.parameters())
+    # of a sharded parameter that is offloaded to the host, the device of the computation
+    device = first.device_mesh.device_type if hasattr(first, "to_local") else first.device
     scores: dict[int, Floats] = {}
     for at in _chunks(rows):
         ids = torch.tensor([rows[i] for i in at], device=device)
         with torch.no_grad():
-            answer = module(ids)
-        logits = answer if isinstance(answer, torch.Tensor) else answer.logits
-        logits = logits.detach()
+            answer: Any = module(ids)
+        logits: Any = answer if isinstance(answer, torch.Tensor) else answer.logits
+        logits = (logits.full_tensor() if hasattr(logits, "to_local") else logits).detach()
         for i, logits_TV in zip(at, logits, strict=True):
             wide = logits_TV[:-1].to(torch.promote_types(logits_TV.dtype, torch.float32))
             next_T1 = torch.tensor(rows[i][1:], device=device)[:, None]

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import nn
 
 from servanda.rl.sync_drill.response_slope import response_slope
 from servanda.rl.sync_drill.result import AIM, AIM_LEAST, AIM_NATS
@@ -100,8 +98,7 @@ class Trials:
                 elif piece.family == "use":
                     stack.enter_context(_untied(self.weights, piece.use, piece.tensors[0]))
                 else:
-                    for name in piece.tensors:
-                        self.weights.settle_rows(name, *piece.rows)
+                    self.weights.settle_rows(piece.tensors, *piece.rows)
             self.weights.scale(scaled, factor)
             logp_N = self.scores()
         self.weights.settle({*sizes, *scaled})
@@ -123,11 +120,11 @@ class Trials:
 
     def _rows_of(self, group: WeightGroup) -> list[Piece]:
         count = max((high for _, high in self.rows), default=0)
-        tensors = self.weights.parameters
+        shapes = self.weights.shapes
         names = tuple(
             name
             for name in group.tensors
-            if tensors[name].dim() == 2 and tensors[name].shape[0] >= count > 0
+            if len(shapes[name]) == 2 and shapes[name][0] >= count > 0
         )
         return [
             Piece(f"row {low}" if high == low + 1 else f"rows {low}-{high - 1}", "rows", names, "",
@@ -201,13 +198,11 @@ def _untied(weights: Weights, use: str, name: str) -> Iterator[None]:
 
     The module's attribute gets a separate tensor, and then the tied one again.
     """
-    tied = weights.parameters[name]
-    own = nn.Parameter(weights.start(name).to(tied.device), requires_grad=False)
     try:
-        weights.attach(use, own)
+        weights.untie(use, name)
         yield
     finally:
-        weights.attach(use, tied)
+        weights.tie(use, name)
 
 
 def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) -> str:
@@ -220,10 +215,7 @@ def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) ->
     """
     residuals = {}
     for name in _CASTS:
-        for tensor, parameter in weights.parameters.items():
-            own = weights.kept[tensor]
-            with torch.no_grad():
-                parameter.copy_(own.to(getattr(torch, name)).to(own.dtype))
+        weights.cast(name)
         rounding_N = scores() - logp_N
         weights.settle(weights.parameters)
         if not np.isfinite(rounding_N).all() or not rounding_N.any():
