@@ -18,9 +18,11 @@ from torch import distributed, multiprocessing, nn
 
 from servanda.rl.sync_drill.drill import preflight
 from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs
-from tests.rl.sync_drill.toys import VOCABULARY, WIDTH, Toy, bits
+from tests.rl.sync_drill.toys import VOCABULARY, WIDTH, Toy
 
-TOKENS = np.random.default_rng(0).permutation(np.resize(np.arange(VOCABULARY), 6 * 13)).reshape(6, 13)
+TOKENS = (
+    np.random.default_rng(0).permutation(np.resize(np.arange(VOCABULARY), 6 * 13)).reshape(6, 13)
+)
 EXPERTS = 3
 
 
@@ -115,7 +117,7 @@ def all_but(*parts):
 
 
 def without_shards(lost, only=""):
-    """The shards of some ranks keep the engine's values; `only` in tensors with this in the name."""
+    """The shards of some ranks are left out, of tensors with `only` in their names."""
 
     def take(engine):
         mine = engine.model.state_dict()
@@ -177,9 +179,9 @@ FAULTS = {
     "healthy": Fault("all tensors arrive", "", all_but()),
     "healthy_untied": Fault("the same, with a head of its own", "", all_but(), {"tied": False}),
     "healthy_experts": Fault("the same, of an MoE", "", all_but(), {"experts": "apart"}),
-    "never_synced": Fault("nothing arrives", "never_synced", lambda engine: None),
+    "never_synced": Fault("nothing arrives", "never_synced", all_but("")),
     "one_shard": Fault(
-        "the shards of rank 1 are not sent", "shard_stale", without_shards(lambda world: [1])
+        "the shards of rank 1 are not sent", "shard_stale", without_shards(lambda _: [1])
     ),
     "not_gathered": Fault(
         "only rank 0's shards are sent", "shard_stale", without_shards(lambda w: range(1, w))
@@ -198,13 +200,11 @@ FAULTS = {
     "vocabulary_shard": Fault(
         "the rows of rank 1 in embedding and head are left out",
         "rows_stale",
-        without_shards(lambda world: [1], only="embed"),
+        without_shards(lambda _: [1], only="embed"),
     ),
     "norms_stale": Fault("the norms are left out", "norms_stale", all_but("norm")),
     "late": Fault("a sync sends the weights of the one before", "late", late),
-    "reordered": Fault(
-        "the shards are put together in the wrong order", "sync_moves", reordered
-    ),
+    "reordered": Fault("the shards are put together in the wrong order", "sync_moves", reordered),
     "scaled": Fault("a matrix of each MLP arrives times 0.8", "scaled", scaled),
 }
 
@@ -227,7 +227,7 @@ def trainee(name, module=None):
     whole = copy.deepcopy(module)
     module = sharded(module)
     engine = Engine(module, whole, fault.take)
-    return Trainee(module, engine.sync, engine.score, TOKENS.tolist()), engine
+    return Trainee(module, engine.sync, engine.score, TOKENS), engine
 
 
 def local_bits(module):

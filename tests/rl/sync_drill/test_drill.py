@@ -297,7 +297,7 @@ def test_a_journal_of_another_model_changes_nothing(tmp_path):
     from servanda.rl.sync_drill.weight_snapshot import Weights
 
     journal = tmp_path / "j"
-    write_journal(journal, Weights(Toy(layers=3)).kept)
+    write_journal(journal, Weights(Toy(layers=3)).local.kept)
     trainee, _ = pair()
     before = bits(trainee.module)
 
@@ -365,17 +365,17 @@ def test_a_token_that_the_vocabulary_lacks_is_refused_by_its_place(token):
 
 
 def test_a_journal_that_another_drill_writes_meanwhile_is_kept(tmp_path, monkeypatch):
-    from servanda.rl.sync_drill import drill
+    from servanda.rl.sync_drill import weight_journal
 
     journal, (trainee, engine), before = tmp_path / "j", pair(), []
 
-    def late(path, kept):
+    def late(path, kept, places):
         monkeypatch.undo()
-        drill.write_journal(path, kept)  # the other one's
+        weight_journal.write_journal(path, kept)  # the other one's
         before.append(path.read_bytes())
-        drill.write_journal(path, kept)
+        weight_journal.write_journal(path, kept)
 
-    monkeypatch.setattr(drill, "write_journal", late)
+    monkeypatch.setattr(weight_journal, "write_journal", late)
     with pytest.raises(MeasurementError, match="is there already"):
         preflight(trainee, journal=journal)
 

@@ -85,6 +85,8 @@ def _violated(
     if cause in ("late", "dropped"):
         late = max([poison.late, back_late, *(group.late for group in wrong)])
         sentence += f" ({count(late, 'sync')} later)"
+    if cause in ("shard_stale", "experts_stale"):
+        sentence += f": {_few([*dict.fromkeys(name for group in wrong for name in group.lost)])}"
     if cause == "scaled" and baseline.scale:
         sentence += f": {baseline.scale}"
     elif cause == "scaled":

@@ -246,6 +246,7 @@ class _Drill:
             floor=baseline.floor,
             noise=baseline.engine_noise,
             further=self.further,
+            damaged=baseline.damaged and not baseline.scale,
             scales=not baseline.moved_away and not baseline.scale,
         )
         responses = {r.name: r for block in blocks(self.groups) for r in tests.responses(block)}

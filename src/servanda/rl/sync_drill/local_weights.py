@@ -188,7 +188,7 @@ def _refuse(name: str, parameter: Tensor) -> None:
             f"{name} has no values in this process",
             hint="the preflight test takes whole tensors, and shards of FSDP2 or of a device mesh "
             "as DTensors; gather those of FSDP1, ZeRO-3 or Megatron first, or test their stream of "
-            "names and tensors: see Trainee.from_stream",
+            "names and tensors: see servanda.rl.Stream",
         )
     if not parameter.is_floating_point():
         raise MeasurementError(
