@@ -146,7 +146,7 @@ def late(engine):
 
 
 def scaled(engine):
-    engine.load({n: t * 0.8 if "mlp.2" in n else t for n, t in engine.sent[-1].items()})
+    engine.load({n: t * 0.8 if "mlp.2.weight" in n else t for n, t in engine.sent[-1].items()})
 
 
 def without_expert(engine):

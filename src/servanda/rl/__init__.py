@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from servanda.rl.monitor.monitor import Monitor, Step
+    from servanda.rl.sync_drill.stream import Stream
     from servanda.rl.sync_drill.trainee import Trainee
     from servanda.rl.trainer_drill import preflight
     from servanda.rl.watch.monitor_state import read_state
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 _HOME = {
     "Monitor": "rl.monitor.monitor",
     "Step": "rl.monitor.monitor",
+    "Stream": "rl.sync_drill.stream",
     "Trainee": "rl.sync_drill.trainee",
     "preflight": "rl.trainer_drill",
     "read_state": "rl.watch.monitor_state",
 }
 
-__all__ = ["Monitor", "Step", "Trainee", "preflight", "read_state"]
+__all__ = ["Monitor", "Step", "Stream", "Trainee", "preflight", "read_state"]
 
 
 def __getattr__(name: str) -> Any:

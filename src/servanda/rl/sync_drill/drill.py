@@ -23,6 +23,7 @@ from servanda.rl.sync_drill.sharded.other_ranks import Restoration, follow, verb
 from servanda.rl.sync_drill.sharded.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.sides import Sides, error_line
 from servanda.rl.sync_drill.signals import TIMEOUT_S, Alarm, Terminated, TimeLimit
+from servanda.rl.sync_drill.stream import StreamNames
 from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
 from servanda.rl.sync_drill.trainer_response import Trials, cast_of
 from servanda.rl.sync_drill.vocabulary import ranges_of, size_of
@@ -114,6 +115,7 @@ class _Drill:
         self.late, self.further = 0, 1
         self.near = 0.0  # largest distance of the restored engine from its state before, nats
         self.changed, self.whole = False, False
+        self.stream: StreamNames | None = None
 
     def run(self) -> Preflight:
         began = time.monotonic()
@@ -135,12 +137,14 @@ class _Drill:
             syncs=self.sides.syncs,
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
+            stream=self.stream,
             unprobed=None if size is None else size - len({*chain(*self.sides.rows)}),
         )
 
     def _there_and_back(
         self,
     ) -> tuple[Baseline, PoisonResult, tuple[Response, ...], tuple[float, int]]:
+        self.stream = self.ranks.call(self.sides.names_here)[0]
         self.ranks.call(self.journal.write)
         try:
             baseline, poison, groups, start_N = self._measured()

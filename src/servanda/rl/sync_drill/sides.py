@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.sharded.process_group import ALONE, Ranks
 from servanda.rl.sync_drill.sharded.shards import reshard
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
+from servanda.rl.sync_drill.stream import Stream, StreamNames, stream_names
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores
 from servanda.runner.measurement import Progress, Watch
 from servanda.theory.sampling import Floats
@@ -90,6 +92,14 @@ class Sides:
             self._called(self.trainee.sync, "the sync")
         finally:
             reshard(self.trainee.module)
+
+    def names_here(self) -> StreamNames | None:
+        """The names in the stream of a sync that is one; nothing is loaded."""
+        sync = self.trainee.sync
+        if not isinstance(sync, Stream):
+            return None
+        named = self._called(lambda: stream_names(sync, self.trainee.module), "the stream")
+        return cast("StreamNames", named)
 
     def again_here(self) -> str:
         """One more sync after a failure; what went wrong with it, "" for nothing."""

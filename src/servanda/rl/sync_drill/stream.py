@@ -189,7 +189,7 @@ def _forms(name: str) -> list[list[str]]:
     return [*forms, *([[_stacked(own)]] if _stacked(own) != own else [])]
 
 
-def _prefixes(name: str, plain: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _prefixes(name: str, plain: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(removed, added) at the start of a name that make it one of the stream; no layer's number may
     be lost.
     """

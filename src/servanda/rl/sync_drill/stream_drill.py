@@ -1,5 +1,5 @@
-# The preflight test of a stream alone, for trainers whose weights cannot be perturbed in place: some
-# tensors are perturbed on their way to the engine, and the engine must move, and come back.
+# The preflight test of a stream alone, for trainers whose weights cannot be perturbed in place:
+# some tensors are perturbed on their way to the engine, which must move, and come back.
 #
 # Without the trainer's own response the size of a movement is not predicted.
 
@@ -16,8 +16,9 @@ from servanda.rl.sync_drill.diagnosis import CAUSES
 from servanda.rl.sync_drill.report import EXIT_CODES
 from servanda.rl.sync_drill.response_slope import distance
 from servanda.rl.sync_drill.result import Outcome
+from servanda.rl.sync_drill.sharded.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.sides import error_line
-from servanda.rl.sync_drill.signals import Signals, Terminated, TimedOut, TimeLimit
+from servanda.rl.sync_drill.signals import Terminated, TimedOut, TimeLimit
 from servanda.rl.sync_drill.stream import Stream, matched
 from servanda.rl.sync_drill.trainee import Rows, Score, flat
 from servanda.rl.sync_drill.weight_groups import weight_groups
@@ -107,28 +108,42 @@ def stream_preflight(
             raises or exceeds its time limit; the message says whether the engine was synced again.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    return _StreamDrill(stream, score, rows, each, TimeLimit(timeout_s)).run()
+    limit = TimeLimit(timeout_s)
+    with ranks_of(None, limit) as ranks:
+        drill = _StreamDrill(stream, score, rows, each, limit, ranks)
+        if not ranks.rank:
+            return ranks.lead(drill.run)
+        calls = (stream.contents, stream.perturb, drill.sync_here, drill.again_here)
+        with ranks.signals:
+            ranks.signals.shield()
+            return ranks.follow({c.__name__: c for c in calls}, lambda: stream.perturb({}))
 
 
 class _StreamDrill:
     def __init__(
-        self, stream: Stream, score: Score, rows: Rows, each: str, limit: TimeLimit
+        self,
+        stream: Stream,
+        score: Score,
+        rows: Rows,
+        each: str,
+        limit: TimeLimit,
+        ranks: Ranks,
     ) -> None:
         self.stream, self.score, self.rows, self.each = stream, score, rows, each
         self.limit, self.syncs, self.stage = limit, 0, "reading the stream"
-        self.signals = Signals()
+        self.ranks = ranks
 
     def run(self) -> StreamPreflight:
         began = time.monotonic()
-        with self.signals:
+        with self.ranks.signals:
             try:
                 return self._measured(began)
             except BaseException as error:
-                self.signals.shield()
+                self.ranks.signals.shield()
                 raise self._ended(error) from error
 
     def _measured(self, began: float) -> StreamPreflight:
-        sent = self._called(self.stream.contents, "the stream")
+        sent = self.ranks.call(self.stream.contents)[0]
         if not sent:
             raise MeasurementError("the stream has no tensors", hint="pass the trainer's iterator")
         trained = [*self.stream.names]
@@ -180,10 +195,10 @@ class _StreamDrill:
             return Movement(name, tensors, float("nan"), 0.0, 0.0, "not tested")
         moved = left = size = 0.0
         for size in SIZES:
-            self.stream.perturb(dict.fromkeys(plain, size))
+            self.ranks.post(self.stream.perturb, dict.fromkeys(plain, size))
             self._sync()
             moved = distance(self._infer(), start_N)
-            self.stream.perturb({})
+            self.ranks.post(self.stream.perturb, {})
             self._sync()
             left = distance(self._infer(), start_N)
             if moved > _MOVED * noise:
@@ -202,8 +217,23 @@ class _StreamDrill:
         return Movement(name, tensors, moved, left, size, mark)
 
     def _sync(self) -> None:
-        self._called(self.stream, "the sync")
+        self.ranks.call(self.sync_here, self.stage)
         self.syncs += 1
+
+    def sync_here(self, stage: str) -> None:
+        """The sync in this process, together with all others."""
+        self.stage = stage
+        self._called(self.stream, "the sync")
+
+    def again_here(self) -> str:
+        """A sync of unchanged weights after a failure; what went wrong with it, "" for nothing."""
+        self.stream.perturb({})
+        try:
+            with self.limit():
+                self.stream()
+        except BaseException as error:
+            return f"raised {error_line(error)}"
+        return ""
 
     def _infer(self) -> Floats:
         answer = self._called(lambda: self.score([[*row] for row in self.rows]), "score")
@@ -223,17 +253,17 @@ class _StreamDrill:
 
     def _ended(self, error: BaseException) -> BaseException:
         """The error, with the state of the engine after one more sync of unchanged weights."""
-        self.stream.perturb({})
+        self.ranks.forget()
         state = "the weights are untouched, and the engine was not synced"
         if self.syncs:
-            try:
-                with self.limit():
-                    self.stream()
-                state = "unchanged weights were synced to the engine once more"
-            except BaseException as again:
+            became = "was not possible"
+            if not self.ranks.lost:
+                became = next(filter(None, self.ranks.call(self.again_here)), "")
+            state = "unchanged weights were synced to the engine once more"
+            if became:
                 state = (
-                    f"one more sync raised {error_line(again)}: the engine may hold perturbed "
-                    "weights, so do not sample from it before a sync succeeds"
+                    f"one more sync {became}: the engine may hold perturbed weights, so do not "
+                    "sample from it before a sync succeeds"
                 )
         if isinstance(error, KeyboardInterrupt | Terminated):
             return Interrupted(f"preflight was stopped\n  state: {state}")
@@ -282,15 +312,15 @@ def _lines(result: StreamPreflight) -> Iterator[str]:
     )
     for name in result.missing:
         yield f"missing  {name} is trained, and never in the stream"
-    yield "groups   perturbed in the stream: mean change of the engine, and after a clean sync, nats"
+    yield "groups   perturbed in the stream: change of the engine, and after a clean sync, nats"
     for move in result.groups:
         numbers = "" if move.mark == "not tested" else f" {move.moved:.2g}, then {move.left:.2g}"
         glyph = {"moved": "✓", "not tested": "?"}.get(move.mark, "✗")
         remark = "" if move.mark == "moved" else f"  ← {move.mark}"
         yield f"         {move.name} {glyph}{numbers}{remark}"
     yield (
-        "untested the size of each movement: without the trainer's own response a factor, a rounding, "
-        "or one lost tensor of a group that moves goes unnoticed"
+        "untested the size of each movement: without the trainer's own response a factor, a "
+        "rounding, or one lost tensor of a group that moves goes unnoticed"
     )
     yield f"{result.outcome.upper()}: {result.sentence}"
     yield (

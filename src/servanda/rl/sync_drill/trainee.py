@@ -45,6 +45,29 @@ class Trainee:
     tokens: Sequence[Sequence[int]] | None = None
     logprobs: Score | None = None
 
+    @classmethod
+    def from_fsdp(
+        cls,
+        module: nn.Module,
+        sync: Callable[[], Any],
+        score: Score,
+        tokens: Sequence[Sequence[int]] | None = None,
+        logprobs: Score | None = None,
+    ) -> Trainee:
+        """A trainer that FSDP2's fully_shard, or a device mesh, shards over a process group.
+
+        Every rank calls `preflight` with its own; each changes and restores only its shards, and
+        all get the same result.  `sync` and `logprobs` are called on every rank at the same time,
+        `score` on rank 0 alone.
+
+        Raises:
+            MeasurementError: the module has no DTensor, or there is no process group.
+        """
+        from servanda.rl.sync_drill.sharded.shards import refuse_whole
+
+        refuse_whole(module)
+        return cls(module, sync, score, tokens, logprobs)
+
 
 def probes(trainee: Trainee, seed: int) -> Rows:
     """The rows that both sides score.
@@ -62,7 +85,19 @@ def probes(trainee: Trainee, seed: int) -> Rows:
                 hint="pass Trainee(tokens=...): rows of token ids",
             )
         return drawn(known, named_ids(trainee.module, known), ROWS, TOKENS, seed)
-    rows = [[int(token) for token in row] for row in trainee.tokens]
+    return checked_rows(trainee.tokens, known)
+
+
+def checked_rows(tokens: Sequence[Sequence[int]], known: int | None) -> Rows:
+    """Rows of token ids that can be scored.
+
+    Args:
+        known: size of the vocabulary; None if it is unknown.
+
+    Raises:
+        MeasurementError: as of `probes`.
+    """
+    rows = [[int(token) for token in row] for row in tokens]
     for number, row in enumerate(rows, 1):
         strange = [token for token in row if token < 0 or (known is not None and token >= known)]
         if strange:

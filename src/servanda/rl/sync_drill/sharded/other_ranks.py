@@ -54,7 +54,7 @@ def _verbs(
     def train_here(rows: Rows, stage: str) -> None:
         sides.train_here(rows, stage)  # rank 0's are used
 
-    calls = (sides.sync_here, sides.again_here, kept.write, kept.remove)
+    calls = (sides.names_here, sides.sync_here, sides.again_here, kept.write, kept.remove)
     return {**verbs(weights), "train_here": train_here, **{c.__name__: c for c in calls}}
 
 

@@ -216,20 +216,21 @@ def _answer(call: Callable[[], Any], signals: Signals | None = None) -> _Answer:
 
 
 @contextmanager
-def ranks_of(module: nn.Module, limit: TimeLimit) -> Iterator[Ranks]:
+def ranks_of(module: nn.Module | None, limit: TimeLimit) -> Iterator[Ranks]:
     """The processes of a sharded module: all of the default process group; of another module this
-    process alone.
+    process alone.  Without a module, the processes of the default process group, if there is one.
 
     Every wait for another rank ends, also in collectives of the trainer on gloo.
 
     Raises:
         MeasurementError: the other ranks do not take part.
     """
-    if not is_sharded(module):
-        yield Ranks()
-        return
     from torch import distributed
 
+    several = distributed.is_available() and distributed.is_initialized()
+    if not (several if module is None else is_sharded(module)):
+        yield Ranks()
+        return
     seconds = limit.seconds or _LONGEST_S
     # rank 0 may score for as long as a call may take, after the longest call of another rank
     wait = timedelta(seconds=min(2 * seconds + _MARGIN_S, _LONGEST_S))
@@ -250,7 +251,7 @@ def ranks_of(module: nn.Module, limit: TimeLimit) -> Iterator[Ranks]:
 
 
 @contextmanager
-def _limited(module: nn.Module, wait: timedelta) -> Iterator[None]:
+def _limited(module: nn.Module | None, wait: timedelta) -> Iterator[None]:
     """End the waits of the trainer's own collectives: gloo's are not interrupted by a signal."""
     from torch.distributed import distributed_c10d as c10d
 
@@ -274,10 +275,10 @@ def _is_gloo(group: Any) -> bool:
     return distributed.get_backend(group) == "gloo"
 
 
-def _groups(module: nn.Module) -> Iterator[Any]:
+def _groups(module: nn.Module | None) -> Iterator[Any]:
     from torch import distributed
 
     yield distributed.group.WORLD
-    for parameter in module.parameters():
+    for parameter in module.parameters() if module is not None else ():
         if hasattr(parameter, "to_local"):
             yield from parameter.device_mesh.get_all_groups()  # pyright: ignore

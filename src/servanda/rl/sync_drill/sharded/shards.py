@@ -82,6 +82,23 @@ def is_sharded(module: nn.Module) -> bool:
     return any(hasattr(parameter, "to_local") for parameter in module.parameters())
 
 
+def refuse_whole(module: nn.Module) -> None:
+    """Raise MeasurementError for a module without shards in a process group."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise MeasurementError(
+            "there is no process group",
+            hint="call torch.distributed.init_process_group first, or pass a whole module to Trainee",
+        )
+    if not is_sharded(module):
+        raise MeasurementError(
+            f"no parameter of {type(module).__name__} is a DTensor",
+            hint="apply FSDP2's fully_shard first; gather FSDP1's or ZeRO-3's parameters, or test "
+            "their stream: servanda.rl.Stream",
+        )
+
+
 def reshard(module: nn.Module) -> None:
     """Free the whole parameters that FSDP2 keeps after a forward pass.
 
