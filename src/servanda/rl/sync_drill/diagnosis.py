@@ -106,9 +106,8 @@ def _by_the_deaf(
         return ""  # there is another fault too, so no single name explains all
     lost_parts = [name for group in wrong for name in group.lost or (group.name,)]
     if wrong and all(map(_is_shard, lost_parts)):
-        if all(group.kind in ("embed", "head", "tied") for group in wrong):
-            return "rows_stale"
-        return "shard_stale" if len({frozenset(group.lost) for group in wrong}) == 1 else "deaf"
+        of_vocabulary = all(group.kind in ("embed", "head", "tied") for group in wrong)
+        return "rows_stale" if of_vocabulary else "shard_stale"
     if wrong and all(map(_EXPERT.search, lost_parts)):
         return "experts_stale"
     if stale := _stale_use(wrong):

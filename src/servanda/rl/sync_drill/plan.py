@@ -41,8 +41,8 @@ class Plan:
         return (
             f"{len(self.groups)} groups in {self.tensors} tensors of {self.values:,} values; "
             f"{self.least} syncs, and at most {self.most} where something is wrong; "
-            f"{self.forwards} forward passes or more; {self.host_bytes / 1e6:,.1f} MB of host memory"
-            + (" on each rank" if self.is_sharded else "")
+            f"{self.forwards} forward passes or more; {self.host_bytes / 1e6:,.1f} MB of host "
+            "memory" + (" on each rank" if self.is_sharded else "")
         )
 
 
@@ -66,7 +66,7 @@ def plan_of(weights: Weights, ranges: Sequence[tuple[int, int]] = ()) -> Plan:
     most = least + apart + again + 2 * LATEST + LATEST * zeros
     names = tuple(group.name for group in groups)
     trials = Trials(weights, lambda: np.zeros(0), ranges)
-    # twice as found, both roundings, with all weights random; then each group, and without each part
+    # twice as found, two roundings, all weights random; then each group, and without each part
     forwards = 5 + zeros + sum(1 + len(trials.pieces_of(group)) for group in groups)
     here = weights.local
     return Plan(

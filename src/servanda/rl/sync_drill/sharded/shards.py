@@ -89,7 +89,8 @@ def refuse_whole(module: nn.Module) -> None:
     if not (distributed.is_available() and distributed.is_initialized()):
         raise MeasurementError(
             "there is no process group",
-            hint="call torch.distributed.init_process_group first, or pass a whole module to Trainee",
+            hint="call torch.distributed.init_process_group first; a whole module needs none: "
+            "servanda.rl.Trainee",
         )
     if not is_sharded(module):
         raise MeasurementError(
