@@ -80,7 +80,8 @@ class Engine:
     def sync(self):
         weights = {}
         for name, parameter in self.trainer.named_parameters():
-            tensor = parameter.detach().full_tensor()
+            tensor = parameter.detach()
+            tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             if self.rank == 0:
                 weights[name] = tensor.clone()
         if self.rank == 0:

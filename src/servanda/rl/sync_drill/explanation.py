@@ -135,7 +135,7 @@ def _lost_shards(
     # the one before the last: without all of them the group is not synced as a whole
     tried = [(left_by(order[:count]), count) for count in range(1, len(order))]
     left, count = min(tried)
-    return order[:count], left
+    return sorted(order[:count], key=lambda shard: shard.rows), left
 
 
 def _enough(lack: float, floor: float) -> float:
