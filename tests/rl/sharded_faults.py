@@ -23,24 +23,22 @@ from tests.rl.sync_drill.toys import VOCABULARY, WIDTH, Toy
 TOKENS = (
     np.random.default_rng(0).permutation(np.resize(np.arange(VOCABULARY), 6 * 13)).reshape(6, 13)
 )
-EXPERTS = 3
 
 
 class Experts(nn.Module):
     """A mixture of all experts: of one tensor each, or stacked in one."""
 
-    def __init__(self, stacked):
+    def __init__(self, stacked, count=3):
         super().__init__()
-        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.router = nn.Linear(WIDTH, count, bias=False)
         self.stacked = stacked
         if stacked:
             self.experts = nn.Module()
-            weight = torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5
+            weight = torch.randn(count, WIDTH, WIDTH) / WIDTH**0.5
             self.experts.up_proj = nn.Parameter(weight)
         else:
             self.experts = nn.ModuleList(
-                nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())
-                for _ in range(EXPERTS)
+                nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in range(count)
             )
 
     def forward(self, x):

@@ -3,15 +3,18 @@
 #
 # tests/slow/test_sharded.py has four processes, tensor parallelism, types, and kills.
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed.fsdp")
 
 from servanda.errors import MeasurementError  # noqa: E402
+from servanda.rl.sync_drill.drill import preflight  # noqa: E402
 from servanda.rl.sync_drill.noise import Sums, noise  # noqa: E402
 from servanda.rl.sync_drill.sharded.shards import Place  # noqa: E402
-from servanda.rl.sync_drill.trainee import Trainee  # noqa: E402
+from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs  # noqa: E402
 from tests.rl import sharded_faults  # noqa: E402
 from tests.rl.sync_drill.toys import Toy  # noqa: E402
 
@@ -92,6 +95,29 @@ def test_rows_of_the_whole_are_found_in_a_shard():
 
     assert place.rows(0, 12) == slice(0, 0) and place.rows(11, 14) == slice(0, 2)
     assert place.rows(20, None) == slice(8, 11)
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
+def test_one_expert_of_forty_is_named_though_experts_are_bundled(stacked):
+    module = Toy()
+    module.layers[0].mlp = sharded_faults.Experts(stacked, 40).double()
+    engine = copy.deepcopy(module).eval()
+
+    def sync():
+        mine = dict(engine.named_parameters())
+        old = {name: tensor.detach().clone() for name, tensor in mine.items()}
+        with torch.no_grad():
+            for name, tensor in module.named_parameters():
+                mine[name].copy_(old[name] if ".experts.17." in name else tensor)
+                if name.endswith("experts.up_proj"):
+                    mine[name][17] = old[name][17]
+
+    trainee = Trainee(module, sync, lambda rows: forward_logprobs(engine, rows))
+    result = preflight(trainee)
+
+    assert result.cause == "experts_stale", str(result)
+    (wrong,) = (group for group in result.groups if group.mark == "violated")
+    assert wrong.lost == (("expert 17",) if stacked else ("mlp.experts.17",))
 
 
 def test_a_whole_module_is_no_sharded_trainer():

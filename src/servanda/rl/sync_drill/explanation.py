@@ -16,7 +16,7 @@ from servanda.rl.sync_drill.trainer_response import Perturbation, Piece, Trials
 from servanda.rl.sync_drill.weight_groups import LAYER
 from servanda.theory.sampling import Floats
 
-_TRIED, _MOST = 8, 32  # most parts that are omitted together, and in turn
+_TRIED = 8  # most parts that are omitted in turn
 _BETTER = 0.8  # reduction of the rest that justifies omitting another part
 _LIMIT = 2.5  # noise floors that an explanation may leave, as a working sync does
 _STEP, _STEPS = 0.02, 6  # steps of the search for a factor
@@ -100,9 +100,9 @@ def _lost(
     if chosen:
         return chosen, best
     # single experts of the bundles that are not clear
-    suspects = [one for piece in suspects[:_TRIED] for one in trials.split(piece)] or suspects
+    suspects = [one for piece in suspects[:_TRIED] for one in trials.split(piece) or [piece]]
     for _ in range(_TRIED):
-        tried = [(left_by([*chosen, piece]), piece) for piece in suspects[:_MOST]]
+        tried = [(left_by([*chosen, piece]), piece) for piece in suspects]
         if not tried:
             break
         left, piece = min(tried, key=lambda pair: pair[0])

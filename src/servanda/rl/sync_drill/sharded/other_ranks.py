@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from servanda.errors import MeasurementError
+from servanda.errors import Interrupted, MeasurementError
 from servanda.rl.sync_drill.local_weights import LocalWeights
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.sharded.process_group import Ranks
@@ -39,10 +39,12 @@ def follow(trainee: Trainee, journal: Path | None, limit: TimeLimit, ranks: Rank
         named = _refusing(error)
     with ranks.signals:
         ranks.signals.shield()
-        try:
-            return ranks.follow(named, restore)
-        finally:
-            ranks.signals.taken()  # SIGTERM is sent again at the end
+        result = ranks.follow(named, restore)
+        if ranks.signals.taken():  # after the last call; the weights are restored by then
+            raise Interrupted(
+                "preflight was stopped at its end\n  state: weights restored bit for bit"
+            )
+        return result
 
 
 def _verbs(
