@@ -96,3 +96,20 @@ def test_after_a_kill_of_all_ranks_each_puts_its_own_journal_back(tmp_path, worl
     back = sharded_faults.processes(world, sharded_trials.restored, path)
 
     assert back == [(True, 1, [])] * world and [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("lost", ["", "layers.0.mlp.0.bias"])
+def test_a_stream_of_several_ranks_is_perturbed_on_all_and_loaded_on_one(lost):
+    ranks = sharded_faults.processes(2, sharded_trials.streamed, lost)
+
+    assert repr(ranks[0]) == repr(ranks[1])
+    alone, module = ranks[0]
+    assert alone.cause == module.cause == ("deaf" if lost else ""), (str(alone), str(module))
+    assert {m.name for m in alone.groups if m.mark == "not moved"} == ({lost} if lost else set())
+    assert module.stream.missing == module.stream.unknown == ()
+
+
+def test_fsdp1_is_refused_with_what_to_do():
+    (text,) = sharded_faults.processes(1, sharded_trials.fsdp1)
+
+    assert "FullyShardedDataParallel is sharded by FSDP1" in text and "servanda.rl.Stream" in text

@@ -9,6 +9,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from servanda import rl
 from servanda.errors import Interrupted, MeasurementError
 from servanda.rl.sync_drill.drill import preflight, restore
 from servanda.rl.sync_drill.trainee import Trainee
@@ -150,3 +151,37 @@ def restored(journal):
     left = [path.name for path in Path(journal).parent.iterdir()]
     distributed.barrier()
     return local_bits(drill.module) == before, len(syncs), [n for n in left if "-of-" not in n]
+
+
+def streamed(lost):
+    """Results of the stream alone and of the module behind it, without a tensor on rank 0."""
+    drill, engine = trainee("healthy")
+    before = local_bits(drill.module)
+
+    def pairs():
+        for name, parameter in drill.module.named_parameters():
+            yield name, parameter.detach().full_tensor()
+
+    def load(sent):
+        mine = engine.model.state_dict() if engine.rank == 0 else {}
+        for name, tensor in sent:
+            if name in mine and name != lost:
+                mine[name].copy_(tensor)
+
+    stream = rl.Stream(pairs, load)
+    alone = rl.preflight(stream, score=drill.score, tokens=TOKENS, each="tensor")
+    module = rl.preflight(rl.Trainee.from_fsdp(drill.module, stream, drill.score, TOKENS))
+    assert local_bits(drill.module) == before
+    return alone, module
+
+
+def fsdp1():
+    """The error of a drill of a trainer that FSDP1 shards."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    module = FullyShardedDataParallel(Small(tied=False), device_id=torch.device("cpu"))
+    try:
+        preflight(Trainee(module, lambda: None, lambda rows: rows, TOKENS))
+    except MeasurementError as error:
+        return str(error)
+    return ""

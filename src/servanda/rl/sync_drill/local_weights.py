@@ -30,6 +30,7 @@ class LocalWeights:
         self.aliases: dict[str, list[str]] = {}
         first: dict[int, str] = {}
         reshard(module)
+        _refuse_flat(module)
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if not parameter.requires_grad:
                 continue
@@ -182,13 +183,25 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
+_NOT_TAKEN = (
+    "the preflight test takes whole tensors, and shards of FSDP2 or of a device mesh as DTensors; "
+    "gather those of FSDP1, ZeRO-3 or Megatron first, or test their stream of names and tensors: "
+    "see servanda.rl.Stream"
+)
+
+
+def _refuse_flat(module: nn.Module) -> None:
+    """FSDP1 keeps a part of each parameter in one flat tensor, which looks like a whole one."""
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+        raise MeasurementError(f"{type(module).__name__} is sharded by FSDP1", hint=_NOT_TAKEN)
+
+
 def _refuse(name: str, parameter: Tensor) -> None:
     if local(parameter).device.type == "meta" or not parameter.numel():
+        raise MeasurementError(f"{name} has no values in this process", hint=_NOT_TAKEN)
+    if getattr(parameter, "tensor_model_parallel", False):
         raise MeasurementError(
-            f"{name} has no values in this process",
-            hint="the preflight test takes whole tensors, and shards of FSDP2 or of a device mesh "
-            "as DTensors; gather those of FSDP1, ZeRO-3 or Megatron first, or test their stream of "
-            "names and tensors: see servanda.rl.Stream",
+            f"{name} is a part of Megatron's tensor parallelism", hint=_NOT_TAKEN
         )
     if not parameter.is_floating_point():
         raise MeasurementError(
