@@ -43,7 +43,7 @@ def test_every_public_name_is_there_and_says_what_it_is(name):
 
 def test_the_doors_for_trainers_are_these_and_each_says_what_it_is():
     names = ["DraftCounts", "DraftMeter", "Follow"]
-    names += ["Monitor", "Step", "Trainee", "preflight", "read_state"]
+    names += ["Monitor", "Step", "Stream", "Trainee", "preflight", "read_state"]
     assert servanda.rl.__all__ == names
     pytest.importorskip("torch")
     assert all(getattr(servanda.rl, name).__doc__ for name in servanda.rl.__all__)

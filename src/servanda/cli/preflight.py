@@ -27,6 +27,13 @@ def _timeout(text: str | float) -> float:
     return duration(f"{text}s" if str(text)[-1:].isdigit() else text)
 
 
+def _is_first_rank() -> bool:
+    """Whether this process prints: of a sharded trainer one does, with the result of all."""
+    torch = sys.modules.get("torch")
+    group = torch.distributed if torch and torch.distributed.is_available() else None
+    return not (group and group.is_initialized() and group.get_rank())
+
+
 @click.command("preflight")
 @click.argument("words", metavar="FILE.py:NAME | --trl SCRIPT [-- ARGS]", nargs=-1)
 @click.option(
@@ -134,9 +141,10 @@ def preflight_command(
         restore(trainee, left, timeout_s=limit_s)
 
     def drilled(trainee: Trainee) -> Preflight:
-        if not quiet:
+        others = not _is_first_rank()
+        if not (quiet or others):
             click.echo(f"plan     {planned(trainee)}", err=True)
-        with watching(quiet) as watch:
+        with watching(quiet or others) as watch:
             return preflight(trainee, journal=journal, seed=seed, timeout_s=limit_s, watch=watch)
 
     def called(call: Callable[[Trainee], T]) -> T:
@@ -159,6 +167,8 @@ def preflight_command(
     if left is not None:
         with stdout:
             called(restored)
+        if not _is_first_rank():
+            return
         if format_ == "json":
             show_json({"restored": str(left)})
         else:
@@ -166,6 +176,8 @@ def preflight_command(
         return
     with stdout:
         result = called(drilled)
+    if not _is_first_rank():
+        sys.exit(result.exit_code)
     if format_ == "json":
         show_json(result.to_json())
     elif format_ == "html":

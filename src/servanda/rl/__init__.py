@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from servanda.engines.http.draft_meter import DraftMeter
     from servanda.rl.follow.follow import Follow
     from servanda.rl.monitor.monitor import Monitor, Step
+    from servanda.rl.sync_drill.stream import Stream
     from servanda.rl.sync_drill.trainee import Trainee
     from servanda.rl.trainer_drill import preflight
     from servanda.rl.watch.monitor_state import read_state
@@ -22,6 +23,7 @@ _HOME = {
     "Follow": "rl.follow.follow",
     "Monitor": "rl.monitor.monitor",
     "Step": "rl.monitor.monitor",
+    "Stream": "rl.sync_drill.stream",
     "Trainee": "rl.sync_drill.trainee",
     "preflight": "rl.trainer_drill",
     "read_state": "rl.watch.monitor_state",
@@ -33,6 +35,7 @@ __all__ = [
     "Follow",
     "Monitor",
     "Step",
+    "Stream",
     "Trainee",
     "preflight",
     "read_state",

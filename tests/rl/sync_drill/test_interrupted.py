@@ -22,13 +22,16 @@ from servanda.rl.sync_drill.trainee import Trainee
 from tests.rl.sync_drill import trials
 
 ROOT = Path(__file__).parents[3]
-LINES_OF = ("drill", "trainer_response", "weight_snapshot")
+LINES_OF = (
+    *("drill", "trainer_response", "weight_snapshot", "local_weights", "weight_journal"),
+    "sharded/process_group",
+)
 WAY_BACK = {
     "run",
     "_there_and_back",
     "_restored",
     "_returned",
-    "_journalled",
+    "write",
     "refuse_journal",
     "write_journal",
 }

@@ -11,7 +11,8 @@ from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.drill import preflight, restore
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
 from servanda.rl.sync_drill.trainee import Trainee
-from servanda.rl.sync_drill.weight_snapshot import Weights, write_journal
+from servanda.rl.sync_drill.weight_journal import write_journal
+from servanda.rl.sync_drill.weight_snapshot import Weights
 from tests.rl.sync_drill.toys import bits, pair
 
 
@@ -131,7 +132,7 @@ def test_without_a_limit_or_outside_the_main_thread_no_timer_is_armed():
 
 def test_a_journal_is_kept_where_the_sync_of_the_restored_weights_hangs(tmp_path):
     journal, (trainee, _) = tmp_path / "j", pair()
-    write_journal(journal, Weights(trainee.module).kept)
+    write_journal(journal, Weights(trainee.module).local.kept)
     hangs = Trainee(trainee.module, threading.Event().wait, trainee.score)
 
     with pytest.raises(MeasurementError, match="the sync raised TimedOut"):

@@ -18,6 +18,9 @@ class Linear:
         self.parameters = {"w": self.kept["w"].clone()}
         self.x_NW = rng.standard_t(3, (tokens, width))
 
+    def cast(self, name):
+        self.parameters["w"].copy_(self.kept["w"].to(getattr(torch, name)).to(self.kept["w"].dtype))
+
     def settle(self, names):
         for name in names:
             self.parameters[name].copy_(self.kept[name])

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from servanda.errors import MeasurementError  # noqa: E402
-from servanda.rl.sync_drill.noise import moments  # noqa: E402
-from servanda.rl.sync_drill.weight_snapshot import (  # noqa: E402
-    Weights,
+from servanda.rl.sync_drill.local_weights import same  # noqa: E402
+from servanda.rl.sync_drill.noise import Sums  # noqa: E402
+from servanda.rl.sync_drill.weight_journal import (  # noqa: E402
     put_back,
     read_journal,
     refuse_journal,
-    same,
     write_journal,
 )
+from servanda.rl.sync_drill.weight_snapshot import Weights  # noqa: E402
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
@@ -60,7 +60,7 @@ def test_whatever_was_done_to_them_weights_return_bit_for_bit(values):
 def test_a_journal_keeps_every_bit(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("journal") / "j"
     module = held(value)
-    write_journal(path, Weights(module).kept)
+    write_journal(path, Weights(module).local.kept)
     with torch.no_grad():
         module.p0.zero_()
 
@@ -87,7 +87,7 @@ def test_same_tells_nan_from_nan_and_zero_from_minus_zero():
     ],
 )
 def test_a_tensor_that_does_not_vary_gets_the_spread_of_a_fresh_one(values, mean, scale):
-    assert moments(values) == (mean, scale)
+    assert Sums.of(values).moments(values.shape) == (mean, scale)
 
 
 def test_what_is_no_journal_is_said_and_a_shard_is_refused(tmp_path):

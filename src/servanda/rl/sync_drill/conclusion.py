@@ -9,6 +9,7 @@ from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.result import Baseline, Outcome, PoisonResult, Response
+from servanda.rl.sync_drill.stream import StreamNames
 
 
 def conclude(
@@ -22,6 +23,7 @@ def conclude(
     tokens: int,
     seconds: float,
     unprobed: int | None,
+    stream: StreamNames | None = None,
 ) -> Preflight:
     """Judge the measurements; the arguments are those of Preflight.
 
@@ -55,8 +57,9 @@ def conclude(
         syncs=syncs,
         tokens=tokens,
         seconds=seconds,
-        warnings=tuple(_warnings(baseline, shaky, cause)),
+        warnings=(*_warnings(baseline, shaky, cause), *_of_the_stream(stream, cause)),
         blind_spots=tuple(_blind_spots(groups, unprobed)),
+        stream=stream,
     )
 
 
@@ -85,6 +88,8 @@ def _violated(
     if cause in ("late", "dropped"):
         late = max([poison.late, back_late, *(group.late for group in wrong)])
         sentence += f" ({count(late, 'sync')} later)"
+    if cause in ("shard_stale", "experts_stale"):
+        sentence += f": {_few([*dict.fromkeys(name for group in wrong for name in group.lost)])}"
     if cause == "scaled" and baseline.scale:
         sentence += f": {baseline.scale}"
     elif cause == "scaled":
@@ -111,6 +116,14 @@ def _warnings(baseline: Baseline, shaky: Sequence[str], cause: str) -> Iterator[
         yield f"response slope neither right nor clearly wrong: {_few(shaky)}"
     if baseline.distance > 2 * baseline.idle and not cause:
         yield "the engine had other weights before the first sync"
+
+
+def _of_the_stream(stream: StreamNames | None, cause: str) -> Iterator[str]:
+    if stream and stream.missing and not cause:
+        yield (
+            f"synced, though no name in the stream stands for them: {_few(stream.missing)}; pass "
+            "their names as Stream(names=...)"
+        )
 
 
 def _blind_spots(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:

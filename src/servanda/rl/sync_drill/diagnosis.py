@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from servanda.rl.sync_drill.result import NEAR, Baseline, Part, PoisonResult, Response
 
+_EXPERT = re.compile(r"\bexperts?[. ]\d+$|\bexperts \d+-\d+$")
 # cause -> its meaning, and the next place to check
 CAUSES: dict[str, str] = {
     "never_synced": "the sync returns, but no weight reaches the engine",
@@ -24,6 +26,8 @@ CAUSES: dict[str, str] = {
     "tied_head_stale": "the embedding is synced, but the head tied to it is an old copy",
     "tied_embedding_stale": "the head is synced, but the embedding tied to it is an old copy",
     "rows_stale": "some rows of the vocabulary never reach the engine",
+    "shard_stale": "the shards of some ranks never reach the engine",
+    "experts_stale": "some experts never reach the engine",
     "one_layer": "one layer never reaches the engine",
     "one_mlp": "the MLP of one layer never reaches the engine",
     "one_attention": "the attention of one layer never reaches the engine",
@@ -102,6 +106,12 @@ def _by_the_deaf(
         return "adapter_ignored" if adapters_only else "never_synced"
     if any(not _is_lost(group) and not group.lost for group in wrong):
         return ""  # there is another fault too, so no single name explains all
+    lost_parts = [name for group in wrong for name in group.lost or (group.name,)]
+    if wrong and all(map(_is_shard, lost_parts)):
+        of_vocabulary = all(group.kind in ("embed", "head", "tied") for group in wrong)
+        return "rows_stale" if of_vocabulary else "shard_stale"
+    if wrong and all(map(_EXPERT.search, lost_parts)):
+        return "experts_stale"
     if stale := _stale_use(wrong):
         return stale
     if deaf and all(group.kind == "norms" for group in wrong) and len(deaf) == len(wrong):
@@ -116,19 +126,24 @@ def _by_the_deaf(
             return "one_mlp"
         if kinds == {"attn"}:
             return "one_attention"
-    if wrong and all(is_rows(name) for group in wrong for name in group.lost or (group.name,)):
+    if wrong and all(map(is_rows, lost_parts)):
         return "rows_stale"
     return "deaf" if wrong else ""
 
 
 def _is_lost(group: Response) -> bool:
     """Whether no part of a group reaches the engine."""
-    tensors = [part for part in group.parts if not is_rows(part.name)]
-    return group.deaf_as_a_whole or bool(group.lost and len(group.lost) == len(tensors))
+    tensors = {part.name for part in group.parts if not is_rows(part.name)}
+    return group.deaf_as_a_whole or bool(group.lost and {*group.lost} >= tensors > set())
 
 
 def is_rows(name: str) -> bool:
-    return name.startswith(("row ", "rows "))
+    """Whether a part is rows of tensors: of a vocabulary, or of stacked experts."""
+    return name.startswith(("row ", "rows ", "expert ", "experts "))
+
+
+def _is_shard(name: str) -> bool:
+    return name.startswith(("shard ", "shards "))
 
 
 def _all_within(wrong: Sequence[Response], layers: set[int]) -> bool:

@@ -19,26 +19,17 @@ from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.response_slope import distance
 from servanda.rl.sync_drill.result import EXPLAINED, PLAIN, Baseline, PoisonResult, Response, Scale
+from servanda.rl.sync_drill.sharded.other_ranks import Restoration, follow, verbs
+from servanda.rl.sync_drill.sharded.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.sides import Sides, error_line
-from servanda.rl.sync_drill.signals import (
-    TIMEOUT_S,
-    Alarm,
-    Signals,
-    Terminated,
-    TimedOut,
-    TimeLimit,
-)
+from servanda.rl.sync_drill.signals import TIMEOUT_S, Alarm, Terminated, TimeLimit
+from servanda.rl.sync_drill.stream import StreamNames
 from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
 from servanda.rl.sync_drill.trainer_response import Trials, cast_of
 from servanda.rl.sync_drill.vocabulary import ranges_of, size_of
 from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
-from servanda.rl.sync_drill.weight_snapshot import (
-    Weights,
-    put_back,
-    read_journal,
-    refuse_journal,
-    write_journal,
-)
+from servanda.rl.sync_drill.weight_journal import Journal
+from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.runner.measurement import Watch, unwatched
 from servanda.theory.sampling import Floats
 
@@ -86,8 +77,12 @@ def preflight(
         return preflight_of_replicas(trainee, trainee.replicas, one, seed)
     place = Path(journal) if journal is not None else None
     limit = TimeLimit(timeout_s, alarm)
-    with modes_kept(trainee.module):
-        return _Drill(trainee, place, seed, watch or unwatched, limit).run()
+    with ranks_of(trainee.module, limit) as ranks, modes_kept(trainee.module):
+        if ranks.rank:
+            return follow(trainee, place, limit, ranks)
+        return ranks.lead(
+            lambda: _Drill(trainee, place, seed, watch or unwatched, limit, ranks).run()
+        )
 
 
 def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = TIMEOUT_S) -> None:
@@ -97,34 +92,37 @@ def restore(trainee: Trainee, journal: str | Path, *, timeout_s: float | None = 
         MeasurementError: no such journal, it does not fit the module, or the sync raises; then
             the journal is kept.
     """
-    path = Path(journal)
-    put_back(trainee.module, read_journal(path))
-    try:
-        with modes_kept(trainee.module), TimeLimit(timeout_s)():
-            trainee.sync()
-    except (Exception, TimedOut) as error:
-        raise MeasurementError(
-            f"the weights are restored, but the sync raised {error_line(error)}",
-            hint=f"the engine still holds perturbed weights; {path} is kept until a sync succeeds",
-        ) from error
-    path.unlink()
+    limit = TimeLimit(timeout_s)
+    with ranks_of(trainee.module, limit) as ranks, modes_kept(trainee.module):
+        restoration = Restoration(trainee, Path(journal), limit, ranks)
+        if ranks.rank:
+            ranks.follow(verbs(restoration), lambda: None)
+        else:
+            ranks.lead(restoration.run)
 
 
 class _Drill:
     def __init__(
-        self, trainee: Trainee, journal: Path | None, seed: int, watch: Watch, limit: TimeLimit
+        self,
+        trainee: Trainee,
+        journal: Path | None,
+        seed: int,
+        watch: Watch,
+        limit: TimeLimit,
+        ranks: Ranks,
     ) -> None:
-        self.trainee, self.journal = trainee, journal
-        self.weights = Weights(trainee.module, seed)
+        self.trainee, self.ranks, self.signals = trainee, ranks, ranks.signals
+        self.weights = Weights(trainee.module, seed, ranks=ranks)
+        self.journal = Journal(journal, self.weights.local, ranks.rank, ranks.size)
         self.groups = weight_groups(self.weights.aliases)
         rows = probes(trainee, seed)
-        self.sides = Sides(trainee, rows, plan_of(self.weights).least, watch, limit)
+        self.sides = Sides(trainee, rows, plan_of(self.weights).least, watch, limit, ranks)
         self.trials = Trials(self.weights, self.sides.train, ranges_of(trainee.module, rows))
         # further syncs: known to be needed, and tried if they might help
         self.late, self.further = 0, 1
         self.near = 0.0  # largest distance of the restored engine from its state before, nats
-        self.changed, self.whole, self.journals = False, False, False
-        self.signals = Signals()
+        self.changed, self.whole = False, False
+        self.stream: StreamNames | None = None
 
     def run(self) -> Preflight:
         began = time.monotonic()
@@ -146,13 +144,15 @@ class _Drill:
             syncs=self.sides.syncs,
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
+            stream=self.stream,
             unprobed=None if size is None else size - len({*chain(*self.sides.rows)}),
         )
 
     def _there_and_back(
         self,
     ) -> tuple[Baseline, PoisonResult, tuple[Response, ...], tuple[float, int]]:
-        self._journalled()
+        self.stream = self.ranks.call(self.sides.names_here)[0]
+        self.ranks.call(self.journal.write)
         try:
             baseline, poison, groups, start_N = self._measured()
         except BaseException as error:
@@ -257,6 +257,7 @@ class _Drill:
             floor=baseline.floor,
             noise=baseline.engine_noise,
             further=self.further,
+            damaged=baseline.damaged and not baseline.scale,
             scales=not baseline.moved_away and not baseline.scale,
         )
         responses = {r.name: r for block in blocks(self.groups) for r in tests.responses(block)}
@@ -264,25 +265,14 @@ class _Drill:
 
     # restoring
 
-    def _journalled(self) -> None:
-        if self.journal is None:
-            return
-        refuse_journal(self.journal)
-        self.journals = True  # from here on the journal belongs to this test, complete or absent
-        try:
-            write_journal(self.journal, self.weights.kept)
-        except FileExistsError:
-            self.journals = False
-            self._journalled()
-
     def _restored(self) -> None:
         if self.whole:
             return
         self.signals.shield()
         self.weights.restore()
         self.whole = True
-        if self.journal is not None and self.journals:
-            self.journal.unlink(missing_ok=True)
+        if not self.ranks.lost:  # else the weights of all ranks are needed together
+            self.ranks.call(self.journal.remove)
 
     def _state(self) -> str:
         if not self.changed:
@@ -312,14 +302,14 @@ class _Drill:
         self._restored()
         if not self.changed:
             return _stopped(error, "no weight was changed")
+        if self.ranks.lost:
+            return _stopped(error, self._state())
         try:
             self.signals.expose()
-            with self.sides.limit():
-                self.trainee.sync()
+            became = next(filter(None, self.ranks.call(self.sides.again_here)), "")
         except BaseException as again:
             became = f"raised {error_line(again)}"
-            if isinstance(again, TimedOut):
-                became = f"did not return within {self.sides.limit.seconds:g} s"
+        if became:
             return _stopped(
                 error,
                 f"weights restored bit for bit; the sync that followed {became}: {_ENGINE_UNKNOWN}",

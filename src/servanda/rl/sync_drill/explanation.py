@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from servanda.rl.sync_drill.response_slope import distance, response_slope
+from servanda.rl.sync_drill.response_slope import distance, part_slopes, response_slope
 from servanda.rl.sync_drill.result import EXPLAINED, OFF, Response, Scale
 from servanda.rl.sync_drill.trainer_response import Perturbation, Piece, Trials
 from servanda.rl.sync_drill.weight_groups import LAYER
@@ -35,16 +35,28 @@ def explain(
     infer_N: Floats,
     change_N: Floats,
     floor: float,
+    damaged: bool,
     scales: bool,
 ) -> Response:
     """A response with its lost parts, or with the factor of one, if that explains it.
 
     Args:
         train_N, infer_N: both sides before the perturbation; change_N: the engine's change by it.
+        damaged: whether the two sides differ at equal weights, so that no part can be named.
         scales: whether a factor is looked for.
     """
     lack = distance(change_N, perturbation.own_N)
-    lost, left = _lost(trials, perturbation, response, train_N, change_N, floor)
+    if damaged:
+        return replace(response, left=lack / floor)
+
+    def left_by(pieces: Sequence[Piece]) -> float:
+        own_N = trials.without(perturbation.sizes, pieces) - train_N
+        return distance(change_N, own_N)
+
+    lost, left = _lost(trials, perturbation, response, left_by, lack, floor)
+    shards, rest = _lost_shards(trials, perturbation, left_by, train_N, change_N)
+    if rest <= _enough(lack, floor) and (not lost or rest <= _ALIKE * left):
+        lost, left = shards, rest
     if lost:
         return replace(response, lost=tuple(p.name for p in lost), left=left / floor)
     scale = scales and scaled_by(
@@ -62,8 +74,8 @@ def _lost(
     trials: Trials,
     perturbation: Perturbation,
     response: Response,
-    train_N: Floats,
-    change_N: Floats,
+    left_by: Callable[[Sequence[Piece]], float],
+    lack: float,
     floor: float,
 ) -> tuple[list[Piece], float]:
     """The parts without which the trainer reproduces the engine, and the unexplained rest, nats;
@@ -74,15 +86,10 @@ def _lost(
         p for p in perturbation.pieces if follow[p.name].follow < 1 - 3 * follow[p.name].spread
     ]
     suspects.sort(key=lambda piece: follow[piece.name].follow)
-    lack = distance(change_N, perturbation.own_N)
-    limit = max(_LIMIT * floor, EXPLAINED * lack)
-
-    def left_by(pieces: Sequence[Piece]) -> float:
-        own_N = trials.without(perturbation.sizes, pieces) - train_N
-        return distance(change_N, own_N)
+    limit = _enough(lack, floor)
 
     def enough(left: float) -> bool:
-        return left <= limit and left < _BETTER * lack
+        return left <= limit
 
     # all parts that are clearly not synced; of a tied tensor one use, or rows, not both
     best, chosen = lack, []
@@ -92,8 +99,10 @@ def _lost(
             best, chosen = left, deaf
     if chosen:
         return chosen, best
+    # single experts of the bundles that are not clear
+    suspects = [one for piece in suspects[:_TRIED] for one in trials.split(piece) or [piece]]
     for _ in range(_TRIED):
-        tried = [(left_by([*chosen, piece]), piece) for piece in suspects[:_TRIED]]
+        tried = [(left_by([*chosen, piece]), piece) for piece in suspects]
         if not tried:
             break
         left, piece = min(tried, key=lambda pair: pair[0])
@@ -104,6 +113,34 @@ def _lost(
         if enough(best):
             return chosen, best
     return [], best
+
+
+def _lost_shards(
+    trials: Trials,
+    perturbation: Perturbation,
+    left_by: Callable[[Sequence[Piece]], float],
+    train_N: Floats,
+    change_N: Floats,
+) -> tuple[list[Piece], float]:
+    """The shards without which the trainer is nearest to the engine, and the rest, nats."""
+    shards = trials.shards_of(perturbation.group)
+    own_N = perturbation.own_N
+    if len(shards) < 2:
+        return [], np.inf
+    effects = [own_N - (trials.without(perturbation.sizes, [shard]) - train_N) for shard in shards]
+    each = [part_slopes([effect_N], own_N, change_N)[0][0] for effect_N in effects]
+    fits = [follow for follow, _ in part_slopes(effects, own_N, change_N)]
+    follows = each if np.isnan(fits).any() else fits
+    order = [shards[at] for at in np.argsort(follows)]
+    # the one before the last: without all of them the group is not synced as a whole
+    tried = [(left_by(order[:count]), count) for count in range(1, len(order))]
+    left, count = min(tried)
+    return sorted(order[:count], key=lambda shard: shard.rows), left
+
+
+def _enough(lack: float, floor: float) -> float:
+    """The largest rest of an explanation, nats; `lack` is the rest without one."""
+    return min(max(_LIMIT * floor, EXPLAINED * lack), _BETTER * lack)
 
 
 def _scalable(perturbation: Perturbation) -> dict[str, tuple[str, ...]]:

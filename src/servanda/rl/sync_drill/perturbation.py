@@ -29,6 +29,7 @@ class PerturbationTests:
     Args:
         noise: repeatability of the engine, nats.
         further: number of further syncs after a wrong response.
+        damaged: whether a sync of unchanged weights moved the engine away.
         scales: whether a factor is searched; not if the two sides differed at the start.
     """
 
@@ -42,12 +43,13 @@ class PerturbationTests:
         floor: float,
         noise: float,
         further: int,
+        damaged: bool,
         scales: bool,
     ) -> None:
         self.trials, self.sides = trials, sides
         self.train_N, self.infer_N = train_N, infer_N
         self.floor, self.noise, self.further = floor, noise, further
-        self.scales, self._shifted = scales, False
+        self.damaged, self.scales, self._shifted = damaged, scales, False
         self._before_N = infer_N  # the engine's scores after the previous sync
 
     def responses(self, block: Sequence[WeightGroup]) -> list[Response]:
@@ -95,6 +97,7 @@ class PerturbationTests:
                 infer_N=self.infer_N,
                 change_N=change_N,
                 floor=self.floor,
+                damaged=self.damaged,
                 scales=self.scales,
             )
         return [response]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from servanda.rl.sync_drill.perturbation import LATEST
 from servanda.rl.sync_drill.trainee import Trainee, probes
+from servanda.rl.sync_drill.trainer_response import Trials
+from servanda.rl.sync_drill.vocabulary import ranges_of
 from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
 from servanda.rl.sync_drill.weight_snapshot import Weights
 
@@ -16,9 +21,11 @@ class Plan:
 
     Args:
         groups: names, in the order of the test.
-        tensors, values: size of the trained weights, which are copied to host memory.
+        tensors, values: size of the trained weights, of all ranks together.
         least, most: number of syncs; the most if every block must be split and every fault is
             measured again.
+        forwards: least number of passes of the trainer over the probe tokens.
+        host_bytes: memory for the copy of this process's weights; a journal takes as much disk.
     """
 
     groups: tuple[str, ...]
@@ -26,11 +33,16 @@ class Plan:
     values: int
     least: int
     most: int
+    forwards: int = 0
+    host_bytes: int = 0
+    is_sharded: bool = False
 
     def __str__(self) -> str:
         return (
             f"{len(self.groups)} groups in {self.tensors} tensors of {self.values:,} values; "
-            f"{self.least} syncs, and at most {self.most} where something is wrong"
+            f"{self.least} syncs, and at most {self.most} where something is wrong; "
+            f"{self.forwards} forward passes or more; {self.host_bytes / 1e6:,.1f} MB of host "
+            "memory" + (" on each rank" if self.is_sharded else "")
         )
 
 
@@ -40,17 +52,30 @@ def planned(trainee: Trainee) -> Plan:
     Raises:
         MeasurementError: nothing is trained, or the probe tokens are too few.
     """
-    probes(trainee, 0)
-    return plan_of(Weights(trainee.module, copy=False))
+    rows = probes(trainee, 0)
+    return plan_of(Weights(trainee.module, copy=False), ranges_of(trainee.module, rows))
 
 
-def plan_of(weights: Weights) -> Plan:
+def plan_of(weights: Weights, ranges: Sequence[tuple[int, int]] = ()) -> Plan:
     groups = weight_groups(weights.aliases)
-    taken = blocks(groups)
-    least = 3 + weights.has_zeros() + len(taken)
+    taken, zeros = blocks(groups), bool(weights.zeros())
+    least = 3 + zeros + len(taken)
     values = sum(parameter.numel() for parameter in weights.parameters.values())
     apart = sum(len(block) for block in taken if len(block) > 1)
     again = LATEST * (len(taken) + apart) + 1  # per perturbation, plus one that shifts the order
-    most = least + apart + again + 2 * LATEST + LATEST * weights.has_zeros()
+    most = least + apart + again + 2 * LATEST + LATEST * zeros
     names = tuple(group.name for group in groups)
-    return Plan(names, len(weights.parameters), values, least, most)
+    trials = Trials(weights, lambda: np.zeros(0), ranges)
+    # twice as found, two roundings, all weights random; then each group, and without each part
+    forwards = 5 + zeros + sum(1 + len(trials.pieces_of(group)) for group in groups)
+    here = weights.local
+    return Plan(
+        names,
+        len(weights.parameters),
+        values,
+        least,
+        most,
+        forwards,
+        sum(here.values(name).nbytes for name in weights.parameters),
+        any(not place.is_whole for place in here.places.values()),
+    )

@@ -12,6 +12,7 @@ from servanda.judgement.verdict import BlindSpot
 from servanda.judgement.verdict_table import html_of
 from servanda.report.format import count
 from servanda.rl.sync_drill.result import Baseline, Mark, Outcome, PoisonResult, Response
+from servanda.rl.sync_drill.stream import StreamNames
 from servanda.traces.serialization import to_plain
 
 EXIT_CODES: dict[str, int] = {"holds": 0, "violated": 1, "inconclusive": 3}
@@ -64,6 +65,7 @@ class Preflight:
         replicas: the result of each server, if there are several; the measurements are those of
             the first with this outcome.
         digests: what the digests that servers report of their weights show, one text a server.
+        stream: the names that the sync sends, where it is a Stream.
     """
 
     outcome: Outcome
@@ -82,6 +84,7 @@ class Preflight:
     blind_spots: tuple[BlindSpot, ...] = ()
     replicas: tuple[ReplicaResult, ...] = ()
     digests: tuple[str, ...] = ()
+    stream: StreamNames | None = None
 
     @property
     def exit_code(self) -> int:
@@ -107,6 +110,8 @@ class Preflight:
 
 def _lines(result: Preflight) -> Iterator[str]:
     baseline, poison = result.found, result.poison
+    if result.stream:
+        yield from _of_stream(result.stream)
     yield (
         f"found    mean |Δ logp| {_nats(baseline.distance)} nats on {result.tokens:,} probe "
         f"tokens; after a sync of unchanged weights {_nats(baseline.idle)}"
@@ -160,6 +165,17 @@ def _lines(result: Preflight) -> Iterator[str]:
         f"weights restored bit for bit, {engine} · "
         f"{count(result.syncs, 'sync')} · exit {result.exit_code} · {result.seconds:.0f} s"
     )
+
+
+def _of_stream(stream: StreamNames) -> Iterator[str]:
+    yield f"stream   {count(stream.tensors, 'tensor')} of {stream.bytes / 1e6:,.1f} MB"
+    for what, names in (
+        ("trained, and never in it", stream.missing),
+        ("in it, and none of the trainer's", stream.unknown),
+    ):
+        if names:
+            more = f" and {len(names) - _CLOSER} more" if len(names) > _CLOSER else ""
+            yield f"         {what}: {', '.join(names[:_CLOSER])}{more}"
 
 
 def _cell(responses: list[Response]) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from servanda.errors import MeasurementError
+from servanda.rl.sync_drill.sharded.process_group import ALONE, Ranks
+from servanda.rl.sync_drill.sharded.shards import reshard
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
+from servanda.rl.sync_drill.stream import Stream, StreamNames, stream_names
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores
 from servanda.runner.measurement import Progress, Watch
 from servanda.theory.sampling import Floats
@@ -20,11 +24,19 @@ class Sides:
         rows: the probe tokens.
         total: planned number of syncs, for a progress callback.
         limit: time limit of each call.
+        ranks: the processes of the trainer; the engine scores on rank 0.
     """
 
     def __init__(
-        self, trainee: Trainee, rows: Rows, total: int, watch: Watch, limit: TimeLimit
+        self,
+        trainee: Trainee,
+        rows: Rows,
+        total: int,
+        watch: Watch,
+        limit: TimeLimit,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.limit = limit
         self.trainee, self.rows, self.total, self.watch = trainee, rows, total, watch
         self.stage = "as found"
@@ -36,9 +48,18 @@ class Sides:
         Raises:
             MeasurementError: it raises, or returns no usable logprobs.
         """
-        rows = rows or self.rows
-        answer = self._called(lambda: train_scores(self.trainee, rows), "the trainer's logprobs")
-        return flat(answer, rows, "the trainer", self.stage)
+        return self.ranks.call(self.train_here, rows or self.rows, self.stage)[0]
+
+    def train_here(self, rows: Rows, stage: str) -> Floats:
+        """The same in this process; all processes of a sharded trainer run it together."""
+        self.stage = stage
+        try:
+            answer = self._called(
+                lambda: train_scores(self.trainee, rows), "the trainer's logprobs"
+            )
+        finally:
+            reshard(self.trainee.module)
+        return flat(answer, rows, "the trainer", stage)
 
     def infer(self, rows: Rows | None = None) -> Floats:
         """The engine's scores, [N], nats.
@@ -60,9 +81,36 @@ class Sides:
         """
         self.total = max(self.total, self.syncs + 1)
         self.watch(Progress("preflight", self.syncs, self.total))
-        self._called(self.trainee.sync, "the sync")
+        self.ranks.call(self.sync_here, self.stage)
         self.syncs += 1
         self.watch(Progress("preflight", self.syncs, self.total))
+
+    def sync_here(self, stage: str) -> None:
+        """The sync in this process, together with all others."""
+        self.stage = stage
+        try:
+            self._called(self.trainee.sync, "the sync")
+        finally:
+            reshard(self.trainee.module)
+
+    def names_here(self) -> StreamNames | None:
+        """The names in the stream of a sync that is one; nothing is loaded."""
+        sync = self.trainee.sync
+        if not isinstance(sync, Stream):
+            return None
+        named = self._called(lambda: stream_names(sync, self.trainee.module), "the stream")
+        return cast("StreamNames", named)
+
+    def again_here(self) -> str:
+        """One more sync after a failure; what went wrong with it, "" for nothing."""
+        try:
+            with self.limit():
+                self.trainee.sync()
+        except TimedOut:
+            return f"did not return within {self.limit.seconds:g} s"
+        except BaseException as error:
+            return f"raised {error_line(error)}"
+        return ""
 
     def _called(self, call: Callable[[], object], what: str) -> object:
         try:

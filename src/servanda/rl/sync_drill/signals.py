@@ -67,12 +67,31 @@ class Signals:
         if self._waiting:
             self._raise(self._waiting.pop(0))
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        self._came.append(number)
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Defer signals within the block, and raise them after it, unless they were deferred."""
+        before, self._shielded = self._shielded, True
+        try:
+            yield
+        finally:
+            if not before:
+                self.expose()
+
+    def taken(self) -> tuple[int, ...]:
+        """The deferred signals, which are then not raised here."""
+        waiting, self._waiting = self._waiting, []
+        return tuple(waiting)
+
+    def receive(self, number: int) -> None:
+        """Raise or defer a signal, also one of another process."""
         if self._shielded:
             self._waiting.append(number)
         else:
             self._raise(number)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self._came.append(number)
+        self.receive(number)
 
     def _raise(self, number: int) -> None:
         self._shielded = True

@@ -141,6 +141,29 @@ class Trainee:
         )
         return cls(module, sync or own, servers.score, tokens, logprobs, servers)
 
+    @classmethod
+    def from_fsdp(
+        cls,
+        module: nn.Module,
+        sync: Callable[[], Any],
+        score: Score,
+        tokens: Sequence[Sequence[int]] | None = None,
+        logprobs: Score | None = None,
+    ) -> Trainee:
+        """A trainer that FSDP2's fully_shard, or a device mesh, shards over a process group.
+
+        Every rank calls `preflight` with its own; each changes and restores only its shards, and
+        all get the same result.  `sync` and `logprobs` are called on every rank at the same time,
+        `score` on rank 0 alone.
+
+        Raises:
+            MeasurementError: the module has no DTensor, or there is no process group.
+        """
+        from servanda.rl.sync_drill.sharded.shards import refuse_whole
+
+        refuse_whole(module)
+        return cls(module, sync, score, tokens, logprobs)
+
 
 def probes(trainee: Trainee, seed: int) -> Rows:
     """The rows that both sides score.
@@ -158,7 +181,19 @@ def probes(trainee: Trainee, seed: int) -> Rows:
                 hint="pass Trainee(tokens=...): rows of token ids",
             )
         return drawn(known, named_ids(trainee.module, known), ROWS, TOKENS, seed)
-    rows = [[int(token) for token in row] for row in trainee.tokens]
+    return checked_rows(trainee.tokens, known)
+
+
+def checked_rows(tokens: Sequence[Sequence[int]], known: int | None) -> Rows:
+    """Rows of token ids that can be scored.
+
+    Args:
+        known: size of the vocabulary; None if it is unknown.
+
+    Raises:
+        MeasurementError: as of `probes`.
+    """
+    rows = [[int(token) for token in row] for row in tokens]
     for number, row in enumerate(rows, 1):
         strange = [token for token in row if token < 0 or (known is not None and token >= known)]
         if strange:
@@ -190,14 +225,16 @@ def forward_logprobs(module: Any, rows: Rows) -> list[Floats]:
     """
     import torch
 
-    device = next(module.parameters()).device
+    first = next(module.parameters())
+    # of a sharded parameter that is offloaded to the host, the device of the computation
+    device = first.device_mesh.device_type if hasattr(first, "to_local") else first.device
     scores: dict[int, Floats] = {}
     for at in _chunks(rows):
         ids = torch.tensor([rows[i] for i in at], device=device)
         with torch.no_grad():
-            answer = module(ids)
-        logits = answer if isinstance(answer, torch.Tensor) else answer.logits
-        logits = logits.detach()
+            answer: Any = module(ids)
+        logits: Any = answer if isinstance(answer, torch.Tensor) else answer.logits
+        logits = (logits.full_tensor() if hasattr(logits, "to_local") else logits).detach()
         for i, logits_TV in zip(at, logits, strict=True):
             wide = logits_TV[:-1].to(torch.promote_types(logits_TV.dtype, torch.float32))
             next_T1 = torch.tensor(rows[i][1:], device=device)[:, None]

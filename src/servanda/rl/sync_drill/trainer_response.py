@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import nn
 
 from servanda.rl.sync_drill.response_slope import response_slope
 from servanda.rl.sync_drill.result import AIM, AIM_LEAST, AIM_NATS
-from servanda.rl.sync_drill.weight_groups import WeightGroup
+from servanda.rl.sync_drill.weight_groups import PARTS, WeightGroup, expert_of
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.theory.sampling import Floats
 
@@ -31,7 +29,7 @@ _CASTS = ("float8_e4m3fn", "float8_e5m2")
 _PLAIN = 5.0  # standard errors by which a rounding must be significant
 
 Scores = Callable[[], Floats]
-Family = Literal["tensor", "use", "rows"]
+Family = Literal["tensor", "use", "rows", "shard"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,11 @@ class Piece:
 
     Args:
         name: display name.
-        family: whole tensors, one use of a tied tensor, or rows of a vocabulary's tensors.
+        family: whole tensors, one use of a tied tensor, rows of tensors (of a vocabulary, or of
+            stacked experts), or the shards of one process.
         tensors: the tensors that contain it.
         use: one of the names of a tied tensor.
-        rows: [from, to).
+        rows: [from, to), of ranks for shards.
     """
 
     name: str
@@ -99,9 +98,11 @@ class Trials:
                     self.weights.settle(piece.tensors)
                 elif piece.family == "use":
                     stack.enter_context(_untied(self.weights, piece.use, piece.tensors[0]))
+                elif piece.family == "shard":
+                    for rank in range(*piece.rows):
+                        self.weights.settle_shard(piece.tensors, rank)
                 else:
-                    for name in piece.tensors:
-                        self.weights.settle_rows(name, *piece.rows)
+                    self.weights.settle_rows(piece.tensors, *piece.rows)
             self.weights.scale(scaled, factor)
             logp_N = self.scores()
         self.weights.settle({*sizes, *scaled})
@@ -119,15 +120,15 @@ class Trials:
         pieces = pieces if len(pieces) > 1 else []
         if group.kind in ("embed", "head", "tied"):
             pieces += self._rows_of(group)
-        return pieces
+        return pieces + self._experts_of(group)
 
     def _rows_of(self, group: WeightGroup) -> list[Piece]:
         count = max((high for _, high in self.rows), default=0)
-        tensors = self.weights.parameters
+        shapes = self.weights.shapes
         names = tuple(
             name
             for name in group.tensors
-            if tensors[name].dim() == 2 and tensors[name].shape[0] >= count > 0
+            if len(shapes[name]) == 2 and shapes[name][0] >= count > 0
         )
         return [
             Piece(f"row {low}" if high == low + 1 else f"rows {low}-{high - 1}", "rows", names, "",
@@ -135,6 +136,48 @@ class Trials:
             for low, high in self.rows
             if names
         ]  # fmt: skip
+
+    def _experts_of(self, group: WeightGroup) -> list[Piece]:
+        """The experts of stacked tensors [experts, ...], bundled if there are many."""
+        stacked: dict[int, list[str]] = {}
+        for name in group.tensors:
+            shape = self.weights.shapes[name]
+            if len(shape) == 3 and "expert" in name:
+                stacked.setdefault(shape[0], []).append(name)
+        return [
+            Piece(_numbered("expert", *span), "rows", tuple(names), "", span)
+            for count, names in stacked.items()
+            for span in _spans(count)
+        ]
+
+    def shards_of(self, group: WeightGroup) -> list[Piece]:
+        """The shards of each process, bundled if there are many; empty for whole tensors."""
+        places = self.weights.places
+        names = tuple(name for name in group.tensors if len({*places[name]}) > 1)
+        if not names:
+            return []
+        # copies of a shard belong to the first process that has it
+        owners = sorted({places[name].index(place) for name in names for place in places[name]})
+        return [
+            Piece(_numbered("shard of rank", low, high), "shard", names, "", (low, high))
+            for first, last in _spans(len(owners))
+            for low, high in [(owners[first], owners[last - 1] + 1)]
+        ]
+
+    def split(self, piece: Piece) -> list[Piece]:
+        """The experts of a bundle; empty for another piece."""
+        if piece.family == "rows" and piece.name.startswith("experts "):
+            return [
+                replace(piece, name=f"expert {row}", rows=(row, row + 1))
+                for row in range(*piece.rows)
+            ]
+        experts: dict[str, tuple[str, ...]] = {}
+        for name in piece.tensors:
+            if part := expert_of(name):
+                experts[part] = (*experts.get(part, ()), name)
+        if piece.family != "tensor" or len(experts) < 2:
+            return []
+        return [Piece(part, "tensor", names) for part, names in experts.items()]
 
     def perturb_group(self, group: WeightGroup, logp_N: Floats, floor: float) -> Perturbation:
         """The perturbation that makes a group visible, and the response of all of its pieces.
@@ -162,6 +205,16 @@ class Trials:
             for piece in weak:
                 sizes.update(dict.fromkeys(piece.tensors, 2 * sizes[piece.tensors[0]]))
             own_N = self.without(sizes) - logp_N
+
+
+def _spans(count: int) -> list[tuple[int, int]]:
+    """At most PARTS ranges of equal length."""
+    step = -(-count // PARTS)
+    return [(low, min(low + step, count)) for low in range(0, count, step)]
+
+
+def _numbered(what: str, low: int, high: int) -> str:
+    return f"{what} {low}" if high == low + 1 else f"{what}s {low}-{high - 1}"
 
 
 def perturbation_size(
@@ -201,13 +254,11 @@ def _untied(weights: Weights, use: str, name: str) -> Iterator[None]:
 
     The module's attribute gets a separate tensor, and then the tied one again.
     """
-    tied = weights.parameters[name]
-    own = nn.Parameter(weights.start(name).to(tied.device), requires_grad=False)
     try:
-        weights.attach(use, own)
+        weights.untie(use, name)
         yield
     finally:
-        weights.attach(use, tied)
+        weights.tie(use, name)
 
 
 def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) -> str:
@@ -220,10 +271,7 @@ def cast_of(weights: Weights, lack_N: Floats, logp_N: Floats, scores: Scores) ->
     """
     residuals = {}
     for name in _CASTS:
-        for tensor, parameter in weights.parameters.items():
-            own = weights.kept[tensor]
-            with torch.no_grad():
-                parameter.copy_(own.to(getattr(torch, name)).to(own.dtype))
+        weights.cast(name)
         rounding_N = scores() - logp_N
         weights.settle(weights.parameters)
         if not np.isfinite(rounding_N).all() or not rounding_N.any():

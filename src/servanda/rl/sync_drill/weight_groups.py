@@ -18,6 +18,7 @@ _EMBED = re.compile(r"(?:^|\.)(?:embed|wte|wpe|tok_emb|word_emb)|embeddings?\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|head|score)\.")
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora|adapter|dora)_?\w*")
 _ATTENTION = re.compile(r"attn|attention")
+_EXPERT = re.compile(r"^(.*\bexperts?\.\d+)\.")
 _MLP = re.compile(r"mlp|feed_forward|ffn|moe|expert")
 
 # more groups than this are perturbed in blocks of several
@@ -110,10 +111,21 @@ def _place(tensor: str, aliases: Sequence[str]) -> tuple[str, Kind, int | None, 
     if in_layer and _ATTENTION.search(short):
         return f"{of_layer}.attn", "attn", layer, short
     if in_layer and _MLP.search(short):
-        return f"{of_layer}.mlp", "mlp", layer, short
+        return f"{of_layer}.mlp", "mlp", layer, expert_of(tensor) or short
     if in_layer:
         return f"{of_layer}.other", "other", layer, short
     return "rest", "rest", None, short
+
+
+def expert_of(tensor: str) -> str:
+    """The expert that a tensor belongs to, within its layer; "" for none.
+
+    >>> expert_of("model.layers.3.mlp.experts.7.up_proj.weight")
+    'mlp.experts.7'
+    """
+    in_layer = LAYER.search(tensor)
+    found = _EXPERT.match(in_layer[2] if in_layer else tensor)
+    return found[1] if found else ""
 
 
 def blocks(groups: Sequence[WeightGroup]) -> tuple[tuple[WeightGroup, ...], ...]:

@@ -1,0 +1,115 @@
+# The drill of sharded trainers beyond the default suite: all faults on two and four processes,
+# other shardings and types, errors and signals on one rank, and kills.
+
+import pytest
+
+pytest.importorskip("torch.distributed.fsdp")
+
+from tests.rl import sharded_faults
+from tests.rl.sync_drill import sharded_trials
+from tests.rl.sync_drill.test_sharded import same_on_all
+
+pytestmark = pytest.mark.slow
+WORLDS = (2, 4)
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def drilled(request):
+    return sharded_faults.processes(
+        request.param, sharded_faults.drill, [*sharded_faults.FAULTS], limit_s=3600
+    )
+
+
+@pytest.mark.parametrize("name", [*sharded_faults.FAULTS])
+def test_each_fault_has_its_name_and_a_sync_that_works_has_none(drilled, name):
+    result = same_on_all([rank[name] for rank in drilled])
+
+    assert result.cause == sharded_faults.FAULTS[name].cause, str(result)
+    assert result.exit_code == (1 if result.cause else 0), str(result)
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    return {
+        lost: sharded_faults.processes(
+            4, sharded_trials.drilled, [*sharded_trials.KINDS], *lost, limit_s=3600
+        )
+        for lost in ((), ("layers.1.",))
+    }
+
+
+@pytest.mark.parametrize("kind", [*sharded_trials.KINDS])
+def test_types_adapters_and_shardings_are_clean_or_named(kinds, kind):
+    clean = same_on_all([rank[kind] for rank in kinds[()]])
+    lost = same_on_all([rank[kind] for rank in kinds["layers.1.",]])
+
+    assert (clean.outcome, clean.cause) == ("holds", ""), str(clean)
+    assert lost.cause == "one_layer", str(lost)
+
+
+@pytest.mark.parametrize("journal", [False, True])
+@pytest.mark.parametrize("at", [1, 3, 6])
+@pytest.mark.parametrize("how", ["raises", "SIGINT", "SIGTERM"])
+def test_what_stops_one_rank_stops_all_with_their_weights(tmp_path, how, at, journal):
+    path = tmp_path / "j" if journal else None
+
+    ranks = sharded_faults.processes(2, sharded_trials.stopped, 1, how, at, path)
+
+    texts = {text for _, text, _, _ in ranks}
+    assert len(texts) == 1 and all(back for _, _, back, _ in ranks)
+    (text,) = texts
+    assert "weights restored bit for bit, and synced to the engine once more" in text
+    if how == "raises":
+        assert text.startswith("rank 1: ") and "ValueError: not this time" in text
+    else:
+        assert "preflight was stopped" in text
+    assert [bool(heard) for *_, heard in ranks] == [False, how == "SIGTERM"]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_rank_that_leaves_a_collective_alone_is_waited_for_no_longer_than_the_limit():
+    ranks = sharded_faults.processes(2, sharded_trials.stopped, 1, "alone", 3, None, 20.0)
+
+    assert all(back for _, _, back, _ in ranks)
+    assert all("rank 1: " in text and "alone in a collective" in text for _, text, _, _ in ranks)
+    assert all("the engine may hold perturbed weights" in text for _, text, _, _ in ranks)
+
+
+def test_a_rank_that_is_killed_leaves_the_others_with_their_weights_and_journals(tmp_path):
+    ranks = sharded_faults.processes(
+        2, sharded_trials.stopped, 1, "killed", 3, tmp_path / "j", 60.0
+    )
+
+    assert ranks[1] is None and ranks[0][0] == "MeasurementError" and ranks[0][2]
+    assert "was lost" in ranks[0][1] and "the engine may hold perturbed weights" in ranks[0][1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["j.0-of-2", "j.1-of-2"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_after_a_kill_of_all_ranks_each_puts_its_own_journal_back(tmp_path, world):
+    path = tmp_path / "j"
+    killed = sharded_faults.processes(world, sharded_trials.stopped, None, "killed", 4, path)
+    assert killed == [None] * world and len([*tmp_path.iterdir()]) == world
+
+    other = sharded_faults.processes(6 - world, sharded_trials.restored, path)
+    assert all("there is no journal" in text for text in other)
+    back = sharded_faults.processes(world, sharded_trials.restored, path)
+
+    assert back == [(True, 1, [])] * world and [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("lost", ["", "layers.0.mlp.0.bias"])
+def test_a_stream_of_several_ranks_is_perturbed_on_all_and_loaded_on_one(lost):
+    ranks = sharded_faults.processes(2, sharded_trials.streamed, lost)
+
+    assert repr(ranks[0]) == repr(ranks[1])
+    alone, module = ranks[0]
+    assert alone.cause == module.cause == ("deaf" if lost else ""), (str(alone), str(module))
+    assert {m.name for m in alone.groups if m.mark == "not moved"} == ({lost} if lost else set())
+    assert module.stream.missing == module.stream.unknown == ()
+
+
+def test_fsdp1_is_refused_with_what_to_do():
+    (text,) = sharded_faults.processes(1, sharded_trials.fsdp1)
+
+    assert "FullyShardedDataParallel is sharded by FSDP1" in text and "servanda.rl.Stream" in text
