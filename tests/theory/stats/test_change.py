@@ -46,7 +46,9 @@ def test_at_most_one_run_differs_from_all_others(data, runs, sides):
     step = st.lists(numbers, min_size=len(sides), max_size=len(sides))
     series = [data.draw(st.lists(step, min_size=size, max_size=size)) for _ in range(runs)]
 
-    found = [bool(changed(fit(series[:j] + series[j + 1 :], sides), series[j])) for j in range(runs)]
+    found = [
+        bool(changed(fit(series[:j] + series[j + 1 :], sides), series[j])) for j in range(runs)
+    ]
 
     assert sum(found) <= 1
 

@@ -9,18 +9,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
 from servanda.judgement.bitwise import objection, remarks
 from servanda.judgement.clauses.token_counts import is_answered
-from servanda.judgement.evidence import Evidence, Weighed
+from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
-from servanda.judgement.verdict import BlindSpot, Verdict, judge, unsound
+from servanda.judgement.verdict import BlindSpot, Verdict
 from servanda.rl.dumps import diagnosis
 from servanda.rl.dumps.blocks import paired
-from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import Counts
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor import actions, ranks, soundness
@@ -32,12 +30,13 @@ from servanda.rl.monitor.part import part_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
-from servanda.rl.monitor.statistics import (
-    StepStatistics,
-    joined,
-    overlaps,
-)
-from servanda.rl.monitor.step import Step, metrics_of, selection, state_line
+from servanda.rl.monitor.statistics import StepStatistics, joined, overlaps
+from servanda.rl.monitor.step import Step, metrics_of, of_cells, selection, state_line
+from servanda.rl.monitor.step_pool import StepPool
+from servanda.rl.monitor.step_verdict import StepEvidence
+from servanda.rl.trend.run_chart import chart_of
+from servanda.rl.trend.run_chart import joined as trend_joined
+from servanda.rl.trend.step_scalars import scalars_of
 from servanda.theory.stats.agreement import Agreement
 
 _NOTES = 20  # most notes carried over
@@ -59,9 +58,11 @@ class Monitor:
         seed: seed of the sample.
         stop: whether the action `halt` is executed; otherwise it is reported as `would`.
         bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
+        bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
             are bitwise equal are an error.
+        reference: of good runs, from `servanda contract calibrate`: the steps are also judged by
+            whether the gap has changed.
 
-    Raises:
         ContractError: no such preset or file, or an invalid contract.
         EvidenceError: not a monitor's state file; MeasurementError: it cannot be read.
     """
@@ -77,13 +78,17 @@ class Monitor:
         seed: int = 0,
         stop: bool = False,
         bitwise: bool = False,
+        reference: str | Path | None = None,
     ) -> None:
-        self._contract = RunContract.of(contract, bitwise=bitwise)
+        self._contract = RunContract.of(contract, bitwise=bitwise, reference=reference)
         self._gather = gather or ranks.alone
         self._member = ranks.name_of_member()
         self._dump = None if dump is None else SampleDump(Path(dump), sample, seed)
         self._journal = None if state is None else Journal(Path(state))
-        self._state = RunState() if self._journal is None else self._journal.read()
+        chart = chart_of(self._contract.contract)
+        self._state = RunState(chart=chart)
+        if self._journal is not None:
+            self._state = self._journal.read(chart)
         self._stop = stop
         self._plan: Plan | None = None
         self.notes: tuple[str, ...] = () if self._journal is None else self._journal.notes
@@ -220,6 +225,7 @@ class Monitor:
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts)
+        self._pool = StepPool(plan, state.most)
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
         """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
@@ -243,35 +249,31 @@ class Monitor:
             groups=len(groups),
             agreement=agreement,
         )
-        key = EvidenceKey(
-            contract=self._digest,
-            corpus="",
-            train="external",
-            infer="external",
-            weights=str(batch.weights),
-            grade="declared",
-        )
-        evidence = Evidence(key, plan.digest, {(WORKLOAD, 0): weighed})
+        tokens, offered = weighed.tokens, sum(part.offered for part in parts)
         wrong = [problem for part in parts for problem in part.unsound]
         if copied := objection(plan.contract, agreement):
             wrong.append(copied)
         else:
             self._note(*remarks(plan.contract, agreement))
-        if not weighed.tokens:
+        if not tokens:
             wrong.append("the mask has no trained token")
-
-        offered = sum(part.offered for part in parts)
-        share = [BlindSpot("sample", selection(weighed.sequences, offered))]
-        share = share if offered > weighed.sequences else []
-
-        def verdict_of(intervals: bool = True) -> Verdict:
-            verdict = judge(plan, evidence, intervals=intervals)
-            spots = (*share, *(BlindSpot("slice", text) for text in state.left_out))
-            spots = spots if intervals else ()
-            verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
-            return unsound(verdict, wrong[0]) if wrong else verdict
-
-        verdict = verdict_of(intervals=False)
+        spots = [BlindSpot("slice", text) for text in state.left_out]
+        if offered > weighed.sequences:
+            spots.insert(0, BlindSpot("sample", selection(weighed.sequences, offered)))
+        if not wrong:
+            weighed = self._pool.add(batch.weights, weighed)
+            self._note(*self._pool.notes)
+        why = next(iter(wrong), "")
+        judged = StepEvidence(plan, self._digest, str(batch.weights), weighed, spots, why)
+        verdict = judged.verdict(intervals=False)
+        state.most, pool = self._pool.most, None if wrong else self._pool.close(verdict)
+        if pool is not None and pool.first < batch.weights:
+            judged = replace(judged, steps=f"{pool.first}..{batch.weights}")
+        if state.chart is not None:
+            measured = metrics_of(parts, groups) | of_cells(verdict)
+            values = {} if verdict.outcome == "error" else scalars_of(measured)
+            judged = replace(judged, trend=state.chart.add(batch.weights, values))
+            verdict = trend_joined(verdict, judged.trend)
         names = [cut.name for cut in self._shown]
         sums = self._overlaps(verdict, batch)
         taken = actions.due(plan.contract, verdict, names, sums)
@@ -279,7 +281,7 @@ class Monitor:
         if "halt" in taken.action and state.would is None:
             state.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
-        if weighed.tokens:
+        if tokens:
             newest = state.ends.newest
             if newest is not None and batch.weights < newest.step and not state.resumed:
                 self._note(
@@ -298,7 +300,7 @@ class Monitor:
         else:
             cause = diagnosis.likely(self._shown, [*red], sums, None)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
-        metrics = metrics_of(verdict, parts, groups, state.ends.ratio)
+        metrics = metrics_of(parts, groups, state.ends.ratio) | of_cells(verdict)
         step = Step(
             batch.weights,
             verdict.outcome,
@@ -310,13 +312,14 @@ class Monitor:
             metrics | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
-            verdict_of,
+            judged.verdict,
             lambda: ends.trend(least=1),
+            pool,
         )
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
             _ = step.token_weights  # before the trainer changes its arrays
         self._write(step, batch, rank, groups, taken.sample)
-        if weighed.tokens:
+        if tokens:
             state.contract = self._digest
         elif not state.contract:
             self._plan = None  # a step without tokens does not fix the slices

@@ -41,4 +41,5 @@ def part_of(
         contributions=contributions(batch, psi_of(contract)),
         unsound=soundness.problems(batch),
         agreement=agreement(batch),
+        scalars=own.scalars,
     )

@@ -18,6 +18,7 @@ from servanda.errors import EvidenceError
 from servanda.rl.dumps.slicing import Counts, Labels
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState
+from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 
 Gather = Callable[[Any], Sequence[Any]]
@@ -66,6 +67,7 @@ class Part(RankMessage):
         contributions: see `statistics.contributions`.
         unsound: problems of its data.
         agreement: whether its two columns could have disagreed.
+        scalars: sums that are followed over the run.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -78,6 +80,7 @@ class Part(RankMessage):
     contributions: tuple[float, float, int] = (0.0, 0.0, 0)
     unsound: tuple[str, ...] = ()
     agreement: Agreement = field(default_factory=Agreement)
+    scalars: StepScalars = field(default_factory=StepScalars)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from servanda.rl.monitor import device_batch
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import BatchFields
 from servanda.rl.monitor.device_batch import DeviceBatch
+from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
@@ -40,12 +41,14 @@ class BatchStatistics:
     Args:
         statistics: statistics of each cell of the plan; None if a step does not provide it.
         usable: number of tokens with both logprobs.
+        scalars: sums that are followed over the run.
         drift_B: sum of |log ratio| over the tokens of each sequence with a value, nats;
             known_B: their number.
     """
 
     statistics: tuple[Any, ...]
     usable: int
+    scalars: StepScalars
     drift_B: Array
     known_B: Array
 
@@ -67,7 +70,8 @@ class StepStatistics:
         counts.add(BatchFields(batch), *logp, batch.mask_BT)
         statistics = self._cells.of(counts, error=_rounding(batch))
         by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
-        return BatchStatistics(tuple(statistics), int(counts.count_CK[0].sum()), *by_sequence)
+        scalars = StepScalars.of(counts.count_CK[0], int(counts.lost_C[0]))
+        return BatchStatistics(tuple(statistics), scalars.usable, scalars, *by_sequence)
 
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:

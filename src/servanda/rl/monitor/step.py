@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,12 +15,17 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.judgement.verdict_table import html_of
 from servanda.report.cell_text import worst_promise
+from servanda.report.format import count
 from servanda.rl.dumps.steps import TokenSum, Trend
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA
+from servanda.rl.monitor.step_pool import PooledSteps
+from servanda.rl.trend.step_scalars import PREFIX, StepScalars
 from servanda.traces.serialization import to_plain
 
 Array = NDArray[Any]
+
+CHANGE = "servanda/change"  # the largest statistic of the trend as a multiple of its threshold
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Step:
         metrics: metrics to log; numbers that were not measured are absent.
         cause: likely cause of the violated slices, or the problem of the data; "" if none.
         notes: omitted parts, with the reasons.
+        pool: the steps that the verdict is about, in a run with thin steps; None: this one alone.
     """
 
     weights: int
@@ -51,6 +57,7 @@ class Step:
     notes: tuple[str, ...]
     _verdict: Callable[[], Verdict]
     _trend: Callable[[], Trend | None]
+    pool: PooledSteps | None = None
 
     @cached_property
     def token_weights(self) -> Array:
@@ -87,20 +94,31 @@ class Step:
 
     def __str__(self) -> str:
         needs = self.needs_tokens
-        short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens)}"
+        short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens, self.pool)}"
         return f"{self.verdict}{short}"
+
+    @property
+    def tokens(self) -> int:
+        """Trained tokens of this step."""
+        return int(self.metrics["servanda/observed_tokens"])
 
     def _repr_html_(self) -> str:
         return html_of(self)
 
 
-def too_few(needs: int, tokens: int) -> str:
+def too_few(needs: int, tokens: int, pool: PooledSteps | None = None) -> str:
     """The sentence about an inconclusive step's missing tokens.
 
     >>> too_few(288, 192)
     'a step needs about 288 tokens to be decided, and this one has 192'
     """
-    return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
+    if pool is None:
+        return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
+    more = "" if pool.after is None else f"; the next window has up to {count(pool.after, 'step')}"
+    return (
+        f"about {needs:,} tokens decide, and {count(pool.steps, 'step')} from step {pool.first} on "
+        f"have {tokens:,}, of at most {count(pool.most, 'step')}{more}"
+    )
 
 
 def selection(judged: int, offered: int) -> str:
@@ -133,9 +151,10 @@ def state_line(step: Step, at: float) -> dict[str, Any]:
             "masked": step.masked,
             "cause": step.cause,
             "notes": step.notes,
-            "tokens": verdict.tokens,
+            "tokens": step.tokens,
             "needs_tokens": step.needs_tokens,
             "sequences": verdict.sequences,
+            "pool": None if step.pool is None else asdict(step.pool),
             "cells": [_cell(c) for c in verdict.cells if c.outcome != "not applicable"],
             "metrics": dict(step.metrics),
         }
@@ -162,7 +181,7 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
     }
 
 
-def _of_cells(verdict: Verdict) -> dict[str, float]:
+def of_cells(verdict: Verdict) -> dict[str, float]:
     """The metrics of a verdict: each clause on the whole, and on its worst slice."""
     red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
     metrics = {
@@ -170,6 +189,8 @@ def _of_cells(verdict: Verdict) -> dict[str, float]:
         "servanda/violated_cells": float(len(red)),
     }
     for cell in verdict.cells:
+        if cell.section == "trend" and cell.value is not None:
+            metrics[CHANGE] = max(cell.value, metrics.get(CHANGE, 0.0))
         if cell.section != "statistical" or cell.value is None:
             continue
         name = f"servanda/{cell.clause}"
@@ -182,10 +203,7 @@ def _of_cells(verdict: Verdict) -> dict[str, float]:
 
 
 def metrics_of(
-    verdict: Verdict,
-    parts: Sequence[Part],
-    groups: Mapping[str, TokenSum],
-    ratio: float | None,
+    parts: Sequence[Part], groups: Mapping[str, TokenSum], ratio: float | None = None
 ) -> dict[str, float]:
     """The metrics to log, only measured ones."""
     tokens, usable = (sum(getattr(p, name) for p in parts) for name in ("tokens", "usable"))
@@ -215,4 +233,5 @@ def metrics_of(
             metrics[f"servanda/contribution/{sign}"] = mean
     if ratio is not None:
         metrics["servanda/trend"] = ratio
-    return {**metrics, **_of_cells(verdict)}
+    scalars = sum((part.scalars for part in parts), StepScalars()).values
+    return {**{f"{PREFIX}{name}": value for name, value in scalars.items()}, **metrics}
