@@ -1,4 +1,4 @@
-# The verdict on a step; undecided slices are judged on the last few steps together.
+# The verdict on a step; what it does not decide is judged on the last few steps together.
 #
 # Both `check DIR` and `watch` judge steps by this rule.  A dump is one attempt of its contract, and
 # its whole and all its steps together share the alpha of that attempt (`WHOLE_PART`).  Of the part
@@ -84,7 +84,7 @@ class Window:
     """The last steps of a run.
 
     Args:
-        size: number of steps that a slice is judged on together.
+        size: number of steps that a slice, or a thin step, is judged on together.
     """
 
     def __init__(self, size: int) -> None:
@@ -103,7 +103,7 @@ class Window:
         *,
         intervals: bool = True,
     ) -> StepVerdict:
-        """Judge the number-th step, from 1: alone, and its slices with earlier steps.
+        """Judge the number-th step, from 1: alone, and what is undecided with earlier steps.
 
         Args:
             trained: statistics of the trained tokens; drawn: including removed tokens, None if none
@@ -135,17 +135,18 @@ class Window:
         both = None if drawn is None else drawn.rounds[WORKLOAD, 0]
         self._parts = [*others, _Part(step, sums, both, atoms)][-self.size :]
         decided = ("holds", "violated", "not applicable")
-        if all(c.slice == WHOLE or c.outcome in decided for c in alone.cells):
+        if all(c.outcome in decided for c in alone.cells):
             return StepVerdict(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
         joint = verdict(*self._together(trained))
         full = len(self._parts) == self.size
         cells = tuple(
             _chosen(own, other, full) for own, other in zip(alone.cells, joint.cells, strict=True)
         )
+        needs = joint.needs_tokens if len(self._parts) > 1 else alone.needs_tokens
         pairs = zip(cells, alone.cells, strict=True)
         first = self._parts[0].step
         together = {c.slice: first for c, own in pairs if c is not own}
-        return StepVerdict(cells, together, self._atoms(), (), alone.needs_tokens)
+        return StepVerdict(cells, together, self._atoms(), (), needs)
 
     def _together(self, trained: Evidence) -> tuple[Evidence, Evidence | None]:
         """The evidence of all steps of the window, and the same including removed tokens."""
@@ -169,10 +170,10 @@ class Window:
 def _chosen(own: CellVerdict, joint: CellVerdict, full: bool) -> CellVerdict:
     """The cell of the step alone, or of the window if that decides its slice."""
     # a violation on the step alone, or before the filter, is not undone by earlier steps
-    if own.slice == WHOLE or own.outcome in ("holds", "violated"):
+    if own.outcome in ("holds", "violated"):
         return own
     if own.note.startswith(ONLY_FILTERED):
         return own
-    if joint.outcome == "inconclusive" and not full:
+    if joint.outcome == "inconclusive" and not full and own.slice != WHOLE:
         return joint.but(outcome="not applicable", note="too few steps yet")
     return joint

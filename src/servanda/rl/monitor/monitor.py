@@ -13,7 +13,6 @@ from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
 from servanda.judgement.bitwise import objection, remarks
 from servanda.judgement.clauses.token_counts import is_answered
-from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Verdict
@@ -30,14 +29,12 @@ from servanda.rl.monitor.part import part_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
-from servanda.rl.monitor.statistics import StepStatistics, joined, overlaps
+from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, of_cells, selection, state_line
 from servanda.rl.monitor.step_pool import StepPool
-from servanda.rl.monitor.step_verdict import StepEvidence
-from servanda.rl.trend.run_chart import chart_of
-from servanda.rl.trend.run_chart import joined as trend_joined
+from servanda.rl.monitor.step_verdict import StepEvidence, weighed_of
+from servanda.rl.trend.run_chart import TREND, changed, chart_of, joined
 from servanda.rl.trend.step_scalars import scalars_of
-from servanda.theory.stats.agreement import Agreement
 
 _NOTES = 20  # most notes carried over
 
@@ -239,22 +236,13 @@ class Monitor:
         plan, state = self._plan, self._state
         assert plan is not None
         groups = ranks.groups_of(parts)
-        agreement = sum((part.agreement for part in parts), Agreement())
-        # one closed round, the scope of a step's verdict
-        weighed = Weighed(
-            joined(plan.cells, [part.statistics for part in parts]),
-            ((),) * len(plan.cells),  # a step has no noise floor
-            sequences=sum(part.sequences for part in parts),
-            tokens=sum(part.tokens for part in parts),
-            groups=len(groups),
-            agreement=agreement,
-        )
+        weighed = weighed_of(plan, parts, len(groups))
         tokens, offered = weighed.tokens, sum(part.offered for part in parts)
         wrong = [problem for part in parts for problem in part.unsound]
-        if copied := objection(plan.contract, agreement):
+        if copied := objection(plan.contract, weighed.agreement):
             wrong.append(copied)
         else:
-            self._note(*remarks(plan.contract, agreement))
+            self._note(*remarks(plan.contract, weighed.agreement))
         if not tokens:
             wrong.append("the mask has no trained token")
         spots = [BlindSpot("slice", text) for text in state.left_out]
@@ -273,7 +261,7 @@ class Monitor:
             measured = metrics_of(parts, groups) | of_cells(verdict)
             values = {} if verdict.outcome == "error" else scalars_of(measured)
             judged = replace(judged, trend=state.chart.add(batch.weights, values))
-            verdict = trend_joined(verdict, judged.trend)
+            verdict = joined(verdict, judged.trend)
         names = [cut.name for cut in self._shown]
         sums = self._overlaps(verdict, batch)
         taken = actions.due(plan.contract, verdict, names, sums)
@@ -292,13 +280,15 @@ class Monitor:
             state.add(batch.weights, groups)
         ends = state.ends.copied()
         red = dict.fromkeys(
-            c.slice for c in verdict.cells if c.enforced and c.outcome == "violated"
+            c.slice
+            for c in verdict.cells
+            if c.enforced and c.outcome == "violated" and c.section != TREND
         )
         if verdict.outcome == "error":
             failed = (c for c in verdict.cells if c.enforced and c.outcome == "error")
             cause = wrong[0] if wrong else next((c.note for c in failed), "")
         else:
-            cause = diagnosis.likely(self._shown, [*red], sums, None)
+            cause = diagnosis.likely(self._shown, [*red], sums, None) or changed(verdict.cells)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         metrics = metrics_of(parts, groups, state.ends.ratio) | of_cells(verdict)
         step = Step(

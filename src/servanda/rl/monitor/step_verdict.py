@@ -11,7 +11,22 @@ from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, unsound
 from servanda.rl.dumps.preset import WORKLOAD
+from servanda.rl.monitor import statistics
+from servanda.rl.monitor.ranks import Part
 from servanda.rl.trend.run_chart import joined
+from servanda.theory.stats.agreement import Agreement
+
+
+def weighed_of(plan: Plan, parts: Sequence[Part], groups: int) -> Weighed:
+    """The statistics of all ranks as one closed round, the scope of a step's verdict."""
+    return Weighed(
+        statistics.joined(plan.cells, [part.statistics for part in parts]),
+        ((),) * len(plan.cells),  # a step has no noise floor
+        sequences=sum(part.sequences for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        groups=groups,
+        agreement=sum((part.agreement for part in parts), Agreement()),
+    )
 
 
 @dataclass(frozen=True)

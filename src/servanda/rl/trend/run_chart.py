@@ -153,6 +153,18 @@ def chart_of(contract: Contract) -> RunChart | None:
     return RunChart(read_reference(Path(clause.reference), clause.digest), clause)
 
 
+def chart_for(reference: Path | None, contract: Contract | None) -> RunChart | None:
+    """The chart of a followed run: against a given reference, or that of its contract.
+
+    Raises:
+        ContractError: the reference cannot be read, or is another one.
+    """
+    if reference is not None:
+        clause = (contract.trend if contract is not None else None) or ANY
+        return RunChart(read_reference(reference), clause)
+    return chart_of(contract) if contract is not None else None
+
+
 def with_reference(contract: Contract, reference: str | Path | None) -> Contract:
     """A contract whose trend is held to a reference, which then counts in its digest.
 
@@ -174,15 +186,22 @@ def with_reference(contract: Contract, reference: str | Path | None) -> Contract
     return contract.model_copy(update={"trend": clause})
 
 
+def changed(cells: Sequence[CellVerdict]) -> str:
+    """The sentence about a change; "" without one."""
+    red = [c for c in cells if c.section == TREND and c.outcome == "violated"]
+    if not red:
+        return ""
+    worst_of = max(red, key=lambda cell: cell.value or 0.0)
+    return f"the gap has changed: {worst_of.metric} is {worst_of.note.partition(',')[0]}"
+
+
 def joined(verdict: Verdict, cells: Sequence[CellVerdict]) -> Verdict:
     """A verdict on a step with the cells of its trend."""
-    if not cells:
-        return verdict
-    asked: list[Outcome] = [
-        c.outcome for c in cells if c.enforced and c.outcome != "not applicable"
-    ]
-    return replace(
-        verdict,
-        cells=(*verdict.cells, *cells),
-        outcome=worst([verdict.outcome, *asked]),
-    )
+    outcome = joined_outcome(verdict.outcome, cells)
+    return replace(verdict, cells=(*verdict.cells, *cells), outcome=outcome)
+
+
+def joined_outcome(outcome: Outcome, cells: Sequence[CellVerdict]) -> Outcome:
+    """The outcome of a step with the cells of its trend."""
+    asked = (c for c in cells if c.enforced and c.outcome != "not applicable")
+    return worst([outcome, *(cell.outcome for cell in asked)])

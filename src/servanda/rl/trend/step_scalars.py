@@ -21,7 +21,7 @@ PREFIX = "servanda/"  # of the metrics of a step
 COVERAGE, K3 = "coverage", "k3_nats"
 MEAN, P99 = "abs_log_ratio_nats", "abs_log_ratio_p99_nats"
 _TAIL = 0.99
-_PER_OCTAVE = 16  # magnitudes of |log ratio| that a quantile tells apart, per factor of 2
+_PER_OCTAVE = 16  # magnitudes of |log ratio| per factor of 2, which is their resolution
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StepScalars:
     Args:
         usable, lost: trained tokens with and without a log ratio.
         k3, drift: sums of k3 and of |log ratio|, nats; inf with a token without mass.
-        magnitudes: |log ratio| on a scale of 1/16 octave -> tokens.
+        magnitudes: index of a magnitude of |log ratio| -> tokens; 0 is equality.
     """
 
     usable: int = 0
@@ -77,12 +77,12 @@ class StepScalars:
         return values
 
     def _quantile(self, share: float) -> float:
-        """A quantile of |log ratio|, nats: the upper end of its sixteenth of an octave."""
+        """A quantile of |log ratio|, nats: the upper end of its magnitude."""
         below, need = 0, math.ceil(share * self.usable)
         for magnitude, n in sorted(self.magnitudes.items()):
             below += n
             if below >= need:
-                return SMALLEST * 2.0 ** (magnitude / _PER_OCTAVE) if magnitude else 0.0
+                return _upper_end(magnitude)
         raise AssertionError("counts and tokens differ")
 
 
@@ -94,7 +94,13 @@ def _bins() -> tuple[Array, Array]:
     ratio_K[ZERO] = 0.0
     step = 2**SIGNIFICAND_BITS // _PER_OCTAVE
     apart_K = np.abs(np.arange(len(ratio_K)) - ZERO)
-    return ratio_K, -(-apart_K // step)
+    return ratio_K, np.where(apart_K > 0, 1 - (1 - apart_K) // step, 0)
+
+
+def _upper_end(magnitude: int) -> float:
+    """The largest |log ratio| of a magnitude, nats: within an octave they are equally wide."""
+    octave, part = divmod(magnitude - 1, _PER_OCTAVE)
+    return SMALLEST * 2.0**octave * (1 + part / _PER_OCTAVE) if magnitude else 0.0
 
 
 def scalars_of(metrics: Mapping[str, object]) -> dict[str, float]:

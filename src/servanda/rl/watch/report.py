@@ -23,7 +23,10 @@ def step_line(step: WatchedStep) -> str:
     if step.trend is not None:
         parts.append(f"trend x{step.trend.ratio:.2f}")
     if step.outcome == "inconclusive" and step.needs_tokens is not None:
-        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {step.tokens:,}")
+        has = step.tokens if step.pool is None else step.pool.tokens
+        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {has:,}")
+        if step.pool is not None:
+            parts.append(f"in {step.pool.steps} of at most {count(step.pool.most, 'step')}")
     if step.again:
         parts.append("written again")
     return "  ".join(part for part in parts if part).rstrip()

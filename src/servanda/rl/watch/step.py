@@ -11,6 +11,7 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import Trend
+from servanda.rl.monitor.step_pool import PooledSteps
 
 COVERAGE = ("usable_ratio", "rescored_ratio")  # validity checks for logprob coverage
 
@@ -30,6 +31,7 @@ class WatchedStep:
         again: whether this step was judged before and has changed since.
         together: slice -> first of the steps that it is judged on.
         needs_tokens: approximate number of tokens for a decision, if undecided.
+        pool: the steps that a monitor's verdict is about; None: this one alone.
     """
 
     step: int
@@ -46,6 +48,7 @@ class WatchedStep:
     again: bool = False
     together: Mapping[str, int] = field(default_factory=dict)
     needs_tokens: int | None = None
+    pool: PooledSteps | None = None
 
     @property
     def enforced(self) -> tuple[CellVerdict, ...]:
@@ -53,7 +56,7 @@ class WatchedStep:
 
     def place(self, name: str) -> str:
         """The display name of a slice, with the steps that are judged together."""
-        first = self.together.get(name, self.step)
+        first = self.together.get(name, self.step if self.pool is None else self.pool.first)
         steps = f" (steps {first} to {self.step})" if first < self.step else ""
         return f"{format.place(name)}{steps}"
 
