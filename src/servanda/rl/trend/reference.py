@@ -128,7 +128,7 @@ class Reference:
 
     @property
     def digest(self) -> str:
-        return digest_of(self._plain())
+        return digest_of(self.to_plain())
 
     @property
     def promise(self) -> str:
@@ -150,14 +150,15 @@ class Reference:
         Raises:
             MeasurementError: it cannot be written.
         """
-        data = {**self._plain(), "digest": self.digest}
+        data = {**self.to_plain(), "digest": self.digest}
         used = MeasurementError.of_system(
             f"{path} cannot be written", hint="name another --save-reference"
         )
         with used, whole(path) as part:
             part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
-    def _plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
+        """The content of the file, except its digest."""
         of = self.detector
         return {
             "servanda": _KIND,
