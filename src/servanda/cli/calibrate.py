@@ -77,7 +77,7 @@ _BINDS = {
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="Of good training runs: follow NAME, such as k3_nats.  [default: those that every run has]",
+    help="Of good training runs: follow NAME, such as k3_nats.  [default: those of every run]",
 )
 @shared("--unsafe-pickles", "--force", "--format", "--no-code")
 def calibrate(
@@ -119,7 +119,8 @@ def calibrate(
         )
     if len(runs) > 1 or save_reference is not None or metrics:
         raise click.UsageError(
-            f"{measured[0]} is a run directory: give it alone, without --save-reference and --metric"
+            f"{measured[0]} is a run directory: give it alone; --save-reference and --metric are "
+            "for training runs"
         )
     verdict = read(run_dir)
     with reread(run_dir, verdict, contract) as run:

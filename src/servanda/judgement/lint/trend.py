@@ -20,6 +20,11 @@ def trend(contract: Contract) -> Iterator[Finding]:
         message = "trend is judged over the steps of a trainer, and servanda runs these kernels"
         hint = "write engine: external for both kernels, or leave trend out"
         yield Finding(("trend",), message, hint, key=True)
+    for i, rule in enumerate(contract.escalation):
+        masks = "trend" in (rule.when.get("clause"), rule.when.get("section")) and "mask" in rule.do
+        if masks:
+            message = "trend is about all tokens of a step, and mask leaves out a slice"
+            yield Finding(("escalation", i, "do"), message, "write halt, correct or {page: oncall}")
     for _, place, other in contract.clauses():
         if other.id == "trend":
             yield Finding((*place, "id"), "trend is the name of the contract's trend", "rename it")

@@ -184,7 +184,7 @@ class DumpSource:
             statistics.sequences,
             why=judged.errors[0] if judged.errors else "",
             cause=(likely if red else "") or changed(cells),
-            trend=self._trend,
+            trend=None if self._chart is not None else self._trend,
             staleness=statistics.largest_staleness if aged else None,
             actions=actions_of(contract.contract, cells),
             command=command,

@@ -153,7 +153,7 @@ class MonitorSource:
             line.sequences,
             why=line.cause or "the monitor gave no cause" if line.outcome == "error" else "",
             cause=cause,
-            trend=self._ends.trend(),
+            trend=None if self._chart is not None else self._ends.trend(),
             staleness=_number(line.metrics.get("servanda/staleness/max")),
             actions=tuple(dict.fromkeys((*line.action, *line.would))),
             again=again,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from servanda.report.cell_text import GLYPH
 from servanda.report.format import count, line
+from servanda.rl.trend.run_chart import TREND
 from servanda.rl.watch.step import WatchedStep
-from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, WatchState, number
+from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, WatchState, number, trend_words
 
 _MARK = {"error": "✗", "warning": "!", "info": "✓"}
 
@@ -17,7 +18,12 @@ def step_line(step: WatchedStep) -> str:
     if step.outcome == "error":
         parts.append(line(step.why))
     elif worst is not None:
-        parts.append(f"{worst.clause}, {line(step.place(worst.slice))}: {number(worst)}")
+        place = line(step.place(worst.slice))
+        parts.append(
+            trend_words(worst)
+            if worst.section == TREND
+            else f"{worst.clause}, {place}: {number(worst)}"
+        )
     else:
         parts.append("no trained token")
     if step.trend is not None:
