@@ -220,7 +220,7 @@ def _change(answer: DumpVerdict, chart: RunChart) -> Iterator[str]:
         if cell.section != TREND:
             continue
         glyph = GLYPH[cell.outcome] if cell.enforced else "!"
-        name = f"change of {cell.metric} against {count(chart.reference.detector.runs, 'good run')}"
+        name = f"change of {cell.metric}"
         lost = f"   missing at {count(cell.missing, 'step')}" if cell.missing else ""
         since = step_of(cell)
         tail = f"   from step {since} on" if since else ""
@@ -243,8 +243,8 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
             int(step_of(c) or 0) for c in verdict.cells if c.section == TREND and is_step(c)
         )
         yield (
-            f"VIOLATED: the gap has changed since step {since}. It is within its limits: the run "
-            "is not harmed yet, and something has broken."
+            f"VIOLATED: the gap has changed since step {since} against the good runs. It is still "
+            "within its limits."
         )
     elif verdict.outcome == "violated" and _at_steps(answer):
         red = [row.step for row in _rows(answer) if row.outcome == "violated"]

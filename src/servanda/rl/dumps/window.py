@@ -13,13 +13,15 @@ from functools import reduce
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict, judge, unsound
 from servanda.rl.dumps.diagnosis import Atoms
 from servanda.rl.dumps.filters import ONLY_FILTERED, bracketed
-from servanda.rl.dumps.preset import WORKLOAD
+from servanda.rl.dumps.preset import AMPLE, WORKLOAD
 from servanda.rl.dumps.statistics import added
+from servanda.theory.stats.interval import units_at_best
 
 WHOLE_PART = 1 / 2  # share of a dump's alpha for violations of the whole; the steps have the rest
 _PARTS = 20  # a slice with this fraction (1/n) of the tokens should be decidable
@@ -42,6 +44,16 @@ def window_of(needed: int, steps: int, trained: int) -> int:
         needed: tokens that a slice needs; trained: trained tokens of the first `steps` steps.
     """
     return min(max(math.ceil(_PARTS * needed * steps / max(trained, 1)), 1), MOST_STEPS)
+
+
+def tokens_to_decide(plan: Plan) -> int:
+    """The tokens with which a good pair decides every enforced mean on the whole; 0 without one."""
+    needs = [
+        units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best) or 0
+        for cell in plan.cells
+        if isinstance(cell.kind, Certificate) and cell.cut.name == WHOLE and cell.clause.enforced
+    ]
+    return AMPLE * max(needs, default=0)
 
 
 @dataclass(frozen=True)
@@ -135,14 +147,17 @@ class Window:
         both = None if drawn is None else drawn.rounds[WORKLOAD, 0]
         self._parts = [*others, _Part(step, sums, both, atoms)][-self.size :]
         decided = ("holds", "violated", "not applicable")
-        if all(c.outcome in decided for c in alone.cells):
+        # a whole that a step of a good pair would decide is judged on the step alone
+        thin = sums.tokens < tokens_to_decide(plan)
+        if all((c.slice == WHOLE and not thin) or c.outcome in decided for c in alone.cells):
             return StepVerdict(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
         joint = verdict(*self._together(trained))
         full = len(self._parts) == self.size
         cells = tuple(
-            _chosen(own, other, full) for own, other in zip(alone.cells, joint.cells, strict=True)
+            own if own.slice == WHOLE and not thin else _chosen(own, other, full)
+            for own, other in zip(alone.cells, joint.cells, strict=True)
         )
-        needs = joint.needs_tokens if len(self._parts) > 1 else alone.needs_tokens
+        needs = joint.needs_tokens if thin else alone.needs_tokens
         pairs = zip(cells, alone.cells, strict=True)
         first = self._parts[0].step
         together = {c.slice: first for c, own in pairs if c is not own}

@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from servanda.contract.clause import WHOLE
-from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict
-from servanda.rl.dumps.preset import AMPLE
 from servanda.rl.dumps.statistics import added
-from servanda.theory.stats.interval import units_at_best
+from servanda.rl.dumps.window import tokens_to_decide
 
 _GROWTH = 4  # most that one undecided window lengthens the next
 
@@ -35,16 +32,6 @@ class PooledSteps:
     most: int
     tokens: int
     after: int | None = None
-
-
-def tokens_to_decide(plan: Plan) -> int:
-    """The tokens with which a good pair decides every enforced mean on the whole; 0 without one."""
-    needs = [
-        units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best) or 0
-        for cell in plan.cells
-        if isinstance(cell.kind, Certificate) and cell.cut.name == WHOLE and cell.clause.enforced
-    ]
-    return AMPLE * max(needs, default=0)
 
 
 @dataclass

@@ -1,1 +1,0 @@
-# Change against good runs: how often healthy runs are called changed, measured on short real runs.

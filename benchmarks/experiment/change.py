@@ -1,0 +1,37 @@
+# The change of a run against the healthy runs of other seeds, as the monitor judges it.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.experiment.record import Run
+from servanda.rl.trend.reference import GoodRun, Reference
+from servanda.rl.trend.run_chart import RunChart
+from servanda.rl.trend.step_scalars import K3, P99
+
+ALPHA = 0.05  # as `servanda contract calibrate` has it
+_COLUMNS = {K3: "k3", P99: "abs_d_p99"}
+
+
+def good_run(run: Run) -> GoodRun:
+    """A run as the state of its monitor would have it; every token has both logprobs."""
+    columns = [run.steps[name] for name in _COLUMNS.values()]
+    rows = zip(run.steps["step"], *columns, strict=True)
+    steps = tuple((step, dict(zip(_COLUMNS, own, strict=True))) for step, *own in rows)
+    return GoodRun(run.name, run.name, steps, tuple(run.steps["tokens"]))
+
+
+def reference_for(run: Run, healthy: Sequence[Run]) -> Reference:
+    """The reference of a run: the healthy runs of all other seeds."""
+    others = [one for one in healthy if one.settings["seed"] != run.settings["seed"]]
+    return Reference.of([good_run(one) for one in others], ALPHA)
+
+
+def changed(run: Run, healthy: Sequence[Run]) -> list[int]:
+    """The steps at which a run is called changed."""
+    chart = RunChart(reference_for(run, healthy))
+    return [
+        step
+        for step, values in good_run(run).steps
+        if any(cell.outcome == "violated" for cell in chart.add(step, values))
+    ]
