@@ -106,7 +106,7 @@ GUARDS: Mapping[str, Guarding] = {
     ),
     "change": Guarding(
         "servanda change",
-        "k3 or p99 |d| has changed",
+        "mean k3 has changed",
         "the trend clause: a CUSUM against the healthy runs of all other seeds, from "
         "`servanda contract calibrate`",
         "none",

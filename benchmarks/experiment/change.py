@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from benchmarks.experiment.record import Run
 from servanda.rl.trend.reference import GoodRun, Reference
 from servanda.rl.trend.run_chart import RunChart
-from servanda.rl.trend.step_scalars import K3, P99
+from servanda.rl.trend.step_scalars import K3
 
 ALPHA = 0.05  # as `servanda contract calibrate` has it
-_COLUMNS = {K3: "k3", P99: "abs_d_p99"}
 
 
 def good_run(run: Run) -> GoodRun:
     """A run as the state of its monitor would have it; every token has both logprobs."""
-    columns = [run.steps[name] for name in _COLUMNS.values()]
-    rows = zip(run.steps["step"], *columns, strict=True)
-    steps = tuple((step, dict(zip(_COLUMNS, own, strict=True))) for step, *own in rows)
+    steps = tuple((s, {K3: k3}) for s, k3 in zip(run.steps["step"], run.steps["k3"], strict=True))
     return GoodRun(run.name, run.name, steps, tuple(run.steps["tokens"]))
 
 
