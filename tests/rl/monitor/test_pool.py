@@ -34,7 +34,7 @@ def test_a_run_of_thin_steps_is_decided_again_and_again():
 def test_an_undecided_window_says_what_it_has_and_needs():
     first = observed(Monitor("trl"), np.random.default_rng(0), range(1))[0]
     assert first.outcome == "inconclusive"
-    assert f"tokens decide, and 1 step from step 0 on have {first.tokens}" in str(first)
+    assert f"tokens decide, and this step has {first.tokens}; up to" in str(first)
     assert first.needs_tokens > first.tokens
 
 

@@ -140,7 +140,7 @@ _CONTRACT: Fields = {
     "statistical": With("numerical", ""),
     "runtime": Part(""),
     "observability": Part(""),
-    "trend": Part("one more question is asked", none="tightened"),
+    "trend": Part("whether the gap has changed is one more question"),
     "escalation": Items(
         "the actions that follow from a verdict", "rule", says="by `when`; added, removed"
     ),

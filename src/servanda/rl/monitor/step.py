@@ -115,9 +115,11 @@ def too_few(needs: int, tokens: int, pool: PooledSteps | None = None) -> str:
     if pool is None:
         return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
     more = "" if pool.after is None else f"; the next window has up to {count(pool.after, 'step')}"
+    several = pool.steps > 1
+    of = f"{pool.steps} steps from step {pool.first} on have" if several else "this step has"
     return (
-        f"about {needs:,} tokens decide, and {count(pool.steps, 'step')} from step {pool.first} on "
-        f"have {tokens:,}, of at most {count(pool.most, 'step')}{more}"
+        f"about {needs:,} tokens decide, and {of} {tokens:,}; up to {count(pool.most, 'step')} "
+        f"are judged together{more}"
     )
 
 

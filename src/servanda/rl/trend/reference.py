@@ -136,8 +136,8 @@ class Reference:
         of, bound = self.detector, self.detector.false_alarms
         if bound is None:
             return (
-                "one good run shows no spread between runs: the false-alarm rate is an estimate, "
-                f"{100 * self.alpha:g} % per {of.steps} steps if steps are independent"
+                "one good run shows no spread between runs: nothing is promised, and only if steps "
+                f"are independent a healthy run is called changed with probability {self.alpha:g}"
             )
         return (
             f"a healthy run like these {of.runs} is called changed within {of.steps} steps with "
