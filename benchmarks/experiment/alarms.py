@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.experiment.change import changed
+from benchmarks.experiment.change import changed, is_long_enough
 from benchmarks.experiment.guards import FIELD, trend_fires
 from benchmarks.experiment.record import Run
 from servanda.engines.faults import FAULTS
@@ -218,9 +218,9 @@ def chosen(runs: Sequence[Run], case: str, arm: str) -> list[Run]:
 def _against(guard: Guarding, name: str, runs: Sequence[Run]) -> Guarding:
     """The check of a change, with its healthy runs; other checks need none."""
     healthy = chosen(runs, HEALTHY, "none")
-    if name != "change" or len(healthy) < 2:
+    if name != "change" or not is_long_enough(healthy):
         return guard
-    return replace(guard, fires=lambda run: changed(run, healthy))
+    return replace(guard, fires=lambda run: changed(run, healthy) if "k3" in run.steps else None)
 
 
 # check -> case -> how it fires; None where no run has its statistic
