@@ -107,17 +107,17 @@ def calibrate(
     refuse_place(save, force)
     refuse_place(save_reference, force)
     measured = [run for run in runs if any(run.glob(f"{ATTEMPT}*"))]
-    if not measured and (save_reference or len(runs) > 1 or not _is_folder_or_none(runs[0])):
+    run_dir, several = runs[0], len(runs) > 1
+    if not measured and (save_reference or several or not _is_folder_or_none(run_dir)):
         calibrate_trend(runs, metrics, save_reference, format_, unsafe_pickles=unsafe_pickles)
         return
-    run_dir = runs[0]
     if not measured:
         raise EvidenceError(
             f"{run_dir} is no run directory",
             hint="`servanda check CONTRACT --run-dir RUN_DIR` measures one; of a trainer's good "
             "run: --save-reference FILE",
         )
-    if len(runs) > 1 or save_reference is not None or metrics:
+    if several or save_reference is not None or metrics:
         raise click.UsageError(
             f"{measured[0]} is a run directory: give it alone; --save-reference and --metric are "
             "for training runs"
