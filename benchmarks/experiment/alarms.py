@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from benchmarks.experiment.change import changed, is_long_enough
 from benchmarks.experiment.guards import FIELD, trend_fires
 from benchmarks.experiment.record import Run
 from servanda.engines.faults import FAULTS
@@ -19,7 +20,7 @@ HEALTHY_ADAPTER = "healthy bfloat16_lora"
 ENGINES = {"adapter_ignored": "bfloat16_lora"}  # of a fault that needs another than bfloat16
 BEFORE = -1  # the step of a preflight test, which comes before the first
 NEVER = "-"
-OURS = ("trend", "monitor", "drill")
+OURS = ("trend", "change", "monitor", "drill")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ GUARDS: Mapping[str, Guarding] = {
         "mean of the last five steps over that of the first five, as in `servanda check DUMP`",
         "none",
         _trend,
+    ),
+    "change": Guarding(
+        "servanda change",
+        "mean k3 has changed",
+        "the trend clause: a CUSUM against the healthy runs of all other seeds, from "
+        "`servanda contract calibrate`",
+        "none",
+        lambda _: None,  # needs the healthy runs, see `_against`
     ),
     "monitor": Guarding(
         "servanda monitor",
@@ -206,6 +215,14 @@ def chosen(runs: Sequence[Run], case: str, arm: str) -> list[Run]:
     return sorted(found, key=lambda run: run.settings["seed"])
 
 
+def _against(guard: Guarding, name: str, runs: Sequence[Run]) -> Guarding:
+    """The check of a change, with its healthy runs; other checks need none."""
+    healthy = chosen(runs, HEALTHY, "none")
+    if name != "change" or not is_long_enough(healthy):
+        return guard
+    return replace(guard, fires=lambda run: changed(run, healthy) if "k3" in run.steps else None)
+
+
 # check -> case -> how it fires; None where no run has its statistic
 Firings = Mapping[str, Mapping[str, Firing | None]]
 
@@ -216,12 +233,13 @@ def firings(runs: Sequence[Run]) -> Firings:
     A check whose statistic is on no record is left out.
     """
     cases = [case for case in cases_of(runs) if case != HEALTHY_ADAPTER]
+    guards = {name: _against(guard, name, runs) for name, guard in GUARDS.items()}
     of = {case: (case, HEALTHY_ADAPTER) if case == HEALTHY else (case,) for case in cases}
     told = {
         name: {
             case: firing(guard, [run for one in of[case] for run in chosen(runs, one, guard.arm)])
             for case in cases
         }
-        for name, guard in GUARDS.items()
+        for name, guard in guards.items()
     }
     return {name: row for name, row in told.items() if any(row.values())}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.experiment import answers, bias, pilot, sections, summary
 from benchmarks.experiment.alarms import HEALTHY, Firings, cases_of, chosen
+from benchmarks.experiment.change import reference_for
 from benchmarks.experiment.drills import Drilled
 from benchmarks.experiment.pictures import ARMS, Point, called
 from benchmarks.experiment.record import Run
@@ -73,7 +74,7 @@ use the largest rate at which the healthy policy ends at {learnt} or better with
 ## Which check fires, and when
 
 The threshold checks below are documented, asserted or shipped by other projects, with these
-thresholds. Servanda's own three checks are in bold. All of them read the same uncorrected runs,
+thresholds. Servanda's own checks are in bold. All of them read the same uncorrected runs,
 except the preflight test, which runs before a run starts. In the rules, p is the trainer's
 probability of a sampled token, q the engine's, and d = log p − log q.
 
@@ -89,6 +90,12 @@ A number of the table is the first training step at which a check fires, as a ra
 {sharp}
 
 {slower}
+
+**servanda change** asks another question than the limits: whether the gap has changed, harmful or
+not. Its reference is the healthy bfloat16 runs of the other seeds, without their first step. The
+promise: {promise}.
+The engine with 4 bits is another set-up: it needs a reference of its own, and is called changed
+against this one.
 
 Other projects chose these thresholds on models of 8 B parameters and more; here the model has
 2.6 M. Six of the cases were run once, and the first step of one seed says nothing about the
@@ -239,6 +246,7 @@ def page(
         noticed=sections.noticed(fired),
         sharp=sections.sharp(fired),
         slower=answers.slower(runs, fired),
+        promise=reference_for(first, chosen(runs, HEALTHY, "none")).promise,
         monitor=answers.monitor_table(runs),
         start=sections.equal_at_start(runs),
         tokens=drills[0].tokens,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.field.rows import bug, known, servanda
-from tests.field.worlds import NOISE, draw, run
+from tests.field.worlds import NOISE, draw, reference, run
 
 DATA = "Meaning of the data"
 SIZE, WIDTH = 24, 96
@@ -205,17 +205,21 @@ def fp8_drifts(folder, broken):
     "vllm-project/vime#64",
     what="through SGLang the difference grows from .011 to .036 in 30 steps; through vLLM it "
     "is flat",
-    command="servanda check DIR",
-    state="in part",
-    exit=0,
-    says="it has doubled",
-    missing="below the limit a trend is shown and does not decide",
+    command="servanda check DIR --reference good.reference.json",
+    state="caught",
+    exit=1,
+    says="the gap has changed since step 4",
 )
 def threefold(folder, broken):
-    def how(step):
-        return draw(65, step, size=12, noise=NOISE * (1 + broken * 2.3 * (step - 1) / 29))
+    steps = range(1, 31)
 
-    return checked(folder, how, range(1, 31))
+    def how(step):
+        rises = broken * 2.3 * (step - 1) / 29
+        return draw(65, step, size=12, width=32, noise=NOISE * (1 + rises))
+
+    good = reference(folder, lambda seed, step: draw(seed, step, size=12, width=32), steps)
+    dump = run(folder / "dump", how, steps)
+    return servanda("check", dump, "--reference", good, "--quiet")
 
 
 known(

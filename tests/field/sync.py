@@ -7,7 +7,7 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.rl import Monitor
 from tests.field.rows import Answer, bug, known, servanda
-from tests.field.worlds import NOISE, draw, run
+from tests.field.worlds import NOISE, draw, reference, run
 
 SYNC = "Weight sync and adapters"
 FLEET = 6
@@ -171,18 +171,17 @@ def version_fell(folder, broken):
     "verl-project/verl#7495",
     what="asynchronous LoRA is never delivered: of 399 tensors of a sync none is the adapter's; "
     "`rollout_corr/kl` grows 36-fold in two months, and reads as staleness",
-    command="servanda check DIR",
-    state="in part",
-    exit=0,
-    says="it has doubled",
-    missing="below the limit a trend is shown and does not decide; a drill of an asynchronous "
-    "verl run",
+    command="servanda check DIR --reference good.reference.json",
+    state="caught",
+    exit=1,
+    says="the gap has changed since step 2",
 )
 def adapter_never_delivered(folder, broken):
     def how(step):
-        return draw(1, step, noise=NOISE * (1 + broken * (step - 1) / 4))
+        return draw(1, step, size=12, width=48, noise=NOISE * (1 + broken * (step - 1) / 4))
 
-    return servanda("check", run(folder / "dump", how), "--quiet")
+    good = reference(folder, lambda seed, step: draw(seed, step, size=12, width=48))
+    return servanda("check", run(folder / "dump", how), "--reference", good, "--quiet")
 
 
 known(

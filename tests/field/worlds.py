@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from servanda.cli.good_runs import ALPHA
 from servanda.rl.dumps.formats.parquet import Writer
+from servanda.rl.recorded_run import recorded_run
+from servanda.rl.trend.reference import Reference
 
 VOCABULARY = 256
 NOISE = 0.02  # nats a logit: mean |log ratio| about .01, a dense model in bfloat16
@@ -119,6 +122,19 @@ def write(folder, steps, prompts=None):
             labels=one.labels,
         )
     return folder
+
+
+def reference(folder, how: Callable[[int, int], Drawn], steps=range(1, 13), runs=3):
+    """The reference of some good runs, with which later ones are compared.
+
+    Args:
+        how: draws a step of a good run, how(seed, step).
+    """
+    seeds = range(1000, 1000 + runs)
+    dumps = [run(folder / f"good-{s}", lambda step, s=s: how(s, step), steps) for s in seeds]
+    path = folder / "good.reference.json"
+    Reference.of([recorded_run(dump) for dump in dumps], ALPHA).write(path)
+    return path
 
 
 def run(folder, how: Callable[[int], Drawn], steps=range(1, 13)):

@@ -14,6 +14,7 @@ from servanda.authoring.calibrate.default_clauses import standard
 from servanda.authoring.calibrate.limits import calibrate as calibrated
 from servanda.authoring.calibrate.recorder import accept, closed_rounds
 from servanda.authoring.calibrate.rewrite import rewritten
+from servanda.cli.good_runs import calibrate_trend
 from servanda.cli.options import DASH, FILE, shared
 from servanda.cli.output import refuse_place, write_text
 from servanda.cli.stdout import show, show_json
@@ -39,7 +40,7 @@ _BINDS = {
 
 
 @click.command()
-@click.argument("run_dir", metavar="RUN_DIR", type=FILE)
+@click.argument("runs", metavar="RUN...", type=FILE, nargs=-1, required=True)
 @click.option(
     "--power",
     type=float,
@@ -65,30 +66,61 @@ _BINDS = {
     is_flag=True,
     help="Calibrate a standard set of clauses instead of the contract's own.",
 )
-@shared("--force", "--format", "--no-code")
+@click.option(
+    "--save-reference",
+    type=FILE,
+    metavar="FILE",
+    help="Of good training runs: write their reference, such as good.reference.json.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Of good training runs: follow NAME, such as k3_nats.  [default: those of every run]",
+)
+@shared("--unsafe-pickles", "--force", "--format", "--no-code")
 def calibrate(
-    run_dir: Path,
+    runs: tuple[Path, ...],
     power: float,
     resamples: int,
     contract: Path | None,
     save: Path | None,
     standard_set: bool,
+    save_reference: Path | None,
+    metrics: tuple[str, ...],
+    unsafe_pickles: bool,
     force: bool,
     format_: str,
 ) -> None:
-    """Print the smallest limits that kernels like those of RUN_DIR keep.
+    """Print the smallest limits that kernels like those of RUN keep.
 
-    RUN_DIR holds a run of two kernels that you accept: yesterday's build, or one build
+    RUN is the run directory of two kernels that you accept: yesterday's build, or one build
     twice.  Nothing is measured.  Only the number in at_most of each clause changes; a saved
     contract has the old one in a comment above it.
+
+    If each RUN is the state file of a monitor or a trainer's dump, of a training run that was
+    good, their reference is printed instead, with which later runs are compared.
     """
     if not 0 < power < 1:
         raise click.BadParameter(f"--power is a probability between 0 and 1, found {power:g}")
     refuse_place(save, force)
-    if not any(run_dir.glob(f"{ATTEMPT}*")):
+    refuse_place(save_reference, force)
+    measured = [run for run in runs if any(run.glob(f"{ATTEMPT}*"))]
+    run_dir, several = runs[0], len(runs) > 1
+    if not measured and (save_reference or several or not _is_folder_or_none(run_dir)):
+        calibrate_trend(runs, metrics, save_reference, format_, unsafe_pickles=unsafe_pickles)
+        return
+    if not measured:
         raise EvidenceError(
             f"{run_dir} is no run directory",
-            hint="`servanda check CONTRACT --run-dir RUN_DIR` measures one",
+            hint="`servanda check CONTRACT --run-dir RUN_DIR` measures one; of a trainer's good "
+            "run: --save-reference FILE",
+        )
+    if several or save_reference is not None or metrics:
+        raise click.UsageError(
+            f"{measured[0]} is a run directory: give it alone; --save-reference and --metric are "
+            "for training runs"
         )
     verdict = read(run_dir)
     with reread(run_dir, verdict, contract) as run:
@@ -114,6 +146,10 @@ def calibrate(
         write_text(save, rewritten(text, places))
         if not aside:
             click.echo(f"wrote {save}", err=format_ == "json")
+
+
+def _is_folder_or_none(path: Path) -> bool:
+    return path.is_dir() or not path.exists()
 
 
 def _calibrated(

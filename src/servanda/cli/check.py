@@ -42,6 +42,9 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
     help="Kernel that --record records.",
 )
 @shared("--preset", help="Preset of limits for a dump, such as trl.  [default: the one that fits]")
+@shared(
+    "--reference", help="Compare the steps of a dump with good runs, such as good.reference.json."
+)
 @shared("--on", help="Each kernel runs in an actor; for a dump, its nodes read the steps.")
 @shared("--ray-actor")
 @shared("--max-time", "--quiet", "--no-code")
@@ -55,6 +58,7 @@ def check(
     record: Path | None,
     record_side: str,
     preset: str | None,
+    reference: Path | None,
     on: str | None,
     actors: tuple[str, ...],
     max_time: float | None,
@@ -76,10 +80,12 @@ def check(
         from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import DumpOptions
 
-        options = DumpOptions(contract, preset=preset, jobs=None)
+        options = DumpOptions(contract, preset=preset, jobs=None, reference=reference)
         judged(options, format_=format_, output=output, reports=reports, quiet=quiet, on=on)
     if preset is not None:
         raise click.UsageError("--preset is for a dump: a contract has its own limits")
+    if reference is not None:
+        raise click.UsageError("--reference is for a dump: it compares the steps of a run")
     printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
     data, name, folder = contract_bytes(contract, _NEITHER)

@@ -44,7 +44,7 @@ def _steps(text: str) -> tuple[int | None, int | None]:
 @click.argument("path", metavar="DIR", type=PLACE)
 @shared("--as", "--preset")
 @click.option("--steps", type=_steps, metavar="A:B", help="Steps to judge, such as 10:20.")
-@shared("--unsafe-pickles", "--bitwise")
+@shared("--unsafe-pickles", "--bitwise", "--reference")
 @click.option(
     "--mask",
     type=FILE,
@@ -68,6 +68,7 @@ def check_dump(
     steps: tuple[int | None, int | None] | None,
     unsafe_pickles: bool,
     bitwise: bool,
+    reference: Path | None,
     mask: Path | None,
     jobs: int | None,
     on: str | None,
@@ -81,7 +82,9 @@ def check_dump(
     s3://bucket/run. `servanda check DIR` is the same without these options.
     """
     steps = steps or (None, None)
-    options = DumpOptions(path, as_, preset, steps, unsafe_pickles, mask, bitwise, jobs)
+    options = DumpOptions(
+        path, as_, preset, steps, unsafe_pickles, mask, bitwise, jobs, reference=reference
+    )
     judged(options, on=on, **printing)
 
 

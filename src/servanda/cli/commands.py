@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "schema": "Print the JSON Schema of the contract, for editors.",
             "plan": "Show cells, sizes, cost and detectable effect sizes; nothing is measured.",
             "derive": "Write the contract that keeps a budget of reward drift or gradient bias.",
-            "calibrate": "Print the smallest limits that kernels like those of RUN_DIR keep.",
+            "calibrate": "Print the smallest limits that kernels like those of RUN keep.",
             "presets": "List the presets of `compare` and `tools check-dump`, or print one.",
             "diff": "Compare two versions of a contract: which promises changed.",
             "list": "List the contracts of a folder by name and version.",

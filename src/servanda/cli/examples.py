@@ -40,7 +40,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"--train {_MODEL}@float32 --infer {_MODEL}@bfloat16 --prompts data/prompts.jsonl "
         "--max-new-tokens 64 --policy-gradient-bias 0.1 --advantage 1 --score-norm logit_space",
     ),
-    "contract calibrate": ("runs/first", "runs/first --save-contract calibrated.yaml"),
+    "contract calibrate": (
+        "runs/first --save-contract calibrated.yaml",
+        "good-1.jsonl good-2.jsonl --save-reference good.reference.json",
+    ),
     "contract presets": ("", "--show fp8"),
     "contract diff": ("old.yaml new.yaml", "old.yaml new.yaml --reader producer"),
     "contract list": ("contracts", "contracts --format json"),

@@ -146,6 +146,11 @@ _share(
     name="as_",
     metavar="NAME",
 )
+_share(
+    "--reference",
+    "Compare the steps with good runs: a file that `contract calibrate --save-reference` writes.",
+    type=FILE,
+)
 _share("--bitwise", "Declare that both sides compute the same bits.", is_flag=True)
 _share(
     "--claim",

@@ -41,7 +41,7 @@ _sink_options = together(
     "--contract",
     help="Use the limits and slices of this contract; see `tools check-dump --save-contract`.",
 )
-@shared("--unsafe-pickles")
+@shared("--unsafe-pickles", "--reference")
 @click.option(
     "--state-file",
     "state",
@@ -61,6 +61,7 @@ def watch(
     preset: str | None,
     contract: Path | None,
     unsafe_pickles: bool,
+    reference: Path | None,
     state: Path | None,
     stop_file: Path | None,
     **wheres: str | Path | None,
@@ -81,7 +82,7 @@ def watch(
         raise click.UsageError("--preset and --contract both set the limits: give one")
     if stop_file is not None and not stop_file.parent.is_dir():
         raise click.BadParameter(f"--stop-file: there is no folder {stop_file.parent}")
-    source = DetectedSource(WatchOptions(path, as_, preset, contract, unsafe_pickles))
+    source = DetectedSource(WatchOptions(path, as_, preset, contract, unsafe_pickles, reference))
     with locked(state):
         sinks = [
             GuardedSink(name, SINKS[name](str(where), time.sleep), _print)

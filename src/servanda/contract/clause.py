@@ -17,11 +17,17 @@ from pydantic import (
 
 from servanda.contract.fields import Duration, Flag, Name, Number, Value, Whole
 
-SECTIONS = ("numerical", "statistical", "runtime", "observability")
+SECTIONS = ("numerical", "statistical", "runtime", "observability", "trend")
 STAGES = ("offline", "shadow", "canary", "full")
 WHOLE = "all"  # the slice that every clause also has
 
-Section = Literal["numerical", "statistical", "runtime", "observability"]
+# the next move of a trend without a reference
+CALIBRATE_TREND = (
+    "servanda contract calibrate good-run.jsonl --save-reference good.reference.json"
+    "   (good-run.jsonl: the state of a monitor, or a dump, of a run that you accept)"
+)
+
+Section = Literal["numerical", "statistical", "runtime", "observability", "trend"]
 Place = tuple[str | int, ...]  # of a part of a contract: keys and indexes
 Stage = Literal["offline", "shadow", "canary", "full"]
 Claim = Literal["population", "realised"]
@@ -157,6 +163,26 @@ class Clause(Value):
         """99.0 for p99, None for mean and max."""
         match = _AGGREGATE.fullmatch(self.aggregate or "")
         return float(match[1]) if match and match[1] else None
+
+
+class Trend(Value):
+    """Whether the gap of a trainer's steps has changed against runs that were good."""
+
+    reference: str = Field(
+        "",
+        description="A file that `servanda contract calibrate GOOD_RUN --save-reference FILE` "
+        "writes, from the contract's folder.",
+    )
+    digest: str | None = Field(None, description="Of the reference; another one is refused.")
+    metrics: Names = Field((), description="What is followed; default all that the reference has.")
+    severity: Severity = Field("error", description="warning: shown, and never enforced.")
+    mode: Literal["enforce", "monitor"] = Field(
+        "enforce", description="monitor: shown, and never enforced."
+    )
+
+    @property
+    def enforced(self) -> bool:
+        return self.mode == "enforce" and self.severity != "warning"
 
 
 class SliceRule(Value):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section, SliceRule
+from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section, SliceRule, Trend
 from servanda.contract.fields import Name, Number, Range, Value, Whole
 from servanda.contract.objective import Gradient, Reward
 from servanda.contract.policy import Escalation, Promotion, Routing
@@ -214,6 +214,7 @@ class Contract(Value):
     statistical: tuple[Clause, ...] = Field((), description="Promises about sampled tokens.")
     runtime: Runtime = Runtime.model_construct()
     observability: Observability = Observability.model_construct()
+    trend: Trend | None = Field(None, description="Of a trainer's steps, against good runs.")
     escalation: tuple[Escalation, ...] = Field((), description="What follows from a verdict.")
     routing: Routing = Routing.model_construct()
     promotion: Promotion = Promotion.model_construct()
@@ -271,8 +272,10 @@ class Contract(Value):
         weights, vocabulary and prompts besides that of the contract.
         """
         data = self.model_dump(mode="json", exclude=_NOT_MEANING)
-        if not self.bitwise:  # contracts that are older than the key keep their digest
+        if not self.bitwise:  # contracts that are older than a key keep their digest
             del data["bitwise"]
+        if self.trend is None:
+            del data["trend"]
         workloads = _named(data["workloads"])
         # the default of clauses, the traffic, and the workload whose checks need no suffix
         several = self.workload is None and len(workloads) > 1
@@ -303,6 +306,7 @@ _NOT_MEANING: dict[str, Any] = {
     "golden": {"prompts"},
     # a function counts by its source, which the evidence is keyed by as well
     "reward": {"of"},
+    "trend": {"reference"},  # by its digest
     # evidence is valid at every evaluation: how much to gather and what to do with it may change
     "promotion": True,
     "routing": True,

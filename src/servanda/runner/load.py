@@ -166,6 +166,10 @@ def beside(contract: Contract, folder: Path) -> Contract:
         of = f"{folder / file}{contract.reward.of.removeprefix(file)}"
         changes["reward"] = contract.reward.model_copy(update={"of": of})
 
+    if contract.trend and contract.trend.reference:
+        reference = str(folder / contract.trend.reference)
+        changes["trend"] = contract.trend.model_copy(update={"reference": reference})
+
     def texts(part: T) -> T:
         prompts = str(folder / part.prompts) if part.prompts else ""
         return part.model_copy(update={"prompts": prompts})

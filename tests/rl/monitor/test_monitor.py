@@ -612,8 +612,8 @@ def test_a_step_that_is_too_small_says_how_many_tokens_it_needs():
     small = observed(12)
     assert small.outcome == "inconclusive"
     assert small.needs_tokens > small.verdict.tokens == 144
-    said = f"a step needs about {small.needs_tokens:,} tokens to be decided, and this one has 144"
-    assert str(small).splitlines()[-1] == said
+    said = f"about {small.needs_tokens:,} tokens decide, and this step has 144; up to 5 steps are "
+    assert str(small).splitlines()[-1] == f"{said}judged together"
 
     enough = observed(4 * math.ceil(small.needs_tokens / 48))
     assert (enough.outcome, enough.needs_tokens) == ("holds", None)

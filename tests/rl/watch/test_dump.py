@@ -270,7 +270,9 @@ def test_another_preset_than_the_kept_one_is_refused(tmp_path):
     folder, state = tmp_path / "runs", tmp_path / "state"
     step(folder, 1)
     following(folder, Out(), state=state, once=True).run()
-    with pytest.raises(ContractError, match="kept with another --as, --preset or --contract"):
+    with pytest.raises(
+        ContractError, match="kept with another --as, --preset, --contract or --reference"
+    ):
         following(folder, Out(), state=state, once=True, asked={"preset": "trl"}).run()
 
 

@@ -140,6 +140,7 @@ _CONTRACT: Fields = {
     "statistical": With("numerical", ""),
     "runtime": Part(""),
     "observability": Part(""),
+    "trend": Part("whether the gap has changed is one more question"),
     "escalation": Items(
         "the actions that follow from a verdict", "rule", says="by `when`; added, removed"
     ),
@@ -178,6 +179,13 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "path": other("another program scores them"),
         },
         workload.LabelSource: {"source": other("traffic is cut by something else")},
+        clause.Trend: {
+            "reference": other("another file may hold other good runs; its digest tells"),
+            "digest": other("other good runs"),
+            "metrics": other("other quantities"),
+            "severity": _CLAUSE["severity"],
+            "mode": _CLAUSE["mode"],
+        },
         clause.SliceRule: {
             "name": _NAME,
             "split": other("other tokens"),

@@ -25,6 +25,7 @@ COMPARISONS = OPERATORS[:4]
 def escalation(contract: Contract) -> Iterator[Finding]:
     """Every rule names something that exists, and an action that can be taken."""
     ids = {clause.id for _, _, clause in contract.clauses()}
+    ids |= {"trend"} if contract.trend is not None else set()
     for i, rule in enumerate(contract.escalation):
         yield from _when(("escalation", i, "when"), rule.when, ids)
         for j, action in enumerate(rule.do):

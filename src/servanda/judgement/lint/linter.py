@@ -21,6 +21,7 @@ from servanda.judgement.lint.routing import routing
 from servanda.judgement.lint.runtime import envelope
 from servanda.judgement.lint.slices import slices
 from servanda.judgement.lint.stages import promotion
+from servanda.judgement.lint.trend import trend
 from servanda.judgement.lint.workloads import labels, workloads
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def check(
         *slices(contract),
         *clauses(contract, marks, broken),
         *envelope(contract),
+        *trend(contract),
         *escalation(contract),
         *promotion(contract),
         *routing(contract),

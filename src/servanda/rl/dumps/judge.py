@@ -30,6 +30,7 @@ from servanda.rl.dumps.step_verdicts import JudgedSteps, is_step
 from servanda.rl.dumps.steps import Trend, concentration, since
 from servanda.rl.dumps.window import WHOLE_PART, Window, window_of
 from servanda.rl.dumps.workers import StepResult
+from servanda.rl.trend.run_chart import RunChart, changed, chart_for
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.ray_cluster import Cluster
 from servanda.traces.rollouts import Rollouts
@@ -46,6 +47,7 @@ class DumpOptions:
         steps: (first, last) step of the trainer; None: from the beginning, to the end.
         mask: folder for the tokens of violated slices.
         bitwise: whether the trainer and the engine compute the same bits.
+        reference: of good runs, which the steps are compared with.
         jobs: number of processes; None: as many as the size of the dump is worth.
         cluster: whose nodes read the steps, instead of processes.
     """
@@ -59,6 +61,7 @@ class DumpOptions:
     bitwise: bool = False
     jobs: int | None = 1
     cluster: Cluster | None = None
+    reference: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class DumpVerdict:
         partly: whether slices were chosen from the first tokens only.
         masked: number of tokens in `options.mask`; None if not written.
         mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
+        chart: its steps against good runs; None: not asked.
     """
 
     options: DumpOptions
@@ -96,6 +100,7 @@ class DumpVerdict:
     seconds: float
     masked: int | None = None
     mean_weight: float | None = None
+    chart: RunChart | None = None
 
 
 def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
@@ -109,6 +114,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     began, watch = time.monotonic(), watch or unwatched
     if options.preset is not None:
         dump_preset.preset_of(options.preset)
+    chart = chart_for(options.reference, None)
     dump = _opened(options)
     sound = Soundness()
     head, whole = _head(blocks(dump.read()))
@@ -126,7 +132,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     for block in head:
         statistics.add_labels(paired(block, 0))
     window = window_of(needed, len({b.step for b in head}), counts.turns.total())
-    by_step = JudgedSteps(Window(window), alone=len(dump.steps) < 2)
+    by_step = JudgedSteps(Window(window), len(dump.steps) < 2, chart)
     measures = statistics.measures
     results = _results(options, dump, measures, head if whole else [])
     del head
@@ -196,7 +202,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         lines,
         dated,
         trend,
-        "" if errors else _cause(statistics, verdict, trend),
+        "" if errors else _cause(statistics, verdict, trend) or changed(verdict.cells),
         out,
         inside.n / (inside.n + outside.n) if inside.n else 0.0,
         outside.mean,
@@ -205,6 +211,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         time.monotonic() - began,
         masked,
         coherence.numbers.get("mean"),
+        chart,
     )
 
 

@@ -19,7 +19,7 @@ from servanda.theory.stats.interval import units_at_best
 WORKLOAD = "workload"  # the only workload of such a contract
 # at least one prompt group for `holds`; the size is that of the dump
 _SIZES = (1, 10_000_000)
-_AMPLE = 4  # multiple of the tokens that identical kernels need
+AMPLE = 4  # multiple of the tokens that identical kernels need
 _OF_FORMAT: Mapping[str, str] = {
     "nemo": "nemo-grpo",
     "prime-rl": "prime-rl",
@@ -99,7 +99,7 @@ def needed(preset: str) -> int:
     )
     units = units_at_best(limit, 1 - contract.confidence)
     assert units is not None  # no preset has a limit of 0
-    return _AMPLE * units
+    return AMPLE * units
 
 
 def contract_of(

@@ -18,7 +18,8 @@ from servanda.report.text import not_examined
 from servanda.rl.dumps import format
 from servanda.rl.dumps.filters import ONLY_FILTERED
 from servanda.rl.dumps.judge import DumpVerdict
-from servanda.rl.dumps.step_verdicts import is_step
+from servanda.rl.dumps.step_verdicts import is_step, step_of
+from servanda.rl.trend.run_chart import TREND, RunChart
 
 _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # most violated slices in the report
@@ -199,6 +200,9 @@ def _panel(answer: DumpVerdict) -> Iterator[str]:
 
 
 def _trend(answer: DumpVerdict) -> Iterator[str]:
+    if answer.chart is not None:
+        yield from _change(answer, answer.chart)
+        return
     trend = answer.trend
     if trend is None:
         return
@@ -210,6 +214,21 @@ def _trend(answer: DumpVerdict) -> Iterator[str]:
     yield f"  {'!' if trend.level else '✓'} {text}"
 
 
+def _change(answer: DumpVerdict, chart: RunChart) -> Iterator[str]:
+    """The steps against good runs, one line per metric."""
+    for cell in answer.verdict.cells:
+        if cell.section != TREND:
+            continue
+        glyph = GLYPH[cell.outcome] if cell.enforced else "!"
+        name = f"change of {cell.metric}"
+        lost = f"   missing at {count(cell.missing, 'step')}" if cell.missing else ""
+        since = step_of(cell)
+        tail = f"   from step {since} on" if since else ""
+        value = f"{number(cell.value)} of its threshold" if cell.value is not None else "-"
+        yield f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}1{lost}{tail}"
+    yield f"      {chart.reference.promise}"
+
+
 def _answer(answer: DumpVerdict) -> Iterator[str]:
     verdict = answer.verdict
     word = verdict.outcome.upper()
@@ -219,6 +238,14 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
         yield f"UNSOUND: {[*unsound, *notes][0]}"
     elif verdict.outcome == "holds":
         yield f"HOLDS at confidence {verdict.confidence:g}: go on."
+    elif verdict.outcome == "violated" and _only_changed(answer):
+        since = min(
+            int(step_of(c) or 0) for c in verdict.cells if c.section == TREND and is_step(c)
+        )
+        yield (
+            f"VIOLATED: the gap has changed since step {since} against the good runs. It is still "
+            "within its limits."
+        )
     elif verdict.outcome == "violated" and _at_steps(answer):
         red = [row.step for row in _rows(answer) if row.outcome == "violated"]
         yield (
@@ -254,6 +281,12 @@ def _rows(answer: DumpVerdict) -> Sequence[StepRow]:
     return breakdown.steps if breakdown is not None else ()
 
 
+def _only_changed(answer: DumpVerdict) -> bool:
+    """Whether only the trend is violated."""
+    cells = (c for c in answer.verdict.cells if c.enforced and c.outcome == "violated")
+    return {c.section for c in cells} == {TREND}
+
+
 def _at_steps(answer: DumpVerdict) -> bool:
     """Whether only single steps are violated."""
     cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
@@ -279,6 +312,8 @@ def _next(answer: DumpVerdict) -> Iterator[str]:
     path = quote(str(answer.options.path))
     if answer.masked is not None:
         yield f"masks    {count(answer.masked, 'token')} in {answer.options.mask}/step_*.npz"
+    elif verdict.outcome == "violated" and _only_changed(answer):
+        yield "next     servanda preflight FILE.py:NAME    (does every weight reach the engine?)"
     elif verdict.outcome == "violated" and _at_steps(answer):
         worst = worst_steps(_rows(answer))[0].step
         yield f"next     servanda tools check-dump {path} --steps {worst}    (this step alone)"

@@ -26,6 +26,7 @@ from servanda.rl.dumps.slicing import Labels, corpus_of
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.dumps.steps import RunEnds, StepSums
 from servanda.rl.dumps.transform import Transform
+from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
@@ -58,6 +59,7 @@ class DumpStatistics:
     outliers: Outliers = field(init=False)
     filter: RemovedTokens = field(default_factory=RemovedTokens)
     portrait: Portrait = field(default_factory=Portrait)
+    scalars: StepScalars = field(default_factory=StepScalars)
     _sum: Weighed | None = None
     _before: Weighed | None = None  # including tokens removed by a filter; None if none were
     _open: StepSummation | None = None
@@ -120,6 +122,7 @@ class DumpStatistics:
             atom[0] += n
             atom[1] += tv
         self.portrait += part.portrait
+        self.scalars += part.scalars
         self.transform.join(part.transform)
         self.outliers.join(part.outliers)
         self.filter.join(part.filter)

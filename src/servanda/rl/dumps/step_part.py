@@ -29,6 +29,7 @@ from servanda.rl.dumps.slicing import corpus_of
 from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.dumps.token_fields import PairFields, ScoredTokens
 from servanda.rl.dumps.transform import Transform
+from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
@@ -48,6 +49,7 @@ class StepPart:
             trainer removed, None if it removed none.
         atoms: combination of slices -> [tokens, sum of (1 - w)^+].
         digest: of all data of the step.
+        scalars: sums that are followed over the run.
         turns: most turns of a sequence; staleness: largest age of a token, in updates.
     """
 
@@ -63,6 +65,7 @@ class StepPart:
     outliers: Outliers = field(default_factory=lambda: Outliers(0.0))
     filter: RemovedTokens = field(default_factory=RemovedTokens)
     digest: str = ""
+    scalars: StepScalars = field(default_factory=StepScalars)
     turns: int = 0
     staleness: float = 0.0
 
@@ -146,6 +149,10 @@ class _Sums:
         view = round_view(schedule, cells, units, pair)
         return [cell.kind.weigh(cell, view) for cell in cells]
 
+    @property
+    def scalars(self) -> StepScalars:
+        return StepScalars.of(self._counts.count_CK[0], int(self._counts.lost_C[0]))
+
     def weighed(self) -> Weighed:
         of = self._of
         statistics = self._of.cells.of(self._counts, lower=self._lower)
@@ -222,6 +229,7 @@ class StepSummation:
     def close(self) -> StepPart:
         part = self._part
         part.groups, part.digest = len(self._groups), self._digest.value
+        part.scalars = self._trained.scalars
         part.weighed = replace(self._trained.weighed(), groups=part.groups)
         if self._drawn is not None:
             part.drawn = replace(self._drawn.weighed(), groups=part.groups)

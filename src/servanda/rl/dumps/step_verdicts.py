@@ -21,6 +21,7 @@ from servanda.rl.dumps.statistics import of_step as of_plan
 from servanda.rl.dumps.step_part import StepPart
 from servanda.rl.dumps.steps import since
 from servanda.rl.dumps.window import Window
+from servanda.rl.trend.run_chart import RunChart, joined
 from servanda.theory.stats.interval import interval
 
 SHOWN = 6  # most cells of single steps in a verdict
@@ -35,12 +36,15 @@ class JudgedSteps:
 
     Args:
         alone: whether the dump has one step, whose data is checked as that of the dump.
+        chart: its steps against good runs; None: not asked.
     """
 
     window: Window
     alone: bool = False
+    chart: RunChart | None = None
     rows: list[StepRow] = field(default_factory=list)
     red: list[CellVerdict] = field(default_factory=list)
+    trend: dict[str, CellVerdict] = field(default_factory=dict)  # metric -> first change, or last
     unsound: dict[int, str] = field(default_factory=dict)  # step -> why it cannot be evidence
     _processes: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
 
@@ -64,6 +68,14 @@ class JudgedSteps:
         wrong = errors_of(f for f in findings if f.check != "coverage")
         if wrong and judged.errors:
             self.unsound[part.step] = wrong[0]
+        if self.chart is not None:
+            values = {} if judged.errors else part.scalars.values
+            at = step_slice(part.step, part.step, WHOLE)
+            for cell in self.chart.add(part.step, values):
+                known = self.trend.get(cell.metric)
+                if known is None or known.outcome != "violated":  # the first change stays
+                    red = cell.outcome == "violated"
+                    self.trend[cell.metric] = cell.but(slice=at) if red else cell
         for i, (planned, statistic) in enumerate(zip(plan.cells, weighed.statistics, strict=True)):
             if _over_steps(planned):
                 self._processes.setdefault(i, []).append((part.step, statistic.process))
@@ -142,6 +154,7 @@ class JudgedSteps:
         """
         if len(self.rows) < 2:
             return verdict
+        verdict = joined(verdict, [*self.trend.values()])
         known = {(c.clause, c.slice) for c in verdict.cells if c.outcome == "violated"}
         fresh = [c for c in self.red if (c.clause, slice_of(c.slice)) not in known]
         shown = _spread(fresh)
@@ -182,6 +195,11 @@ def slice_of(name: str) -> str:
     if not name.startswith(_STEP):
         return name
     return name.partition(" ")[2] or WHOLE
+
+
+def step_of(cell: CellVerdict) -> str:
+    """The step of a cell of one; "" for another cell."""
+    return cell.slice.removeprefix(_STEP).partition(" ")[0] if is_step(cell) else ""
 
 
 def is_step(cell: CellVerdict) -> bool:

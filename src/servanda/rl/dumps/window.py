@@ -1,4 +1,4 @@
-# The verdict on a step; undecided slices are judged on the last few steps together.
+# The verdict on a step; what it does not decide is judged on the last few steps together.
 #
 # Both `check DIR` and `watch` judge steps by this rule.  A dump is one attempt of its contract, and
 # its whole and all its steps together share the alpha of that attempt (`WHOLE_PART`).  Of the part
@@ -13,13 +13,15 @@ from functools import reduce
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict, judge, unsound
 from servanda.rl.dumps.diagnosis import Atoms
 from servanda.rl.dumps.filters import ONLY_FILTERED, bracketed
-from servanda.rl.dumps.preset import WORKLOAD
+from servanda.rl.dumps.preset import AMPLE, WORKLOAD
 from servanda.rl.dumps.statistics import added
+from servanda.theory.stats.interval import units_at_best
 
 WHOLE_PART = 1 / 2  # share of a dump's alpha for violations of the whole; the steps have the rest
 _PARTS = 20  # a slice with this fraction (1/n) of the tokens should be decidable
@@ -42,6 +44,16 @@ def window_of(needed: int, steps: int, trained: int) -> int:
         needed: tokens that a slice needs; trained: trained tokens of the first `steps` steps.
     """
     return min(max(math.ceil(_PARTS * needed * steps / max(trained, 1)), 1), MOST_STEPS)
+
+
+def tokens_to_decide(plan: Plan) -> int:
+    """The tokens with which a good pair decides every enforced mean on the whole; 0 without one."""
+    needs = [
+        units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best) or 0
+        for cell in plan.cells
+        if isinstance(cell.kind, Certificate) and cell.cut.name == WHOLE and cell.clause.enforced
+    ]
+    return AMPLE * max(needs, default=0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,7 @@ class Window:
     """The last steps of a run.
 
     Args:
-        size: number of steps that a slice is judged on together.
+        size: number of steps that a slice, or a thin step, is judged on together.
     """
 
     def __init__(self, size: int) -> None:
@@ -103,7 +115,7 @@ class Window:
         *,
         intervals: bool = True,
     ) -> StepVerdict:
-        """Judge the number-th step, from 1: alone, and its slices with earlier steps.
+        """Judge the number-th step, from 1: alone, and what is undecided with earlier steps.
 
         Args:
             trained: statistics of the trained tokens; drawn: including removed tokens, None if none
@@ -135,17 +147,21 @@ class Window:
         both = None if drawn is None else drawn.rounds[WORKLOAD, 0]
         self._parts = [*others, _Part(step, sums, both, atoms)][-self.size :]
         decided = ("holds", "violated", "not applicable")
-        if all(c.slice == WHOLE or c.outcome in decided for c in alone.cells):
+        # a whole that a step of a good pair would decide is judged on the step alone
+        thin = sums.tokens < tokens_to_decide(plan)
+        if all((c.slice == WHOLE and not thin) or c.outcome in decided for c in alone.cells):
             return StepVerdict(alone.cells, {}, self._atoms(), (), alone.needs_tokens)
         joint = verdict(*self._together(trained))
         full = len(self._parts) == self.size
         cells = tuple(
-            _chosen(own, other, full) for own, other in zip(alone.cells, joint.cells, strict=True)
+            own if own.slice == WHOLE and not thin else _chosen(own, other, full)
+            for own, other in zip(alone.cells, joint.cells, strict=True)
         )
+        needs = joint.needs_tokens if thin else alone.needs_tokens
         pairs = zip(cells, alone.cells, strict=True)
         first = self._parts[0].step
         together = {c.slice: first for c, own in pairs if c is not own}
-        return StepVerdict(cells, together, self._atoms(), (), alone.needs_tokens)
+        return StepVerdict(cells, together, self._atoms(), (), needs)
 
     def _together(self, trained: Evidence) -> tuple[Evidence, Evidence | None]:
         """The evidence of all steps of the window, and the same including removed tokens."""
@@ -169,10 +185,10 @@ class Window:
 def _chosen(own: CellVerdict, joint: CellVerdict, full: bool) -> CellVerdict:
     """The cell of the step alone, or of the window if that decides its slice."""
     # a violation on the step alone, or before the filter, is not undone by earlier steps
-    if own.slice == WHOLE or own.outcome in ("holds", "violated"):
+    if own.outcome in ("holds", "violated"):
         return own
     if own.note.startswith(ONLY_FILTERED):
         return own
-    if joint.outcome == "inconclusive" and not full:
+    if joint.outcome == "inconclusive" and not full and own.slice != WHOLE:
         return joint.but(outcome="not applicable", note="too few steps yet")
     return joint

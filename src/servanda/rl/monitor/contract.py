@@ -29,6 +29,7 @@ from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import SLICED, Counts, Labels, corpus_of, rules_of
 from servanda.rl.monitor.batch_fields import COLUMNS
+from servanda.rl.trend.run_chart import with_reference
 from servanda.runner.load import load
 
 
@@ -45,15 +46,27 @@ class RunContract:
     contract: Contract
 
     @classmethod
-    def of(cls, given: str | Path | Contract, *, bitwise: bool = False) -> RunContract:
+    def of(
+        cls,
+        given: str | Path | Contract,
+        *,
+        bitwise: bool = False,
+        reference: str | Path | None = None,
+    ) -> RunContract:
         """From a contract, the path of one, or the name of a trainer preset.
 
         Args:
             bitwise: whether both kernels are declared to compute the same bits.
+            reference: of good runs, for the contract's trend.
 
         Raises:
             ContractError: no such preset or file, or an invalid contract.
         """
+        own = cls._of(given, bitwise)
+        return replace(own, contract=with_reference(own.contract, reference))
+
+    @classmethod
+    def _of(cls, given: str | Path | Contract, bitwise: bool) -> RunContract:
         if isinstance(given, str | Path):
             name = str(given)
             if name in PRESETS or (Path(name).name == name and not Path(name).suffix):
@@ -117,7 +130,8 @@ class RunContract:
         """The contract with its slices."""
         if self.preset:
             declared = self.contract.bitwise
-            return dump_preset.contract_of(self.preset, self.preset, rules, bitwise=declared)[1]
+            made = dump_preset.contract_of(self.preset, self.preset, rules, bitwise=declared)[1]
+            return made.model_copy(update={"trend": self.contract.trend})
         return self.contract.model_copy(update={"slices": tuple(rules)})
 
 

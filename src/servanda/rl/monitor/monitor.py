@@ -11,7 +11,6 @@ from pathlib import Path
 
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, ServandaError
-from servanda.judgement.bitwise import objection, remarks
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.plan import Plan
@@ -26,14 +25,15 @@ from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import COLUMNS
 from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
 from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
-from servanda.rl.monitor.drafts import Meter, counted, draft_metrics, notes_on
-from servanda.rl.monitor.outcome import blind_spots, cause_of, verdict_of
-from servanda.rl.monitor.part import drafts_of, evidence_of, extras_of, part_of, weighed_of
+from servanda.rl.monitor.drafts import Meter, counted
+from servanda.rl.monitor.part import part_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import StepStatistics, overlaps
-from servanda.rl.monitor.step import Step, metrics_of, state_line
+from servanda.rl.monitor.step import Step, metrics_of, of_cells, state_line
+from servanda.rl.monitor.step_verdict import StepJudge, cause_of
+from servanda.rl.trend.run_chart import chart_of
 from servanda.theory.stats.draft_counts import DraftCounts
 
 _NOTES = 20  # most notes carried over
@@ -55,9 +55,11 @@ class Monitor:
         seed: seed of the sample.
         stop: whether the action `halt` is executed; otherwise it is reported as `would`.
         bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
+        bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
             are bitwise equal are an error.
+        reference: of good runs, from `servanda contract calibrate`: the steps are also judged by
+            whether the gap has changed.
 
-    Raises:
         ContractError: no such preset or file, or an invalid contract.
         EvidenceError: not a monitor's state file; MeasurementError: it cannot be read.
     """
@@ -73,13 +75,17 @@ class Monitor:
         seed: int = 0,
         stop: bool = False,
         bitwise: bool = False,
+        reference: str | Path | None = None,
     ) -> None:
-        self._contract = RunContract.of(contract, bitwise=bitwise)
+        self._contract = RunContract.of(contract, bitwise=bitwise, reference=reference)
         self._gather = gather or ranks.alone
         self._member = ranks.name_of_member()
         self._dump = None if dump is None else SampleDump(Path(dump), sample, seed)
         self._journal = None if state is None else Journal(Path(state))
-        self._state = RunState() if self._journal is None else self._journal.read()
+        chart = chart_of(self._contract.contract)
+        self._state = RunState(chart=chart)
+        if self._journal is not None:
+            self._state = self._journal.read(chart)
         self._stop = stop
         self._plan: Plan | None = None
         self._first = 0
@@ -241,6 +247,7 @@ class Monitor:
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
+        self._judge = StepJudge(plan, self._digest, state, self._first)
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
         """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
@@ -255,26 +262,9 @@ class Monitor:
     ) -> Step:
         plan, state = self._plan, self._state
         assert plan is not None
-        groups = ranks.groups_of(parts)
-        counts = drafts_of(parts)
-        weighed = weighed_of(plan, parts, len(groups))
-        agreement = weighed.agreement
-        evidence = evidence_of(plan, self._digest, batch.weights, weighed)
-        problems, notes, more = extras_of(plan, parts, batch.weights)
-        self._note(*notes)
-        wrong = [problem for part in parts for problem in part.unsound]
-        if copied := objection(plan.contract, agreement):
-            wrong.append(copied)
-        else:
-            self._note(*remarks(plan.contract, agreement))
-        if not weighed.tokens:
-            wrong.append("the mask has no trained token")
-        wrong += problems
-
-        offered = sum(part.offered for part in parts)
-        spots = blind_spots(weighed.sequences, offered, state.left_out)
-        later = partial(verdict_of, plan, evidence, wrong, spots)
-        verdict = later(intervals=False)
+        groups, number = ranks.groups_of(parts), batch.weights + self._first
+        judged = self._judge.of(parts, groups, batch.weights, follow)
+        verdict, wrong = judged.verdict, judged.wrong
         names = [cut.name for cut in self._shown]
         sums = self._overlaps(verdict, batch)
         taken = actions.due(plan.contract, verdict, names, sums)
@@ -282,11 +272,11 @@ class Monitor:
         if "halt" in taken.action and state.would is None:
             state.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
-        if weighed.tokens:
+        if judged.tokens:
             newest = state.ends.newest
             if newest is not None and batch.weights < newest.step and not state.resumed:
                 self._note(
-                    f"step {batch.weights + self._first} came after step "
+                    f"step {number} came after step "
                     f"{newest.step + self._first}: the records from that step on are discarded"
                 )
             self._note(*self._contract.unsliced(batch.labels, state.labels))
@@ -294,10 +284,8 @@ class Monitor:
         ends = state.ends.copied()
         cause = cause_of(verdict, wrong, self._shown, sums, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
-        metrics = metrics_of(verdict, parts, groups, state.ends.ratio) | draft_metrics(
-            counts, state.drafts, batch.weights, 1 - plan.contract.confidence
-        )
-        self._note(*notes_on(metrics))
+        metrics = metrics_of(parts, groups, state.ends.ratio) | of_cells(verdict)
+        self._note(*judged.notes)
         step = Step(
             batch.weights,
             verdict.outcome,
@@ -306,18 +294,19 @@ class Monitor:
             taken.pages,
             taken.masked,
             partial(actions.token_weights, plan.contract, taken, batch, masked),
-            metrics | more | actions.metrics(taken, plan.contract),
+            metrics | judged.metrics | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
-            later,
+            judged.evidence.verdict,
             lambda: ends.trend(least=1),
-            step=batch.weights + self._first,
-            drafts=counts,
+            step=number,
+            drafts=judged.drafts,
+            pool=judged.pool,
         ).joined(follow)
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
             _ = step.token_weights  # before the trainer changes its arrays
         self._write(step, batch, rank, groups, taken.sample)
-        if weighed.tokens:
+        if judged.tokens:
             state.contract = self._digest
         elif not state.contract:
             self._plan = None  # a step without tokens does not fix the slices

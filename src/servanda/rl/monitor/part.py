@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.loss_checks import LossSums
-from servanda.judgement.evidence import Evidence, Weighed
+from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
-from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.monitor import loss, soundness, versions
 from servanda.rl.monitor.batch import Batch
@@ -61,6 +59,7 @@ def part_of(
         loss=own.loss,
         versions=versions.fits_of(batch),
         lags=versions.lag_split(batch),
+        scalars=own.scalars,
     )
 
 
@@ -79,23 +78,6 @@ def weighed_of(plan: Plan, parts: Sequence[Part], groups: int) -> Weighed:
         groups=groups,
         agreement=sum((part.agreement for part in parts), Agreement()),
     )
-
-
-def evidence_of(plan: Plan, digest: str, weights: int, weighed: Weighed) -> Evidence:
-    """The evidence of a step.
-
-    Args:
-        digest: of the contract, which takes long to compute.
-    """
-    key = EvidenceKey(
-        contract=digest,
-        corpus="",
-        train="external",
-        infer="external",
-        weights=str(weights),
-        grade="declared",
-    )
-    return Evidence(key, plan.digest, {(WORKLOAD, 0): weighed})
 
 
 def extras_of(

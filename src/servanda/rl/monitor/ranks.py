@@ -19,6 +19,7 @@ from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.rl.dumps.slicing import Counts, Labels
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState
+from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.lag_split import LagSplit
@@ -74,6 +75,7 @@ class Part(RankMessage):
         loss: what the loss used; None if it is not recorded.
         versions: the engine's logprobs under other versions, see `versions.fits_of`.
         lags: sums of |log ratio| against staleness.
+        scalars: sums that are followed over the run.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -90,6 +92,7 @@ class Part(RankMessage):
     loss: LossSums | None = None
     versions: Mapping[tuple[str, int], VersionFit] = field(default_factory=dict)
     lags: LagSplit = field(default_factory=LagSplit)
+    scalars: StepScalars = field(default_factory=StepScalars)
 
 
 @dataclass(frozen=True)

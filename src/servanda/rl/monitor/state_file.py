@@ -16,6 +16,8 @@ from servanda.contract.clause import SliceRule
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.rl.dumps.slicing import Labels
 from servanda.rl.dumps.steps import ENDS, RunEnds, TokenSum
+from servanda.rl.trend.run_chart import RunChart
+from servanda.rl.trend.step_scalars import scalars_of
 from servanda.theory.stats.draft_counts import DraftCounts
 
 SCHEMA = 1
@@ -32,6 +34,8 @@ class RunState:
         would: the first step with the action `halt` that was not executed.
         drafts: updates -> counts of drafts of the first steps that have some.
         resumed: whether the next step is the first after a restart.
+        most: most steps that are judged together, see `step_pool`; 0: not fixed yet.
+        chart: its steps against good runs; None: not asked.
     """
 
     contract: str = ""
@@ -42,6 +46,8 @@ class RunState:
     would: int | None = None
     drafts: dict[int, DraftCounts] = field(default_factory=dict)
     resumed: bool = False
+    most: int = 0
+    chart: RunChart | None = None
 
     def add(self, weights: int, groups: Mapping[str, TokenSum]) -> None:
         """Add a step; a repeated step after a restart replaces the later ones."""
@@ -60,14 +66,17 @@ class Journal:
         self.path = path
         self.notes: tuple[str, ...] = ()
 
-    def read(self) -> RunState:
+    def read(self, chart: RunChart | None = None) -> RunState:
         """Read the steps of an earlier run; an incomplete last line is removed.
+
+        Args:
+            chart: an empty one, to which the steps are added.
 
         Raises:
             EvidenceError: another line is broken, or the file is of another schema.
             MeasurementError: the file cannot be read.
         """
-        state = RunState()
+        state = RunState(chart=chart)
         with self._used():
             data = self.path.read_bytes() if self.path.exists() else b""
             lines, whole = data.splitlines(keepends=True), 0
@@ -111,6 +120,7 @@ def first_line(state: RunState) -> dict[str, Any]:
         "slices": [rule.model_dump(mode="json", exclude_none=True) for rule in state.rules],
         "kinds": [dict(labels) for labels in state.labels],
         "left_out": [*state.left_out],
+        "most": state.most,
     }
 
 
@@ -121,6 +131,9 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
             state.rules = tuple(SliceRule.model_validate(rule) for rule in entry["slices"])
             state.labels = tuple(tuple(labels.items()) for labels in entry["kinds"])
             state.left_out = tuple(map(str, entry.get("left_out", ())))
+            state.most = int(entry.get("most", 1))
+        if pool := entry.get("pool"):
+            state.most = int(pool["after"] or state.most)
         if state.would is None and "halt" in (*entry["would"], *entry["action"]):
             state.would = int(entry["weights"])
         groups = {str(i): TokenSum(float(t), int(n)) for i, (t, n) in enumerate(entry["groups"])}
@@ -130,6 +143,10 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
             state.drafts[int(entry["weights"])] = counts
         if entry["tokens"]:
             state.add(int(entry["weights"]), groups)
+        if state.chart is not None:
+            sound = entry["tokens"] and entry["outcome"] != "error"
+            values = scalars_of(entry["metrics"]) if sound else {}
+            state.chart.add(int(entry["weights"]), values)
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
             f"step {entry.get('weights')} of the state file cannot be read: {error!r}",

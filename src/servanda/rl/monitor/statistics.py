@@ -23,6 +23,7 @@ from servanda.rl.monitor import device_batch, loss
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import BatchFields
 from servanda.rl.monitor.device_batch import DeviceBatch
+from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
@@ -43,6 +44,7 @@ class BatchStatistics:
     Args:
         statistics: statistics of each cell of the plan; None if a step does not provide it.
         usable: number of tokens with both logprobs.
+        scalars: sums that are followed over the run.
         drift_B: sum of |log ratio| over the tokens of each sequence with a value, nats;
             known_B: their number.
         loss: what the loss used; None if it is not recorded.
@@ -50,6 +52,7 @@ class BatchStatistics:
 
     statistics: tuple[Any, ...]
     usable: int
+    scalars: StepScalars
     drift_B: Array
     known_B: Array
     loss: LossSums | None
@@ -78,8 +81,8 @@ class StepStatistics:
         for i, sums in loss.of_cells(self._all, batch, empty).items():
             statistics[i] = sums
         by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
-        usable = int(counts.count_CK[0].sum())
-        return BatchStatistics(tuple(statistics), usable, *by_sequence, whole)
+        scalars = StepScalars.of(counts.count_CK[0], int(counts.lost_C[0]))
+        return BatchStatistics(tuple(statistics), scalars.usable, scalars, *by_sequence, whole)
 
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:

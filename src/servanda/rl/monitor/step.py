@@ -15,14 +15,19 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.judgement.verdict_table import html_of
 from servanda.report.cell_text import worst_promise
+from servanda.report.format import count
 from servanda.rl.dumps.steps import TokenSum, Trend
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA
+from servanda.rl.monitor.step_pool import PooledSteps
+from servanda.rl.trend.step_scalars import PREFIX, StepScalars
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.traces.serialization import to_plain
 
 Array = NDArray[Any]
+
+CHANGE = "servanda/change"  # the largest statistic of the trend as a multiple of its threshold
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Step:
         step: the number of the step in the trainer's log; by default `weights`.
         drafts: what the engines of all ranks counted of their speculative decoding.
         follow: whether the engine follows the trainer; None: not observed.
+        pool: the steps that the verdict is about, in a run with thin steps; None: this one alone.
     """
 
     weights: int
@@ -59,6 +65,7 @@ class Step:
     step: int = field(default=0, kw_only=True)
     drafts: DraftCounts = field(default=DraftCounts(), kw_only=True)
     follow: FollowStep | None = field(default=None, kw_only=True)
+    pool: PooledSteps | None = field(default=None, kw_only=True)
 
     def joined(self, follow: FollowStep | None) -> Step:
         """This step with the conclusion about its engine, which may be the worse one.
@@ -109,21 +116,34 @@ class Step:
 
     def __str__(self) -> str:
         needs = self.needs_tokens
-        short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens)}"
+        short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens, self.pool)}"
         follow = "" if self.follow is None else f"\nfollow   {self.follow}"
         return f"{self.verdict}{short}{follow}"
+
+    @property
+    def tokens(self) -> int:
+        """Trained tokens of this step."""
+        return int(self.metrics["servanda/observed_tokens"])
 
     def _repr_html_(self) -> str:
         return html_of(self)
 
 
-def too_few(needs: int, tokens: int) -> str:
+def too_few(needs: int, tokens: int, pool: PooledSteps | None = None) -> str:
     """The sentence about an inconclusive step's missing tokens.
 
     >>> too_few(288, 192)
     'a step needs about 288 tokens to be decided, and this one has 192'
     """
-    return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
+    if pool is None:
+        return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
+    more = "" if pool.after is None else f"; the next window has up to {count(pool.after, 'step')}"
+    several = pool.steps > 1
+    of = f"{pool.steps} steps from step {pool.first} on have" if several else "this step has"
+    return (
+        f"about {needs:,} tokens decide, and {of} {tokens:,}; up to {count(pool.most, 'step')} "
+        f"are judged together{more}"
+    )
 
 
 def selection(judged: int, offered: int) -> str:
@@ -157,9 +177,10 @@ def state_line(step: Step, at: float) -> dict[str, Any]:
             "masked": step.masked,
             "cause": step.cause,
             "notes": step.notes,
-            "tokens": verdict.tokens,
+            "tokens": step.tokens,
             "needs_tokens": step.needs_tokens,
             "sequences": verdict.sequences,
+            "pool": None if step.pool is None else asdict(step.pool),
             "cells": [_cell(c) for c in verdict.cells if c.outcome != "not applicable"],
             "metrics": dict(step.metrics),
             **({"drafts": asdict(step.drafts)} if step.drafts.drafts else {}),
@@ -188,7 +209,7 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
     }
 
 
-def _of_cells(verdict: Verdict) -> dict[str, float]:
+def of_cells(verdict: Verdict) -> dict[str, float]:
     """The metrics of a verdict: each clause on the whole, and on its worst slice."""
     red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
     metrics = {
@@ -196,6 +217,8 @@ def _of_cells(verdict: Verdict) -> dict[str, float]:
         "servanda/violated_cells": float(len(red)),
     }
     for cell in verdict.cells:
+        if cell.section == "trend" and cell.value is not None:
+            metrics[CHANGE] = max(cell.value, metrics.get(CHANGE, 0.0))
         if cell.section != "statistical" or cell.value is None:
             continue
         name = f"servanda/{cell.clause}"
@@ -208,10 +231,7 @@ def _of_cells(verdict: Verdict) -> dict[str, float]:
 
 
 def metrics_of(
-    verdict: Verdict,
-    parts: Sequence[Part],
-    groups: Mapping[str, TokenSum],
-    ratio: float | None,
+    parts: Sequence[Part], groups: Mapping[str, TokenSum], ratio: float | None = None
 ) -> dict[str, float]:
     """The metrics to log, only measured ones."""
     tokens, usable = (sum(getattr(p, name) for p in parts) for name in ("tokens", "usable"))
@@ -241,4 +261,5 @@ def metrics_of(
             metrics[f"servanda/contribution/{sign}"] = mean
     if ratio is not None:
         metrics["servanda/trend"] = ratio
-    return {**metrics, **_of_cells(verdict)}
+    scalars = sum((part.scalars for part in parts), StepScalars()).values
+    return {**{f"{PREFIX}{name}": value for name, value in scalars.items()}, **metrics}

@@ -21,13 +21,18 @@ from servanda.runner.load import load
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """The options for following a dump; None: detected."""
+    """The options for following a path; None: detected.
+
+    Args:
+        reference: of good runs, which the steps are compared with.
+    """
 
     path: Path
     format: str | None = None
     preset: str | None = None
     contract: Path | None = None
     unsafe_pickles: bool = False
+    reference: Path | None = None
 
 
 @dataclass(frozen=True)

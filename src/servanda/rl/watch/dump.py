@@ -25,6 +25,7 @@ from servanda.rl.dumps.soundness import alike, data_lines, sides
 from servanda.rl.dumps.steps import RunEnds, Trend, concentration
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.rl.dumps.window import Window
+from servanda.rl.trend.run_chart import changed, chart_for, joined_outcome
 from servanda.rl.watch.contract import StepContract, WatchOptions, fixed, of_a_trainer
 from servanda.rl.watch.step import WatchedStep
 from servanda.runner.load import read
@@ -49,6 +50,8 @@ class DumpSource:
         self.options = options
         self.missing = self.left = ""
         self._own = None if options.contract is None else of_a_trainer(options.contract)
+        self._chart = chart_for(options.reference, self._own and self._own[1])
+        self._values: dict[int, dict[str, float]] = {}  # step -> its numbers, for a restart
         self._contract: StepContract | None = None
         self._format = ""
         # step -> stamp of its files
@@ -158,9 +161,14 @@ class DumpSource:
         drawn = statistics.before_filter(evidence)
         judged = self._window.judge(number, step, plan, evidence, drawn, statistics.atoms, errors)
         cells, together = judged.cells, judged.together
+        outcome = judged.outcome
+        if self._chart is not None:
+            self._values[step] = {} if judged.errors else statistics.scalars.values
+            trend = self._chart.add(step, self._values[step])
+            cells, outcome = (*cells, *trend), joined_outcome(outcome, trend)
         if not judged.errors:
             self._ends.add(statistics.steps[step])
-        red = [c.slice for c in cells if c.enforced and c.outcome == "violated"]
+        red = [c.slice for c in judged.cells if c.enforced and c.outcome == "violated"]
         # growing drift is a cause only if it grew before this step; a jump is not
         before, self._trend = self._trend, self._ends.trend()
         share = concentration(self._ends.last)
@@ -170,13 +178,13 @@ class DumpSource:
         likely = diagnosis.likely(statistics.cuts, red, judged.atoms, before, share)
         return WatchedStep(
             step,
-            judged.outcome,
+            outcome,
             cells,
             statistics.trained,
             statistics.sequences,
             why=judged.errors[0] if judged.errors else "",
-            cause=likely if red else "",
-            trend=self._trend,
+            cause=(likely if red else "") or changed(cells),
+            trend=None if self._chart is not None else self._trend,
             staleness=statistics.largest_staleness if aged else None,
             actions=actions_of(contract.contract, cells),
             command=command,
@@ -204,12 +212,14 @@ class DumpSource:
         each = f"steps    each judged alone at confidence {contract.confidence:g}"
         if of.window > 1:
             each += f"; a slice that one step does not decide, with the last {of.window}"
+        against = [] if self._chart is None else [f"change   {self._chart.reference.promise}"]
         return (
             f"found    {FORMATS[self._format].framework} in {self.options.path}",
             limits,
             f"slices   {', '.join(named) or 'none: too few tokens per step, or all alike'}",
             *(f"         {note}" for note in of.left_out),
             each,
+            *against,
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -229,13 +239,14 @@ class DumpSource:
             "judged": [*self._judged.items()],
             "odd": self._odd,
             "digests": [*self._sound.steps.items()],
+            "values": [*self._values.items()],
             **self._ends.to_plain(),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         if state["asked"] != self._wanted():
             raise ContractError(
-                "the state was kept with another --as, --preset or --contract",
+                "the state was kept with another --as, --preset, --contract or --reference",
                 hint="repeat the options of that watch, or name another --state-file",
             )
         self._format = state["format"]
@@ -256,11 +267,16 @@ class DumpSource:
         self._sound.steps.update(state.get("digests", ()))
         self._ends = RunEnds.from_plain(state)
         self._trend = self._ends.trend()
+        self._values = dict(state.get("values", ()))
+        for step, values in self._values.items():
+            if self._chart is not None:
+                self._chart.add(step, values)
 
     def _wanted(self) -> list[str | None]:
         """The options that a state depends on."""
-        contract = self.options.contract
-        return [self.options.format, self.options.preset, contract and str(contract)]
+        of = self.options
+        wanted = [of.format, of.preset, of.contract and str(of.contract)]
+        return [*wanted, self._chart.reference.digest] if self._chart is not None else wanted
 
 
 def _sure(name: str, path: Place) -> bool:

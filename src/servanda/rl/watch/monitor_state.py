@@ -22,6 +22,9 @@ from servanda.report.cell_text import GLYPH
 from servanda.rl.dumps.steps import RunEnds, TokenSum
 from servanda.rl.monitor.drafts import NAME as DRAFTS
 from servanda.rl.monitor.state_file import SCHEMA
+from servanda.rl.monitor.step_pool import PooledSteps
+from servanda.rl.trend.run_chart import TREND, changed, chart_for, joined_outcome
+from servanda.rl.trend.step_scalars import scalars_of
 from servanda.rl.watch.step import WatchedStep
 
 _STORED = ("bytes", "lines", "begin", "step", "furthest")
@@ -69,6 +72,7 @@ class _Line(msgspec.Struct):
     tokens: int = 0
     needs_tokens: int | None = None
     sequences: int = 0
+    pool: PooledSteps | None = None
     metrics: dict[str, Number] = {}
     groups: list[tuple[float, int]] = []  # sum of |log ratio| and tokens
     follow: _Follow | None = None
@@ -77,8 +81,11 @@ class _Line(msgspec.Struct):
 class MonitorSource:
     kind = "monitor"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reference: Path | None = None) -> None:
         self.path = path
+        self._reference = reference
+        self._chart = chart_for(reference, None)
+        self._values: list[tuple[int, dict[str, float]]] = []  # of the steps so far
         self.missing = self.left = ""
         self._file: Path | None = None
         self._name = ""
@@ -122,6 +129,7 @@ class MonitorSource:
                 if stream.seek(0, 2) < self._bytes or (self._bytes and begin != self._begin):
                     self._bytes = self._lines = 0
                     self._furthest, self._ends = -1, RunEnds()
+                    self._chart, self._values = chart_for(self._reference, None), []
                 self._begin = begin
                 stream.seek(self._bytes)
                 return stream.read()
@@ -145,36 +153,51 @@ class MonitorSource:
             groups = {str(i): TokenSum(*sums) for i, sums in enumerate(line.groups)}
             # a run that went back repeats its steps
             self._ends.add_groups(number, groups, anew=True)
+        outcome, cause = line.outcome, line.cause
+        if self._chart is not None:
+            own = {} if outcome == "error" or not line.tokens else scalars_of(line.metrics)
+            own = {name: own[name] for name in self._chart.metrics if name in own}
+            self._values.append((line.weights, own))
+            trend = self._chart.add(line.weights, own)
+            cells = (*(cell for cell in cells if cell.section != TREND), *trend)
+            outcome, cause = joined_outcome(outcome, trend), cause or changed(trend)
         return WatchedStep(
             number,
-            line.outcome,
+            outcome,
             cells,
             line.tokens,
             line.sequences,
             why=line.cause or "the monitor gave no cause" if line.outcome == "error" else "",
-            cause=line.cause,
-            trend=self._ends.trend(),
+            cause=cause,
+            trend=None if self._chart is not None else self._ends.trend(),
             staleness=_number(line.metrics.get("servanda/staleness/max")),
             actions=tuple(dict.fromkeys((*line.action, *line.would))),
             again=again,
             needs_tokens=line.needs_tokens,
             drafts=_number(line.metrics.get(DRAFTS)),
             follow=_follow(line.follow),
+            pool=line.pool,
         )
 
     def head(self) -> tuple[str, ...]:
         if self._file is None:
             return ()
         named = f": {self._name}" if self._name else ""
-        return (f"found    a monitor's state in {self._file}{named}",)
+        against = [] if self._chart is None else [f"change   {self._chart.reference.promise}"]
+        return (f"found    a monitor's state in {self._file}{named}", *against)
 
     def to_plain(self) -> dict[str, Any]:
-        return {**{name: getattr(self, f"_{name}") for name in _STORED}, **self._ends.to_plain()}
+        own = {name: getattr(self, f"_{name}") for name in _STORED}
+        return {**own, "values": self._values, **self._ends.to_plain()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         for name in _STORED:
             setattr(self, f"_{name}", state[name])
         self._ends = RunEnds.from_plain(state)
+        self._values = [(step, values) for step, values in state.get("values", ())]
+        for step, values in self._values:
+            if self._chart is not None:
+                self._chart.add(step, values)
 
 
 def read_state(path: str | Path) -> tuple[WatchedStep, ...]:
@@ -241,14 +264,15 @@ def _read(data: bytes, place: str) -> _Line:
 
 def _cell(cell: _Cell) -> CellVerdict:
     low, high = _number(cell.low), _number(cell.high)
+    trend = cell.clause == TREND
     return CellVerdict(
         cell.clause,
-        _section(cell.metric),
+        TREND if trend else _section(cell.metric),
         cell.metric,
         cell.aggregate,
         cell.slice,
         cell.outcome,
-        kind="certificate",
+        kind="guard" if trend else "certificate",
         claim="realised",
         enforced=cell.enforced,
         value=_number(cell.value),

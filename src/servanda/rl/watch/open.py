@@ -23,7 +23,7 @@ class DetectedSource:
     """
 
     def __init__(self, options: WatchOptions) -> None:
-        self.path = options.path
+        self.path, self._reference = options.path, options.reference
         with answering(self.path):
             self.kind, self.missing, self.left = "", nothing(self.path), ""
         # validates the options before there is any file
@@ -63,7 +63,7 @@ class DetectedSource:
                     f"{FORMATS[dumps[0]].framework}",
                     hint=f"name one: the file {states[0].name}, or --as {dumps[0]}",
                 )
-        return MonitorSource(path)
+        return MonitorSource(path, self._reference)
 
     def head(self) -> tuple[str, ...]:
         return self._source.head() if self._source else ()

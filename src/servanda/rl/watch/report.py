@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from servanda.report.cell_text import GLYPH
 from servanda.report.format import count, line, percent
+from servanda.rl.trend.run_chart import TREND
 from servanda.rl.watch.step import WatchedStep
-from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, WatchState, number
+from servanda.rl.watch.transitions import LOST, VIOLATED, Alert, WatchState, number, trend_words
 
 _MARK = {"error": "✗", "warning": "!", "info": "✓"}
 
@@ -17,7 +18,12 @@ def step_line(step: WatchedStep) -> str:
     if step.outcome == "error":
         parts.append(line(step.why))
     elif worst is not None:
-        parts.append(f"{worst.clause}, {line(step.where(worst))}: {number(worst)}")
+        place = line(step.where(worst))
+        parts.append(
+            trend_words(worst)
+            if worst.section == TREND
+            else f"{worst.clause}, {place}: {number(worst)}"
+        )
     else:
         parts.append("no trained token")
     if step.trend is not None:
@@ -25,7 +31,10 @@ def step_line(step: WatchedStep) -> str:
     if step.drafts is not None:
         parts.append(f"drafts accepted {percent(step.drafts)}")
     if step.outcome == "inconclusive" and step.needs_tokens is not None:
-        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {step.tokens:,}")
+        has = step.tokens if step.pool is None else step.pool.tokens
+        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {has:,}")
+        if step.pool is not None:
+            parts.append(f"in {step.pool.steps} of at most {count(step.pool.most, 'step')}")
     if step.follow:
         parts.append(line(step.follow))
     if step.again:

@@ -11,6 +11,7 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import Trend
+from servanda.rl.monitor.step_pool import PooledSteps
 
 COVERAGE = ("usable_ratio", "rescored_ratio")  # validity checks for logprob coverage
 
@@ -32,6 +33,7 @@ class WatchedStep:
         needs_tokens: approximate number of tokens for a decision, if undecided.
         drafts: share of the draft tokens that the target accepted; None: not counted.
         follow: whether the engine follows the trainer, in one line; "" if not observed.
+        pool: the steps that a monitor's verdict is about; None: this one alone.
     """
 
     step: int
@@ -50,6 +52,7 @@ class WatchedStep:
     needs_tokens: int | None = None
     drafts: float | None = None
     follow: str = ""
+    pool: PooledSteps | None = None
 
     @property
     def enforced(self) -> tuple[CellVerdict, ...]:
@@ -57,7 +60,7 @@ class WatchedStep:
 
     def place(self, name: str) -> str:
         """The display name of a slice, with the steps that are judged together."""
-        first = self.together.get(name, self.step)
+        first = self.together.get(name, self.step if self.pool is None else self.pool.first)
         steps = f" (steps {first} to {self.step})" if first < self.step else ""
         return f"{format.place(name)}{steps}"
 

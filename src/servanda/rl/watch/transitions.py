@@ -14,8 +14,10 @@ from typing import Literal
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import interval, limit, limit_sign, of_cell
 from servanda.report.format import count
+from servanda.report.format import number as number_of
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import GROWS
+from servanda.rl.trend.run_chart import TREND as CLAUSE
 from servanda.rl.watch.step import COVERAGE, WatchedStep
 
 CALM = 3  # steps that lower a flag
@@ -243,8 +245,17 @@ def _alert(
         interval=cell.interval,
         limit=cell.limit,
         n=cell.n,
-        words=f"{format.clause(cell)}, {step.where(cell)}: {number(cell)}, n {cell.n:,}",
+        words=trend_words(cell)
+        if cell.section == CLAUSE
+        else f"{format.clause(cell)}, {step.where(cell)}: {number(cell)}, n {cell.n:,}",
     )
+
+
+def trend_words(cell: CellVerdict) -> str:
+    """A cell of the trend: what has changed, and by how much."""
+    lost = f", missing at {count(cell.missing, 'step')}" if cell.missing else ""
+    note = f" ({cell.note.partition(';')[0]})" if cell.note else ""
+    return f"change of {cell.metric}: {number_of(cell.value)} of its threshold{note}{lost}"
 
 
 def number(cell: CellVerdict) -> str:

@@ -1,0 +1,82 @@
+# Recorded runs as references: the states of monitors, and dumps of trainers.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from servanda.errors import ContractError, EvidenceError
+from servanda.rl.dumps.blocks import blocks, paired
+from servanda.rl.dumps.formats import open_dump
+from servanda.rl.trend.reference import GoodRun
+from servanda.rl.trend.step_scalars import StepScalars, scalars_of
+from servanda.rl.watch.monitor_state import states_in
+from servanda.theory.stats.histogram import BINS
+from servanda.theory.stats.tally import tally
+
+
+class _Line(msgspec.Struct):
+    weights: int
+    outcome: str
+    tokens: int = 0
+    metrics: dict[str, float | str | None] = {}
+
+
+def recorded_run(path: Path, *, unsafe_pickles: bool = False) -> GoodRun:
+    """A recorded run, from the state of a monitor or from a dump.
+
+    Raises:
+        ContractError: there is neither, or several states.
+        EvidenceError: the data of a step is no evidence.
+        MeasurementError: a file cannot be read.
+    """
+    states = states_in(path) if path.exists() else []
+    if len(states) > 1:
+        names = ", ".join(state.name for state in states[:4])
+        raise ContractError(f"{path} holds {len(states)} states: {names}", hint="name each file")
+    return _of_state(states[0]) if states else _of_dump(path, unsafe_pickles=unsafe_pickles)
+
+
+def _of_state(path: Path) -> GoodRun:
+    data, steps = path.read_bytes(), dict[int, tuple[dict[str, float], int]]()
+    for number, text in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            line = msgspec.convert(msgspec.json.decode(text), _Line)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise EvidenceError(f"{path}:{number} is no step of a monitor: {error}") from None
+        if line.outcome == "error":
+            raise EvidenceError(
+                f"step {line.weights} of {path} is an error, so its numbers are no reference",
+                hint="record a run without errors",
+            )
+        if line.tokens:  # a step that a restart repeats replaces the later ones
+            steps = {n: own for n, own in steps.items() if n < line.weights}
+            steps[line.weights] = scalars_of(line.metrics), line.tokens
+    digest = blake2b(data, digest_size=16).hexdigest()
+    return _run(path, digest, steps)
+
+
+def _of_dump(path: Path, *, unsafe_pickles: bool) -> GoodRun:
+    found = open_dump(path, None, unsafe_pickles=unsafe_pickles)
+    digest, steps = blake2b(digest_size=16), dict[int, tuple[dict[str, float], int]]()
+    for step in found.steps:
+        sums = StepScalars()
+        for block in blocks(found.of([step]).read()):
+            pair = paired(block, 0)
+            train_N, infer_N = (side.columns["logp"] for side in (pair.train, pair.infer))
+            digest.update(np.stack([train_N, infer_N]).tobytes())
+            (count_K,) = tally(train_N, infer_N, np.ones(len(train_N), dtype=bool))
+            sums += StepScalars.of(count_K[:BINS], int(count_K[BINS]))
+        if sums.usable:
+            steps[step] = sums.values, sums.usable + sums.lost
+    return _run(path, digest.hexdigest(), steps)
+
+
+def _run(path: Path, digest: str, steps: Mapping[int, tuple[dict[str, float], int]]) -> GoodRun:
+    ordered = sorted(steps.items())
+    values = tuple((step, own) for step, (own, _) in ordered)
+    return GoodRun(str(path), digest, values, tuple(tokens for _, (_, tokens) in ordered))
