@@ -128,7 +128,7 @@ class JudgedStep:
     pool: PooledSteps | None
     tokens: int
     drafts: DraftCounts
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
     wrong: Sequence[str]
     notes: Sequence[str]
 
