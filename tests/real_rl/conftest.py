@@ -10,6 +10,7 @@ import pytest
 HERE = Path(__file__).parent
 collect_ignore = [
     "trl_ranks.py",
+    "trl_async_run.py",
     "trl_runs.py",
     "verl_steps.py",
 ]  # for other interpreters than this one

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from servanda.rl import read_state
 from tests.rl.monitor import verl_contracts
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,41 @@ def test_every_step_is_judged_logged_and_kept(runs):
         wanted = line["metrics"]["servanda/abs_log_ratio_nats"]
         assert entry["servanda/abs_log_ratio_nats"] == pytest.approx(wanted)
         assert 0 < wanted < 0.1
+
+
+def test_steps_have_the_number_of_trls_own_log(runs):
+    found, folder = runs
+    logged = [entry["step"] for entry in found["run"]["log"] if "servanda/active" in entry]
+    assert [step.step for step in read_state(folder / "steps.jsonl")] == logged == [1, 2]
+
+
+def test_rloo_is_judged_by_the_logprobs_that_it_drops(runs):
+    found, folder = runs
+    logged = [entry for entry in found["rloo"]["log"] if "servanda/active" in entry]
+    lines = [json.loads(line) for line in (folder / "rloo.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [entry["step"] for entry in logged] == [1, 2]
+    for line, entry in zip(lines, logged, strict=True):
+        wanted = line["metrics"]["servanda/abs_log_ratio_nats"]
+        assert entry["servanda/abs_log_ratio_nats"] == pytest.approx(wanted)
+        assert 0 < wanted < 0.1 and entry["servanda/coverage"] == 1.0
+    assert found["rloo"]["no engine"].startswith("TRL samples from the module that it trains")
+    assert "RLOO's loss is one of whole responses" in found["rloo"]["acting"]
+
+
+def test_a_sample_of_the_sequences_has_their_prompts_and_labels(runs):
+    found = runs[0]["dump"]
+    assert found["steps"] == [1, 2]
+    assert found["prompts"] == ["12 + 7 =", "def sum("]
+    both = {"rank": ["0"], "replica": ["0"], "engine": ["transformers tiny-lm bfloat16 eager"]}
+    tasks = [labels.pop("task") for labels in found["labels"]]
+    assert sorted(task for (task,) in tasks) == ["a", "b"]
+    assert found["labels"] == [both | {"weight_version": [version]} for version in ("0", "1")]
+
+
+def test_all_sequences_are_written_or_it_is_an_error(runs):
+    found = runs[0]["all"]
+    assert (found["step"], found["sequences"]) == (1, 32)
+    assert found["error"].startswith("TRL's batch has no logprobs of the trainer")
 
 
 def test_the_losses_give_the_logprobs_of_a_forward_pass(runs):
@@ -168,3 +204,35 @@ def test_two_ranks_are_judged_as_one_and_stop_together(venvs, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second == {"steps": 1, "tokens": 2 * 8 * 8}
+
+
+@pytest.fixture(scope="module")
+def asynchronous(trl, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("async")
+    watching = verl_contracts.write(tmp_path_factory.mktemp("watching"), verl_contracts.WATCH)
+    masking = verl_contracts.write(tmp_path_factory.mktemp("masking"), BOTH, limit=0.3)
+    done = trl(Path(__file__).with_name("trl_async_run.py"), watching, masking, folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), folder
+
+
+@pytest.mark.parametrize(("kind", "stale"), [("fresh", [0, 1, 1]), ("late", [0, 1, 2])])
+def test_an_asynchronous_step_is_judged_with_the_staleness_at_its_update(asynchronous, kind, stale):
+    """TRL drains its queue one step ahead, so the newest weights are one update old."""
+    found, folder = asynchronous
+    logged = [entry for entry in found[kind] if "servanda/active" in entry]
+    assert [entry["step"] for entry in logged] == [1, 2, 3]
+    assert [step.step for step in read_state(folder / f"{kind}.jsonl")] == [1, 2, 3]
+    assert [entry["servanda/staleness/max"] for entry in logged] == stale
+    for entry in logged:
+        assert entry["servanda/coverage"] == 1.0 and entry["servanda/observed_sequences"] == 8
+    first = json.loads((folder / f"{kind}.jsonl").read_text().splitlines()[0])
+    assert len(first["groups"]) == 4  # two prompts, twice
+    fresh, *older = (entry["servanda/abs_log_ratio_nats"] for entry in logged)
+    assert 0 < fresh < 0.02 < min(older)  # the age is real
+
+
+def test_an_asynchronous_contract_that_acts_on_tokens_is_refused(asynchronous):
+    assert (
+        "AsyncGRPOTrainer's loss is computed before a step is judged" in asynchronous[0]["acting"]
+    )

@@ -115,7 +115,7 @@ def trainer_of(calls, correction, calculate=True):
     return trainer, queue
 
 
-def step(contract, calls, correction, recompute=0.0, calculate=True):
+def step(contract, calls, correction, recompute=0.0, calculate=True, kept=None):
     """A step as verl makes it: old logprobs, then advantages."""
     from servanda.rl import Monitor
     from servanda.rl import verl as plugin
@@ -123,8 +123,7 @@ def step(contract, calls, correction, recompute=0.0, calculate=True):
 
     watch = plugin.install()
     vars(watch).clear()  # each scenario begins anew
-    kept = tempfile.TemporaryDirectory()
-    watch.__init__(Monitor(contract, dump=kept.name, sample=1.0), recompute)
+    watch.__init__(Monitor(contract, dump=kept, sample=1.0), recompute)
     trainer, queue = trainer_of(calls, correction, calculate)
     metrics = {}
     try:
@@ -135,19 +134,21 @@ def step(contract, calls, correction, recompute=0.0, calculate=True):
     rows = [*queue.rows.values()]
     names = [n for n in ("response_mask", "rollout_is_weights") if n in rows[0]]
     written = {n: [row[n].tolist() for row in rows] for n in names}
-    with kept:
-        (part,) = open_dump(kept.name).read()
-    labels = {name: sorted({*values}) for name, values in part.labels.items()}
-    own = {"step": part.step, "labels": labels}
-    return {"metrics": metrics, "asked": trainer.actor_rollout_wg.asked, **written, **own}
+    if kept is not None:
+        (part,) = open_dump(kept).read()
+        labels = {name: sorted({*values}) for name, values in part.labels.items()}
+        written |= {"step": part.step, "labels": labels}
+    return {"metrics": metrics, "asked": trainer.actor_rollout_wg.asked, **written}
 
 
 def main(watching, correcting, path):
     calls = dict(np.load(path))
     on = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}
     bypass = {"bypass_mode": True}
+    with tempfile.TemporaryDirectory() as kept:
+        decoupled = step(watching, calls, None, kept=kept)
     found = {
-        "decoupled": step(watching, calls, None),
+        "decoupled": decoupled,
         "corrected": step(correcting, calls, on),
         "nowhere": step(correcting, calls, None),
         "bypass": step(watching, calls, bypass),

@@ -11,7 +11,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.rl import DraftCounts, Monitor, package_version, read_state
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.package_version import built
-from servanda.rl.trl import Monitored, rollouts, trainee
+from servanda.rl.trl import Dumping, Monitored, rollouts, trainee
 from servanda.rl.trl_batch import groups_of
 from tests.rl.monitor.recorded import Call, Trainer
 from tests.transcripts import blocks
@@ -282,6 +282,37 @@ def test_a_sample_of_the_sequences_has_their_prompts(held, tmp_path):
     found = np.split(rollouts.token_N, np.cumsum(rollouts.length_S)[:-1])
     assert sorted(map(list, found)) == sorted(wanted)
     assert not rollouts.mask_N[0]
+
+
+def test_every_generation_of_a_step_is_dumped_or_it_is_an_error(tmp_path):
+    class Dumped(Dumping, Trainer): ...
+
+    trainer = Dumped(Call("vllm"), dump=tmp_path / "all", slices=SLICES)
+    trainer.generate()
+    trainer.generate()  # of one update
+    (rollouts,) = open_dump(tmp_path / "all").read()
+    assert (rollouts.step, len(rollouts)) == (trainer.call.step + 1, 2 * len(trainer.call.mask_BT))
+    assert {"domain", "rank"} <= rollouts.labels.keys()
+    trained = np.concatenate([rollouts.logp_train_N[rollouts.mask_N]])
+    mask_BT = trainer.call.mask_BT == 1
+    np.testing.assert_allclose(
+        np.sort(trained), np.sort(np.tile(trainer.call.logp_train_BT[mask_BT], 2)), rtol=1e-6
+    )
+    trainer.model.training = False
+    trainer.generate()  # an evaluation
+    assert len(list((tmp_path / "all").glob("*.parquet"))) == 2
+    for missing, side in (
+        ("old_per_token_logps", "trainer"),
+        ("sampling_per_token_logps", "sampl"),
+    ):
+        other = Dumped(Call("vllm"), dump=tmp_path / side)
+        other.call.out[missing] = np.full_like(other.call.out[missing], np.nan)
+        with pytest.raises(MeasurementError, match=f"no logprobs of the {side}"):
+            other.generate()
+        del other.call.out[missing]
+        with pytest.raises(MeasurementError, match=f"no logprobs of the {side}"):
+            other.generate()
+        assert not (tmp_path / side).exists()
 
 
 def test_the_hook_fills_what_trl_knows_of_the_engine(held, tmp_path):

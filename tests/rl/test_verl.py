@@ -353,6 +353,7 @@ def test_drafts_and_labels_are_what_verl_knows_of_each_sequence():
         "weight_version": ["4-5", "5", ""],
         "cached_tokens": ["16", "", ""],
     }
+    trainer.config.actor_rollout_ref.rollout.clear()  # a configuration that names no engine
     assert verl_batch._engine_labels(trainer, [{}], []) == {}
 
 

@@ -8,9 +8,9 @@ from servanda.errors import MeasurementError
 
 
 def installed(package: str) -> str:
-    """The version of a package; "" if it is not installed."""
+    """The version of a package; "" if it is not installed, or has no name."""
     try:
-        return version(package)
+        return version(package) if package else ""
     except PackageNotFoundError:
         return ""
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.rl.monitor import actions
+from servanda.errors import EvidenceError, MeasurementError
+from servanda.rl.trl_async import MonitoredAsync
 from servanda.rl.trl_batch import (
     SHARE,
     Waiting,
@@ -38,7 +38,7 @@ from servanda.rl.trl_batch import (
 from servanda.rl.trl_dump import Dumping
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
 from servanda.rl.trl_follow import EngineFollow
-from servanda.rl.trl_setup import Recorder, check_trl, labels_of
+from servanda.rl.trl_setup import Recorder, check_tokens_kept, check_trl, gathered, labels_of
 
 if TYPE_CHECKING:
     from servanda.rl.follow.follow import Follow
@@ -52,6 +52,7 @@ else:
 __all__ = [
     "Dumping",
     "Monitored",
+    "MonitoredAsync",
     "drilled",
     "gathered",
     "instead_of_training",
@@ -125,7 +126,7 @@ class Monitored(Base):
             raise _no_logprobs(self, nan=False)  # its batches have no sampler logprobs
         self._recorder: Recorder | None = None
         if not hasattr(self, "rollout_func"):  # RLOO drops what it does not need
-            _refuse_actions(monitor)
+            check_tokens_kept(monitor, "RLOO's loss is one of whole responses, one weight each")
             self._recorder = Recorder(self.vllm_generation)
         self._drafts = drafts if self.accelerator.is_main_process else None
         if self.accelerator.num_processes > 1:
@@ -310,16 +311,6 @@ def _watcher(trainer: Monitored) -> Any:
     return Watcher()
 
 
-def _refuse_actions(monitor: Monitor) -> None:
-    acting = sorted({"correct", "mask"} & actions.named(monitor.contract))
-    if acting:
-        raise ContractError(
-            f"the contract says {acting[0]}, and RLOO's loss is one of whole responses, with one "
-            "weight each",
-            hint=f"take {acting[0]} out of the contract, or train with GRPOTrainer",
-        )
-
-
 def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
     if nan:
         return MeasurementError(
@@ -343,10 +334,3 @@ def _no_logprobs(trainer: Any, nan: bool) -> MeasurementError:
         hint="set use_vllm=True"
         + (", or rollout_func=servanda.rl.trl.rollouts(engine)" * hasattr(trainer, "rollout_func")),
     )
-
-
-def gathered(value: Any) -> list[Any]:
-    """Gather the objects of all ranks of accelerate, in order: a monitor's `gather`."""
-    from accelerate.utils import gather_object  # type: ignore[import-not-found]
-
-    return gather_object([value])

@@ -44,6 +44,7 @@ class Dumping(Base):
         **kwargs: Any,
     ) -> None:
         self.dump = Path(dump)
+        self._written = (0, 0)  # a step, and its generations so far
         self.slices = dict(
             slices if isinstance(slices, Mapping) else zip(slices, slices, strict=True)
         )
@@ -71,8 +72,12 @@ class Dumping(Base):
         labels = {name: column_of(inputs, column) for name, column in self.slices.items()}
         present_BT = token_BT >= 0
         present_BT[:, -mask_BT.shape[1] :] &= out["completion_mask"].bool()
-        Writer(self.dump, rank=self.accelerator.process_index).step(
-            int(self.state.global_step) + 1,  # as TRL logs it
+        step = int(self.state.global_step) + 1  # as TRL logs it
+        before = self._written[1] if self._written[0] == step else 0
+        self._written = (step, before + 1)
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        Writer(self.dump, rank=rank + ranks * before).step(  # a file of each generation
+            step,
             token_BT,
             mask_BT,
             out["old_per_token_logps"],

@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from servanda.errors import MeasurementError
+from servanda.errors import ContractError, MeasurementError
+from servanda.rl.monitor import actions
 from servanda.rl.package_version import built, check_version, installed
 from servanda.rl.trl_engine import Rollouts
+
+if TYPE_CHECKING:
+    from servanda.rl.monitor.monitor import Monitor
 
 _SUPPORTED, TESTED = ((1, 8), (2, 0)), "1.16.0"
 _METHODS = (
@@ -18,21 +23,47 @@ _METHODS = (
 )
 
 
-def check_trl(trainer: Any, mixin: type) -> None:
+def check_trl(
+    trainer: Any,
+    mixin: type,
+    methods: Sequence[str] = _METHODS,
+    supported: str = "GRPOTrainer and RLOOTrainer",
+) -> None:
     """Refuse a TRL, or a trainer of it, that differs from the mixin's assumptions.
+
+    Args:
+        methods: those that the mixin overrides.
+        supported: the trainers that have them.
 
     Raises:
         MeasurementError: too old or too new a TRL, or a trainer without the methods.
     """
     if _is_trls(trainer):
         check_version("trl", "TRL", _SUPPORTED, TESTED)
-    for name in _METHODS:
+    for name in methods:
         if not hasattr(super(mixin, trainer), name):
             has = f"TRL {installed('trl')}" if _is_trls(trainer) else "this trainer"
             raise MeasurementError(
                 f"{has} has no {_kind(trainer)}.{name}: the monitor would see no batch",
-                hint=f"Servanda supports GRPOTrainer and RLOOTrainer of TRL {TESTED}",
+                hint=f"Servanda supports {supported} of TRL {TESTED}",
             )
+
+
+def check_tokens_kept(monitor: Monitor, why: str) -> None:
+    """Refuse a contract that acts on tokens, where a trainer takes no changed batch.
+
+    Args:
+        why: the reason, a sentence.
+
+    Raises:
+        ContractError: the contract says `correct` or `mask`.
+    """
+    acting = sorted({"correct", "mask"} & actions.named(monitor.contract))
+    if acting:
+        raise ContractError(
+            f"the contract says {acting[0]}, and {why}",
+            hint=f"take {acting[0]} out of the contract, or train with GRPOTrainer",
+        )
 
 
 def labels_of(trainer: Any, size: int) -> dict[str, list[str]]:
@@ -53,6 +84,13 @@ def labels_of(trainer: Any, size: int) -> dict[str, list[str]]:
             share = int(getattr(trainer, "vllm_tensor_parallel_size", 1))
             known |= {"replica": rank // share, "engine": built("vllm")}
     return {name: [str(value)] * size for name, value in known.items() if value not in (None, "")}
+
+
+def gathered(value: Any) -> list[Any]:
+    """Gather the objects of all ranks of accelerate, in order: a monitor's `gather`."""
+    from accelerate.utils import gather_object  # type: ignore[import-not-found]
+
+    return gather_object([value])
 
 
 class Recorder:
