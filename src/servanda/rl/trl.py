@@ -24,7 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.trl_batch import SHARE, Waiting, column_of, groups_of, loss_mask, rows_of, share_of
+from servanda.rl.trl_batch import (
+    SHARE,
+    Waiting,
+    column_of,
+    groups_of,
+    loss_mask,
+    rows_of,
+    share_of,
+    weights_of,
+)
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
 
 if TYPE_CHECKING:
@@ -140,6 +149,7 @@ class Monitored(Base):
             "advantages": out["advantages"],
             "weights": int(self.state.global_step),
             "tokens": out["completion_ids"],
+            "loss_weights": weights_of(out, self.monitor),
         }
 
     def _judged(self, logp_train_BT: Any, given: Mapping[str, Any]) -> Step:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import ContractError, EvidenceError
-from servanda.rl.monitor import actions
+from servanda.judgement.clauses.loss_checks import declared_text
+from servanda.rl.monitor import actions, loss
 from servanda.rl.monitor.batch import SHARE
 from servanda.theory.stats.device_arrays import mixed
 
@@ -78,6 +79,20 @@ def loss_mask(out: Mapping[str, Any]) -> Any:
     """1 if the trainer learns from a token, [B, T]."""
     mask_BT = out["completion_mask"]
     return mask_BT * out["tool_mask"] if "tool_mask" in out else mask_BT
+
+
+def weights_of(out: Mapping[str, Any], monitor: Monitor) -> Any:
+    """TRL's importance weights, [B, 1] or [B, T].
+
+    None if it has none, if the contract replaces them, or if it declares other ones in passing: a
+    step is an error for its weights only where a clause is about them.
+    """
+    contract = monitor.contract
+    if "correct" in actions.named(contract):
+        return None
+    if declared_text(contract) and not loss.limited(contract):
+        return None
+    return out.get("importance_sampling_ratio")
 
 
 def groups_of(out: Mapping[str, Any]) -> list[str]:
