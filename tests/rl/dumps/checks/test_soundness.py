@@ -450,7 +450,7 @@ def test_precision_is_the_coarsest_format_that_is_exact():
 
 def test_a_dump_of_nothing_is_told_by_every_check():
     assert found()["coverage"].state == "unsound"
-    assert len(found()) == len(CHECKS)
+    assert sorted(found()) == sorted({*CHECKS} - {"loss", "lag"})
 
 
 def answers(cut=0, sequences=400, longest=50, end=7, seed=0):
