@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.field.rows import bug, known, servanda
+from servanda.rl import Monitor
+from tests.field.rows import bug, known, observed, servanda
 from tests.field.worlds import NOISE, draw, reference, run
 
 DATA = "Meaning of the data"
@@ -232,16 +233,47 @@ known(
     state="in part",
     missing="the gap is seen; no slice of images, no prompts with images",
 )
-known(
+WEIGHTED = """
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata: {name: weighted}
+kernels: {train: {engine: external}, infer: {engine: external}}
+weights: {changes: every_step}
+claim: realised
+workload: {source: trainer, sampling: {max_new_tokens: 4096}}
+gradient: {weighting: {tis: 2.0}}
+statistical: [{id: tv, metric: tv, aggregate: mean, at_most: 0.3, slices: [all]}]
+observability:
+  clauses:
+    - {id: used, metric: declared_weight_ratio, at_least: 0.999}
+    - {id: mean, metric: mean_weight_ratio, at_least: 0.5}
+    - {id: effective, metric: effective_ratio, at_least: 0.3}
+"""
+
+
+@bug(
     DATA,
     "NVIDIA-NeMo/RL#2269",
     "huggingface/trl#7120",
     "huggingface/trl#5814",
     what="weights of whole sequences: mean .0596, so that a batch counts a seventeenth; `inf`",
-    command="a `weight_gap` clause",
-    state="in part",
-    missing="the weights that the loss used are not recorded",
+    command="Monitor.observe(loss_weights=)",
+    state="caught",
+    exit=1,
+    says="its weights are the product of w over the sequence, at most 2",
 )
+def weights_of_sequences(folder, broken):
+    path = folder / "weighted.kernelcontract.yaml"
+    path.write_text(WEIGHTED)
+    step = draw(66, 1, size=32, noise=0.3)
+    ratio = step.train - step.infer
+    over = ratio.sum(axis=1, keepdims=True) if broken else ratio
+    found = Monitor(path).observe(
+        step.train, step.infer, step.mask, weights=1, loss_weights=np.minimum(np.exp(over), 2)
+    )
+    return observed(found)
+
+
 MOE = "Routing of experts"
 known(
     MOE,

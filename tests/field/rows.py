@@ -86,3 +86,8 @@ def servanda(*words) -> Answer:
     """Run the command line as a user does."""
     done = CliRunner().invoke(main, [*map(str, words)], prog_name="servanda")
     return Answer(done.exit_code, done.output)
+
+
+def observed(step) -> Answer:
+    """What a monitor said of a step."""
+    return Answer(step.exit_code, f"{step.outcome}: {step.cause}\n{step}")

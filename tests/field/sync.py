@@ -6,7 +6,7 @@ import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.rl import Monitor
-from tests.field.rows import Answer, bug, known, servanda
+from tests.field.rows import Answer, bug, known, observed, servanda
 from tests.field.worlds import NOISE, draw, reference, run
 
 SYNC = "Weight sync and adapters"
@@ -18,11 +18,6 @@ def drilled(folder: Path, text: str) -> Answer:
     """`servanda preflight FILE.py:NAME` on a script of this text."""
     (folder / "drill.py").write_text(text)
     return servanda("preflight", folder / "drill.py:sync", "--quiet")
-
-
-def observed(step) -> Answer:
-    """What a monitor said of a step."""
-    return Answer(step.exit_code, f"{step.outcome}: {step.cause}\n{step}")
 
 
 ADAPTER = """
@@ -193,14 +188,34 @@ known(
     state="in part",
     missing="a hook for ms-swift; a `score` over HTTP has to be written by hand",
 )
-known(
+
+
+@bug(
     SYNC,
     "huggingface/trl#6344",
     what="a worker of one's own skips the LoRA sync, and the version counter still rises",
-    command="Monitor.observe",
-    state="in part",
-    missing="seen once it has drifted; a version is not held against a digest of the weights",
+    command="Monitor.observe(versions=, older=)",
+    state="caught",
+    exit=4,
+    says="replica r3 claims version 12 and samples from 11",
 )
+def counter_rises(folder, broken):
+    step, rng = draw(17, 12, size=48), np.random.default_rng(17)
+    update = rng.normal(0, 0.03, step.infer.shape)
+    held, other = step.train, np.minimum(step.train + update, 0)
+    late = (np.arange(48) % FLEET == 3)[:, None] & broken
+    found = Monitor("verl-sync").observe(
+        np.where(late, other, held),
+        step.infer,
+        step.mask,
+        weights=12,
+        versions=[12] * 48,
+        older={1: np.where(late, held, other)},
+        labels={"replica": [f"r{s % FLEET}" for s in range(48)]},
+    )
+    return observed(found)
+
+
 known(
     SYNC,
     "verl-project/verl#7195",

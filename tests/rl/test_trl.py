@@ -72,6 +72,22 @@ def two_ranks():
     )
 
 
+def test_trls_own_weights_are_held_to_the_declared_ones(tmp_path):
+    """The recorded run caps its weights per token, but above the declared 1.02."""
+    path = tmp_path / "grpo.yaml"
+    clause = "    - {id: used, metric: declared_weight_ratio, at_least: 0.99}\n"
+    text = CONTRACT.format(rules=HALT, limit=0.9)
+    at = text.index("    - {id: finite")
+    path.write_text(text[:at] + clause + text[at:])
+    trainer = Kept(Call("vllm"), monitor=Monitor(path), slices=SLICES)
+    trainer.generate()
+
+    assert logged(trainer)["servanda/exit_code"] == [1.0]
+    weight_N = trainer.call.out["importance_sampling_ratio"][trainer.call.mask_BT == 1]
+    assert logged(trainer)["servanda/loss/declared"] == [pytest.approx((weight_N <= 1.02).mean())]
+    assert logged(trainer)["servanda/loss/mean_weight"] == [pytest.approx(weight_N.mean())]
+
+
 def logged(trainer):
     return dict(trainer._metrics["train"])
 

@@ -34,6 +34,7 @@ from servanda.rl.trl_batch import (
     rows_of,
     share_of,
     tokens_of,
+    weights_of,
 )
 from servanda.rl.trl_dump import Dumping
 from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
@@ -186,6 +187,7 @@ class Monitored(Base):
             "advantages": out["advantages"],
             "weights": int(self.state.global_step),
             "tokens": tokens_of(out),
+            "loss_weights": weights_of(out, self.monitor),
             "drafts": self._drafts,
         }
 

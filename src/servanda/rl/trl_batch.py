@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import ContractError, EvidenceError
-from servanda.rl.monitor import actions
+from servanda.judgement.clauses.loss_checks import declared_text
+from servanda.rl.monitor import actions, loss
 from servanda.rl.monitor.batch import SHARE
 from servanda.theory.stats.device_arrays import mixed
 
@@ -86,6 +87,20 @@ def tokens_of(out: Mapping[str, Any]) -> Any:
 
     prompt_BP = out["prompt_ids"].masked_fill(out["prompt_mask"] != 1, -1)
     return torch.cat([prompt_BP, out["completion_ids"]], dim=1)
+
+
+def weights_of(out: Mapping[str, Any], monitor: Monitor) -> Any:
+    """TRL's importance weights, [B, 1] or [B, T].
+
+    None if it has none, if the contract replaces them, or if it declares other ones in passing: a
+    step is an error for its weights only where a clause is about them.
+    """
+    contract = monitor.contract
+    if "correct" in actions.named(contract):
+        return None
+    if declared_text(contract) and not loss.limited(contract):
+        return None
+    return out.get("importance_sampling_ratio")
 
 
 def groups_of(out: Mapping[str, Any]) -> list[str]:

@@ -67,7 +67,8 @@ def _correction(module: Any, watch: Watch) -> None:
     @wraps(add_to_batch)
     def compute(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         batch, metrics = add_to_batch(batch, *args, **kwargs)
-        return watch.corrected(batch), metrics
+        batch = watch.corrected(batch)
+        return batch, {**metrics, **watch.of_loss(batch)}
 
     @wraps(bypass)
     def apply_bypass_mode(batch: Any, *args: Any, **kwargs: Any) -> None:

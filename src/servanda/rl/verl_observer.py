@@ -11,7 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from servanda.errors import ContractError, MeasurementError, ServandaError
-from servanda.rl.monitor.batch import SHARE
+from servanda.judgement.clauses.gradient import psi_of
+from servanda.rl.monitor import loss
+from servanda.rl.monitor.batch import SHARE, Batch
 from servanda.rl.verl_batch import (
     about,
     chosen,
@@ -45,6 +47,8 @@ class Watch:
         self._given = (monitor, recompute)
         self._known: dict[str, Any] = {}  # metadata of the batch, from the trainer
         self._measured: tuple[Any, Any] | None = None  # (logprobs, step)
+        self._mask_BT: Any = None  # before verl rejects tokens
+        self._observed: tuple[Any, Any, Any] | None = None  # (logprobs, mask, step)
         self._steps = 0
         self._began, self._scoring = 0.0, 0.0  # of the last scored batch, seconds
         self._printed: set[str] = set()
@@ -145,6 +149,7 @@ class Watch:
                 hint=f"set {_ASKED}: verl then hands over each batch with both logprobs",
             )
         step, mask_BT = measured[1], data.batch["response_mask"]
+        self._observed = measured[0], self._mask_BT, step
         if {"mask", "correct"} & {*step.action}:
             weight_BT = mask_BT.new_tensor(step.token_weights, dtype=measured[0].dtype)
             if "mask" in step.action:
@@ -152,6 +157,32 @@ class Watch:
             if "correct" in step.action:
                 data.batch["rollout_is_weights"] = weight_BT
         return data
+
+    def of_loss(self, data: Any) -> dict[str, float]:
+        """Metrics of what the loss will use of the last corrected batch.
+
+        verl weighs and rejects tokens after the monitor has judged the step, so this does not
+        change its verdict: weights that contradict the contract are printed.
+        """
+        observed, self._observed = self._observed, None
+        if observed is None:
+            return {}
+        train_BT, mask_BT, step = observed
+        sums = loss.sums_of(
+            Batch.of(
+                train_BT,
+                data.batch["rollout_log_probs"],
+                mask_BT,
+                weights=step.weights,
+                loss_weights=data.batch.get("rollout_is_weights", None),
+                loss_mask=data.batch["response_mask"][:, -mask_BT.shape[1] :],
+            ),
+            psi_of(self.monitor.contract),
+        )
+        problem = loss.problem(sums, self.monitor.contract)
+        if problem and not {"correct", "mask"} & {*step.action}:
+            self.print_once(problem)
+        return loss.metrics_of(sums, self.monitor.contract)
 
     def print_once(self, text: str) -> None:
         if text not in self._printed:
@@ -162,10 +193,11 @@ class Watch:
         known, infer_BT = self._known, data.batch["rollout_log_probs"]
         weights = known.get("weights", self._steps)
         self._steps = weights + 1
+        self._mask_BT = data.batch["response_mask"][:, -infer_BT.shape[1] :]
         return self.monitor.observe(
             train_BT,
             infer_BT,
-            data.batch["response_mask"][:, -infer_BT.shape[1] :],
+            self._mask_BT,
             groups=known.get("groups", data.non_tensor_batch.get("uid")),
             labels=known.get("labels", labels_of(data.non_tensor_batch)),
             staleness=known.get("staleness"),

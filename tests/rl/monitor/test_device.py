@@ -216,3 +216,21 @@ def test_tensors_of_the_cpu_are_numpy_views():
     tensors = [torch.from_numpy(of) for of in (train, infer, mask)]
     batch = device_batch.batch_of(*tensors, weights=0)
     assert type(batch) is Batch and np.shares_memory(batch.logp_train_BT, train)
+
+
+def test_what_the_loss_used_and_the_versions_are_the_same_on_a_device(device):
+    train, infer, mask, _ = arrays("turns", np.random.default_rng(6))
+    lag = np.random.default_rng(7).integers(0, 3, len(mask)).astype(np.float64)
+    w = np.minimum(np.exp(train - infer), np.float32(1.1))
+    w[0, mask[0]] = np.inf
+    more = {"loss_weights": w, "loss_mask": mask, "versions": 5 - lag, "older": {1: infer}}
+
+    here = Monitor("verl-async").observe(train, infer, mask, weights=5, **more)
+    sides = [torch.from_numpy(of) for of in (train, infer, mask)]
+    tensors = {n: torch.from_numpy(v) for n, v in more.items() if n != "older"}
+    older = {1: sides[1]}
+    there = Monitor("verl-async").observe(*sides, weights=5, **tensors, older=older)
+
+    assert here.cause == there.cause and "is infinite" in here.cause
+    assert here.metrics == there.metrics
+    assert "servanda/lag/gap_nats" in here.metrics

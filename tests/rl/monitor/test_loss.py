@@ -8,6 +8,7 @@ import pytest
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Monitor
+from servanda.rl.dumps.formats import open_dump
 from tests.kit import parse
 
 CONTRACT = """
@@ -354,3 +355,25 @@ def test_a_version_of_the_future_and_a_contradiction_are_refused():
         )
     with pytest.raises(EvidenceError, match="older has the key 0"):
         monitor.observe(train_BT, infer_BT, mask_BT, weights=12, older={0: train_BT})
+
+
+def test_a_sample_keeps_what_the_loss_used_and_the_versions(tmp_path):
+    train_BT, infer_BT, mask_BT = batch()
+    weight_BT = declared(np.exp(train_BT - infer_BT), mask_BT)
+
+    Monitor(contract(TIS), dump=tmp_path, sample=1.0).observe(
+        train_BT,
+        infer_BT,
+        mask_BT,
+        weights=4,
+        tokens=np.ones(mask_BT.shape, dtype=int),
+        loss_weights=weight_BT,
+        loss_mask=mask_BT,
+        versions=[3] * SIZE,
+    )
+
+    (kept,) = open_dump(tmp_path).read()
+    own = {name: column[kept.trained_K] for name, column in kept.per_token.items()}
+    np.testing.assert_array_equal(own["loss_weight"], weight_BT[mask_BT])
+    assert set(own["loss_mask"]) == {1.0}
+    assert (set(own["weight_version"]), set(own["staleness"])) == ({3.0}, {1.0})

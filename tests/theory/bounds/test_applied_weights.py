@@ -184,3 +184,14 @@ def test_what_is_not_recorded_is_not_compared():
 
     assert (compared_N == (sequence_N > 1)).all()
     assert not differing_N.any()
+
+
+def test_whole_sequences_of_a_long_record_are_examined():
+    train_N, infer_N, sequence_N = logprobs(12, 0.1, size=600)  # 38,400 tokens
+    ratio_N = train_N.astype(np.float64) - infer_N
+    factor_N = sequence_weights(ratio_N, sequence_N).astype(np.float32)
+
+    found = fits(applied(train_N, infer_N, sequence_N, factor_N), PSI["naive"]())
+
+    assert found.n == 512 * LENGTH
+    assert found.best(1.0) == "the product of w over the sequence, as it is"

@@ -109,6 +109,13 @@ def metrics_of(sums: LossSums, contract: Contract) -> dict[str, float]:
     return metrics
 
 
+def limited(contract: Contract) -> bool:
+    """Whether a clause limits the share of tokens with the declared weight."""
+    return any(
+        clause.metric == "declared_weight_ratio" for clause in contract.observability.clauses
+    )
+
+
 def problem(sums: LossSums, contract: Contract) -> str:
     """The reason why the loss contradicts the contract; "" if it does not.
 
@@ -117,10 +124,7 @@ def problem(sums: LossSums, contract: Contract) -> str:
     if impossible := sums.impossible():
         return impossible
     declared = declared_text(contract)
-    limited = any(
-        clause.metric == "declared_weight_ratio" for clause in contract.observability.clauses
-    )
-    if not declared or limited or sums.differing <= ACCEPTED * sums.compared:
+    if not declared or limited(contract) or sums.differing <= ACCEPTED * sums.compared:
         return ""
     return sums.difference(declared)
 

@@ -24,6 +24,7 @@ _ROUNDINGS = 4  # of the ratio, its exponential (one unit is two), and the cap
 _COARSEST, _FINEST = "bfloat16", "float32"  # precisions in which losses compute weights
 _ENOUGH = 16  # fewest different weights that show the number of decimals of a record
 _DIGITS, _WRITTEN = 6, 1e-9  # decimals in which weights may be written, and the tolerance
+_LOOKED_AT = 1 << 15  # tokens whose weights are compared with every known weighting
 _LARGEST = 700.0  # nats: exp of more exceeds float64
 
 BASES = {
@@ -222,8 +223,14 @@ class Fits:
 
 
 def fits(of: Applied, psi: Psi) -> Fits:
-    """Which weightings give the applied weights, simplest first."""
+    """Which weightings give the applied weights, simplest first.
+
+    Only the first sequences are examined, up to 32,768 tokens, and at least one sequence.
+    """
     known_N = ~np.isnan(of.log_ratio_N) & np.isfinite(of.factor_N)
+    if len(known_N) > _LOOKED_AT:
+        first, last = of.sequence_N[0], of.sequence_N[_LOOKED_AT]
+        known_N &= (of.sequence_N < last) | (of.sequence_N == first)
     if not known_N.any():
         return Fits()
     factor_N, own = of.factor_N[known_N], of.relative

@@ -263,3 +263,32 @@ def test_groups_that_are_a_tensor_are_named_by_their_numbers(tmp_path):
     Writer(tmp_path).step(torch.tensor(3), *ONE, groups=torch.tensor([7]))
     Writer(tmp_path).step(4, *ONE, groups=[torch.tensor(8)])
     assert [chunk.group_S for chunk in open_dump(tmp_path).read()] == [("7",), ("8",)]
+
+
+def test_what_the_loss_used_and_the_versions_come_back(tmp_path):
+    given = {
+        "token_ids": [[5, 6, 7], [5, 8]],
+        "mask": [[1, 1], [1]],
+        "logp_train": [[-1.0, -0.5], [-2.0]],
+        "logp_infer": [[-1.1, -0.5], [-1.9]],
+    }
+    Writer(tmp_path).step(
+        9,
+        **given,
+        loss_weights=[[1.0, 0.5], [0.0]],
+        loss_mask=[[1, 0], [1]],
+        versions=[[8, 9], [7]],
+    )
+    (rollouts,) = open_dump(tmp_path).read()
+
+    columns = {
+        name: column[rollouts.mask_N].tolist() for name, column in rollouts.per_token.items()
+    }
+    assert columns == {
+        "loss_weight": [1.0, 0.5, 0.0],
+        "loss_mask": [1.0, 0.0, 1.0],
+        "weight_version": [8.0, 9.0, 7.0],
+        "staleness": [1.0, 0.0, 2.0],
+    }
+    with pytest.raises(EvidenceError, match="a token of step 9 was sampled by version 12"):
+        Writer(tmp_path).step(9, **given, versions=[[8, 12], [7]])
