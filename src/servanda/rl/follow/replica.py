@@ -9,7 +9,18 @@ from typing import Literal
 
 import numpy as np
 
-from servanda.rl.follow.rivals import FROZEN, MISSED, RIVALS, Rival, Slope, Window, missed, refuted
+from servanda.rl.follow.rivals import (
+    FROZEN,
+    MISSED,
+    RIVALS,
+    STACKED,
+    Rival,
+    Slope,
+    Window,
+    missed,
+    passing,
+    refuted,
+)
 from servanda.rl.follow.score_history import Scores, ages
 from servanda.theory.sampling import Floats, Ints
 from servanda.theory.stats.slope import share_of
@@ -103,7 +114,9 @@ class _Windows:
         self.newest = newest
         rivals = len(RIVALS) + MISSED + len(question.parts)
         # a true rival is excluded in no window and by no other, but for this probability
-        self.alpha = share_of(question.alpha, newest) / (len(windows) * (rivals - 1))
+        share = share_of(question.alpha, newest) / len(windows)
+        self.alpha = share / 2 / (rivals - 1)
+        self.alpha_passing = share / 2 / STACKED**2
         self.follows, self.frozen = RIVALS[0], RIVALS[1]
         self.slopes = {
             window.since: {
@@ -172,16 +185,27 @@ class _Windows:
             fitting = [rival for rival in left if window.rest_nats(rival) <= fits]
             if len(left) == len(fitting) == 1:
                 named = _named(left[0], window, self.newest - window.since)
-                if named:
+                if named and self._lasts(left[0], named[0], window):
                     return (*named, window.since)
             slope = self.slopes[window.since][self.frozen]
             shape = max(fits, _SHAPE * abs(slope.value - 1) * slope.moved_nats)
             shown = self.newest - window.since >= _CYCLES
-            if shown and not left and slope.low > 1 + limit and slope.rest_nats <= shape:
+            # an engine that catches up changes more than the trainer, but only once
+            steady = all(of[self.frozen].high >= slope.low for of in self.slopes.values())
+            if shown and not left and slope.low > 1 + limit and slope.rest_nats <= shape and steady:
                 return SCALED, "", window.since
             if window is best:
                 several = ", ".join(dict.fromkeys(map(_text, fitting)))
         return (UNDECIDED, several, best.since) if several else (UNEXPLAINED, "", best.since)
+
+    def _lasts(self, rival: Rival | str, cause: str, window: Window) -> bool:
+        """Whether a pattern in time excludes every one that passes within the window."""
+        if cause not in (LATE, DROPPED):
+            return True
+        return all(
+            window.slope(rival, other, self.alpha_passing).excludes(0.0, self.question.limit)
+            for other in passing(window.since, self.newest, cause)
+        )
 
     def _needs(self, slope: Slope, since: int) -> int | None:
         """Further syncs until the interval fits into the limit, if the trainer moves on as it did
