@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ _RESOLUTION = 1e-5
 # more.  A mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
 _FITS = 1.25 * math.sqrt(2)
 _SHAPE = 0.35  # what a factor may leave of the part that it explains
+_STACKS = (1, 2, 4, 8)  # last syncs at which an engine follows again
 _CYCLES = 4  # syncs after the reference that show a pattern in time
 
 NEVER, STOPPED, LATE, DROPPED = "never_synced", "stopped", "late", "dropped"
@@ -54,6 +55,7 @@ class ReplicaFollow:
             are left of `undecided`.
         needs: further syncs until a decision, about; None: unknown, or decided.
         missing: tokens without a score of either side at this sync.
+        again: two earlier syncs, if it follows again: the reference, and the first at which it did.
     """
 
     outcome: Outcome
@@ -63,6 +65,7 @@ class ReplicaFollow:
     detail: str = ""
     needs: int | None = None
     missing: int = 0
+    again: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,15 @@ class _Windows:
         self.newest = newest
         rivals = len(RIVALS) + MISSED + len(question.parts)
         # a true rival is excluded in no window and by no other, but for this probability
+        was_red = any(windows[0].replica in s.violated for s in question.kept.values())
         share = share_of(question.alpha, newest) / len(windows)
+        share /= 1 + len(_STACKS) * was_red
         self.alpha = share / 2 / (rivals - 1)
         self.alpha_passing = share / 2 / STACKED**2
         self.follows, self.frozen = RIVALS[0], RIVALS[1]
+        # an engine that follows again is not to be judged from a sync at which it did not
+        kept = question.kept
+        self.sound = [w for w in windows if w.replica not in kept[w.since].violated]
         self.slopes = {
             window.since: {
                 rival: window.slope(self.follows, rival, self.alpha) for rival in self._of(window)
@@ -142,21 +150,39 @@ class _Windows:
             for window in self.windows
             if any(slope.excludes(1.0, limit) for slope in self.slopes[window.since].values())
         ]
-        if red:
+        if any(window in self.sound for window in red):
+            if back := self._again():
+                return back
             cause, detail, since = self._cause(red, floor)
             slope = self.slopes[since][self.frozen]
             return self._with("violated", slope, since, cause=cause, detail=detail)
-        since = min(self.slopes, key=lambda look: _width(self.slopes[look][self.frozen]))
-        slope = self.slopes[since][self.frozen]
+        slopes = {window.since: self.slopes[window.since] for window in self.sound}
+        since = min(slopes, key=lambda look: _width(slopes[look][self.frozen]))
+        slope = slopes[since][self.frozen]
         excluded = all(
-            any(of[rival].excludes(0.0, limit) for of in self.slopes.values() if rival in of)
-            for rival in RIVALS[1:]
+            any(of[rival].excludes(0.0, limit) for of in slopes.values()) for rival in RIVALS[1:]
         )
-        inside = [look for look, of in self.slopes.items() if of[self.frozen].inside(limit)]
+        inside = [look for look, of in slopes.items() if of[self.frozen].inside(limit)]
         if excluded and inside:
             since = min(inside)
-            return self._with("holds", self.slopes[since][self.frozen], since)
+            return self._with("holds", slopes[since][self.frozen], since)
         return self._with("inconclusive", slope, since, needs=self._needs(slope, since))
+
+    def _again(self) -> ReplicaFollow | None:
+        """Follows again: at the last syncs, relative to one at which it was not violated."""
+        limit, known = self.question.limit, self.question.kept
+        for window in self.sound:
+            looks = [n for n, s in known.items() if n > window.since and window.replica in s.infer]
+            for stacked in _STACKS:
+                last = replace(window, stacked=stacked)
+                slopes = [last.slope(self.follows, r, self.alpha) for r in self._of(window)]
+                if any(slope.excludes(1.0, limit) for slope in slopes):
+                    break
+                others = slopes[: len(RIVALS) - 1]
+                if slopes[0].inside(limit) and all(s.excludes(0.0, limit) for s in others):
+                    found = self._with("holds", slopes[0], window.since)
+                    return replace(found, again=(window.since, looks[-stacked:][0]))
+        return None
 
     def _with(
         self,
