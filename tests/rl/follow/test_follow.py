@@ -101,7 +101,7 @@ def test_engines_with_a_fault_of_no_name_get_none(seed):
     }
     for what, engine in unnamed.items():
         steps = walk.follow(engine)
-        assert steps[-1].outcome == "violated", what
+        assert any(s.outcome == "violated" for s in steps), what
         named = {s.cause for s in steps if s.version > 3} - {"", "undecided", "unexplained"}
         # of every third sync, two in a row are missing: then it has stopped, until the next
         assert named <= ({"stopped"} if "third" in what else set()), what

@@ -120,8 +120,8 @@ class _Windows:
         was_red = any(windows[0].replica in s.violated for s in question.kept.values())
         share = share_of(question.alpha, newest) / len(windows)
         share /= 1 + len(_STACKS) * was_red
-        self.alpha = share / 2 / (rivals - 1)
-        self.alpha_passing = share / 2 / STACKED**2
+        self.alpha = 0.9 * share / (rivals - 1)
+        self.alpha_passing = 0.1 * share / STACKED**2
         self.follows, self.frozen = RIVALS[0], RIVALS[1]
         # an engine that follows again is not to be judged from a sync at which it did not
         kept = question.kept
