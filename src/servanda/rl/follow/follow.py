@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,20 @@ class Follow:
             scores = Scores(0, version, scores.train_N, scores.infer)
         self._history.add(scores)
         self._names = tuple(dict.fromkeys((*self._names, *infer)))
-        self._write(scores, notes)
         known = parts if isinstance(parts, Mapping) else {}
         replicas = self._judged(known)
         if callable(parts) and any(f.outcome == "violated" for f in replicas.values()):
             replicas = self._judged(parts())
+        scores = replace(
+            scores,
+            violated=tuple(n for n, f in replicas.items() if f.outcome == "violated"),
+            again={name: found.again for name, found in replicas.items() if found.again},
+        )
+        for name, (_, first) in scores.again.items():
+            since = self._history.kept[first].version
+            notes.append(f"{name} follows again since version {since}")
+        self._history.add(scores)
+        self._write(scores, notes)
         return FollowStep(version, replicas, self.tokens, tuple(notes))
 
     def _judged(self, parts: Mapping[str, RowScores]) -> dict[str, ReplicaFollow]:

@@ -175,7 +175,7 @@ def _sentence(found: ReplicaFollow) -> str:
         return f"not enough movement yet{needs}"
     return {
         NEVER: "no sync has reached the engine, while the trainer has changed",
-        STOPPED: f"the engine has not changed since version {found.detail}",
+        STOPPED: f"the engine holds the weights of version {found.detail}: no later sync arrived",
         LATE: f"the engine is late by {found.detail}: it holds the weights of an earlier sync",
         DROPPED: "every other sync does not reach the engine",
         SCALED: f"the engine changes by {found.slope.value:.2f} times the trainer's change",

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from servanda.rl.follow.rivals import FROZEN, MISSED, RIVALS, Rival, Slope, Window, missed, refuted
+from servanda.rl.follow.rivals import (
+    FROZEN,
+    MISSED,
+    RIVALS,
+    STACKED,
+    Rival,
+    Slope,
+    Window,
+    missed,
+    passing,
+    refuted,
+)
 from servanda.rl.follow.score_history import Scores, ages
 from servanda.theory.sampling import Floats, Ints
 from servanda.theory.stats.slope import share_of
@@ -22,6 +33,7 @@ _RESOLUTION = 1e-5
 # more.  A mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
 _FITS = 1.25 * math.sqrt(2)
 _SHAPE = 0.35  # what a factor may leave of the part that it explains
+_STACKS = (1, 2, 4, 8)  # last syncs at which an engine follows again
 _CYCLES = 4  # syncs after the reference that show a pattern in time
 
 NEVER, STOPPED, LATE, DROPPED = "never_synced", "stopped", "late", "dropped"
@@ -43,6 +55,7 @@ class ReplicaFollow:
             are left of `undecided`.
         needs: further syncs until a decision, about; None: unknown, or decided.
         missing: tokens without a score of either side at this sync.
+        again: two earlier syncs, if it follows again: the reference, and the first at which it did.
     """
 
     outcome: Outcome
@@ -52,6 +65,7 @@ class ReplicaFollow:
     detail: str = ""
     needs: int | None = None
     missing: int = 0
+    again: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +117,15 @@ class _Windows:
         self.newest = newest
         rivals = len(RIVALS) + MISSED + len(question.parts)
         # a true rival is excluded in no window and by no other, but for this probability
-        self.alpha = share_of(question.alpha, newest) / (len(windows) * (rivals - 1))
+        was_red = any(windows[0].replica in s.violated for s in question.kept.values())
+        share = share_of(question.alpha, newest) / len(windows)
+        share /= 1 + len(_STACKS) * was_red
+        self.alpha = 0.9 * share / (rivals - 1)
+        self.alpha_passing = 0.1 * share / STACKED**2
         self.follows, self.frozen = RIVALS[0], RIVALS[1]
+        # an engine that follows again is not to be judged from a sync at which it did not
+        kept = question.kept
+        self.sound = [w for w in windows if w.replica not in kept[w.since].violated]
         self.slopes = {
             window.since: {
                 rival: window.slope(self.follows, rival, self.alpha) for rival in self._of(window)
@@ -129,21 +150,39 @@ class _Windows:
             for window in self.windows
             if any(slope.excludes(1.0, limit) for slope in self.slopes[window.since].values())
         ]
-        if red:
+        if any(window in self.sound for window in red):
+            if back := self._again():
+                return back
             cause, detail, since = self._cause(red, floor)
             slope = self.slopes[since][self.frozen]
             return self._with("violated", slope, since, cause=cause, detail=detail)
-        since = min(self.slopes, key=lambda look: _width(self.slopes[look][self.frozen]))
-        slope = self.slopes[since][self.frozen]
+        slopes = {window.since: self.slopes[window.since] for window in self.sound}
+        since = min(slopes, key=lambda look: _width(slopes[look][self.frozen]))
+        slope = slopes[since][self.frozen]
         excluded = all(
-            any(of[rival].excludes(0.0, limit) for of in self.slopes.values() if rival in of)
-            for rival in RIVALS[1:]
+            any(of[rival].excludes(0.0, limit) for of in slopes.values()) for rival in RIVALS[1:]
         )
-        inside = [look for look, of in self.slopes.items() if of[self.frozen].inside(limit)]
+        inside = [look for look, of in slopes.items() if of[self.frozen].inside(limit)]
         if excluded and inside:
             since = min(inside)
-            return self._with("holds", self.slopes[since][self.frozen], since)
+            return self._with("holds", slopes[since][self.frozen], since)
         return self._with("inconclusive", slope, since, needs=self._needs(slope, since))
+
+    def _again(self) -> ReplicaFollow | None:
+        """Follows again: at the last syncs, relative to one at which it was not violated."""
+        limit, known = self.question.limit, self.question.kept
+        for window in self.sound:
+            looks = [n for n, s in known.items() if n > window.since and window.replica in s.infer]
+            for stacked in _STACKS:
+                last = replace(window, stacked=stacked)
+                slopes = [last.slope(self.follows, r, self.alpha) for r in self._of(window)]
+                if any(slope.excludes(1.0, limit) for slope in slopes):
+                    break
+                others = slopes[: len(RIVALS) - 1]
+                if slopes[0].inside(limit) and all(s.excludes(0.0, limit) for s in others):
+                    found = self._with("holds", slopes[0], window.since)
+                    return replace(found, again=(window.since, looks[-stacked:][0]))
+        return None
 
     def _with(
         self,
@@ -172,16 +211,27 @@ class _Windows:
             fitting = [rival for rival in left if window.rest_nats(rival) <= fits]
             if len(left) == len(fitting) == 1:
                 named = _named(left[0], window, self.newest - window.since)
-                if named:
+                if named and self._lasts(left[0], named[0], window):
                     return (*named, window.since)
             slope = self.slopes[window.since][self.frozen]
             shape = max(fits, _SHAPE * abs(slope.value - 1) * slope.moved_nats)
             shown = self.newest - window.since >= _CYCLES
-            if shown and not left and slope.low > 1 + limit and slope.rest_nats <= shape:
+            # an engine that catches up changes more than the trainer, but only once
+            steady = all(of[self.frozen].high >= slope.low for of in self.slopes.values())
+            if shown and not left and slope.low > 1 + limit and slope.rest_nats <= shape and steady:
                 return SCALED, "", window.since
             if window is best:
                 several = ", ".join(dict.fromkeys(map(_text, fitting)))
         return (UNDECIDED, several, best.since) if several else (UNEXPLAINED, "", best.since)
+
+    def _lasts(self, rival: Rival | str, cause: str, window: Window) -> bool:
+        """Whether a pattern in time excludes every one that passes within the window."""
+        if cause not in (LATE, DROPPED):
+            return True
+        return all(
+            window.slope(rival, other, self.alpha_passing).excludes(0.0, self.question.limit)
+            for other in passing(window.since, self.newest, cause)
+        )
 
     def _needs(self, slope: Slope, since: int) -> int | None:
         """Further syncs until the interval fits into the limit, if the trainer moves on as it did

@@ -18,7 +18,7 @@ from servanda.rl.follow.score_history import Scores
 from servanda.theory.sampling import Floats, Ints
 from servanda.theory.stats.slope import EVERYTHING, slope_interval, slope_of, unit_sums
 
-FOLLOWS, FROZEN = "follows", "frozen"
+FOLLOWS, FROZEN, STOP = "follows", "frozen", "stop"
 # an engine that holds the weights of the reference repeats its scores: its slope is 0, but for the
 # rounding of float64
 _EXACT = 1e-6
@@ -69,6 +69,30 @@ def missed(newest: int, since: int) -> tuple[Rival, ...]:
     return tuple(Rival(f"stopped {last}", held_after(last)) for last in lasts if last > since)
 
 
+def passing(since: int, newest: int, kind: str) -> list[Rival]:
+    """Rivals of a pattern in time that pass, or begin, within a window.
+
+    Args:
+        kind: "late" or "dropped", the pattern; a late engine that began late is one, too.
+    """
+    looks = range(max(since, newest - STACKED), newest + 1)
+
+    def stop(first: int, last: int) -> Rival:
+        return Rival(STOP, lambda look: first if first <= look <= last else look)
+
+    def late(first: int, last: int, by: int) -> Rival:
+        return Rival(STOP, lambda look: max(0, look - by) if first <= look <= last else look)
+
+    bys = range(1, MISSED + 1)
+    # it may have begun before the reference
+    firsts = [max(0, looks[0] - by) for by in bys] + [*looks]
+    found = [stop(a, b) for a in firsts for b in looks if a < b]
+    if kind != "late":
+        found += [late(look, newest, by) for look in looks for by in bys]
+        found += [late(looks[0], look, by) for look in looks for by in bys]
+    return found
+
+
 @dataclass(frozen=True)
 class Slope:
     """A slope of the engine's change, with an interval.
@@ -114,6 +138,7 @@ class Window:
     replica: str
     parts: Mapping[str, Floats]
     rounding_nats: float = 0.0
+    stacked: int = STACKED
 
     def slope(self, first: Rival | str, second: Rival | str, alpha: float) -> Slope:
         """The slope of two rivals; a text is a group of weights that stays at the first sync."""
@@ -164,7 +189,7 @@ class Window:
             and self.replica in scores.infer
             and all(held(look) in self.kept for held in helds)
         ]
-        return known[-STACKED:]
+        return known[-self.stacked :]
 
     def _change(self, rival: Rival | str, looks: Sequence[int], train_KN: Floats) -> Floats:
         """The predicted change of the engine since the reference, [K, N]."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,17 @@ class Scores:
         version: number of updates of the trainer.
         train_N: the trainer's logprobs, nats; NaN for missing ones.
         infer: replica -> the same tokens' logprobs by that engine.
+        violated: the engines that did not follow then.
+        again: engine -> two earlier syncs, between which its scores were discarded, because it
+            follows again.
     """
 
     look: int
     version: int
     train_N: Floats
     infer: Mapping[str, Floats]
+    violated: tuple[str, ...] = ()
+    again: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -38,12 +43,21 @@ class Scores:
             "version": self.version,
             "train": _text(self.train_N),
             "infer": {name: _text(infer_N) for name, infer_N in self.infer.items()},
+            "violated": [*self.violated],
+            "again": {name: [*looks] for name, looks in self.again.items()},
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Scores:
         infer = {str(name): _array(text) for name, text in plain["infer"].items()}
-        return cls(int(plain["look"]), int(plain["version"]), _array(plain["train"]), infer)
+        return cls(
+            int(plain["look"]),
+            int(plain["version"]),
+            _array(plain["train"]),
+            infer,
+            tuple(map(str, plain["violated"])),
+            {str(name): (int(a), int(b)) for name, (a, b) in plain["again"].items()},
+        )
 
 
 @dataclass
@@ -55,6 +69,11 @@ class ScoreHistory:
 
     def add(self, scores: Scores) -> None:
         self.kept[scores.look] = scores
+        for name, (since, first) in scores.again.items():
+            for look, old in self.kept.items():
+                if since < look < first:
+                    infer = {n: infer_N for n, infer_N in old.infer.items() if n != name}
+                    self.kept[look] = replace(old, infer=infer)
         self.looks = scores.look + 1
         self.kept = {look: s for look, s in self.kept.items() if is_kept(look, scores.look)}
 
