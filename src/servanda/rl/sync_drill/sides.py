@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import cast
 
 from servanda.errors import MeasurementError
-from servanda.rl.sync_drill.sharded.process_group import ALONE, Ranks
-from servanda.rl.sync_drill.sharded.shards import reshard
+from servanda.rl.sync_drill.parallel.process_group import ALONE, Ranks
+from servanda.rl.sync_drill.parallel.shards import reshard
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
 from servanda.rl.sync_drill.stream import Stream, StreamNames, stream_names
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores

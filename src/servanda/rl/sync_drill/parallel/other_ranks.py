@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from servanda.errors import Interrupted, MeasurementError
-from servanda.rl.sync_drill.local_weights import LocalWeights
+from servanda.rl.sync_drill.parallel.local_weights import LocalWeights
+from servanda.rl.sync_drill.parallel.process_group import Ranks
+from servanda.rl.sync_drill.parallel.weight_journal import Journal, checked, own_path, put_back
 from servanda.rl.sync_drill.report import Preflight
-from servanda.rl.sync_drill.sharded.process_group import Ranks
 from servanda.rl.sync_drill.sides import Sides, error_line
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
 from servanda.rl.sync_drill.trainee import Rows, Trainee
-from servanda.rl.sync_drill.weight_journal import Journal, checked, own_path, put_back
 from servanda.runner.measurement import unwatched
 
 Verb = Callable[..., Any]
