@@ -28,23 +28,15 @@ def test_each_fault_has_its_name_and_a_sync_that_works_has_none(drilled, name):
     assert result.exit_code == (1 if result.cause else 0), str(result)
 
 
-@pytest.fixture(scope="module")
-def kinds():
-    return {
-        lost: sharded_faults.processes(
-            4, sharded_trials.drilled, [*sharded_trials.KINDS], *lost, limit_s=3600
-        )
-        for lost in ((), ("layers.1.",))
-    }
-
-
 @pytest.mark.parametrize("kind", [*sharded_trials.KINDS])
-def test_types_adapters_and_shardings_are_clean_or_named(kinds, kind):
-    clean = same_on_all([rank[kind] for rank in kinds[()]])
-    lost = same_on_all([rank[kind] for rank in kinds["layers.1.",]])
+def test_types_adapters_and_shardings_are_clean_or_named(kind):
+    clean = same_on_all(sharded_faults.processes(4, sharded_trials.drilled, kind))
+    lost = same_on_all(sharded_faults.processes(4, sharded_trials.drilled, kind, "layers.1."))
 
     assert (clean.outcome, clean.cause) == ("holds", ""), str(clean)
-    assert lost.cause == "one_layer", str(lost)
+    # of two adapters one is filled in the trainer alone, and the response of the other is no longer
+    # linear
+    assert lost.cause == ("unfaithful" if kind == "adapters" else "one_layer"), str(lost)
 
 
 @pytest.mark.parametrize("journal", [False, True])

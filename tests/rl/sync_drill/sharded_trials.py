@@ -95,14 +95,11 @@ def subject(kind, take):
     return Trainee(module, engine.sync, engine.score, TOKENS)
 
 
-def drilled(kinds, *lost):
-    """name -> (result, whether every bit is back) of each kind, without tensors of some names."""
-    results = {}
-    for kind in kinds:
-        drill = subject(kind, all_but(*lost) if lost else all_but())
-        before = local_bits(drill.module)
-        results[kind] = (preflight(drill), local_bits(drill.module) == before)
-    return results
+def drilled(kind, *lost):
+    """(result, whether every bit is back) of a kind, without tensors of some names."""
+    drill = subject(kind, all_but(*lost))
+    before = local_bits(drill.module)
+    return preflight(drill), local_bits(drill.module) == before
 
 
 def stopped(rank, how, at, journal=None, timeout_s=300.0):
