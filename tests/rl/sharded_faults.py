@@ -231,7 +231,7 @@ def trainee(name, module=None):
 
 def local_bits(module):
     """Every bit of this process's shards, and which tensors are one."""
-    from servanda.rl.sync_drill.sharded.shards import local, reshard
+    from servanda.rl.sync_drill.parallel.shards import local, reshard
 
     reshard(module)
     named = {n: local(p).clone() for n, p in module.named_parameters(remove_duplicate=False)}

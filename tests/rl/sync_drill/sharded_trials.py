@@ -13,6 +13,7 @@ from servanda import rl
 from servanda.errors import Interrupted, MeasurementError
 from servanda.rl.sync_drill.drill import preflight, restore
 from servanda.rl.sync_drill.trainee import Trainee
+from servanda.rl.sync_drill.vocabulary import drawn
 from tests.rl.sharded_faults import TOKENS, Engine, Small, all_but, local_bits, sharded, trainee
 
 
@@ -95,14 +96,11 @@ def subject(kind, take):
     return Trainee(module, engine.sync, engine.score, TOKENS)
 
 
-def drilled(kinds, *lost):
-    """name -> (result, whether every bit is back) of each kind, without tensors of some names."""
-    results = {}
-    for kind in kinds:
-        drill = subject(kind, all_but(*lost) if lost else all_but())
-        before = local_bits(drill.module)
-        results[kind] = (preflight(drill), local_bits(drill.module) == before)
-    return results
+def drilled(kind, *lost):
+    """(result, whether every bit is back) of a kind, without tensors of some names."""
+    drill = subject(kind, all_but(*lost))
+    before = local_bits(drill.module)
+    return preflight(drill), local_bits(drill.module) == before
 
 
 def stopped(rank, how, at, journal=None, timeout_s=300.0):
@@ -185,3 +183,35 @@ def fsdp1():
     except MeasurementError as error:
         return str(error)
     return ""
+
+
+def shipped(*lost):
+    """A drill of a shipped model that FSDP2 shards, and of an engine in bfloat16 on rank 0."""
+    from torch.distributed.fsdp import fully_shard
+
+    from tests.trainers import KINDS as MODEL_KINDS
+    from tests.trainers import MODELS, open_engine, score, trainer
+
+    module = trainer("llama", moved=0.0)
+    for layer in module.model.layers:
+        fully_shard(layer)
+    fully_shard(module)
+    first = distributed.get_rank() == 0
+    engine = open_engine(MODELS / MODEL_KINDS["llama"][0], "bfloat16") if first else None
+
+    def pairs():
+        for name, parameter in module.named_parameters():
+            yield name, parameter.detach().full_tensor()
+
+    def load(sent):
+        if engine is None:
+            for _ in sent:
+                pass
+        else:
+            engine.load((n, t.bfloat16()) for n, t in sent if not any(part in n for part in lost))
+
+    before = local_bits(module)
+    stream = rl.Stream(pairs, load)
+    tokens = drawn(1024, [], 6, 25, seed=3)
+    drill = rl.Trainee.from_fsdp(module, stream, lambda rows: score(engine, rows), tokens)
+    return preflight(drill), local_bits(module) == before

@@ -310,7 +310,7 @@ def test_a_journal_that_was_left_is_refused_and_puts_the_weights_back(tmp_path):
 
 
 def test_a_journal_of_another_model_changes_nothing(tmp_path):
-    from servanda.rl.sync_drill.weight_journal import write_journal
+    from servanda.rl.sync_drill.parallel.weight_journal import write_journal
     from servanda.rl.sync_drill.weight_snapshot import Weights
 
     journal = tmp_path / "j"
@@ -382,7 +382,7 @@ def test_a_token_that_the_vocabulary_lacks_is_refused_by_its_place(token):
 
 
 def test_a_journal_that_another_drill_writes_meanwhile_is_kept(tmp_path, monkeypatch):
-    from servanda.rl.sync_drill import weight_journal
+    from servanda.rl.sync_drill.parallel import weight_journal
 
     journal, (trainee, engine), before = tmp_path / "j", pair(), []
 

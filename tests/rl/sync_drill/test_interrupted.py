@@ -23,8 +23,8 @@ from tests.rl.sync_drill import trials
 
 ROOT = Path(__file__).parents[3]
 LINES_OF = (
-    *("drill", "trainer_response", "weight_snapshot", "local_weights", "weight_journal"),
-    "sharded/process_group",
+    *("drill", "trainer_response", "weight_snapshot", "parallel/local_weights"),
+    *("parallel/weight_journal", "parallel/process_group"),
 )
 WAY_BACK = {
     "run",

@@ -13,7 +13,7 @@ pytest.importorskip("torch.distributed.fsdp")
 from servanda.errors import MeasurementError  # noqa: E402
 from servanda.rl.sync_drill.drill import preflight  # noqa: E402
 from servanda.rl.sync_drill.noise import Sums, noise  # noqa: E402
-from servanda.rl.sync_drill.sharded.shards import Place  # noqa: E402
+from servanda.rl.sync_drill.parallel.shards import Place  # noqa: E402
 from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs  # noqa: E402
 from tests.rl import sharded_faults  # noqa: E402
 from tests.rl.sync_drill.toys import Toy  # noqa: E402

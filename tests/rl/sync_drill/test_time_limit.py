@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.drill import preflight, restore
+from servanda.rl.sync_drill.parallel.weight_journal import write_journal
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
 from servanda.rl.sync_drill.trainee import Trainee
-from servanda.rl.sync_drill.weight_journal import write_journal
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from tests.rl.sync_drill.toys import bits, pair
 

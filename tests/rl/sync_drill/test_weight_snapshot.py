@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from servanda.errors import MeasurementError  # noqa: E402
-from servanda.rl.sync_drill.local_weights import same  # noqa: E402
 from servanda.rl.sync_drill.noise import Sums  # noqa: E402
-from servanda.rl.sync_drill.weight_journal import (  # noqa: E402
+from servanda.rl.sync_drill.parallel.local_weights import same  # noqa: E402
+from servanda.rl.sync_drill.parallel.weight_journal import (  # noqa: E402
     put_back,
     read_journal,
     refuse_journal,

@@ -13,14 +13,15 @@ import numpy as np
 from servanda.errors import Interrupted, MeasurementError
 from servanda.rl.sync_drill.conclusion import conclude
 from servanda.rl.sync_drill.explanation import classes, scaled_by
+from servanda.rl.sync_drill.parallel.other_ranks import Restoration, follow, verbs
+from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
+from servanda.rl.sync_drill.parallel.weight_journal import Journal
 from servanda.rl.sync_drill.perturbation import LATEST, PerturbationTests
 from servanda.rl.sync_drill.plan import plan_of
 from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.response_slope import distance
 from servanda.rl.sync_drill.result import EXPLAINED, PLAIN, Baseline, PoisonResult, Response, Scale
-from servanda.rl.sync_drill.sharded.other_ranks import Restoration, follow, verbs
-from servanda.rl.sync_drill.sharded.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.sides import Sides, error_line
 from servanda.rl.sync_drill.signals import TIMEOUT_S, Alarm, Terminated, TimeLimit
 from servanda.rl.sync_drill.stream import StreamNames
@@ -28,7 +29,6 @@ from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
 from servanda.rl.sync_drill.trainer_response import Trials, cast_of
 from servanda.rl.sync_drill.vocabulary import ranges_of, size_of
 from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
-from servanda.rl.sync_drill.weight_journal import Journal
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.runner.measurement import Watch, unwatched
 from servanda.theory.sampling import Floats

@@ -204,6 +204,8 @@ def scaled_by(
         if fitted is None:
             continue
         left, factor, spread = fitted
+        if not _FACTORS[0] < factor < _FACTORS[1]:
+            continue  # next to 0: not synced, rather than scaled
         if left <= limit and abs(factor - 1) > max(_SURE * spread, OFF):
             fits.append((left, Scale(name, factor, factor - 2 * spread, factor + 2 * spread)))
     if not fits:

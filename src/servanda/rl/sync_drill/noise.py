@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from servanda.rl.sync_drill.sharded.shards import Place
+from servanda.rl.sync_drill.parallel.shards import Place
 
 # below this share of a fresh layer's spread a tensor is nearly constant: an adapter's B at its
 # start, the scales of an untrained norm

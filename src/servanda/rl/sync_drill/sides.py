@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
+
 from servanda.errors import MeasurementError
-from servanda.rl.sync_drill.sharded.process_group import ALONE, Ranks
-from servanda.rl.sync_drill.sharded.shards import reshard
+from servanda.rl.sync_drill.parallel.process_group import ALONE, Ranks
+from servanda.rl.sync_drill.parallel.shards import reshard
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
 from servanda.rl.sync_drill.stream import Stream, StreamNames, stream_names
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores
@@ -51,7 +53,7 @@ class Sides:
         return self.ranks.call(self.train_here, rows or self.rows, self.stage)[0]
 
     def train_here(self, rows: Rows, stage: str) -> Floats:
-        """The same in this process; all processes of a sharded trainer run it together."""
+        """The same in this process; all of a sharded trainer run it, and rank 0's scores count."""
         self.stage = stage
         try:
             answer = self._called(
@@ -59,7 +61,7 @@ class Sides:
             )
         finally:
             reshard(self.trainee.module)
-        return flat(answer, rows, "the trainer", stage)
+        return np.empty(0) if self.ranks.rank else flat(answer, rows, "the trainer", stage)
 
     def infer(self, rows: Rows | None = None) -> Floats:
         """The engine's scores, [N], nats.

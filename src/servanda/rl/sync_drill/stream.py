@@ -80,7 +80,7 @@ def _perturbed(name: str, tensor: Tensor, size: float) -> Tensor:
     import torch
 
     from servanda.rl.sync_drill.noise import Sums, noise
-    from servanda.rl.sync_drill.sharded.shards import local, place_of
+    from servanda.rl.sync_drill.parallel.shards import local, place_of
 
     with torch.no_grad():
         copy = tensor.detach().clone()

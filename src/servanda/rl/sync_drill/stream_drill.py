@@ -13,10 +13,10 @@ from typing import Any, Literal
 from servanda.errors import Interrupted, MeasurementError
 from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES
+from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.report import EXIT_CODES
 from servanda.rl.sync_drill.response_slope import distance
 from servanda.rl.sync_drill.result import Outcome
-from servanda.rl.sync_drill.sharded.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.sides import error_line
 from servanda.rl.sync_drill.signals import Terminated, TimedOut, TimeLimit
 from servanda.rl.sync_drill.stream import Stream, matched

@@ -159,7 +159,7 @@ class Trainee:
         Raises:
             MeasurementError: the module has no DTensor, or there is no process group.
         """
-        from servanda.rl.sync_drill.sharded.shards import refuse_whole
+        from servanda.rl.sync_drill.parallel.shards import refuse_whole
 
         refuse_whole(module)
         return cls(module, sync, score, tokens, logprobs)

@@ -9,9 +9,9 @@ from functools import reduce
 from torch import nn
 
 from servanda.errors import MeasurementError
-from servanda.rl.sync_drill.local_weights import LocalWeights
 from servanda.rl.sync_drill.noise import Sums
-from servanda.rl.sync_drill.sharded.process_group import ALONE, Ranks
+from servanda.rl.sync_drill.parallel.local_weights import LocalWeights
+from servanda.rl.sync_drill.parallel.process_group import ALONE, Ranks
 
 
 class Weights:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from servanda.errors import Interrupted, MeasurementError
-from servanda.rl.sync_drill.local_weights import LocalWeights
+from servanda.rl.sync_drill.parallel.local_weights import LocalWeights
+from servanda.rl.sync_drill.parallel.process_group import Ranks
+from servanda.rl.sync_drill.parallel.weight_journal import Journal, checked, own_path, put_back
 from servanda.rl.sync_drill.report import Preflight
-from servanda.rl.sync_drill.sharded.process_group import Ranks
 from servanda.rl.sync_drill.sides import Sides, error_line
 from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
-from servanda.rl.sync_drill.trainee import Rows, Trainee
-from servanda.rl.sync_drill.weight_journal import Journal, checked, own_path, put_back
+from servanda.rl.sync_drill.trainee import Trainee
 from servanda.runner.measurement import unwatched
 
 Verb = Callable[..., Any]
@@ -50,14 +50,12 @@ def follow(trainee: Trainee, journal: Path | None, limit: TimeLimit, ranks: Rank
 def _verbs(
     trainee: Trainee, weights: LocalWeights, journal: Path | None, limit: TimeLimit, ranks: Ranks
 ) -> Mapping[str, Verb]:
-    sides = Sides(trainee, [], 0, unwatched, limit)
+    sides = Sides(trainee, [], 0, unwatched, limit, ranks)
     kept = Journal(journal, weights, ranks.rank, ranks.size)
 
-    def train_here(rows: Rows, stage: str) -> None:
-        sides.train_here(rows, stage)  # rank 0's are used
-
-    calls = (sides.names_here, sides.sync_here, sides.again_here, kept.write, kept.remove)
-    return {**verbs(weights), "train_here": train_here, **{c.__name__: c for c in calls}}
+    own = (sides.names_here, sides.train_here, sides.sync_here, sides.again_here)
+    calls = (*own, kept.write, kept.remove)
+    return {**verbs(weights), **{call.__name__: call for call in calls}}
 
 
 def verbs(of: object) -> Mapping[str, Verb]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from servanda.errors import Interrupted, MeasurementError, ServandaError
-from servanda.rl.sync_drill.sharded.shards import is_sharded
+from servanda.rl.sync_drill.parallel.shards import is_sharded
 from servanda.rl.sync_drill.signals import Signals, TimeLimit
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from servanda.errors import MeasurementError
-from servanda.rl.sync_drill.local_weights import LocalWeights, same
-from servanda.rl.sync_drill.sharded.shards import local, place_of
+from servanda.rl.sync_drill.parallel.local_weights import LocalWeights, same
+from servanda.rl.sync_drill.parallel.shards import local, place_of
 
 _ABOUT = "servanda"  # the key of the journal's metadata
 _KIND = "preflight journal"

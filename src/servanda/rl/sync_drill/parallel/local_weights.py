@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.noise import Sums, noise
-from servanda.rl.sync_drill.sharded.shards import laid_out, local, place_of, reshard, whole
+from servanda.rl.sync_drill.parallel.shards import laid_out, local, place_of, reshard, whole
 
 
 class LocalWeights:
