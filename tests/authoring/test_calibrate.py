@@ -286,7 +286,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
     assert answer.exit_code == 4
     assert answer.output == (
         f"{tmp_path / 'none'} is no run directory\n"
-        "  hint: `servanda check CONTRACT --run-dir RUN_DIR` measures one\n"
+        "  hint: `servanda check CONTRACT --run-dir RUN_DIR` measures one; of a trainer's good "
+        "run: --save-reference FILE\n"
     )
     assert not (tmp_path / "none").exists()
 

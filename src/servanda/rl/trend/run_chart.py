@@ -17,6 +17,7 @@ from servanda.errors import ContractError
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.verdict import Verdict
 from servanda.registry import did_you_mean
+from servanda.report.format import count
 from servanda.rl.trend.followed_metric import followed
 from servanda.rl.trend.reference import Reference, read_reference
 from servanda.theory.stats.change import CLIP
@@ -114,10 +115,10 @@ class RunChart:
         fold = min(folds, key=lambda fold: abs(x - fold.centre_M[m]))
         of, centre, scale = followed(name), fold.centre_M[m], fold.scale_M[m]
         apart = of.told(x - centre)
-        steps = self.reference.detector.delay()
+        steps = count(int(self.reference.detector.delay()), "step")
         return (
             f"{apart} of the good runs' mean, whose steps differ by {of.told(scale)}; "
-            f"a lasting {of.told(CLIP * scale)} is found within {steps:.0f} steps"
+            f"a lasting {of.told(CLIP * scale)} is found within {steps}"
         )
 
     def _cell(self, name: str, outcome: Outcome, note: str, **numbers: Any) -> CellVerdict:
