@@ -17,6 +17,8 @@ from servanda.errors import EvidenceError
 
 Array = NDArray[Any]
 REMOVED = "removed"  # of per_token: 1 for a sampled token that a filter removed
+# of per_token, and of the columns of a trace: what the loss applied to a token
+LOSS_WEIGHT, LOSS_MASK = "loss_weight", "loss_mask"
 
 
 class Turns(NamedTuple):
