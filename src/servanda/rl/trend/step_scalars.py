@@ -48,9 +48,9 @@ class StepScalars:
         n_U = count_K[used]
         with np.errstate(over="ignore"):
             k3_U = np.expm1(ratio_U) - ratio_U
-        counts: dict[int, int] = {}
-        for magnitude, n in zip(magnitude_U.tolist(), n_U.tolist(), strict=True):
-            counts[magnitude] = counts.get(magnitude, 0) + n
+        size_M = np.bincount(magnitude_U, n_U)
+        of_M = np.flatnonzero(size_M)
+        counts = dict(zip(of_M.tolist(), size_M[of_M].astype(int).tolist(), strict=True))
         k3, drift = (float(x_U @ n_U) if len(used) else 0.0 for x_U in (k3_U, np.abs(ratio_U)))
         return cls(int(n_U.sum()), lost, k3, drift, counts)
 
