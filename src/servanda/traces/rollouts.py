@@ -17,6 +17,7 @@ from servanda.errors import EvidenceError
 
 Array = NDArray[Any]
 REMOVED = "removed"  # of per_token: 1 for a sampled token that a filter removed
+LOSS_WEIGHT, LOSS_MASK = "loss_weight", "loss_mask"  # of per_token: what the loss used
 
 
 class Turns(NamedTuple):
@@ -51,7 +52,7 @@ class Rollouts:
         labels: name -> text of each sequence, [S]: "env", "replica".
         per_sequence: name -> number of each sequence, [S]: "reward".
         per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats",
-            "removed".
+            "removed", "loss_weight", "loss_mask", "weight_version".
     """
 
     step: int

@@ -31,8 +31,8 @@ from servanda.judgement.clauses.gradient import Gap, psi_of
 from servanda.judgement.clauses.guards import errors_of
 from servanda.theory.bounds.applied_weights import Applied, Fits, differing, fits
 from servanda.theory.bounds.importance_weights import Psi
+from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT
 
-WEIGHT, MASK = "loss_weight", "loss_mask"  # of Rollouts.per_token, and of a trace's columns
 ALL = 0.999  # share of the tokens that a weighting has to explain before it is named
 _UNRECORDED = "no weight of the loss was recorded: the trainer has to hand over loss_weights"
 
@@ -163,11 +163,11 @@ def applied_of(
     """What the loss did with some tokens; None if its weights are not recorded.
 
     Args:
-        columns: WEIGHT, MASK, or both, [N]; NaN if missing.
+        columns: LOSS_WEIGHT, LOSS_MASK, or both, [N]; NaN if missing.
     """
     weight_N, mask_N = (
         None if (c := columns.get(name)) is None or np.isnan(c).all() else c
-        for name in (WEIGHT, MASK)
+        for name in (LOSS_WEIGHT, LOSS_MASK)
     )
     if weight_N is None and mask_N is None:
         return None
@@ -218,7 +218,9 @@ class LossCheck(Kind):
         size_S = pair.infer.length_S
         sequence_N = np.repeat(np.arange(len(size_S)), size_S)
         train_N, infer_N = (s.columns["logp"][inside_N] for s in (pair.train, pair.infer))
-        columns = {n: c[inside_N] for n, c in pair.infer.columns.items() if n in (WEIGHT, MASK)}
+        columns = {
+            n: c[inside_N] for n, c in pair.infer.columns.items() if n in (LOSS_WEIGHT, LOSS_MASK)
+        }
         applied = applied_of(train_N, infer_N, error_N[inside_N], columns, sequence_N[inside_N])
         unknown = int((view.mask(cell.cut, unknown=True) & ~inside_N).sum())
         if applied is None:

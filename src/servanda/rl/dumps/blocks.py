@@ -11,13 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from servanda.judgement.clauses.loss_checks import MASK, WEIGHT
 from servanda.traces.pair import pair_of
-from servanda.traces.rollouts import REMOVED, Array, Rollouts
+from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, REMOVED, Array, Rollouts
 from servanda.traces.trace import TracePair
 
 BLOCK_TOKENS = 262_144  # prompts included
-_COLUMNS = ("staleness", "entropy_nats", WEIGHT, MASK)  # of tokens, for slices and clauses
+_COLUMNS = (
+    "staleness",
+    "entropy_nats",
+    LOSS_WEIGHT,
+    LOSS_MASK,
+)  # of tokens, for slices and clauses
 
 
 def blocks(chunks: Iterable[Rollouts], tokens: int = BLOCK_TOKENS) -> Iterator[Rollouts]:

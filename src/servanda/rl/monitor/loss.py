@@ -11,8 +11,6 @@ from servanda.contract.model import WHOLE, Contract
 from servanda.judgement.clauses.base import GUARDS, Array, Cell, CellVerdict, Kind
 from servanda.judgement.clauses.loss_checks import (
     ALL,
-    MASK,
-    WEIGHT,
     LossCheck,
     LossSums,
     applied_of,
@@ -24,6 +22,7 @@ from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import BatchFields
 from servanda.theory.bounds.applied_weights import error_of
 from servanda.theory.bounds.importance_weights import Psi
+from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT
 
 ACCEPTED = 0.001  # share of tokens with another weight than declared, as of rejected rows
 METRICS = {
@@ -49,7 +48,7 @@ def sums_of(batch: Batch, psi: Psi, inside_BT: Array | None = None) -> LossSums:
     train_N, infer_N = train_N.astype(np.float64), infer_N.astype(np.float64)
     columns = {
         name: np.broadcast_to(of, mask_BT.shape)[mask_BT].astype(np.float64)
-        for name, of in ((WEIGHT, batch.loss_weight_BT), (MASK, batch.loss_mask_BT))
+        for name, of in ((LOSS_WEIGHT, batch.loss_weight_BT), (LOSS_MASK, batch.loss_mask_BT))
         if of is not None
     }
     sequence_N = np.nonzero(mask_BT)[0]

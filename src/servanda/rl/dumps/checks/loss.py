@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from servanda.judgement.clauses.loss_checks import ALL, MASK, WEIGHT, LossSums, applied_of
+from servanda.judgement.clauses.loss_checks import ALL, LossSums, applied_of
 from servanda.rl.dumps.checks.base import Finding, Sums, check
 from servanda.theory.bounds.applied_weights import error_of
 from servanda.theory.bounds.importance_weights import naive
 from servanda.theory.stats.lag_split import LagSplit
-from servanda.traces.rollouts import Rollouts
+from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, Rollouts
 
 VERSION = "weight_version"  # of Rollouts.per_token
 # verl's check_rollout_correction_health alarms beyond these: mean weight, effective sample size
@@ -29,7 +29,7 @@ class Loss(Sums):
         columns = {
             name: column[trained]
             for name, column in rollouts.per_token.items()
-            if name in (WEIGHT, MASK)
+            if name in (LOSS_WEIGHT, LOSS_MASK)
         }
         train_K, infer_K = rollouts.train_K, rollouts.infer_K
         applied = applied_of(
