@@ -53,7 +53,7 @@ class Rollouts:
         labels: name -> text of each sequence, [S]: "env", "replica".
         per_sequence: name -> number of each sequence, [S]: "reward".
         per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats",
-            "removed".
+            "removed", "loss_weight", "loss_mask", "weight_version".
     """
 
     step: int
