@@ -18,7 +18,15 @@ from servanda.rl.sync_drill.plan import plan_of
 from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.response_slope import distance
-from servanda.rl.sync_drill.result import EXPLAINED, PLAIN, Baseline, PoisonResult, Response, Scale
+from servanda.rl.sync_drill.result import (
+    EXPLAINED,
+    PLAIN,
+    POISON_NATS,
+    Baseline,
+    PoisonResult,
+    Response,
+    Scale,
+)
 from servanda.rl.sync_drill.sides import Sides, error_line
 from servanda.rl.sync_drill.signals import (
     TIMEOUT_S,
@@ -205,10 +213,11 @@ class _Drill:
         )
         excess = baseline.idle - baseline.distance
         limit = baseline.distance + EXPLAINED * excess if baseline.moved_away else None
-        baseline = replace(
-            baseline, scale=self._scale(after_N, idle, limit, far=baseline.moved_away)
-        )
-        return baseline, train_N, after_N
+        scale = self._scale(after_N, idle, limit, far=baseline.moved_away)
+        if scale is None and idle > POISON_NATS:
+            # it need not have moved: an engine that was synced so before has the factor already
+            scale = self._scale(after_N, idle, far=True)
+        return replace(baseline, scale=scale), train_N, after_N
 
     def _scale(
         self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool
