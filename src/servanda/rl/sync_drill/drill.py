@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda.errors import Interrupted, MeasurementError
+from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.conclusion import conclude
 from servanda.rl.sync_drill.explanation import classes, scaled_by
 from servanda.rl.sync_drill.perturbation import LATEST, PerturbationTests
@@ -27,7 +27,7 @@ from servanda.rl.sync_drill.result import (
     Response,
     Scale,
 )
-from servanda.rl.sync_drill.sides import Sides, error_line
+from servanda.rl.sync_drill.sides import Sides, error_line, with_state
 from servanda.rl.sync_drill.signals import (
     TIMEOUT_S,
     Alarm,
@@ -143,7 +143,7 @@ class _Drill:
                 # between two lines of this module; no second one is raised until the end of the
                 # shield
                 self._restored()
-                raise _stopped(error, self._state()) from error
+                raise with_state(error, self._state()) from error
         size = size_of(self.trainee.module)
         return conclude(
             baseline,
@@ -314,13 +314,13 @@ class _Drill:
                 late += 1
             return float(returned), late - 1
         except BaseException as error:
-            raise _stopped(error, self._state()) from error
+            raise with_state(error, self._state()) from error
 
     def _abandoned(self, error: BaseException) -> BaseException:
         """Restore the weights, sync once more, and return an error with the state of both."""
         self._restored()
         if not self.changed:
-            return _stopped(error, "no weight was changed")
+            return with_state(error, "no weight was changed")
         try:
             self.signals.expose()
             with self.sides.limit():
@@ -329,23 +329,13 @@ class _Drill:
             became = f"raised {error_line(again)}"
             if isinstance(again, TimedOut):
                 became = f"did not return within {self.sides.limit.seconds:g} s"
-            return _stopped(
+            return with_state(
                 error,
                 f"weights restored bit for bit; the sync that followed {became}: {_ENGINE_UNKNOWN}",
             )
-        return _stopped(error, "weights restored bit for bit, and synced to the engine once more")
+        return with_state(error, "weights restored bit for bit, and synced to the engine once more")
 
 
 _ENGINE_UNKNOWN = (
     "the engine may hold perturbed weights, so do not sample from it before a sync succeeds"
 )
-
-
-def _stopped(error: BaseException, state: str) -> BaseException:
-    """The same error with the state of weights and engine."""
-    if isinstance(error, MeasurementError):
-        problem = error.problems[0]
-        return MeasurementError(f"{problem.message}\n  state: {state}", hint=problem.hint)
-    if isinstance(error, KeyboardInterrupt | Terminated):
-        return Interrupted(f"preflight was stopped\n  state: {state}")
-    return error

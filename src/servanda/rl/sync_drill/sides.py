@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from servanda.errors import MeasurementError
-from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
+from servanda.errors import Interrupted, MeasurementError
+from servanda.rl.sync_drill.signals import Terminated, TimedOut, TimeLimit
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores
 from servanda.runner.measurement import Progress, Watch
 from servanda.theory.sampling import Floats
@@ -86,3 +86,13 @@ class Sides:
 
 def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def with_state(error: BaseException, state: str) -> BaseException:
+    """The same error with the state of weights and engine."""
+    if isinstance(error, MeasurementError):
+        problem = error.problems[0]
+        return MeasurementError(f"{problem.message}\n  state: {state}", hint=problem.hint)
+    if isinstance(error, KeyboardInterrupt | Terminated):
+        return Interrupted(f"preflight was stopped\n  state: {state}")
+    return error
