@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import open_dump
 from tests.rl.dumps.formats.made import DATA, EXPECTED, read
 from tests.rl.dumps.formats.test_own import padded
@@ -88,9 +89,10 @@ def test_the_hook_for_verl_writes_what_it_is_handed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_the_hook_for_trl_writes_what_it_is_handed(tmp_path, monkeypatch, complete):
+    torch = pytest.importorskip("torch")
     made = responses()
     prompts = padded([s.prompt for s in EXPECTED], 4, left=True)
-    out = {
+    arrays = {
         "prompt_ids": prompts,
         "prompt_mask": (prompts != 0).astype(int),
         "completion_ids": made["tokens"],
@@ -100,34 +102,37 @@ def test_the_hook_for_trl_writes_what_it_is_handed(tmp_path, monkeypatch, comple
         "advantages": np.array([0.5, -0.5, 0.25, -0.25]),
     }
     if complete:
-        out["sampling_per_token_logps"] = made["infer"]
+        arrays["sampling_per_token_logps"] = made["infer"]
 
     class GRPOTrainer:
-        accelerator = SimpleNamespace(process_index=2)
+        accelerator = SimpleNamespace(process_index=2, num_processes=3)
         state = SimpleNamespace(global_step=7)
         model = SimpleNamespace(training=True)
+        use_vllm, vllm_mode, rollout_func = True, "server", None
+
+        def __init__(self, *args):
+            assert args == (...,)  # of the page
+
+        def train(self):
+            self._generate_and_score_completions([{"task": "math"}] * len(EXPECTED))
 
         def _generate_and_score_completions(self, inputs):
-            return out
+            return {name: torch.tensor(np.asarray(values)) for name, values in arrays.items()}
 
     modules(monkeypatch, "trl", GRPOTrainer=GRPOTrainer)
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(block("from trl"), names)
-    dumping = names["Dumping"]()
     if complete:
-        assert dumping._generate_and_score_completions([]) is out
+        exec(block("from trl"), {})
         rows = read(open_dump(tmp_path)).rows
         assert [row["tokens"] for row in rows] == [s.tokens for s in EXPECTED]
         assert [
             row["infer"][-len(s.response) :].tolist() for row, s in zip(rows, EXPECTED, strict=True)
         ] == [s.infer for s in EXPECTED]
         assert len({row["group"] for row in rows}) == 2
-        assert rows[0]["source"] == "rollouts/step_000007.rank2.parquet:1"
+        assert rows[0]["source"] == "rollouts/step_000008.rank2.parquet:1"
+        assert (rows[0]["env"], rows[0]["rank"]) == ("math", "2")
         assert set(rows[1]["advantage"].tolist()) == {-0.5}
     else:  # a run that dumps nothing says so at its first step
-        with pytest.raises(RuntimeError, match="TRL's batch has no sampling_per_token_logps"):
-            dumping._generate_and_score_completions([])
-        dumping.model.training = False
-        assert dumping._generate_and_score_completions([]) is out
+        with pytest.raises(MeasurementError, match="TRL's batch has no logprobs of the sampler"):
+            exec(block("from trl"), {})
         assert not list(tmp_path.iterdir())
