@@ -73,7 +73,10 @@ def test_errors_of_the_file_are_errors_of_the_call(tmp_path, text, name, message
 
 
 def test_a_call_that_names_nothing_is_refused(tmp_path):
-    assert ran()[0] == 2 and "give FILE.py:NAME, or --trl SCRIPT" in ran()[1]
+    assert (
+        ran()[0] == 2
+        and "give FILE.py:NAME, --checkpoint DIR --url URL, or --trl SCRIPT" in ran()[1]
+    )
     assert ran("mine.py")[0] == 2 and "does not name a trainer" in ran("mine.py")[1]
     assert ran("no/mine.py:x")[0] == 2
     (tmp_path / "m.py").write_text("x = 3\n")

@@ -55,6 +55,17 @@ def test_a_fault_of_a_server_has_its_name(servers, name):
         assert not result.warnings and result.exit_code == 0
 
 
+def test_a_factor_is_found_where_the_server_had_it_before_the_test(servers):
+    begun(servers[0], "scaled")
+    module = small_model()
+    preflight(trained(module, servers[0]))
+
+    again = preflight(trained(module, servers[0]))
+
+    assert again.found.distance == pytest.approx(again.found.idle, rel=0.1)  # no sync moved it
+    assert (again.outcome, again.cause) == ("violated", "scaled"), str(again)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_server_that_fails_is_an_error_with_its_url_and_the_next_move(servers, name):
     module, fault = small_model(), SERVER_FAULTS[name]
@@ -82,7 +93,9 @@ def test_the_digests_say_what_was_compared_bit_for_bit(servers):
     assert line.endswith("not changed by a sync of random weights: lm_head.weight")
 
 
-@pytest.mark.parametrize(("name", "cause"), [("ignores", "never_synced"), ("late", "late")])
+@pytest.mark.parametrize(
+    ("name", "cause"), [("ignores", "never_synced"), ("late", "late"), ("scaled", "scaled")]
+)
 def test_one_replica_of_three_is_named_by_its_url(servers, name, cause):
     for url in servers:
         begun(url)
@@ -96,8 +109,9 @@ def test_one_replica_of_three_is_named_by_its_url(servers, name, cause):
     assert [r.outcome for r in result.replicas] == ["holds", "violated", "holds"]
     assert re.match(f"replica {servers[1]}: .*; 2 others follow$", result.sentence)
     assert f"replica  {servers[0]} ✓" in str(result)
-    # all of them have the weights from before
-    for before, after in zip(start, scores_of(servers), strict=True):
+    # each has the weights from before, except one that cannot take them over
+    ends = [*zip(start, scores_of(servers), strict=True)]
+    for before, after in ends[::2] if name == "scaled" else ends:
         torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
 
 
@@ -110,6 +124,19 @@ def test_replicas_that_follow_share_one_test(servers):
     assert result.outcome == "holds" and not result.warnings
     assert result.sentence.endswith("on each of 3 replicas")
     assert result.syncs == preflight(trained(small_model(), servers[0])).syncs
+
+
+def test_a_replica_that_no_test_judged_is_no_pass(servers, monkeypatch):
+    monkeypatch.setattr("servanda.rl.sync_drill.servers.replica_drill._TESTS", 1)
+    for url in servers[:2]:
+        begun(url)
+    begun(servers[1], "ignores")
+
+    result = preflight(trained(small_model(), servers[:2]))
+
+    assert [r.outcome for r in result.replicas] == ["holds", "inconclusive"]
+    assert result.exit_code == 3
+    assert f"replica {servers[1]}: its scores differ from those of each tested" in result.sentence
 
 
 @pytest.mark.parametrize("name", ["none", "version_only", "stale_prefixes"])

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda.errors import Interrupted, MeasurementError
 from servanda.rl.sync_drill.conclusion import conclude
 from servanda.rl.sync_drill.explanation import classes, scaled_by
 from servanda.rl.sync_drill.parallel.other_ranks import Restoration, follow, verbs
@@ -21,8 +20,16 @@ from servanda.rl.sync_drill.plan import plan_of
 from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.report import Preflight
 from servanda.rl.sync_drill.response_slope import distance
-from servanda.rl.sync_drill.result import EXPLAINED, PLAIN, Baseline, PoisonResult, Response, Scale
-from servanda.rl.sync_drill.sides import Sides, error_line
+from servanda.rl.sync_drill.result import (
+    EXPLAINED,
+    PLAIN,
+    POISON_NATS,
+    Baseline,
+    PoisonResult,
+    Response,
+    Scale,
+)
+from servanda.rl.sync_drill.sides import Sides, error_line, with_state
 from servanda.rl.sync_drill.signals import TIMEOUT_S, Alarm, Terminated, TimeLimit
 from servanda.rl.sync_drill.stream import StreamNames
 from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
@@ -133,7 +140,7 @@ class _Drill:
                 # between two lines of this module; no second one is raised until the end of the
                 # shield
                 self._restored()
-                raise _stopped(error, self._state()) from error
+                raise with_state(error, self._state()) from error
         size = size_of(self.trainee.module)
         return conclude(
             baseline,
@@ -205,10 +212,11 @@ class _Drill:
         )
         excess = baseline.idle - baseline.distance
         limit = baseline.distance + EXPLAINED * excess if baseline.moved_away else None
-        baseline = replace(
-            baseline, scale=self._scale(after_N, idle, limit, far=baseline.moved_away)
-        )
-        return baseline, train_N, after_N
+        scale = self._scale(after_N, idle, limit, far=baseline.moved_away)
+        if scale is None and idle > POISON_NATS:
+            # it need not have moved: an engine that was synced so before has the factor already
+            scale = self._scale(after_N, idle, far=True)
+        return replace(baseline, scale=scale), train_N, after_N
 
     def _scale(
         self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool
@@ -295,38 +303,28 @@ class _Drill:
                 late += 1
             return float(returned), late - 1
         except BaseException as error:
-            raise _stopped(error, self._state()) from error
+            raise with_state(error, self._state()) from error
 
     def _abandoned(self, error: BaseException) -> BaseException:
         """Restore the weights, sync once more, and return an error with the state of both."""
         self._restored()
         if not self.changed:
-            return _stopped(error, "no weight was changed")
+            return with_state(error, "no weight was changed")
         if self.ranks.lost:
-            return _stopped(error, self._state())
+            return with_state(error, self._state())
         try:
             self.signals.expose()
             became = next(filter(None, self.ranks.call(self.sides.again_here)), "")
         except BaseException as again:
             became = f"raised {error_line(again)}"
         if became:
-            return _stopped(
+            return with_state(
                 error,
                 f"weights restored bit for bit; the sync that followed {became}: {_ENGINE_UNKNOWN}",
             )
-        return _stopped(error, "weights restored bit for bit, and synced to the engine once more")
+        return with_state(error, "weights restored bit for bit, and synced to the engine once more")
 
 
 _ENGINE_UNKNOWN = (
     "the engine may hold perturbed weights, so do not sample from it before a sync succeeds"
 )
-
-
-def _stopped(error: BaseException, state: str) -> BaseException:
-    """The same error with the state of weights and engine."""
-    if isinstance(error, MeasurementError):
-        problem = error.problems[0]
-        return MeasurementError(f"{problem.message}\n  state: {state}", hint=problem.hint)
-    if isinstance(error, KeyboardInterrupt | Terminated):
-        return Interrupted(f"preflight was stopped\n  state: {state}")
-    return error

@@ -7,10 +7,10 @@ from typing import cast
 
 import numpy as np
 
-from servanda.errors import MeasurementError
+from servanda.errors import Interrupted, MeasurementError
 from servanda.rl.sync_drill.parallel.process_group import ALONE, Ranks
 from servanda.rl.sync_drill.parallel.shards import reshard
-from servanda.rl.sync_drill.signals import TimedOut, TimeLimit
+from servanda.rl.sync_drill.signals import Terminated, TimedOut, TimeLimit
 from servanda.rl.sync_drill.stream import Stream, StreamNames, stream_names
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, train_scores
 from servanda.runner.measurement import Progress, Watch
@@ -136,3 +136,13 @@ class Sides:
 
 def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def with_state(error: BaseException, state: str) -> BaseException:
+    """The same error with the state of weights and engine."""
+    if isinstance(error, MeasurementError):
+        problem = error.problems[0]
+        return MeasurementError(f"{problem.message}\n  state: {state}", hint=problem.hint)
+    if isinstance(error, KeyboardInterrupt | Terminated):
+        return Interrupted(f"preflight was stopped\n  state: {state}")
+    return error

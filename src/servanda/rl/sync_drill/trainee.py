@@ -100,7 +100,7 @@ class Trainee:
         """As from_urls, for vLLM.
 
         Args:
-            sync: the trainer's own; None saves the module as a checkpoint and tells each server to
+            sync: the trainer's own; None saves the module as a checkpoint and lets each server
                 load it by `reload_weights` (needs VLLM_SERVER_DEV_MODE=1).
             folder: where that checkpoint is written for a moment, seen by the servers too; None is
                 the system's folder of temporary files.

@@ -20,7 +20,7 @@ SHARD = "5GB"  # largest file of a checkpoint
 
 
 class CheckpointSync:
-    """Saves a module in its own dtype and tells every replica to load it; call it after an update.
+    """Saves a module in its own dtype and lets every replica load it; call it after an update.
 
     Args:
         module: a model of transformers, which may be one of PEFT; adapters are merged.

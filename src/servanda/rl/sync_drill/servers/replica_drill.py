@@ -14,7 +14,8 @@ from itertools import chain
 from servanda.rl.sync_drill.drill import RESOLUTION
 from servanda.rl.sync_drill.report import Preflight, ReplicaResult
 from servanda.rl.sync_drill.response_slope import distance
-from servanda.rl.sync_drill.servers.replica_facts import ReplicaFacts
+from servanda.rl.sync_drill.result import POISON_FLOORS
+from servanda.rl.sync_drill.servers.replica_facts import RANDOMISED, ReplicaFacts
 from servanda.rl.sync_drill.servers.replicas import Replica, Replicas
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, probes, train_scores
 from servanda.theory.sampling import Floats
@@ -41,8 +42,9 @@ def preflight_of_replicas(
     results: dict[str, Preflight] = {}
     left = [*replicas.all]
     tests: list[Preflight] = []
+    found: dict[str, list[list[Floats]]] = {}
     while left and len(tests) < _TESTS:
-        led = _LedTest(trainee, replicas, left, None if tests else facts)
+        led = _LedTest(trainee, replicas, left, None if tests else facts, found)
         result = drill(replace(trainee, sync=led.sync, score=led.score, replicas=None))
         tests.append(result)
         alike = [replica for k, replica in enumerate(left) if not k or led.alike(k, train_N)]
@@ -62,7 +64,12 @@ class _Call:
 
 
 class _LedTest:
-    """One test by the scores of the first of some replicas; those of the others are kept."""
+    """One test by the scores of the first of some replicas; those of the others are kept.
+
+    Args:
+        found: scores before the first sync of all, by URL; the first test fills it.  A later test
+            begins with them: what a sync of unchanged weights does, it does only once.
+    """
 
     def __init__(
         self,
@@ -70,27 +77,37 @@ class _LedTest:
         replicas: Replicas,
         asked: Sequence[Replica],
         facts: ReplicaFacts | None,
+        found: dict[str, list[list[Floats]]],
     ) -> None:
         self.trainee, self.replicas, self.asked, self.facts = trainee, replicas, [*asked], facts
+        self.found, self.left = found, [*found.get(asked[0].url, ())]
         self.calls: list[_Call] = []
-        self.syncs = 0
+        self.syncs, self.tried = 0, 0
 
     def sync(self) -> None:
-        if self.facts:
-            self.facts.before_sync(self.syncs)
+        # after an error the servers get the weights, and no further questions
+        facts = self.facts if self.tried == self.syncs else None
+        self.tried += 1
+        if facts:
+            facts.before_sync(self.syncs)
         self.trainee.sync()
         self.replicas.each(lambda replica: replica.engine.accept_changes())
         self.syncs += 1
-        if self.facts:
-            self.facts.after_sync(self.syncs)
+        if facts:
+            facts.after_sync(self.syncs)
 
     def score(self, rows: Rows) -> Sequence[Floats]:
+        if self.left and not self.syncs:
+            return self.left.pop(0)
         answers = self.replicas.each(lambda replica: replica.score(rows), self.asked)
         flattened = [
             flat(answer, rows, replica.url, "score")
             for replica, answer in zip(self.asked, answers, strict=True)
         ]
         self.calls.append(_Call(self.syncs, tuple(flattened)))
+        if not self.syncs:
+            for replica, answer in zip(self.asked, answers, strict=True):
+                self.found.setdefault(replica.url, []).append(answer)
         return answers[0]
 
     def alike(self, k: int, train_N: Floats) -> bool:
@@ -103,9 +120,12 @@ class _LedTest:
         own = [max(distance(scores, train_N), RESOLUTION) for scores in idle.scores]
         if max(own[k], own[0]) > _ALIKE * min(own[k], own[0]):
             return False
-        limit = _ALIKE * max(distance(idle.scores[k], idle.scores[0]), RESOLUTION)
+        apart = max(distance(idle.scores[k], idle.scores[0]), RESOLUTION)
         return all(
-            distance(call.scores[k], call.scores[0]) <= limit for call in self.calls if call.syncs
+            distance(call.scores[k], call.scores[0])
+            <= apart * (POISON_FLOORS if call.syncs == RANDOMISED else _ALIKE)
+            for call in self.calls
+            if call.syncs
         )
 
 

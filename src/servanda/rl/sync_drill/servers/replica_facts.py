@@ -17,7 +17,7 @@ from servanda.rl.sync_drill.servers.server_digests import Digests, DigestTrail, 
 from servanda.rl.sync_drill.trainee import Rows, Trainee
 
 _PROMPTS = 8  # of which one token each is generated
-_IDLE, _RANDOMISED = 1, 2  # syncs after which all weights are as found, and random
+_IDLE, RANDOMISED = 1, 2  # syncs after which all weights are as found, and random
 _FOUND, _RETURNED = 0, -1
 
 
@@ -42,9 +42,9 @@ class ReplicaFacts:
 
     def after_sync(self, syncs: int) -> None:
         self._told()
-        if syncs in (_IDLE, _RANDOMISED):
+        if syncs in (_IDLE, RANDOMISED):
             self._digested(syncs)
-        if syncs == _RANDOMISED:
+        if syncs == RANDOMISED:
             self._generated()
 
     def finish(self) -> None:
@@ -77,7 +77,7 @@ class ReplicaFacts:
 
     def digest_lines(self) -> tuple[str, ...]:
         """For each replica that reports digests: which tensors were compared bit for bit."""
-        times = (_FOUND, _IDLE, _RANDOMISED, _RETURNED)
+        times = (_FOUND, _IDLE, RANDOMISED, _RETURNED)
         trails = {
             url: DigestTrail(*(of[time] for time in times))
             for url, of in self.digests.items()
@@ -115,9 +115,9 @@ class ReplicaFacts:
 
     def _is_stale(self, url: str) -> bool:
         """Whether random weights moved generation away from scoring, on prompts known before."""
-        if len(self.gaps[url]) < _RANDOMISED:
+        if len(self.gaps[url]) < RANDOMISED:
             return False
-        before, after = self.gaps[url][:_RANDOMISED]
+        before, after = self.gaps[url][:RANDOMISED]
         return after > max(POISON_FLOORS * max(before, RESOLUTION), POISON_NATS)
 
 
