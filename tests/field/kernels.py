@@ -308,7 +308,7 @@ def equal_answers(folder, broken):
     command="servanda preflight --checkpoint DIR --url URL",
     state="in part",
     exit=1,
-    says="weights reach the engine, but it generates from a cache of the old weights",
+    says="it scores known tokens from a cache of the old weights: reset its prefix cache after",
     missing="this answer is of a server that scores prompts as vLLM does; lmdeploy gives logprobs "
     "of generated tokens only",
 )

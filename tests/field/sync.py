@@ -258,7 +258,6 @@ def sync():
     engine = Relaid(module)
     return Trainee(module, engine.sync, engine.score, TOKENS)
 """
-MOVES = "a sync of unchanged weights moves the engine away from the trainer: check the shape, order"
 
 
 @bug(
@@ -269,7 +268,8 @@ MOVES = "a sync of unchanged weights moves the engine away from the trainer: che
     command="servanda preflight FILE.py:NAME",
     state="caught",
     exit=1,
-    says=f"{MOVES} and names of the tensors",
+    says="a sync of unchanged weights moves the engine away from the trainer: check the shape, "
+    "order and names of the tensors",
 )
 def experts_in_wrong_places(folder, broken):
     return drilled(folder, RELAID.format(broken=broken))
@@ -303,7 +303,7 @@ known(
     command="servanda preflight --checkpoint DIR --url URL",
     state="caught",
     exit=1,
-    says=f"{MOVES} and names of the tensors",
+    says="changed by a sync of unchanged weights: model.layers.0.mlp.gate_up_proj.weight",
 )
 def raw_scales(folder, broken):
     return reloaded(folder, "sglang", "raw_scales" if broken else "blockwise")
