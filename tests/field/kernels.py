@@ -10,6 +10,7 @@ import numpy as np
 from servanda.rl import DraftCounts, Monitor
 from tests import kit
 from tests.field.rows import bug, known, servanda
+from tests.field.servers import reloaded
 from tests.field.sync import observed
 from tests.field.worlds import NOISE, draw, run
 from tests.kit import parse
@@ -300,14 +301,21 @@ def equal_answers(folder, broken):
     return servanda("check", run(folder / "dump", how, range(1, 7)), "--quiet")
 
 
-known(
+@bug(
     CACHE,
     "InternLM/lmdeploy#4917",
     what="`/update_weights` keeps the KV of stale prefixes",
-    command="servanda preflight FILE.py:NAME",
+    command="servanda preflight --checkpoint DIR --url URL",
     state="in part",
-    missing="the drill names a stale cache; it needs a whole module, and lmdeploy has no dialect",
+    exit=1,
+    says="it scores known tokens from a cache of the old weights: reset its prefix cache after",
+    missing="this answer is of a server that scores prompts as vLLM does; lmdeploy gives logprobs "
+    "of generated tokens only",
 )
+def update_keeps_prefixes(folder, broken):
+    return reloaded(folder, "vllm", "stale_prefixes" if broken else "none")
+
+
 known(
     CACHE,
     "vllm-project/vllm#53912",

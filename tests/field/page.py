@@ -33,10 +33,11 @@ command detects it.
 Each answer in the tables is the verbatim output of the command in `tests/field/`. A case there
 reproduces the bug, a healthy twin of the same shape has to hold, and this page is generated from
 the cases. The data is synthetic. Dumps are sampled from a softmax over 256 tokens, and kernels
-are tables of probabilities or the bundled models of 2.6 M parameters. Error sizes are those of
-the thread, if it states them. A case therefore shows that this kind of bug is detected, not how
-large the bug was in the field. No case ran on a GPU or in the original frameworks. The numbers of
-the threads are their reporters'.
+are tables of probabilities or the bundled models of 2.6 M parameters. Servers that take over
+weights are test servers of a model of two layers, which speak as vLLM and SGLang do. Error sizes
+are those of the thread, if it states them. A case therefore shows that this kind of bug is
+detected, not how large the bug was in the field. No case ran on a GPU or in the original
+frameworks. The numbers of the threads are their reporters'.
 """
 
 

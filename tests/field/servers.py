@@ -1,4 +1,4 @@
-# Two servers on sockets, before and after an upgrade.
+# Servers on sockets: two, before and after an upgrade, and one that takes over weights.
 
 import contextlib
 import json
@@ -52,3 +52,13 @@ def compared(folder, old, new):
             urls.append(str(client.base_url).rstrip("/"))
         options = ("--prompts", prompts, "--run-dir", folder / "run", "--max-new-tokens", 4)
         return servanda("compare", *urls, *options, "--quiet")
+
+
+def reloaded(folder, form, fault):
+    """`servanda preflight --checkpoint DIR --url URL` on a server with a fault."""
+    from tests.rl.served_weights import begun, saved, serving, small_model
+
+    model = saved(small_model(), folder / "model")
+    with serving(model, form) as (url,):
+        begun(url, fault)
+        return servanda("preflight", "--checkpoint", model, "--url", url, "--quiet")

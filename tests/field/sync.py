@@ -7,6 +7,7 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.rl import Monitor
 from tests.field.rows import Answer, bug, known, observed, servanda
+from tests.field.servers import reloaded
 from tests.field.worlds import NOISE, draw, reference, run
 
 SYNC = "Weight sync and adapters"
@@ -179,15 +180,35 @@ def adapter_never_delivered(folder, broken):
     return servanda("check", run(folder / "dump", how), "--reference", good, "--quiet")
 
 
-known(
+SERVED = """
+from servanda.rl import Trainee
+from tests.rl.served_weights import small_model, trained
+from tests.trainers import adapt
+
+def sync():
+    module = adapt(small_model())
+    return Trainee.from_urls(module, "{url}", sync=trained(module, "{url}").sync)
+"""
+
+
+@bug(
     SYNC,
     "modelscope/ms-swift#9855",
     what="an asynchronous server ignores the updated LoRA; its user showed it by a reward on "
     "length",
-    command="servanda preflight FILE.py:NAME",
+    command="servanda preflight FILE.py:NAME (`Trainee.from_urls`)",
     state="in part",
-    missing="a hook for ms-swift; a `score` over HTTP has to be written by hand",
+    exit=1,
+    says="the adapters never reach the engine: rollouts come from the base model",
+    missing="this answer is of a server that scores prompts as vLLM does; `swift rollout` has no "
+    "such endpoint, so `score` has to be written by hand",
 )
+def server_ignores_the_adapter(folder, broken):
+    from tests.rl.served_weights import begun, saved, serving, small_model
+
+    with serving(saved(small_model(), folder / "model"), "vllm") as (url,):
+        begun(url, "ignores" if broken else "none")
+        return drilled(folder, SERVED.format(url=url))
 
 
 @bug(
@@ -216,15 +237,44 @@ def counter_rises(folder, broken):
     return observed(found)
 
 
-known(
+RELAID = """
+import torch
+from tests.rl.sharded_faults import TOKENS, Small
+from tests.rl.sync_drill.toys import Engine
+from servanda.rl.sync_drill.trainee import Trainee
+
+class Relaid(Engine):
+    '''A sync writes the checkpoint's order of experts into the kernel's.'''
+
+    def sync(self):
+        super().sync()
+        if {broken}:
+            experts = self.model.layers[0].mlp.experts.up_proj
+            with torch.no_grad():
+                experts.copy_(experts[[2, 0, 1]])
+
+def sync():
+    module = Small("stacked")
+    engine = Relaid(module)
+    return Trainee(module, engine.sync, engine.score, TOKENS)
+"""
+
+
+@bug(
     SYNC,
     "verl-project/verl#7195",
     what="tensors in the layout of the checkpoint are written into that of a kernel: experts lie "
     "in the wrong places",
-    command="the verl plug-in",
-    state="in part",
-    missing="violated at step 1, without its cause; a drill where parameters are sharded",
+    command="servanda preflight FILE.py:NAME",
+    state="caught",
+    exit=1,
+    says="a sync of unchanged weights moves the engine away from the trainer: check the shape, "
+    "order and names of the tensors",
 )
+def experts_in_wrong_places(folder, broken):
+    return drilled(folder, RELAID.format(broken=broken))
+
+
 known(
     SYNC,
     "vllm-project/vime#388",
@@ -232,7 +282,8 @@ known(
     "is .24 in all layers",
     command="servanda compare HF1 HF2",
     state="in part",
-    missing="the identity of the weights refuses, by tensor; a drill that reaches each expert",
+    missing="the identity of the weights refuses, by tensor; the drill of shards takes DTensors, "
+    "which Megatron has not, and `Stream` perturbs what is wrong already",
 )
 known(
     SYNC,
@@ -240,16 +291,24 @@ known(
     what="the first update from Megatron to SGLang turns a mixture of experts into token salad",
     command="servanda check DIR",
     state="in part",
-    missing="seen after the fact; a drill where parameters are sharded",
+    missing="seen after the fact; the drill of shards takes DTensors, which Megatron has not, and "
+    "`Stream` alone does not see a wrong layout",
 )
-known(
+
+
+@bug(
     SYNC,
     "sgl-project/sglang#30761",
     what="a reload of blockwise FP8: layers whose shapes survive serve raw scales, silently",
-    command="-",
-    state="not",
-    missing="a drill over `/update_weights_from_disk`",
+    command="servanda preflight --checkpoint DIR --url URL",
+    state="caught",
+    exit=1,
+    says="changed by a sync of unchanged weights: model.layers.0.mlp.gate_up_proj.weight",
 )
+def raw_scales(folder, broken):
+    return reloaded(folder, "sglang", "raw_scales" if broken else "blockwise")
+
+
 known(
     SYNC,
     "verl-project/verl#7136",
