@@ -32,8 +32,8 @@ an empty cell the setting has no such fault, or it was not run.
 
 {faults} faults, {drills} runs with a fault: {right} have the right name ({share}), {unexplained}
 are violated without a name, {undecided} are inconclusive, {wrong} have another name, {passed}
-passed. {healthy} runs of working syncs gave {alarms} alarms. After {bits} of {of_bits} preflight tests
-every bit of the trainer's weights was as before.
+passed. {healthy} runs of working syncs gave {alarms} alarms. After {bits} of {of_bits} preflight
+tests every bit of the trainer's weights was as before.
 
 {counts}
 
@@ -99,7 +99,7 @@ def matrix(found: Sequence[Row]) -> list[list[str]]:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    said = row["cause"] or row["outcome"]
+    said = f"`{row['cause']}`" if row["cause"] else row["outcome"]
     mark = "" if row["named"] == "right" else f" ({row['named']})"
     return f"{said}{mark}" + (f": {row['where']}" if row["where"] else "")
 
