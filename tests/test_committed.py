@@ -9,14 +9,15 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks import committed, truth
+from benchmarks import committed, sync_matrix, sync_matrix_page, truth
 from benchmarks.theory import report
 from hypothesis import given
 from hypothesis import strategies as st
 
 DOCS = committed.ROOT / "docs"
 BLOCKS = sorted(
-    set(committed.KEPT.glob("*.json")) - {truth.MEASURED, committed.KEPT / "theory.json"}
+    set(committed.KEPT.glob("*.json"))
+    - {truth.MEASURED, sync_matrix.KEPT, committed.KEPT / "theory.json"}
 )
 # pages whose numbers a person copied from what the command printed, which the page names
 BY_HAND = {"binning.md": "benchmarks.monitor", "monitor.md": "benchmarks.monitor"}
@@ -51,6 +52,30 @@ def test_how_often_verdicts_are_wrong_is_what_was_counted(tmp_path, monkeypatch)
     monkeypatch.setattr(truth, "RECORDS", tmp_path)  # nothing newer of this machine
 
     assert truth.page(truth.recorded()) == truth.DOCS.read_text(encoding="utf-8"), "make truth"
+
+
+def test_the_matrix_of_sync_faults_is_what_was_found():
+    found = sync_matrix.rows()
+
+    page = sync_matrix_page.DOCS.read_text(encoding="utf-8")
+    assert sync_matrix_page.page(found) == page, "python -m benchmarks.sync_matrix --write"
+    for row in found:
+        assert row["named"] == sync_matrix.judged(row), row
+        assert row["named"] not in ("passed", "alarm") and row.get("bits", True), row
+
+
+def test_a_row_of_the_matrix_is_right_only_with_the_right_name():
+    def judged(expected, outcome, cause):
+        return sync_matrix.judged({"expected": expected, "outcome": outcome, "cause": cause})
+
+    assert judged([""], "holds", "") == judged(["late"], "violated", "late") == "right"
+    assert judged([""], "violated", "late") == judged([""], "error", "") == "alarm"
+    assert judged([""], "inconclusive", "") == "undecided"
+    assert judged(["late"], "holds", "") == "passed"
+    assert judged(["late"], "violated", "unfaithful") == "unexplained"
+    assert judged(["error"], "error", "") == "unexplained"
+    assert judged(["late"], "inconclusive", "") == "undecided"
+    assert judged(["late"], "violated", "dropped") == "wrong"
 
 
 def test_a_number_that_is_copied_by_hand_is_said_to_be():

@@ -7,7 +7,6 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.rl import Monitor
 from tests.field.rows import Answer, bug, known, observed, servanda
-from tests.field.servers import reloaded
 from tests.field.worlds import NOISE, draw, reference, run
 
 SYNC = "Weight sync and adapters"
@@ -294,21 +293,15 @@ known(
     missing="seen after the fact; the drill of shards takes DTensors, which Megatron has not, and "
     "`Stream` alone does not see a wrong layout",
 )
-
-
-@bug(
+known(
     SYNC,
     "sgl-project/sglang#30761",
     what="a reload of blockwise FP8: layers whose shapes survive serve raw scales, silently",
     command="servanda preflight --checkpoint DIR --url URL",
-    state="caught",
-    exit=1,
-    says="changed by a sync of unchanged weights: model.layers.0.mlp.gate_up_proj.weight",
+    state="in part",
+    missing="the digests name the tensors that a reload changes; a healthy engine in FP8 is red "
+    "too, as less precise than its trainer",
 )
-def raw_scales(folder, broken):
-    return reloaded(folder, "sglang", "raw_scales" if broken else "blockwise")
-
-
 known(
     SYNC,
     "verl-project/verl#7136",

@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 collect_ignore = [
     "trl_ranks.py",
     "trl_async_run.py",
+    "trl_drills.py",
     "trl_runs.py",
     "verl_steps.py",
 ]  # for other interpreters than this one

@@ -30,10 +30,6 @@ SERVER_FAULTS = {
     "every_other": ServerFault("drops every second update", ("dropped",)),
     "scaled": ServerFault("multiplies the output of an MLP by 1.5", ("scaled",)),
     "float8": ServerFault("rounds every matrix to float8", ("wrong_cast",)),
-    "blockwise": ServerFault("serves float8 in blocks, as it did before", ("",)),
-    "raw_scales": ServerFault(
-        "leaves scales of float8 as the checkpoint has them", ("sync_moves",)
-    ),
     "stale_prefixes": ServerFault("generates from prefixes of the old weights", ("stale_cache",)),
     "half_of_the_shards": ServerFault(
         "reads the first half of the checkpoint's files", ("deaf", "unfaithful")

@@ -18,6 +18,7 @@ from torch import distributed, multiprocessing, nn
 
 from servanda.rl.sync_drill.drill import preflight
 from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs
+from tests.rl.sync_drill.carried import TOY, carried
 from tests.rl.sync_drill.toys import VOCABULARY, WIDTH, Toy
 
 TOKENS = (
@@ -73,7 +74,12 @@ class Engine:
         self.trainer, self.take = module, take
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.model = whole.eval() if self.rank == 0 else None
+        self.models = [self.model]
         self.sent = []
+
+    @property
+    def syncs(self):
+        return len(self.sent)
 
     def sync(self):
         weights = {}
@@ -206,6 +212,7 @@ FAULTS = {
     "reordered": Fault("the shards are put together in the wrong order", "sync_moves", reordered),
     "scaled": Fault("a matrix of each MLP arrives times 0.8", "scaled", scaled),
 }
+FAULTS |= {name: Fault(*fault) for name, fault in carried(TOY).items() if name not in FAULTS}
 
 
 def sharded(module, mesh=None):

@@ -19,25 +19,7 @@ from safetensors.torch import load_file
 
 PATIENCE_S = 60  # how long a request hangs that is meant to
 SCALED, FACTOR = "layers.0.mlp.down_proj", 1.5
-BLOCK, PACKED, LARGEST = 8, 4, 448.0  # of float8: block of a scale, scales in a word, largest value
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
-
-def blockwise(name, tensor, reload):
-    """A matrix of a layer as float8 in blocks, each with a scale that is a power of two.
-
-    A reload leaves the checkpoint's scales, whatever they are, where their packed shape is the
-    shape that they have already; the kernel reads their exponents.
-    """
-    if ".layers." not in name or tensor.dim() < 2:
-        return tensor
-    blocks = tensor.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    scale = blocks.abs().amax((1, 3), keepdim=True).clamp(min=1e-12) / LARGEST
-    survives = scale.shape[2] % PACKED == 0
-    power = 2 ** scale.log2().ceil()
-    kept = scale if reload and survives else power
-    read = 2 ** kept.log2().floor()
-    return ((blocks / kept).to(torch.float8_e4m3fn).to(tensor.dtype) * read).reshape(tensor.shape)
 
 
 class Served:
@@ -54,9 +36,6 @@ class Served:
         ).eval()
         self.fault, self.version, self.updates = fault, 0, 0
         self.before, self.prefixes, self.name = None, {}, "tiny"
-        if fault in ("blockwise", "raw_scales"):
-            state = self.model.state_dict()
-            self.model.load_state_dict({n: blockwise(n, t, False) for n, t in state.items()})
         if fault == "keeps_head":
             head = self.model.lm_head
             head.weight = torch.nn.Parameter(head.weight.detach().clone())
@@ -80,9 +59,6 @@ class Served:
             state, self.before = self.before, state
         if self.fault == "scaled":
             state = {n: t * FACTOR if SCALED in n else t for n, t in state.items()}
-        if self.fault in ("blockwise", "raw_scales"):
-            raw = self.fault == "raw_scales"
-            state = {n: blockwise(n, t, raw) for n, t in state.items()}
         if self.fault == "float8":
             state = {
                 n: t.to(torch.float8_e4m3fn).to(t.dtype) if t.dim() > 1 else t

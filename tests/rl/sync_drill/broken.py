@@ -67,11 +67,11 @@ def late(*parts, ago=1):
     return take
 
 
-def without_rows(low, high):
+def without_rows(low, high, name="embed.weight"):
     """Leaves out some rows of the vocabulary."""
 
     def take(engine):
-        embed = engine.models[0].state_dict()["embed.weight"]
+        embed = engine.models[0].state_dict()[name]
         old = embed[low:high].clone()
         load(engine)
         embed[low:high] = old
