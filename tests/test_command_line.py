@@ -162,6 +162,7 @@ DIFFERS = {
     ("--log", "multiple"): "`serve` writes one log; the others read as many as there are",
     ("--ledger", "envvar"): "an audit writes a ledger only where its own call names one",
     ("-o", "type"): "a pack is no text, so it cannot be printed",
+    ("--served", "help"): "the name that a server gives, and the one that servers are asked for",
     ("--webhook", "help"): "a watch tells alerts and the others decisions",
     ("--webhook", "multiple"): "a watch takes one",
     ("--webhook", "envvar"): "SERVANDA_WEBHOOK is for who decides, and a watch does not",

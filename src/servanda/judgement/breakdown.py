@@ -34,6 +34,7 @@ class StepRow:
     Args:
         outcome: outcome of its enforced cells on this step; red: "clause[slice]" of violated ones.
         tv: mean (1 - w)^+; abs_log_ratio, k3: means, nats; exp_abs: mean exp |log ratio|.
+        first: first of the steps with which its outcome is, if it has too few tokens alone.
     """
 
     step: int
@@ -45,6 +46,7 @@ class StepRow:
     exp_abs: float | None = None
     k3: float | None = None
     red: tuple[str, ...] = ()
+    first: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pytest
 import servanda.judgement.clauses
 from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, Interim
+from servanda.judgement.clauses.draft_acceptance import DraftAcceptance
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
 from servanda.judgement.clauses.mass_gap import MassGap
@@ -33,6 +34,7 @@ from servanda.judgement.clauses.service_level import (
 from servanda.judgement.clauses.statistical import Certificate, Grown
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.block_bootstrap import block_interval
+from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment
 from servanda.theory.stats.refutation import Refutation
@@ -129,6 +131,20 @@ def self_noise(**ones: int) -> Case:
     return Case(SelfNoise(), [found], red - math.log(2))
 
 
+def drafts(accepted: int, n: int) -> Case:
+    """Drafts of one token; the limit is a least share, so red is evidence of less."""
+    xs = bits(accepted, n)
+    limit = 0.5
+    below, above = (oracles.weights(bets, limit) for bets in (oracles.NEG, oracles.POS))
+    red, green = (
+        oracles.most([xs], bets, limit, weights)
+        for bets, weights in ((oracles.NEG, below), (oracles.POS, above))
+    )
+    about = {"id": "it", "metric": "draft_acceptance", "at_least": limit}
+    counts = DraftCounts(n, n, accepted, (accepted,))
+    return Case(DraftAcceptance(), [counts], red, green, clause=Clause.model_validate(about))
+
+
 def refuting(kind: Any, *rounds: float) -> Case:
     """Two alternatives grow in a round, the second by a nat less; the peak over rounds counts."""
     found: list[Any] = [Refutation(10, (growth, growth - 1.0)) for growth in rounds]
@@ -199,6 +215,8 @@ CASES = {
     "reward gap down": reward_gap(bits(2, 40), bits(0, 10)),
     "reward gap, kept": reward_gap([0.5] * 300, [0.55] * 20),
     "reward gap of a population": reward_gap([1.0] * 40, [0.4] * 30, claim="population"),
+    "drafts": drafts(10, 100),
+    "drafts, kept": drafts(90, 100),
     "train unsteady": self_noise(self_train=27, self_infer=0),
     "infer unsteady": self_noise(self_infer=27),
     "fidelity of infer alone": fidelity(9.0, 6.0, of="infer"),

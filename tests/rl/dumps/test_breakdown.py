@@ -115,9 +115,10 @@ def test_steps_that_are_too_small_to_be_judged_are_no_pass_in_silence(tmp_path):
     answer = judged(made.write(tmp_path, steps=range(1, 21), n=4, turn_tokens=16, tv=0.004))
     assert answer.verdict.exit_code == 0
     spots = [spot.text for spot in answer.verdict.blind_spots if spot.subject == "sample"]
-    alone = "20 of 20 steps are too small to be judged alone"
-    assert any(text.startswith(alone) for text in spots), spots
-    assert "? each step alone: 20 inconclusive" in render(answer)
+    assert any(text.startswith("3 of 20 steps are too small to be judged: ") for text in spots)
+    assert any(text.startswith("17 of 20 steps hold only together with ") for text in spots), spots
+    how = "each step, with those before it if too small"
+    assert f"{how}: 17 hold, 3 inconclusive" in render(answer)
 
 
 def test_steps_add_up_to_the_dump(tmp_path):
@@ -281,8 +282,9 @@ def test_what_was_removed_and_never_scored_is_missing(tmp_path):
 def test_a_step_that_a_filter_emptied_is_told_as_such(tmp_path):
     made.each(tmp_path, lambda _, r: made.without(r, np.full(len(r), r.step == 3)))
     text = render(judged(tmp_path))
-    assert "too small to be judged alone" not in text
+    assert "too small to be judged" not in text
     assert "step 3: no token was trained on" in text
+    assert "11 hold, 1 inconclusive" in text
 
 
 def test_a_step_that_lacks_logprobs_is_said_to_have_no_answer(tmp_path):

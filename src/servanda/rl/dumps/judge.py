@@ -250,8 +250,12 @@ def _blind_spots(
             yield BlindSpot("sample", finding.text)
     undecided = sum(row.outcome == "inconclusive" and row.tokens > 0 for row in steps)
     if undecided and len(steps) > 1:
-        few = f"{undecided:,} of {len(steps):,} steps are too small to be judged alone: one of "
+        few = f"{undecided:,} of {len(steps):,} steps are too small to be judged: one of "
         yield BlindSpot("sample", f"{few}them can exceed the limit unnoticed")
+    pooled = sum(row.first is not None and row.outcome == "holds" for row in steps)
+    if pooled:
+        few = f"{pooled:,} of {len(steps):,} steps hold only together with those before them: one "
+        yield BlindSpot("sample", f"{few}of them can exceed the limit unnoticed")
     silent = sum(row.outcome == "error" for row in steps)
     if silent and verdict.outcome != "error":
         few = f"{silent:,} of {len(steps):,} steps have no answer"

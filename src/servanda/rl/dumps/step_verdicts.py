@@ -96,7 +96,7 @@ class JudgedSteps:
         self.rows.append(
             StepRow(
                 part.step,
-                judged.outcome,
+                judged.outcome if part.trained or judged.errors else "inconclusive",
                 part.sequences,
                 part.trained,
                 _finite(sums.mean("tv")),
@@ -104,6 +104,7 @@ class JudgedSteps:
                 _finite(sums.mean("exp_abs")),
                 _finite(sums.mean("k3")),
                 tuple(f"{c.clause}[{c.slice}]" for c in violated),
+                judged.together.get(WHOLE),
             )
         )
 
