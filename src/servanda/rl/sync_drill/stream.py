@@ -152,7 +152,8 @@ def matched(
     # the changes of prefix that explain most names
     prefixes = Counter[tuple[str, str]]()
     for options in [*forms.values()][:_COUNTED]:
-        prefixes.update(pair for name in options[0] for pair in _prefixes(name, plain))
+        carriers = {part for parts in options for part in parts}
+        prefixes.update(pair for part in carriers for pair in _prefixes(part, plain))
     order = [("", ""), *(pair for pair, _ in prefixes.most_common(4))]
     for name, options in forms.items():
         tried = (

@@ -148,7 +148,7 @@ def least_threshold(steps: int, alpha: float) -> float:
         correction for the overshoot.
 
     >>> round(least_threshold(29, 0.05), 2)
-    2.36
+    2.37
     """
     least = steps / alpha
 
