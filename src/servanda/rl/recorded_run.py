@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from servanda.errors import ContractError, EvidenceError
@@ -14,16 +13,9 @@ from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.trend.reference import GoodRun
 from servanda.rl.trend.step_scalars import StepScalars, scalars_of
-from servanda.rl.watch.monitor_state import states_in
+from servanda.rl.watch.monitor_state import Unreadable, read_line, states_in
 from servanda.theory.stats.histogram import BINS
 from servanda.theory.stats.tally import tally
-
-
-class _Line(msgspec.Struct):
-    weights: int
-    outcome: str
-    tokens: int = 0
-    metrics: dict[str, float | str | None] = {}
 
 
 def recorded_run(path: Path, *, unsafe_pickles: bool = False) -> GoodRun:
@@ -45,9 +37,9 @@ def _of_state(path: Path) -> GoodRun:
     data, steps = path.read_bytes(), dict[int, tuple[dict[str, float], int]]()
     for number, text in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            line = msgspec.convert(msgspec.json.decode(text), _Line)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise EvidenceError(f"{path}:{number} is no step of a monitor: {error}") from None
+            line = read_line(text, f"{path}:{number}")
+        except Unreadable as unreadable:
+            raise EvidenceError(f"{path}:{number}: {unreadable}") from None
         if line.outcome == "error":
             raise EvidenceError(
                 f"step {line.weights} of {path} is an error, so its numbers are no reference",

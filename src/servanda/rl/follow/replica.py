@@ -22,13 +22,12 @@ from servanda.rl.follow.rivals import (
     refuted,
 )
 from servanda.rl.follow.score_history import Scores, ages
+from servanda.rl.sync_drill.response_slope import RESOLUTION
 from servanda.theory.sampling import Floats, Ints
 from servanda.theory.stats.slope import share_of
 
 Outcome = Literal["holds", "violated", "inconclusive", "error"]
 
-# smallest noise floor, nats: the resolution of logprobs of -10 in float32
-_RESOLUTION = 1e-5
 # what a cause may leave of the engine's change, in noise floors: that of two scores, and a quarter
 # more.  A mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
 _FITS = 1.25 * math.sqrt(2)
@@ -279,7 +278,7 @@ def _floor(kept: Mapping[int, Scores], replica: str) -> float:
     gaps = [s.infer[replica] - s.train_N for s in kept.values() if replica in s.infer]
     known = [gap_N[np.isfinite(gap_N)] for gap_N in gaps]
     squares = (float(np.mean(gap_N**2)) for gap_N in known if gap_N.size)
-    return max(math.sqrt(min(squares, default=0.0)), _RESOLUTION)
+    return max(math.sqrt(min(squares, default=0.0)), RESOLUTION)
 
 
 def worst_of(replicas: Mapping[str, ReplicaFollow]) -> str:

@@ -19,7 +19,7 @@ from servanda.rl.sync_drill.perturbation import LATEST, PerturbationTests
 from servanda.rl.sync_drill.plan import plan_of
 from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.report import Preflight
-from servanda.rl.sync_drill.response_slope import distance
+from servanda.rl.sync_drill.response_slope import RESOLUTION, distance
 from servanda.rl.sync_drill.result import (
     EXPLAINED,
     PLAIN,
@@ -40,8 +40,6 @@ from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.runner.measurement import Watch, unwatched
 from servanda.theory.sampling import Floats
 
-# smallest noise floor, nats: the resolution of logprobs of -10 in float32
-RESOLUTION = 1e-5
 _MOST = 0.7  # share of the distance at equal weights that a factor on the adapters may leave
 
 

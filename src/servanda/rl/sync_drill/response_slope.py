@@ -12,6 +12,9 @@ import numpy as np
 
 from servanda.theory.sampling import Floats
 
+# smallest noise floor, nats: the resolution of logprobs of -10 in float32
+RESOLUTION = 1e-5
+
 
 @dataclass(frozen=True)
 class ResponseSlope:

@@ -105,33 +105,47 @@ class Sides:
 
     def again_here(self) -> str:
         """One more sync after a failure; what went wrong with it, "" for nothing."""
-        try:
-            with self.limit():
-                self.trainee.sync()
-        except TimedOut:
-            return f"did not return within {self.limit.seconds:g} s"
-        except BaseException as error:
-            return f"raised {error_line(error)}"
-        return ""
+        return sync_again(self.trainee.sync, self.limit)
 
     def _called(self, call: Callable[[], object], what: str) -> object:
-        try:
-            with self.limit():
-                return call()
-        except TimedOut as error:
-            raise MeasurementError(
-                f"{self.stage}: {what} did not return within {self.limit.seconds:g} s",
-                hint="check that the engine is alive; for a slow one raise --timeout SECONDS "
-                "(timeout_s= in Python)",
-            ) from error
-        except MeasurementError as error:
-            problem = error.problems[0]
-            message = f"{self.stage}: {what} failed: {problem.message}"
-            raise MeasurementError(message, hint=problem.hint) from error
-        except Exception as error:
-            hint = _CALLED if isinstance(error, TypeError) else ""
-            message = f"{self.stage}: {what} raised {error_line(error)}"
-            raise MeasurementError(message, hint=hint) from error
+        return call_in_time(call, what, self.stage, self.limit)
+
+
+def call_in_time(call: Callable[[], object], what: str, stage: str, limit: TimeLimit) -> object:
+    """Call a function of the user.
+
+    Raises:
+        MeasurementError: it raises, or exceeds its time; the message names the stage.
+    """
+    try:
+        with limit():
+            return call()
+    except TimedOut as error:
+        raise MeasurementError(
+            f"{stage}: {what} did not return within {limit.seconds:g} s",
+            hint="check that the engine is alive; for a slow one raise --timeout SECONDS "
+            "(timeout_s= in Python)",
+        ) from error
+    except MeasurementError as error:
+        problem = error.problems[0]
+        message = f"{stage}: {what} failed: {problem.message}"
+        raise MeasurementError(message, hint=problem.hint) from error
+    except Exception as error:
+        hint = _CALLED if isinstance(error, TypeError) else ""
+        message = f"{stage}: {what} raised {error_line(error)}"
+        raise MeasurementError(message, hint=hint) from error
+
+
+def sync_again(sync: Callable[[], object], limit: TimeLimit) -> str:
+    """Sync once more after a failure; what went wrong with it, "" for nothing."""
+    try:
+        with limit():
+            sync()
+    except TimedOut:
+        return f"did not return within {limit.seconds:g} s"
+    except BaseException as error:
+        return f"raised {error_line(error)}"
+    return ""
 
 
 def error_line(error: BaseException) -> str:

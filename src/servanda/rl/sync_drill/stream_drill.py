@@ -6,26 +6,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from servanda.errors import Interrupted, MeasurementError
+from servanda.errors import MeasurementError
 from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES
 from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.report import EXIT_CODES
-from servanda.rl.sync_drill.response_slope import distance
+from servanda.rl.sync_drill.response_slope import RESOLUTION, distance
 from servanda.rl.sync_drill.result import Outcome
-from servanda.rl.sync_drill.sides import error_line
-from servanda.rl.sync_drill.signals import Terminated, TimedOut, TimeLimit
+from servanda.rl.sync_drill.sides import call_in_time, sync_again, with_state
+from servanda.rl.sync_drill.signals import TimeLimit
 from servanda.rl.sync_drill.stream import Stream, matched
 from servanda.rl.sync_drill.trainee import Rows, Score, flat
 from servanda.rl.sync_drill.weight_groups import weight_groups
 from servanda.theory.sampling import Floats
 from servanda.traces.serialization import to_plain
 
-RESOLUTION = 1e-5  # smallest noise of an engine, nats: float32 at logprobs of -10
 SIZES = (0.25, 4.0)  # perturbations, in spreads of each tensor; the second if the first is not seen
 _MOVED = 5.0  # movement of an engine that received something, in its own noise
 _BACK = 3.0  # and that came back
@@ -228,28 +227,14 @@ class _StreamDrill:
     def again_here(self) -> str:
         """A sync of unchanged weights after a failure; what went wrong with it, "" for nothing."""
         self.stream.perturb({})
-        try:
-            with self.limit():
-                self.stream()
-        except BaseException as error:
-            return f"raised {error_line(error)}"
-        return ""
+        return sync_again(self.stream, self.limit)
 
     def _infer(self) -> Floats:
         answer = self._called(lambda: self.score([[*row] for row in self.rows]), "score")
         return flat(answer, self.rows, "the engine", self.stage)
 
-    def _called(self, call: Any, what: str) -> Any:
-        try:
-            with self.limit():
-                return call()
-        except TimedOut as error:
-            raise MeasurementError(
-                f"{self.stage}: {what} did not return within {self.limit.seconds:g} s",
-                hint="check that the engine is alive; for a slow one raise timeout_s=",
-            ) from error
-        except Exception as error:
-            raise MeasurementError(f"{self.stage}: {what} raised {error_line(error)}") from error
+    def _called(self, call: Callable[[], Any], what: str) -> Any:
+        return call_in_time(call, what, self.stage, self.limit)
 
     def _ended(self, error: BaseException) -> BaseException:
         """The error, with the state of the engine after one more sync of unchanged weights."""
@@ -265,12 +250,7 @@ class _StreamDrill:
                     f"one more sync {became}: the engine may hold perturbed weights, so do not "
                     "sample from it before a sync succeeds"
                 )
-        if isinstance(error, KeyboardInterrupt | Terminated):
-            return Interrupted(f"preflight was stopped\n  state: {state}")
-        if isinstance(error, MeasurementError):
-            problem = error.problems[0]
-            return MeasurementError(f"{problem.message}\n  state: {state}", hint=problem.hint)
-        return error
+        return with_state(error, state)
 
 
 def _judged(

@@ -59,7 +59,9 @@ class _Follow(msgspec.Struct):
     since: int | None = None
 
 
-class _Line(msgspec.Struct):
+class StateLine(msgspec.Struct):
+    """A step as the monitor writes it."""
+
     schema: int
     weights: int
     outcome: Outcome
@@ -140,8 +142,8 @@ class MonitorSource:
         assert self._file is not None
         place = f"{self._file.name}:{self._lines}"
         try:
-            line = _read(data, place)
-        except _Unreadable as unreadable:
+            line = read_line(data, place)
+        except Unreadable as unreadable:
             step = 0 if self._step is None else self._step
             return WatchedStep(step, "error", why=f"{place}: {unreadable}")
         number = line.weights if line.step is None else line.step
@@ -201,7 +203,7 @@ class MonitorSource:
 
 
 def read_state(path: str | Path) -> tuple[WatchedStep, ...]:
-    """The steps of a monitor's state file, oldest first, written by `rl.Monitor(state_file=...)`.
+    """The steps of a monitor's state file, oldest first, written by `rl.Monitor(state=...)`.
 
     Raises:
         ContractError: no such file, several in one folder, or another schema version.
@@ -235,21 +237,21 @@ def _is_state(path: Path) -> bool:
     return isinstance(first, dict) and {"schema", "weights"} <= set(first)
 
 
-class _Unreadable(Exception):  # noqa: N818 - a line, not a failure of the program
+class Unreadable(Exception):  # noqa: N818 - a line, not a failure of the program
     pass
 
 
-def _read(data: bytes, place: str) -> _Line:
-    """One line.
+def read_line(data: bytes, place: str) -> StateLine:
+    """One line of a state file.
 
     Raises:
-        _Unreadable: not a line of a state file.
+        Unreadable: not a line of a state file.
         ContractError: another schema version.
     """
     try:
         plain = json.loads(data)  # NaN and Infinity in Python's form
     except ValueError:
-        raise _Unreadable("the line is no JSON") from None
+        raise Unreadable("the line is no JSON") from None
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         raise ContractError(
@@ -257,9 +259,9 @@ def _read(data: bytes, place: str) -> _Line:
             hint="watch with the servanda that the trainer has: pip install -U servanda",
         )
     try:
-        return msgspec.convert(plain, _Line)
+        return msgspec.convert(plain, StateLine)
     except msgspec.ValidationError as error:
-        raise _Unreadable(f"the line is no step of a monitor: {error}") from None
+        raise Unreadable(f"the line is no step of a monitor: {error}") from None
 
 
 def _cell(cell: _Cell) -> CellVerdict:

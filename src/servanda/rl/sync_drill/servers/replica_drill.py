@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from servanda.rl.sync_drill.drill import RESOLUTION
 from servanda.rl.sync_drill.report import Preflight, ReplicaResult
-from servanda.rl.sync_drill.response_slope import distance
+from servanda.rl.sync_drill.response_slope import RESOLUTION, distance
 from servanda.rl.sync_drill.result import POISON_FLOORS
 from servanda.rl.sync_drill.servers.replica_facts import RANDOMISED, ReplicaFacts
 from servanda.rl.sync_drill.servers.replicas import Replica, Replicas

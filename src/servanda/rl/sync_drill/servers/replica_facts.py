@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import chain, cycle, islice, pairwise
 
 from servanda.rl.sync_drill.diagnosis import CAUSES
-from servanda.rl.sync_drill.drill import RESOLUTION
 from servanda.rl.sync_drill.report import Preflight
+from servanda.rl.sync_drill.response_slope import RESOLUTION
 from servanda.rl.sync_drill.result import POISON_FLOORS, POISON_NATS
 from servanda.rl.sync_drill.servers.checkpoint_sync import CheckpointSync
 from servanda.rl.sync_drill.servers.replicas import Replica, Replicas
