@@ -26,7 +26,12 @@ def recorded_run(path: Path, *, unsafe_pickles: bool = False) -> GoodRun:
         EvidenceError: the data of a step is no evidence.
         MeasurementError: a file cannot be read.
     """
-    states = states_in(path) if path.exists() else []
+    if not path.exists():
+        raise ContractError(
+            f"there is no {str(path)!r}",
+            hint="name the state file of a monitor, or the folder of a dump",
+        )
+    states = states_in(path)
     if len(states) > 1:
         names = ", ".join(state.name for state in states[:4])
         raise ContractError(f"{path} holds {len(states)} states: {names}", hint="name each file")

@@ -224,6 +224,9 @@ def test_bad_scores_and_probes_are_refused_with_their_place(tmp_path):
     ):
         with pytest.raises(EvidenceError, match=words):
             follow.observe(0, scores, good)
+    for texts in (["a text"] * 30, "a text", [None]):
+        with pytest.raises(ContractError, match="the probe tokens are not rows of token ids"):
+            Follow(texts)
     with pytest.raises(ContractError, match="6 rows of probe tokens, and at least 24 are needed"):
         Follow(PROBES[:6])
     with pytest.raises(ContractError, match="row 2 of the probe tokens has 1"):

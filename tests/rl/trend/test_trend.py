@@ -248,6 +248,17 @@ def read_of(folder, runs):
 def test_bad_references_are_refused(folder, reference, tmp_path):
     one = folder / "good-0.jsonl"
     assert "is given twice" in servanda("contract", "calibrate", one, one)[1]
+    saved = "--save-reference", tmp_path / "r.json"
+    code, text = servanda("contract", "calibrate", tmp_path / "none.jsonl", *saved)
+    assert code == 2 and "hint: name the state file of a monitor, or the folder of a dump" in text
+    newer = tmp_path / "newer.jsonl"
+    newer.write_text(
+        one.read_text()
+        .replace('"schema":1,', '"schema":2,')
+        .replace('"schema": 1,', '"schema": 2,')
+    )
+    code, text = servanda("contract", "calibrate", newer, *saved)
+    assert code == 2 and "is of schema 2, and this servanda reads schema 1" in text
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps({**json.loads(reference.read_text()), "steps": 99}))
     with pytest.raises(ContractError, match="was changed after it was written"):

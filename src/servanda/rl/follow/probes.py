@@ -20,7 +20,8 @@ def rows_of(source: Any, seed: int = 0) -> list[list[int]]:
             tokens are drawn, evenly over the vocabulary.
 
     Raises:
-        ContractError: too few rows, a row without a scored token, or no known vocabulary.
+        ContractError: too few rows, a row without a scored token, other values than token ids, or
+            no known vocabulary.
     """
     if not isinstance(source, Sequence):
         size = source if isinstance(source, int) else size_of(source)
@@ -32,7 +33,13 @@ def rows_of(source: Any, seed: int = 0) -> list[list[int]]:
             )
         named = [] if isinstance(source, int) else named_ids(source, size)
         return drawn(size, named, ROWS, TOKENS, seed)
-    rows = [[int(token) for token in row] for row in source]
+    try:
+        rows = [[int(token) for token in row] for row in source]
+    except (TypeError, ValueError):
+        raise ContractError(
+            "the probe tokens are not rows of token ids",
+            hint="pass rows such as [[1, 2, 3], ...], a module, or the size of its vocabulary",
+        ) from None
     short = next((i for i, row in enumerate(rows, 1) if len(row) < 2), None)
     if short is not None:
         raise ContractError(
