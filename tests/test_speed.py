@@ -6,7 +6,7 @@ import pytest
 from benchmarks import speed_page
 from benchmarks.speed_rows import Row, beside
 
-KNOWN = {("path", "peer"): 0.1}
+KNOWN = {("path", "peer"): (0.1, 2.0)}
 
 
 def row(ratio, low=None, high=None):
@@ -22,19 +22,31 @@ def test_only_a_path_that_became_twice_as_slow_is_a_regression():
     assert speed_page.regressions([row(0.04)], {}) == []
 
 
-def test_the_newest_run_that_has_a_row_counts(tmp_path):
+def test_the_newest_run_on_a_processor_like_this_one_counts(tmp_path):
     history = tmp_path / "speed.jsonl"
-    runs = [[("a", 1.0), ("b", 2.0)], [("a", 3.0)]]
-    lines = [
-        json.dumps({"rows": [{"path": path, "peer": "p", "ratio": ratio} for path, ratio in run]})
-        for run in runs
+    runs = [
+        ("AVX512", [("a", 1.0), ("b", 2.0)]),
+        ("AVX512", [("a", 3.0)]),
+        ("AVX2", [("a", 4.0)]),
     ]
-    history.write_text("\n".join(lines))
-    assert speed_page.recorded(history) == {("a", "p"): 3.0, ("b", "p"): 2.0}
+    lines = [
+        {
+            "instructions": instructions,
+            "rows": [{"path": path, "peer": "p", "ratio": ratio} for path, ratio in run],
+        }
+        for instructions, run in runs
+    ]
+    history.write_text("\n".join(json.dumps(line) for line in lines))
+    known = {on: speed_page.recorded(on, history) for on in ("AVX512", "AVX2", "DEFAULT")}
+    assert known == {
+        "AVX512": {("a", "p"): (3.0, 2.0), ("b", "p"): (2.0, 2.0)},
+        "AVX2": {("a", "p"): (4.0, 2.0), ("b", "p"): (2.0, 4.0)},
+        "DEFAULT": {("a", "p"): (4.0, 4.0), ("b", "p"): (2.0, 4.0)},
+    }
 
 
 def test_every_checked_row_is_recorded_with_its_peer():
-    assert {*speed_page.CHECKED.values()} <= {peer for _, peer in speed_page.recorded()}
+    assert {*speed_page.CHECKED.values()} <= {peer for _, peer in speed_page.recorded("AVX2")}
 
 
 def test_a_row_is_timed_in_turn_with_its_peers():

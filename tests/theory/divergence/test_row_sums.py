@@ -1,12 +1,16 @@
 # The compiled sums against the readable formulas, which other tests hold to the definitions.
 
+import platform
+import runpy
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +97,39 @@ def test_a_row_has_the_same_bits_in_any_company_and_with_any_number_of_threads(m
     for part in (slice(3, 4), slice(5, None, 2)):
         alone = columns(train_RV[part], infer_RV[part], token_R[part], compiled=True)
         assert all(np.array_equal(alone[name], whole[name][part]) for name in whole)
+
+
+# torch's names of what a processor can do, from least to most, and the level that each has
+LEVELS = {"DEFAULT": "x86-64", "AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
+
+
+@needs_compiled
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are those of x86-64")
+@pytest.mark.parametrize("capability", LEVELS)
+def test_each_instruction_set_gives_the_same_sums_without_a_scalar_step(
+    capability, tmp_path, monkeypatch
+):
+    levels = list(LEVELS)
+    if levels.index(capability) > levels.index(torch.backends.cpu.get_cpu_capability()):
+        pytest.skip(f"this processor lacks {capability}")
+    hook = types.SimpleNamespace(BuildHookInterface=object)  # hatchling is not installed
+    monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", hook)
+    flags = [*runpy.run_path(str(ROOT / "hatch_build.py"))["FLAGS"], "-DWIDEST="]
+    flags += [f"-march={LEVELS[capability]}", f'-DSOURCE="{row_sums.source_digest()}"']
+    library = tmp_path / "row_sums.so"
+    subprocess.run(["cc", *flags, "-o", library, row_sums.SOURCE, "-lm"], check=True)
+    instructions = subprocess.run(
+        ["objdump", "--disassemble", library], check=True, capture_output=True, text=True
+    ).stdout
+    # an integer that becomes a double one token at a time: a loop that was not vectorised
+    assert "cvtsi2sd" not in instructions
+    case = drawn(3, 20, 1003, 1e-3)
+    usual = columns(*case, compiled=True)
+    monkeypatch.setattr(row_sums, "LIBRARY", library)
+    monkeypatch.setattr(row_sums, "compiled", row_sums.compiled.__wrapped__)
+    alone = columns(*case, compiled=True)
+    for name, values_R in usual.items():
+        np.testing.assert_allclose(alone[name], values_R, rtol=1e-9, atol=1e-14, err_msg=name)
 
 
 @needs_compiled

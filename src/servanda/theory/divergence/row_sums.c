@@ -19,7 +19,8 @@ const char servanda_row_sums_source[] = SOURCE;
 #define INLINE static inline __attribute__((always_inline))
 
 // one build for every x86-64: the widest instructions are chosen when the library is loaded
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#ifdef WIDEST  // the tests compile for each of them alone
+#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WIDEST __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define WIDEST
@@ -85,10 +86,13 @@ INLINE double fast_expm1(double x) {
 // log(1 + u / 2), and u / (2 + u): of w = 1 + u these are log((1 + w) / 2) and tanh(log(w) / 2)
 INLINE double fast_middle(double u, double *half) {
   double y = 1 + u / 2;
-  int64_t bits = bits_of(y);
-  int64_t k = (bits - 0x3FE6A09E667F3BCD) >> 52;  // y = 2^k m, m from sqrt(1/2) to sqrt(2)
-  double m = of_bits(bits - (int64_t)((uint64_t)k << 52));
-  double down = of_bits((int64_t)((uint64_t)(1023 - k) << 52));
+  uint64_t bits = (uint64_t)bits_of(y);
+  // y = 2^k m, m from sqrt(1/2) to sqrt(2).  k + 1024 is worked without a sign and is made a
+  // double by its bits: AVX2 neither shifts signed 64-bit integers nor converts them.
+  uint64_t exponent = (bits - 0x3FE6A09E667F3BCD + (1024ull << 52)) >> 52;
+  double k = of_bits((int64_t)(exponent | 0x4330000000000000u)) - (4503599627370496.0 + 1024);
+  double m = of_bits((int64_t)(bits - ((exponent - 1024) << 52)));
+  double down = of_bits((int64_t)((2047 - exponent) << 52));
   double f = (m - 1) + (u / 2 - (y - 1)) * down;  // what the sum 1 + u / 2 rounded off, too
   double inverse = 1 / ((2 + f) * (2 + u));
   double s = f * (2 + u) * inverse, z = s * s;
