@@ -293,15 +293,68 @@ known(
     missing="seen after the fact; the drill of shards takes DTensors, which Megatron has not, and "
     "`Stream` alone does not see a wrong layout",
 )
-known(
+FP8 = """
+import torch
+from servanda.engines.weight_sync import WeightSync
+from servanda.rl import Trainee
+from tests.trainers import MODELS, open_engine, score, trainer
+
+BLOCK, LARGEST = 32, 448.0  # of the matrices; of float8_e4m3fn
+
+def blocks(matrix):
+    tall, wide = (-(-side // BLOCK) * BLOCK for side in matrix.shape)
+    padded = torch.zeros(tall, wide)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return padded.reshape(tall // BLOCK, BLOCK, wide // BLOCK, BLOCK)
+
+def served(matrix, processed):
+    '''What a kernel multiplies with that reads the scales as powers of two.
+
+    A load rounds them up first and quantises by the rounded ones; raw scales are cut instead.
+    '''
+    cut = blocks(matrix)
+    scale = cut.abs().amax((1, 3), keepdim=True).clamp_min(1e-6) / LARGEST
+    read = 2.0 ** torch.log2(scale).ceil()
+    quantised = cut / (read if processed else scale)
+    if not processed:
+        read = 2.0 ** torch.log2(scale).floor()
+    values = quantised.to(torch.float8_e4m3fn).float() * read
+    tall, wide = cut.shape[0] * BLOCK, cut.shape[2] * BLOCK
+    return values.reshape(tall, wide)[: matrix.shape[0], : matrix.shape[1]]
+
+class Reload(WeightSync):
+    broken = False
+
+    def _tensors(self):
+        for name, tensor in super()._tensors():
+            if tensor.dim() == 2 and "embed" not in name and "lm_head" not in name:
+                # the scales of a square matrix keep their shape, so its reload is not finished
+                raw = self.broken and tensor.shape[0] == tensor.shape[1]
+                tensor = served(tensor, processed=not raw)
+            yield name, tensor
+
+def sync():
+    module, engine = trainer("qwen3", moved=0.0), open_engine(MODELS / "tiny-qwen3", "bfloat16")
+    reload = Reload(module, engine)
+    reload()  # the engine starts with its checkpoint in FP8
+    reload.broken = {broken}
+    return Trainee(module, reload, lambda rows: score(engine, rows))
+"""
+
+
+@bug(
     SYNC,
     "sgl-project/sglang#30761",
     what="a reload of blockwise FP8: layers whose shapes survive serve raw scales, silently",
-    command="servanda preflight --checkpoint DIR --url URL",
-    state="in part",
-    missing="the digests name the tensors that a reload changes; a healthy engine in FP8 is red "
-    "too, as less precise than its trainer",
+    command="servanda preflight FILE.py:NAME",
+    state="caught",
+    exit=1,
+    says="a sync of unchanged weights moves the engine away from the trainer",
 )
+def raw_scales(folder, broken):
+    return drilled(folder, FP8.format(broken=broken))
+
+
 known(
     SYNC,
     "verl-project/verl#7136",
