@@ -110,7 +110,7 @@ test-ray: $(VENVS)/ray/.made  ## a dump on a real cluster of three nodes, of whi
 $(VENVS)/trl/.made: pyproject.toml constraints-trl.txt
 	$(PYTHON) -m venv $(VENVS)/trl
 	$(VENVS)/trl/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints-trl.txt trl peft trackio --editable '.[transformers]'
+	  --constraint constraints-trl.txt trl peft trackio deepspeed --editable '.[transformers]'
 	@touch $@
 
 $(VENVS)/verl/.made: pyproject.toml constraints-verl.txt

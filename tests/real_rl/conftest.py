@@ -14,6 +14,7 @@ collect_ignore = [
     "trl_drills.py",
     "trl_runs.py",
     "verl_steps.py",
+    "zero3_drills.py",
 ]  # for other interpreters than this one
 
 

@@ -4,8 +4,13 @@
 # tests/slow/test_sharded.py has four processes, tensor parallelism, types, and kills.
 
 import copy
+from itertools import pairwise
+from math import prod
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed.fsdp")
@@ -13,7 +18,8 @@ pytest.importorskip("torch.distributed.fsdp")
 from servanda.errors import MeasurementError  # noqa: E402
 from servanda.rl.sync_drill.drill import preflight  # noqa: E402
 from servanda.rl.sync_drill.noise import Sums, noise  # noqa: E402
-from servanda.rl.sync_drill.parallel.shards import Place  # noqa: E402
+from servanda.rl.sync_drill.parallel.shards import Place, place_of  # noqa: E402
+from servanda.rl.sync_drill.parallel.zero3 import FlatPlace  # noqa: E402
 from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs  # noqa: E402
 from tests.rl import sharded_faults  # noqa: E402
 from tests.rl.sync_drill.toys import Toy  # noqa: E402
@@ -65,6 +71,52 @@ def test_a_shard_gets_its_part_of_the_noise_of_the_whole():
         part = noise(torch.zeros(place.sizes()), place, "key")
         expected = full if rows is None else full[rows]
         assert torch.equal(part, expected if columns is None else expected[:, columns])
+
+
+@given(
+    st.sampled_from([(23, 8), (5,), (3, 4, 6), (1, 7)]),
+    st.integers(1, 9),
+    st.lists(st.integers(0, 23), min_size=2, max_size=2).map(sorted),
+)
+def test_flat_parts_have_the_noise_and_the_rows_of_the_whole(shape, ranks, span):
+    """As ZeRO-3 cuts: in equal parts of the flattened tensor; the last may have nothing."""
+    low, high = (min(end, shape[0]) for end in span)
+    whole = torch.arange(float(prod(shape))).reshape(shape)
+    full = noise(whole, Place(shape, (None,) * len(shape)), "key")
+    size = -(-whole.numel() // ranks)
+    ends = [min(rank * size, whole.numel()) for rank in range(ranks + 1)]
+    noises, rows, tail = [], [], []
+    for first, stop in pairwise(ends):
+        place, part = FlatPlace(shape, first, stop), whole.reshape(-1)[first:stop]
+        noises.append(noise(part, place, "key"))
+        rows.append(part[place.rows(low, high)])
+        tail.append(part[place.rows(low, None)])
+
+    assert torch.equal(torch.cat(noises).reshape(shape), full)
+    assert torch.equal(torch.cat(rows), whole[low:high].reshape(-1))
+    assert torch.equal(torch.cat(tail), whole[low:].reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ds_secondary_tensor": torch.zeros(2)}, "w has second or quantised parts (ZeRO++)"),
+        ({"scale": 2.0}, "w has second or quantised parts (ZeRO++)"),
+        ({"place": "nvme"}, "w is offloaded to a disk"),
+    ],
+)
+def test_parts_that_are_not_the_only_ones_are_refused(changes, problem):
+    changes = {"ds_secondary_tensor": None, "scale": None, "place": "none", **changes}
+    parameter = torch.nn.Parameter(torch.empty(0))
+    parameter.ds_tensor = torch.zeros(2)
+    parameter.ds_tensor.final_location = SimpleNamespace(value=changes["place"])
+    if changes["scale"]:
+        parameter.ds_tensor.ds_quant_scale = changes["scale"]
+    parameter.ds_secondary_tensor = changes["ds_secondary_tensor"]
+    with pytest.raises(MeasurementError) as caught:
+        place_of("w", parameter)
+    assert problem in str(caught.value)
+    assert "zero_hpz_partition_size" in caught.value.problems[0].hint
 
 
 def test_the_noise_is_standard_and_its_own_for_each_key():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from servanda.rl.sync_drill.parallel.shards import Place
+from servanda.rl.sync_drill.parallel.zero3 import FlatPlace
 
 # below this share of a fresh layer's spread a tensor is nearly constant: an adapter's B at its
 # start, the scales of an untrained norm
@@ -67,7 +68,7 @@ class Sums:
         return len(shape) > 1 and not self.nonzero
 
 
-def noise(like: Tensor, place: Place, key: str) -> Tensor:
+def noise(like: Tensor, place: Place | FlatPlace, key: str) -> Tensor:
     """Nearly normal noise of mean 0 and spread 1, within ±3.5, at the place of a shard.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def plan_of(weights: Weights, ranges: Sequence[tuple[int, int]] = ()) -> Plan:
     groups = weight_groups(weights.aliases)
     taken, zeros = blocks(groups), bool(weights.zeros())
     least = 3 + zeros + len(taken)
-    values = sum(parameter.numel() for parameter in weights.parameters.values())
+    values = sum(map(prod, weights.shapes.values()))
     apart = sum(len(block) for block in taken if len(block) > 1)
     again = LATEST * (len(taken) + apart) + 1  # per perturbation, plus one that shifts the order
     most = least + apart + again + 2 * LATEST + LATEST * zeros

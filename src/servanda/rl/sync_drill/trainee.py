@@ -164,6 +164,25 @@ class Trainee:
         refuse_whole(module)
         return cls(module, sync, score, tokens, logprobs)
 
+    @classmethod
+    def from_deepspeed(
+        cls,
+        engine: Any,
+        sync: Callable[[], Any],
+        score: Score,
+        tokens: Sequence[Sequence[int]] | None = None,
+        logprobs: Score | None = None,
+    ) -> Trainee:
+        """A trainer that DeepSpeed's ZeRO-3 shards: the engine that `deepspeed.initialize` returns.
+
+        Called on every rank, as `from_fsdp`.  Stages below 3 leave the module whole on every rank:
+        there, rank 0 alone calls `preflight(Trainee(...))`, if its sync needs no other rank.
+
+        Raises:
+            MeasurementError: no parameter is sharded, or there is no process group.
+        """
+        return cls.from_fsdp(engine.module, sync, score, tokens, logprobs)
+
 
 def probes(trainee: Trainee, seed: int) -> Rows:
     """The rows that both sides score.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor, nn
 
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.noise import Sums, noise
-from servanda.rl.sync_drill.parallel.shards import laid_out, local, place_of, reshard, whole
+from servanda.rl.sync_drill.parallel.shards import (
+    is_shard,
+    laid_out,
+    local,
+    place_of,
+    reshard,
+    whole,
+)
 
 
 class LocalWeights:
@@ -43,11 +51,11 @@ class LocalWeights:
                 "to sync",
                 hint="pass the module that the trainer updates",
             )
-        for name, parameter in named.items():
-            _refuse(name, parameter)
         self.module, self.seed = module, 0
         self.parameters = named
         self.places = {name: place_of(name, parameter) for name, parameter in named.items()}
+        for name, parameter in named.items():
+            _refuse(name, parameter, self.places[name].shape)
         own = named if copy else {}
         self.kept = {name: local(p).to("cpu", copy=True) for name, p in own.items()}
         self._anchors: dict[str, Tensor] = {}
@@ -121,10 +129,11 @@ class LocalWeights:
         path, _, leaf = use.rpartition(".")
         owner = self.module.get_submodule(path)
         own = whole(tied, self.start(name)).to(self.values(name).device)
-        if own.shape == tied.shape and not hasattr(tied, "to_local"):
+        if not is_shard(tied):
             owner._parameters[leaf] = nn.Parameter(own, requires_grad=False)
             return
-        # FSDP2 sets the attribute before each forward pass of the parent, so it is replaced after
+        # FSDP2 and ZeRO-3 set the attribute before each forward pass of the parent, and ZeRO-3
+        # reads it after the pass: it is replaced after the one, and put back before the other
         given: list[nn.Parameter | None] = []
 
         def before(*_: object) -> None:
@@ -138,7 +147,7 @@ class LocalWeights:
 
         self._untied[use] = [
             owner.register_forward_pre_hook(before),
-            owner.register_forward_hook(after, always_call=True),
+            owner.register_forward_hook(after, always_call=True, prepend=True),
         ]
 
     def tie(self, use: str, name: str) -> None:
@@ -184,9 +193,9 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 _NOT_TAKEN = (
-    "the preflight test takes whole tensors, and shards of FSDP2 or of a device mesh as DTensors; "
-    "gather those of FSDP1, ZeRO-3 or Megatron first, or test their stream of names and tensors: "
-    "see servanda.rl.Stream"
+    "the preflight test takes whole tensors, and shards of FSDP2, of a device mesh (DTensors) or "
+    "of ZeRO-3; gather those of FSDP1 or Megatron first, or test their stream of names and "
+    "tensors: see servanda.rl.Stream"
 )
 
 
@@ -196,8 +205,8 @@ def _refuse_flat(module: nn.Module) -> None:
         raise MeasurementError(f"{type(module).__name__} is sharded by FSDP1", hint=_NOT_TAKEN)
 
 
-def _refuse(name: str, parameter: Tensor) -> None:
-    if local(parameter).device.type == "meta" or not parameter.numel():
+def _refuse(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:
+    if local(parameter).device.type == "meta" or not math.prod(shape):
         raise MeasurementError(f"{name} has no values in this process", hint=_NOT_TAKEN)
     if getattr(parameter, "tensor_model_parallel", False):
         raise MeasurementError(

@@ -18,6 +18,7 @@ from torch import nn
 
 from servanda.errors import Interrupted, MeasurementError, ServandaError
 from servanda.rl.sync_drill.parallel.shards import is_sharded
+from servanda.rl.sync_drill.parallel.zero3 import is_partitioned
 from servanda.rl.sync_drill.signals import Signals, TimeLimit
 
 T = TypeVar("T")
@@ -280,5 +281,7 @@ def _groups(module: nn.Module | None) -> Iterator[Any]:
 
     yield distributed.group.WORLD
     for parameter in module.parameters() if module is not None else ():
-        if hasattr(parameter, "to_local"):
+        if is_partitioned(parameter):
+            yield parameter.ds_process_group  # pyright: ignore
+        elif hasattr(parameter, "to_local"):
             yield from parameter.device_mesh.get_all_groups()  # pyright: ignore

@@ -1,7 +1,7 @@
 # The shard of a parameter that this process has, and its place in the whole tensor.
 #
 # A plain parameter is whole.  A DTensor, of FSDP2 or of tensor parallelism, is one shard of
-# several.
+# several, and so is a parameter of ZeRO-3.
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from servanda.errors import MeasurementError
+from servanda.rl.sync_drill.parallel import zero3
 
 _CHUNK = 1 << 20  # values whose places are computed at once
 
@@ -76,10 +77,15 @@ def _span(index: Tensor | None) -> str:
     return ",".join(map(str, values)) if values else "none"
 
 
+def is_shard(parameter: Tensor) -> bool:
+    """Whether a parameter is a DTensor, or one of ZeRO-3."""
+    return hasattr(parameter, "to_local") or zero3.is_partitioned(parameter)
+
+
 def is_sharded(module: nn.Module) -> bool:
-    """Whether a parameter of a module is a DTensor, after its shards are back in place."""
+    """Whether a parameter of a module is a shard, after its shards are back in place."""
     reshard(module)
-    return any(hasattr(parameter, "to_local") for parameter in module.parameters())
+    return any(map(is_shard, module.parameters()))
 
 
 def refuse_whole(module: nn.Module) -> None:
@@ -94,24 +100,28 @@ def refuse_whole(module: nn.Module) -> None:
         )
     if not is_sharded(module):
         raise MeasurementError(
-            f"no parameter of {type(module).__name__} is a DTensor",
-            hint="apply FSDP2's fully_shard first; gather FSDP1's or ZeRO-3's parameters, or test "
-            "their stream: servanda.rl.Stream",
+            f"no parameter of {type(module).__name__} is a DTensor, or one of ZeRO-3",
+            hint="apply FSDP2's fully_shard or deepspeed.initialize first; test the stream of "
+            "another trainer: servanda.rl.Stream",
         )
 
 
 def reshard(module: nn.Module) -> None:
-    """Free the whole parameters that FSDP2 keeps after a forward pass.
+    """Free the whole parameters that FSDP2 and ZeRO-3 keep after a forward pass.
 
     The next pass would use these, and ignore a change of the shards.
     """
     for part in module.modules():
         if hasattr(part, "reshard") and hasattr(part, "unshard"):
             part.reshard()  # pyright: ignore[reportCallIssue]
+    for parameter in filter(zero3.is_partitioned, module.parameters()):
+        zero3.release(parameter)
 
 
 def local(parameter: Tensor) -> Tensor:
     """The values of a parameter that this process has; a change of them changes the parameter."""
+    if zero3.is_partitioned(parameter):
+        return zero3.part(parameter)
     if not hasattr(parameter, "to_local"):
         return parameter.detach()
     with torch.no_grad():
@@ -119,12 +129,16 @@ def local(parameter: Tensor) -> Tensor:
         return shard.to_local().detach()
 
 
-def place_of(name: str, parameter: Any) -> Place:
+def place_of(name: str, parameter: Any) -> Place | zero3.FlatPlace:
     """The place of a parameter's shard.
 
     Raises:
-        MeasurementError: the shards are partial sums, or lie otherwise than their placements say.
+        MeasurementError: the shards are partial sums, lie otherwise than their placements say, or
+            are not the only copy.
     """
+    if zero3.is_partitioned(parameter):
+        zero3.refuse_unknown(name, parameter)
+        return zero3.part_place(parameter)
     shape = tuple(parameter.shape)
     at: list[Tensor | None] = [None] * len(shape)
     if not hasattr(parameter, "to_local"):
@@ -152,6 +166,8 @@ def place_of(name: str, parameter: Any) -> Place:
 
 def whole(parameter: Any, values: Tensor) -> Tensor:
     """The whole tensor of shards with other values than the parameter's; every process calls it."""
+    if zero3.is_partitioned(parameter):
+        return zero3.gathered(parameter, values)
     if not hasattr(parameter, "to_local"):
         return values
     from torch.distributed.tensor import DTensor
