@@ -24,6 +24,7 @@ TRL = Path(os.environ.get("SERVANDA_VENVS", committed.ROOT / ".venvs")) / "trl" 
 LIMIT_S = 7200  # of all drills of a group of processes
 HANGS_S = 20.0  # how long a drill waits for a server that never answers
 UNNAMED = {"", "unfaithful", "unexplained", "undecided"}
+SCRIPTS = committed.ROOT / "tests" / "real_rl"
 RUNS = committed.ROOT / "build" / "follow"  # scores of finished training runs
 Row = dict[str, Any]
 Causes = tuple[str, ...]  # those that are right; "" without a fault, "error" for an error
@@ -254,8 +255,17 @@ OTHER_VALUES = (
 
 
 def _on_trl(setting: str, names: Sequence[str]) -> None:
-    script = committed.ROOT / "tests" / "real_rl" / "trl_drills.py"
-    command = [str(TRL), "-W", "ignore", str(script), *names]
+    _printed(setting, str(SCRIPTS / "trl_drills.py"), *names)
+
+
+def _on_zero3(setting: str, names: Sequence[str]) -> None:
+    ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    _printed(setting, *ranks, str(SCRIPTS / "zero3_drills.py"), "gathered", *names)
+
+
+def _printed(setting: str, *arguments: str) -> None:
+    """Keep the rows that a script for the Python of TRL prints."""
+    command = [str(TRL), "-W", "ignore", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -268,6 +278,7 @@ def _on_trl(setting: str, names: Sequence[str]) -> None:
 SETTINGS = {
     "FSDP2, 2 processes": Setting(_sharded_faults, _on_ranks(2)),
     "FSDP2, 4 processes": Setting(_sharded_faults, _on_ranks(4)),
+    "ZeRO-3, 2 processes": Setting(_sharded_faults, _on_zero3),
     "vLLM's endpoints": Setting(_server_faults, _on_servers("vllm", 1)),
     "SGLang's endpoints": Setting(_server_faults, _on_servers("sglang", 1)),
     "one replica of three": Setting(_server_faults, _on_servers("vllm", 3)),
@@ -292,7 +303,7 @@ def main() -> None:
         done = {row["fault"] for row in rows() if row["setting"] == name}
         wanted = asked.faults.split(",") if asked.faults else SETTINGS[name].faults()
         left = [fault for fault in wanted if fault not in done]
-        if left and (name != "TRL" or TRL.exists()):
+        if left and (TRL.exists() or SETTINGS[name].run not in (_on_trl, _on_zero3)):
             SETTINGS[name].run(name, left)
 
 

@@ -13,6 +13,8 @@ _TOY = "a toy in float64 that FSDP2 shards over {} gloo processes; its engine is
 ABOUT = {
     "FSDP2, 2 processes": _TOY.format(2),
     "FSDP2, 4 processes": _TOY.format(4),
+    "ZeRO-3, 2 processes": "the same toy in float32, which DeepSpeed's ZeRO-3 shards over 2 gloo "
+    "processes; a step of training before and after each test",
     "vLLM's endpoints": "a Llama of two layers behind a stand-in with the endpoints of vLLM 0.32",
     "SGLang's endpoints": "the same behind a stand-in with the endpoints of SGLang 0.5.23",
     "one replica of three": "three stand-ins for vLLM, of which the second one has the fault",

@@ -1,19 +1,29 @@
-"""Preflight tests of a trainer that DeepSpeed's ZeRO-3 shards; every process runs this.
-
-torchrun --nproc-per-node N zero3_drills.py OUT.json
-"""
+# Run by the Python of TRL, on every rank: drills of a trainer that DeepSpeed's ZeRO-3 shards, each
+# with a sync of sharded_faults.FAULTS.  Rank 0 prints one JSON line for each.
+#
+#     python -m torch.distributed.run --nproc-per-node N zero3_drills.py KIND FAULT ...
 
 import copy
 import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import deepspeed
 import torch
+from benchmarks.sync_matrix import of_preflight
 from torch import distributed
 
 from servanda import rl
-from tests.rl.sharded_faults import TOKENS, Engine, Small, all_but
+from tests.rl.sharded_faults import FAULTS, TOKENS, Engine, Small, all_but
+
+# small parameters stay gathered after a step, or none does, or all live on the host in bfloat16
+KINDS = {
+    "gathered": {"stage3_param_persistence_threshold": 100_000},
+    "released": {"stage3_param_persistence_threshold": 0},
+    "offloaded": {"offload_param": {"device": "cpu"}},
+}
 
 
 class Gathering(Engine):
@@ -29,44 +39,20 @@ class Gathering(Engine):
             self.sent.append(weights)
             self.take(self)
 
+    def cut(self, tensor):
+        """As ZeRO-3 cuts: the flattened tensor, padded, in equal parts."""
+        size = -(-tensor.numel() // self.world)
+        padded = tensor.new_zeros(size * self.world)
+        padded[: tensor.numel()] = tensor.reshape(-1)
+        return [part.clone() for part in padded.split(size)]
 
-def old_head(engine):
-    """The tied head is left out: the engine has an old copy of it."""
-    kept = engine.model.lm_head.weight.detach().clone()
-    engine.load(engine.sent[-1])
-    engine.model.lm_head.weight = torch.nn.Parameter(kept, requires_grad=False)
-
-
-def without_last(engine):
-    """The last rank's parts are left out, as ZeRO-3 cuts: flattened, padded, in equal parts."""
-    mine = engine.model.state_dict()
-    weights = dict(engine.sent[-1])
-    for name, tensor in weights.items():
-        flat, old = tensor.reshape(-1).clone(), mine[name].reshape(-1)
-        first = -(-flat.numel() // engine.world) * (engine.world - 1)
-        flat[first:] = old[first:]
-        weights[name] = flat.view(tensor.shape)
-    engine.load(weights)
+    def joined(self, parts, shape):
+        return torch.cat(parts)[: shape.numel()].reshape(shape)
 
 
-FAULTS = {
-    "healthy": all_but(),
-    "never synced": all_but(""),
-    "one MLP": all_but("layers.1.mlp"),
-    "last rank": without_last,
-    "old head": old_head,
-}
-# small parameters stay gathered after a step, or none does, or all live on the host in bfloat16
-KINDS = {
-    "gathered": {"stage3_param_persistence_threshold": 100_000},
-    "released": {"stage3_param_persistence_threshold": 0},
-    "offloaded": {"offload_param": {"device": "cpu"}},
-}
-
-
-def trainer(kind):
+def trainer(kind, options):
     torch.manual_seed(0)
-    module = Small().float()
+    module = Small(**options).float()
     whole = copy.deepcopy(module)
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -93,30 +79,32 @@ def stepped(engine):
     engine.step()
 
 
-def drilled(fault, kind):
-    engine, whole = trainer(kind)
+def same(module, before):
+    """Whether every bit of all ranks is as before."""
+    ranks = [None] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, all(map(torch.equal, before, parts(module))))
+    return all(ranks)
+
+
+def drilled(kind, name):
+    fault = FAULTS[name]
+    engine, whole = trainer(kind, fault.options)
     stepped(engine)
     served = Gathering(engine.module, whole, all_but())
     served.sync()  # the engine begins with the trainer's weights
-    served.take = FAULTS[fault]
+    served.take = fault.take
     before = parts(engine.module)
     found = rl.preflight(rl.Trainee.from_deepspeed(engine, served.sync, served.score, TOKENS))
-    same = all(map(torch.equal, before, parts(engine.module)))
-    stepped(engine)  # training goes on
-    moved = not all(map(torch.equal, before, parts(engine.module)))
-    lost = {part for group in found.groups for part in group.lost if group.mark == "violated"}
-    return {
-        "outcome": found.outcome,
-        "cause": found.cause,
-        "lost": sorted(lost),
-        "restored": same,
-        "goes on": moved,
-    }
+    row = of_preflight(found, same(engine.module, before))
+    stepped(engine)
+    assert not same(engine.module, before), "training does not go on"
+    return row
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo")
-    rows = [(fault, kind, drilled(fault, kind)) for kind in KINDS for fault in FAULTS]
-    if distributed.get_rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(rows))
+    for one in sys.argv[2:]:
+        line = {"fault": one, **drilled(sys.argv[1], one)}
+        if distributed.get_rank() == 0:
+            print("\n" + json.dumps(line), flush=True)

@@ -92,6 +92,13 @@ class Engine:
             self.sent.append(weights)
             self.take(self)
 
+    def cut(self, tensor):
+        """The shards of a tensor, of one rank each, as FSDP2 cuts."""
+        return [part.clone() for part in tensor.chunk(self.world)]
+
+    def joined(self, parts, shape):
+        return torch.cat(parts).reshape(shape)
+
     def load(self, weights):
         mine = self.model.state_dict()
         for name, value in weights.items():
@@ -102,12 +109,13 @@ class Engine:
         return forward_logprobs(self.model, rows)
 
 
-def shards(weights, world, changed):
-    """Weights with the shards of each tensor, as a list of one a rank, changed in place."""
-    for name, tensor in weights.items():
-        parts = [part.clone() for part in tensor.chunk(world)]
+def shards(engine, changed):
+    """The newest weights with the shards of each tensor, a list of one a rank, changed in place."""
+    weights = {}
+    for name, tensor in engine.sent[-1].items():
+        parts = engine.cut(tensor)
         changed(name, parts)
-        weights[name] = torch.cat(parts)[: len(tensor)]
+        weights[name] = engine.joined(parts, tensor.shape)
     return weights
 
 
@@ -128,21 +136,18 @@ def without_shards(lost, only=""):
         mine = engine.model.state_dict()
 
         def changed(name, parts):
-            old = mine[name].chunk(engine.world)
+            old = engine.cut(mine[name])
             for rank in lost(engine.world):
                 if rank < len(parts) and only in name:
                     parts[rank] = old[rank].clone()
 
-        engine.load(shards(dict(engine.sent[-1]), engine.world, changed))
+        engine.load(shards(engine, changed))
 
     return take
 
 
 def reordered(engine):
-    def changed(name, parts):
-        parts.reverse()
-
-    engine.load(shards(dict(engine.sent[-1]), engine.world, changed))
+    engine.load(shards(engine, lambda _, parts: parts.reverse()))
 
 
 def late(engine):
