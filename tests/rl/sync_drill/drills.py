@@ -31,7 +31,6 @@ class Drill(NamedTuple):
     seed: int = 0
 
 
-# nine each of six pairs: fifty-four, with other probe tokens and noise
 NORMS = {
     "llama": {"norms.input_layernorm", "norms.post_attention_layernorm", "norms.norm"},
     "qwen3": {
@@ -42,11 +41,21 @@ NORMS = {
 # fault -> what a drill calls it, where that is not its own name
 CALLED = {"one_norm": "deaf", "norm_class_stale": "norms_stale", "adapter_scaled": "scaled"}
 OF_ADAPTERS = ("adapter_ignored", "adapter_scaled")
-WORKING = [
-    Drill(kind, form, "", adapters, seed)
-    for form, kind in product(FORMS, DEPTH)
-    for adapters, seed in [*product(("", "fresh"), range(4)), ("trained", 4)]
-]
+
+
+def working(seeds):
+    """Drills of syncs that work: two for each seed, and one of trained adapters for each four."""
+    return [
+        Drill(kind, form, "", adapters, seed)
+        for form, kind in product(FORMS, DEPTH)
+        for adapters, seed in [
+            *product(("", "fresh"), range(seeds)),
+            *(("trained", seed) for seed in range(4, seeds + 1, 4)),
+        ]
+    ]
+
+
+WORKING = working(4)
 BROKEN = [
     Drill(kind, form, fault, adapters)
     for fault, form, kind in product(SYNC_FAULTS, FORMS, DEPTH)
