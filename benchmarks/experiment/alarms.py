@@ -20,7 +20,7 @@ HEALTHY_ADAPTER = "healthy bfloat16_lora"
 ENGINES = {"adapter_ignored": "bfloat16_lora"}  # of a fault that needs another than bfloat16
 BEFORE = -1  # the step of a preflight test, which comes before the first
 NEVER = "-"
-OURS = ("trend", "change", "monitor", "drill")
+OURS = ("trend", "change", "follow", "monitor", "drill")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,13 @@ def _monitor(run: Run) -> list[int] | None:
     ]
 
 
+def _follow(run: Run) -> list[int] | None:
+    """A sync that brings version N comes before the rollouts of step N."""
+    if not run.follow:
+        return None
+    return [seen["version"] for seen in run.follow if seen["outcome"] == "violated"]
+
+
 def _drill(run: Run) -> list[int] | None:
     if not run.preflight:
         return None
@@ -111,6 +118,14 @@ GUARDS: Mapping[str, Guarding] = {
         "`servanda contract calibrate`",
         "none",
         lambda _: None,  # needs the healthy runs, see `_against`
+    ),
+    "follow": Guarding(
+        "servanda follow",
+        "the engine does not follow",
+        "`servanda.rl.Follow`: the slope of the engine's change on the trainer's, on 640 probe "
+        "tokens after each sync, at confidence 0.95 per run",
+        "none",
+        _follow,
     ),
     "monitor": Guarding(
         "servanda monitor",

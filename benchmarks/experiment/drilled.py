@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.experiment.alarms import HEALTHY
 from benchmarks.experiment.drills import DRILLS, Drilled, write_drills
 from benchmarks.experiment.policy import open_policy
+from benchmarks.experiment.rollout import scorer
 from benchmarks.experiment.settings import MODEL
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
@@ -26,24 +25,9 @@ from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.weight_sync import WeightSync
 from servanda.rl.sync_drill.drill import preflight
 from servanda.rl.sync_drill.report import Preflight
-from servanda.rl.sync_drill.trainee import Rows, Trainee
-from servanda.theory.sampling import Sampling
-from servanda.traces.trace import Batch
+from servanda.rl.sync_drill.trainee import Trainee
 
 _RANK = 8  # of the adapter, for the faults of adapters
-
-
-def scorer(engine: Any) -> Callable[[Rows], list[Any]]:
-    """Rows of token ids -> the engine's logprobs of each row's tokens but the first."""
-
-    def score(rows: Rows) -> list[Any]:
-        prompts = tuple((row[0],) for row in rows)
-        rest = tuple(tuple(row[1:]) for row in rows)
-        batch = Batch(tuple(range(len(rows))), prompts, max(map(len, rest)), rest)
-        logp_N = engine.score(batch, Sampling(), "prefill").columns["logp"]
-        return np.split(logp_N, np.cumsum([len(row) for row in rest])[:-1])
-
-    return score
 
 
 def drilled(fault: str) -> Drilled:

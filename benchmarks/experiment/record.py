@@ -58,6 +58,9 @@ class Run:
             "masked": [...], "cells": [[clause, slice, outcome, value, low, high, n], ...]} of the
             statistical cells that are enforced; none in the arms "tis" and "mis".  Only the arm
             "monitor" acts on it; in others it observes, and halts nothing.
+        follow: of the arm "none" one entry at the start and after each sync: {"version" (updates
+            behind the weights), "outcome", "cause", "slope", "low", "high"}, as
+            servanda.rl.Follow has them.
         halted_at: the step at which the arm halted the run, before its update; else null.
         checkpoints: the true bias, one entry for each checkpoint: "step", and the result of
             `truth.checkpoint`.
@@ -72,6 +75,7 @@ class Run:
     steps: Mapping[str, list[Any]] = field(default_factory=dict)
     evaluations: Mapping[str, Any] = field(default_factory=dict)
     monitor: list[Mapping[str, Any]] = field(default_factory=list)
+    follow: list[Mapping[str, Any]] = field(default_factory=list)
     halted_at: int | None = None
     checkpoints: list[Mapping[str, Any]] = field(default_factory=list)
     seconds: float | None = None
@@ -122,7 +126,7 @@ def read_run(path: Path) -> Run:
     if not run.same_as:
         return run
     other = read_run(path.with_name(f"{run.same_as}.json"))
-    kept = ("steps", "evaluations", "monitor", "halted_at", "checkpoints")
+    kept = ("steps", "evaluations", "monitor", "follow", "halted_at", "checkpoints")
     return dataclasses.replace(run, **{name: getattr(other, name) for name in kept})
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from servanda.engines.faults import FAULTS
 from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.quantized import QUANTIZED
 from servanda.engines.weight_sync import WeightSync
+from servanda.rl.sync_drill.trainee import Rows
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 
@@ -91,3 +93,16 @@ def roll_out(
         reward_S=np.array(sums.rewards(repeated, texts)),
         group_S=np.repeat(np.arange(len(problems)), answers),
     )
+
+
+def scorer(engine: Any) -> Callable[[Rows], list[Any]]:
+    """Rows of token ids -> the engine's logprobs of each row's tokens but the first."""
+
+    def score(rows: Rows) -> list[Any]:
+        prompts = tuple((row[0],) for row in rows)
+        rest = tuple(tuple(row[1:]) for row in rows)
+        batch = Batch(tuple(range(len(rows))), prompts, max(map(len, rest)), rest)
+        logp_N = engine.score(batch, Sampling(), "prefill").columns["logp"]
+        return np.split(logp_N, np.cumsum([len(row) for row in rest])[:-1])
+
+    return score

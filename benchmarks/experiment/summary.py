@@ -11,7 +11,10 @@ from benchmarks.experiment.pictures import ARMS, Point, called
 from benchmarks.experiment.record import Run
 from benchmarks.experiment.sections import final, fires_on_healthy
 
-OURS = {"drill": "preflight sync test", "trend": "trend", "change": "change", "monitor": "monitor"}
+OURS = {
+    "drill": "preflight sync test", "trend": "trend", "change": "change", "follow": "follow",
+    "monitor": "monitor",
+}
 
 
 def answers(runs: Sequence[Run], fired: Firings, points: Sequence[Point]) -> str:

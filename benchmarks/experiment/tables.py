@@ -10,7 +10,7 @@ from benchmarks.experiment.pictures import called
 # the rows of the short table: every check unless another row fires within a step or two of it
 SHORT = (
     *("slime", "miles", "nemo-tme", "nemo-kl", "nemo-sequence", "prime-rl", "verl-bad"),
-    *("verl-normal", "verl-health", "tinker", "trend", "change", "monitor", "drill"),
+    *("verl-normal", "verl-health", "tinker", "trend", "change", "follow", "monitor", "drill"),
 )
 
 

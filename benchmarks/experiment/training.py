@@ -20,7 +20,7 @@ from benchmarks.experiment.rollout import Rollout, open_infer, roll_out, sync_of
 from benchmarks.experiment.settings import MODEL, Settings
 from benchmarks.experiment.statistics import of_step
 from benchmarks.experiment.tree import ModelSteps, grow
-from benchmarks.experiment.watching import Watched, drill, entry
+from benchmarks.experiment.watching import Followed, Watched, drill, entry
 from benchmarks.experiment.weights import WEIGHTINGS
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
@@ -96,6 +96,8 @@ def train(settings: Settings) -> Run:
         return _drilled(settings, began)
     trained = Trained(settings)
     watched = Watched(stop=settings.arm == "monitor")
+    followed = Followed(trained.module, trained.engine) if settings.arm == "none" else None
+    follow = [followed.look(0)] if followed else []
     rows: list[dict[str, Any]] = []
     monitor: list[dict[str, Any]] = []
     evaluations: dict[str, list[Any]] = {"step": [], "trained": [], "held_out": []}
@@ -121,6 +123,8 @@ def train(settings: Settings) -> Run:
             if evaluations["step"][-1] != step:
                 evaluate(step)
             break
+        if followed:
+            follow.append(followed.look(step + 1))
     return Run(
         name=settings.name,
         settings=dataclasses.asdict(settings),
@@ -128,6 +132,7 @@ def train(settings: Settings) -> Run:
         steps={name: [row[name] for row in rows] for name in rows[0]},
         evaluations=evaluations,
         monitor=monitor,
+        follow=follow,
         halted_at=halted_at,
         checkpoints=checkpoints,
         seconds=time.perf_counter() - began,

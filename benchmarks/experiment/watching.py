@@ -1,4 +1,5 @@
-# The contract in a run: the preflight sync test before it, and the monitor at each step.
+# What watches a run: the preflight sync test before it, the monitor at each step, and whether the
+# engine follows the trainer after each sync.
 
 from __future__ import annotations
 
@@ -9,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.experiment.rollout import Rollout
-from servanda.rl import Monitor, Step, Trainee, preflight
-from servanda.theory.sampling import Sampling
-from servanda.traces.trace import Batch
+from benchmarks.experiment.rollout import Rollout, scorer
+from servanda.rl import Follow, Monitor, Step, Trainee, preflight
+from servanda.rl.follow.sent_weights import SentWeights
 
 CONTRACT = Path(__file__).with_name("grpo.kernelcontract.yaml")
 
@@ -23,19 +23,8 @@ def drill(module: Any, sync: Any, engine: Any, seed: int) -> dict[str, Any]:
     Returns:
         `Run.preflight`.  Only a violated outcome refuses the run.
     """
-
-    def score(rows: list[list[int]]) -> list[NDArray[np.float64]]:
-        batch = Batch(
-            tuple(range(len(rows))),
-            tuple((row[0],) for row in rows),
-            max(map(len, rows)),
-            tuple(tuple(row[1:]) for row in rows),
-        )
-        trace = engine.score(batch, Sampling(), "prefill")
-        return np.split(trace.columns["logp"], np.cumsum(trace.length_S)[:-1])
-
     began = time.perf_counter()
-    found = preflight(Trainee(module, sync, score), seed=seed)
+    found = preflight(Trainee(module, sync, scorer(engine)), seed=seed)
     return {
         "outcome": found.outcome,
         "exit_code": found.exit_code,
@@ -70,6 +59,24 @@ class Watched:
             advantages=advantage_S,
             weights=step,
         )
+
+
+class Followed:
+    """Whether the engine follows, by 640 probe tokens after each sync."""
+
+    def __init__(self, module: Any, engine: Any) -> None:
+        self.follow = Follow(module)
+        self.train, self.infer = SentWeights(module, "bfloat16"), scorer(engine)
+
+    def look(self, version: int) -> dict[str, Any]:
+        """An entry of `Run.follow`; version: updates behind the weights."""
+        rows = self.follow.probes
+        found = self.follow.observe(version, self.train(rows), self.infer(rows))
+        low, high = found.interval
+        return {
+            "version": version, "outcome": found.outcome, "cause": found.cause,
+            "slope": found.slope, "low": low, "high": high,
+        }
 
 
 def entry(step: Step, cells: bool) -> dict[str, Any]:
