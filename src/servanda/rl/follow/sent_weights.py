@@ -84,8 +84,8 @@ class SentWeights:
                         hint="pass your own scores of the trainer, with the adapter merged",
                     )
                 merged = merged + layer.get_delta_weight(name).data
-                linear = name in layer.lora_B
-                second = layer.lora_B[name].weight if linear else layer.lora_embedding_B[name]
+                held = layer.lora_B if name in layer.lora_B else layer.lora_embedding_B
+                second = getattr(held[name], "weight", held[name])  # a layer, or the tensor itself
                 yield second, torch.zeros_like(second.data)
                 adapters.add(id(second))
             yield layer.base_layer.weight, self.cast(merged).to(merged.dtype)
