@@ -26,8 +26,8 @@ def followed(run: Run) -> Run:
     settings = dataclasses.replace(repeated(run.name), checkpoints=(), evaluate_every=10**6)
     with tempfile.TemporaryDirectory() as folder:
         again = read_alone(write_run(train(settings), Path(folder)))
-    for name, values in run.steps.items():
-        if name != "seconds" and again.steps[name] != values:
+    for name in {*run.steps} & {*again.steps} - {"seconds"}:
+        if again.steps[name] != run.steps[name]:
             raise ValueError(f"{run.name}: {name} is not as recorded")
     return dataclasses.replace(run, follow=again.follow)
 
