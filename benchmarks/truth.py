@@ -298,13 +298,13 @@ errors, so `inconclusive` is the right answer there.
 
 {table}
 
-The rates are well below the allowed ones for three reasons. A first attempt spends only a part of
-alpha: half of it when this table was measured, nine tenths today; the rest is reserved for later
-attempts with `--fresh`. A violation is corrected for the number of cells. And a mixture over many
-alternatives is conservative. The last column shows the cost in prompt groups.
+The rates are well below the allowed ones for three reasons. A first attempt spends nine tenths of
+alpha; the rest is reserved for later attempts with `--fresh`. A violation is corrected for the
+number of cells. And a mixture over many alternatives is conservative. The last column shows the
+cost in prompt groups.
 
-The counts are kept in `benchmarks/measured/truth.json`. `make truth` repeats the measurement, two
-hours on two cores, and writes both.
+The counts are kept in `benchmarks/measured/truth.json`. `make truth` repeats the measurement, one
+to two hours on two cores, and writes both.
 """
 
 

@@ -97,6 +97,12 @@ promise: {promise}.
 The engine with 4 bits is another set-up: it needs a reference of its own, and is called changed
 against this one.
 
+**servanda follow** asks whether the engine changes as the trainer does, by 640 probe tokens after
+each sync, with the trainer's weights rounded to bfloat16. It needs no reference and no limit in
+nats. It is violated if the slope of the engine's change on the trainer's is outside 1 ± 0.05, so a
+part of the weights that makes less than 5 % of the change is not found; the preflight test finds
+it. Its confidence, 95 %, is for the whole run.
+
 Other projects chose these thresholds on models of 8 B parameters and more; here the model has
 2.6 M. Six of the cases were run once, and the first step of one seed says nothing about the
 spread. The 180 healthy steps come from 6 runs, so "0 of 180" is compatible with an alarm on up to
