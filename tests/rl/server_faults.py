@@ -26,6 +26,7 @@ SERVER_FAULTS = {
     "ignores": ServerFault("answers with success, and keeps its weights", ("never_synced",)),
     "version_only": ServerFault("raises its version, and keeps its weights", ("version_only",)),
     "keeps_head": ServerFault("its head is a copy that stays", ("tied_head_stale",)),
+    "stops": ServerFault("takes over four updates, and no later one", ("stopped",)),
     "late": ServerFault("loads the checkpoint of the update before", ("late",)),
     "every_other": ServerFault("drops every second update", ("dropped",)),
     "scaled": ServerFault("multiplies the output of an MLP by 1.5", ("scaled",)),
@@ -51,7 +52,7 @@ SERVER_FAULTS = {
     ),
     "no_prompt_logprobs": ServerFault(
         "scores no prompt",
-        error="prompt_logprobs is missing",
+        error="logprobs is missing",
         hint="not one of the declared dialect",
     ),
 }

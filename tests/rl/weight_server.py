@@ -53,6 +53,8 @@ class Served:
             self.version += 1
         if self.fault in ("ignores", "version_only"):
             return
+        if self.fault == "stops" and self.updates > 4:
+            return
         if self.fault == "every_other" and self.updates % 2:
             return
         if self.fault == "late":
@@ -197,7 +199,8 @@ class SGLang:
             rows = [(t, logp_V) for t, logp_V in zip(ids[1:], logp_TV, strict=False)]
             own = [[None, ids[0], None], *([float(p[t]), t, None] for t, p in rows)]
             top = [None, *([[v, i, None] for i, v in best(p, k)] for _, p in rows)]
-            meta |= {"input_token_logprobs": own, "input_top_logprobs": top}
+            if served.fault != "no_prompt_logprobs":
+                meta |= {"input_token_logprobs": own, "input_top_logprobs": top}
             return {"output_ids": [], "meta_info": meta}
         logp_V = served.drawn(ids)
         token = picked(logp_V, body["sampling_params"]["sampling_seed"])

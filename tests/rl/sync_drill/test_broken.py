@@ -8,7 +8,9 @@ torch = pytest.importorskip("torch")
 from servanda.rl.sync_drill.drill import preflight  # noqa: E402
 from servanda.rl.sync_drill.plan import planned  # noqa: E402
 from servanda.rl.sync_drill.trainee import Trainee  # noqa: E402
+from tests.rl.served_weights import small_model  # noqa: E402
 from tests.rl.sync_drill.broken import (  # noqa: E402
+    Copies,
     late,
     load,
     swapped,
@@ -25,6 +27,7 @@ ALL = {
     *("embed/lm_head", "norms.norm", "layers.0.attn", "layers.1.attn"),
     *("layers.0.mlp", "layers.1.mlp"),
 }
+Q = "model.layers.0.self_attn.q_proj.weight"
 EVERY_SECOND = ("0.norm", "0.mlp.0.weight", "0.mlp.2.weight", "1.attn", "1.mlp.0.b", "1.mlp.2.b")
 
 # a sync that is broken -> its cause, the groups that are wrong, the parts that are lost
@@ -135,6 +138,17 @@ def test_a_sync_that_moves_the_engine_at_equal_weights_says_so_and_names_no_tens
     assert not any(group.scale or group.lost for group in result.groups)
     assert "next     read back one tensor of each kind" in str(result)
     assert "At equal weights" not in str(result)
+
+
+@pytest.mark.parametrize("take", [transposed(Q), swapped(Q, Q.replace("0", "1"))])
+def test_a_large_difference_at_equal_weights_is_no_dropped_sync(take):
+    """So large that random weights stay within the limit, though they have little effect."""
+    module = small_model()
+    engine = Copies(module, take)
+    result = preflight(Trainee(module, engine.sync, engine.score))
+
+    assert (result.exit_code, result.cause) == (1, "sync_moves"), str(result)
+    assert result.poison.distance < result.poison.limit and not result.poison.late
 
 
 def test_what_no_fault_explains_is_called_unexplained_with_what_was_measured():

@@ -94,7 +94,8 @@ def test_the_digests_say_what_was_compared_bit_for_bit(servers):
 
 
 @pytest.mark.parametrize(
-    ("name", "cause"), [("ignores", "never_synced"), ("late", "late"), ("scaled", "scaled")]
+    ("name", "cause"),
+    [("ignores", "never_synced"), ("late", "late"), ("scaled", "scaled"), ("stops", "stopped")],
 )
 def test_one_replica_of_three_is_named_by_its_url(servers, name, cause):
     for url in servers:
@@ -111,7 +112,7 @@ def test_one_replica_of_three_is_named_by_its_url(servers, name, cause):
     assert f"replica  {servers[0]} ✓" in str(result)
     # each has the weights from before, except one that cannot take them over
     ends = [*zip(start, scores_of(servers), strict=True)]
-    for before, after in ends[::2] if name == "scaled" else ends:
+    for before, after in ends[::2] if name in ("scaled", "stops") else ends:
         torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
 
 

@@ -83,7 +83,10 @@ def _again(
         poison = replace(poison, fresh=distance(sides.infer(rows), sides.train(rows)))
         if poison.cached:
             return poison
-    enough = max(poison.limit, poison.distance / 2)
+    # of a small distance that is violated by its slope, the limit would be no improvement
+    enough = poison.distance / 2
+    if poison.distance > poison.limit:
+        enough = max(poison.limit, enough)
     for late in range(1, LATEST + 1):
         sides.sync()
         if distance(sides.infer(), due_N) <= enough:

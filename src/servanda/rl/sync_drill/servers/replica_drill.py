@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from servanda.rl.sync_drill.diagnosis import CAUSES
 from servanda.rl.sync_drill.report import Preflight, ReplicaResult
 from servanda.rl.sync_drill.response_slope import RESOLUTION, distance
 from servanda.rl.sync_drill.result import POISON_FLOORS
@@ -42,10 +43,16 @@ def preflight_of_replicas(
     left = [*replicas.all]
     tests: list[Preflight] = []
     found: dict[str, list[list[Floats]]] = {}
+    began: set[str] = set()  # replicas that a sync of another one's test has reached
     while left and len(tests) < _TESTS:
         led = _LedTest(trainee, replicas, left, None if tests else facts, found)
         result = drill(replace(trainee, sync=led.sync, score=led.score, replicas=None))
         tests.append(result)
+        if result.cause == "never_synced" and left[0].url in began:
+            cause = "stopped"
+            sentence = result.sentence.replace(CAUSES[result.cause], CAUSES[cause])
+            result = replace(result, cause=cause, sentence=sentence)
+        began |= {replica.url for k, replica in enumerate(left) if k and led.moved(k)}
         alike = [replica for k, replica in enumerate(left) if not k or led.alike(k, train_N)]
         results |= {replica.url: result for replica in alike}
         left = [replica for replica in left if replica not in alike]
@@ -109,13 +116,26 @@ class _LedTest:
                 self.found.setdefault(replica.url, []).append(answer)
         return answers[0]
 
+    @property
+    def _idle(self) -> _Call:
+        """The scores after a sync of unchanged weights."""
+        return next(call for call in self.calls if call.syncs == 1)
+
+    def moved(self, k: int) -> bool:
+        """Whether random weights reached replica k: its scores went over to the first one's."""
+        before_N = self._idle.scores[k]
+        random = (call.scores for call in self.calls if call.syncs == RANDOMISED)
+        return any(
+            distance(scores[k], scores[0]) < distance(before_N, scores[0]) / 2 for scores in random
+        )
+
     def alike(self, k: int, train_N: Floats) -> bool:
         """Whether replica k scores as the first does, after each sync.
 
         Args:
             train_N: the trainer's scores at equal weights.
         """
-        idle = next(call for call in self.calls if call.syncs == 1)
+        idle = self._idle
         own = [max(distance(scores, train_N), RESOLUTION) for scores in idle.scores]
         if max(own[k], own[0]) > _ALIKE * min(own[k], own[0]):
             return False
