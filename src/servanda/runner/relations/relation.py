@@ -62,7 +62,7 @@ class Relation(ABC):
 
     Attributes:
         name: on the command line; summary: what must not change an answer.
-        tries: how often a case runs while its example is made smaller.
+        tries: how often a case runs at most, until it differs.
     """
 
     name: str
@@ -94,6 +94,10 @@ class Relation(ABC):
     def unseen(self, others: Sequence[Observation]) -> tuple[str, str]:
         """("untestable" or "inconclusive", why equal answers show nothing); ("", "") else."""
         return "", ""
+
+    def caveat(self, subject: Subject) -> str:
+        """What an answer that holds does not cover."""
+        return ""
 
     def cut_front(self, request: Request, n: int) -> Request:
         """The request without its first n tokens."""
@@ -146,6 +150,10 @@ class Company(Relation):
     def place(self, request: Request, other: Observation) -> str:
         return f"among {len(request.others) + 1} requests at once"
 
+    def caveat(self, subject: Subject) -> str:
+        remote = subject.kernel.url is not None
+        return "; which of them ran together the server does not say" if remote else ""
+
 
 @relation
 class Cache(Relation):
@@ -163,12 +171,14 @@ class Cache(Relation):
             yield Request(prompt, of.width, (swapped, fill), of.seed + row)
 
     def refusal(self, subject: Subject) -> str:
-        if subject.kernel.url is None and subject.kernel.prefix_cache is None:
+        facts = subject.engine.describe().fingerprint
+        ours = subject.kernel.url is None or "kernel.engine" in facts  # here, or serve-kernel
+        if ours and not {"prefix_cache", "kernel.prefix_cache"} & facts.keys():
             return (
-                f"the engine {subject.kernel.engine} keeps no prefixes between requests "
-                "(transformers does with the key prefix_cache=16)"
+                "the kernel keeps no prefixes between requests (transformers does with the key "
+                "prefix_cache=16)"
             )
-        if subject.engine.describe().fingerprint.get("dialect") == "plain":
+        if facts.get("dialect") == "plain":
             return "a server of this kind is not told to compute a prefix that it has cached"
         return ""
 
@@ -179,10 +189,10 @@ class Cache(Relation):
         return _shared(request)
 
     def place(self, request: Request, other: Observation) -> str:
-        cached = "" if other.cached is None else f", of which {other.cached} were read"
+        cached = "" if other.cached is None else f", and {other.cached} were read from the cache"
         return (
-            f"when the cache holds {_shared(request)} of the prompt's {len(request.prompt)} "
-            f"tokens{cached}"
+            f"when {_shared(request)} of the prompt's {len(request.prompt)} tokens are shared "
+            f"with an earlier request{cached}"
         )
 
     def unseen(self, others: Sequence[Observation]) -> tuple[str, str]:

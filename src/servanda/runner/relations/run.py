@@ -128,6 +128,7 @@ def _evidence(seen: Sequence[Observation], seed: int) -> Refutation | None:
     by_mass = [
         (before, logp[token])
         for one in seen
+        if one.mass_before
         for before, token, logp in zip(one.mass_before, one.tokens, one.logp, strict=True)
     ]
     if by_mass:
