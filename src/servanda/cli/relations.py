@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from servanda.theory.sampling import uniforms
 
 _MARK = {"holds": "✓", "violated": "✗", "inconclusive": "?", "untestable": "–"}
 _SMALL_NATS = 1e-2  # differences below it can be rounding
+_TEXTS = 64  # prompts of the file that are used
 _IDS = 1000  # ids of a server that encodes no texts and does not tell its vocabulary
 
 
@@ -196,6 +198,7 @@ def _cases(
         texts: list[Ids] = [given.prompt]
     elif about.encodes:
         corpus = read_corpus(prompts or shipped(SHIPPED))
+        corpus = replace(corpus, prompts=corpus.prompts[:_TEXTS])
         texts = [ids for ids in encoded(corpus, subject.engine) if ids]
     else:
         drawn = uniforms(seed, "prompt", 0, 8 * longest) * (about.vocab_size or _IDS)

@@ -102,7 +102,8 @@ def difference(a: Observation, b: Observation) -> Difference:
     for t, (own, theirs) in enumerate(zip(a.logp, b.logp, strict=False)):
         pairs = [(own[i], theirs[i]) for i in own.keys() & theirs.keys()]
         known = [(x, y) for x, y in pairs if not (math.isnan(x) or math.isnan(y))]
-        unknown += len(known) < len(pairs)
+        known += [*_absent(own, theirs, b.tokens[t]), *_absent(theirs, own, a.tokens[t])]
+        unknown += len(known) < len(pairs) or bool(own and theirs and not known)
         positions += bool(known)
         unlike = [abs(x - y) for x, y in known if _bits(x) != _bits(y)]
         unequal += bool(unlike)
@@ -112,6 +113,19 @@ def difference(a: Observation, b: Observation) -> Difference:
             other = t if at is None else None
             break
     return Difference(positions, largest, at, other, unequal, unknown)
+
+
+def _absent(
+    own: Mapping[int, float], theirs: Mapping[int, float], drawn: int
+) -> Iterator[tuple[float, float]]:
+    """Likeliest tokens that the other answer does not list, each with the most it can have there.
+
+    That is the smallest logprob of its list, without the token that was drawn: it may have been
+    added to the list.
+    """
+    listed = [value for i, value in theirs.items() if i != drawn]
+    most = min(listed, default=math.nan)
+    yield from ((own[i], most) for i in own.keys() - theirs.keys() if own[i] > most)
 
 
 def _bits(value: float) -> bytes:

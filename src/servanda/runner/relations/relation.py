@@ -130,7 +130,7 @@ class Replay(Relation):
 @relation
 class Company(Relation):
     name, summary = "company", "requests that are sent at the same time"
-    tries = 2  # which requests a server runs together is a race
+    tries = 3  # which requests a server runs together is a race
 
     def cases(self, of: Cases) -> Iterator[Request]:
         if of.given is not None:
@@ -164,7 +164,7 @@ class Cache(Relation):
             yield of.given
             return
         for row, shared in enumerate(of.lengths):
-            prompt = of.text(row, shared + 1 + shared % 5)
+            prompt = of.text(row, shared + 1 + 11 * row % 24)
             # the same blocks after another beginning are not the prompt's prefix
             swapped = (_unlike(prompt[0]), *prompt[1:])
             fill = (*prompt[:shared], _unlike(prompt[shared]))
