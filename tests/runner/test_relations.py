@@ -15,12 +15,12 @@ from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
 from servanda.engines.http.dialects.vllm import VLLM
 from servanda.engines.table import TableEngine
+from servanda.runner.relations.exchangeability import exchangeability
 from servanda.runner.relations.judge import Judge, Pair
 from servanda.runner.relations.observation import Observation, difference, features
 from servanda.runner.relations.relation import RELATIONS
 from servanda.runner.relations.shrink import shrink
 from servanda.runner.relations.subject import Request
-from servanda.theory.stats.exchangeability import exchangeability
 from tests.engines.serving import live, table_engine
 
 SMALL = ("--longest", "17", "--requests", "2", "--max-new-tokens", "3", "--quiet")

@@ -48,11 +48,7 @@ class _IdsType(click.ParamType):
 
 @click.command("relations")
 @click.argument("what", metavar="URL|KERNEL|CONTRACT")
-@click.option(
-    "--side",
-    type=click.Choice(["train", "infer"]),
-    help="Kernel of the contract to test.  [default: infer]",
-)
+@shared("--side", help="[default: infer]")
 @click.option(
     "--only",
     type=click.Choice(NAMES),
@@ -90,7 +86,7 @@ class _IdsType(click.ParamType):
     help="Number of requests of relations that need no certain lengths, such as 12.",
 )
 @shared("--max-new-tokens", default=8)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all draws.")
+@shared("--seed")
 @click.option(
     "--prompt-ids",
     type=_IdsType(),

@@ -282,6 +282,9 @@ class Contract(Value):
             del data["bitwise"]
         if self.trend is None:
             del data["trend"]
+        for kernel in (*data["kernels"].values(), data["stable"] or {}):
+            if kernel.get("prefix_cache", 0) is None:
+                del kernel["prefix_cache"]
         workloads = _named(data["workloads"])
         # the default of clauses, the traffic, and the workload whose checks need no suffix
         several = self.workload is None and len(workloads) > 1

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
+from servanda.runner.relations.exchangeability import exchangeability
 from servanda.runner.relations.observation import Difference, Observation, difference, features
 from servanda.runner.relations.relation import BLOCKS, Relation
 from servanda.runner.relations.shrink import shrink
 from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
-from servanda.theory.stats.exchangeability import exchangeability
 
 Outcome = Literal["holds", "violated", "inconclusive", "untestable"]
 RUNS = 4  # of each request in each way at least, where replays differ
@@ -63,7 +63,7 @@ class Pair:
 
 
 def unwatched(done: int, of: int) -> None:
-    """No one looks."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
