@@ -155,7 +155,7 @@ class Judge:
             example = shrink(relation, first.request, lambda one: self._fails(relation, one))
             again = self.pair(relation, example)
             first = again if again.difference.exceeds(self.limit, self.draws) else first
-        largest = max((p.difference for p in bad), key=lambda d: d.largest)
+        largest = max((p.difference for p in (*bad, first)), key=lambda d: d.largest)
         size = f"|Δlogp| up to {largest.largest:.3g} nats"
         if largest.at is None:
             size = "other tokens are drawn from equal logprobs"
@@ -164,6 +164,7 @@ class Judge:
         return replace(
             known,
             outcome="violated",
+            largest_nats=largest.largest,
             answer=f"{size} in {len(bad)} of {len(pairs)} requests{pattern}; the smallest: "
             f"{_of(first.difference)} {where}",
             example=first.request,
