@@ -256,6 +256,13 @@ def two_servers(folder, new):
     return servers.compared(folder, servers.Served, getattr(servers, new))
 
 
+def related(options, fault, *names, **how):
+    """`servanda relations URL` of a server of a small model."""
+    from tests.runner.relation_servers import related
+
+    return related(options, fault, names, **how)
+
+
 @functools.cache
 def equal_servers():
     with tempfile.TemporaryDirectory() as folder:
@@ -316,32 +323,45 @@ def update_keeps_prefixes(folder, broken):
     return reloaded(folder, "vllm", "stale_prefixes" if broken else "none")
 
 
-known(
+@bug(
     CACHE,
     "vllm-project/vllm#53912",
     "vllm-project/vllm#43559",
     what="prefix caching and multi-token prediction corrupt hybrid models",
-    command="-",
-    state="not",
-    missing="a relation between a cold and a warm cache: evidence is taken with caches off",
+    command="servanda relations URL --only cache",
+    state="caught",
+    exit=1,
+    says="tokens are shared with an earlier request, and 8 were read from the cache",
 )
+def corrupt_prefixes(folder, broken):
+    return related("prefix_cache=8", "prefix_hit:offset" if broken else "", "cache")
+
+
 known(
     CACHE,
     "sgl-project/sglang#39830",
     what="a hit of the host's tier of the cache: 20 of 20 answers are fluent and wrong; cold and "
     "from the device 20 of 20 are right",
-    command="-",
-    state="not",
-    missing="the same, by tier; behind `servanda serve` live answers are scored again",
+    command="servanda relations URL --only cache",
+    state="in part",
+    missing="nothing makes the server move a prefix to the host before it is read; behind "
+    "`servanda serve` live answers are scored again",
 )
-known(
+
+
+@bug(
     CACHE,
     "vllm-project/tpu-inference#3412",
     what="gsm8k .01 with prefix caching, .97 without",
-    command="-",
-    state="not",
-    missing="the same",
+    command="servanda relations URL --only cache",
+    state="caught",
+    exit=1,
+    says="tokens are shared with an earlier request, and 16 were read from the cache",
 )
+def prefixes_of_other_texts(folder, broken):
+    return related("prefix_cache=8", "prefix_hit:context" if broken else "", "cache")
+
+
 known(
     CACHE,
     "TheTom/llama-cpp-turboquant#305",
@@ -350,25 +370,38 @@ known(
     state="in part",
     missing="no `kv_cache` key of the `llamacpp` engine: a llama-server has to be started by hand",
 )
-known(
+
+
+@bug(
     BUILDS,
     "vllm-project/vllm#48271",
     what="a block size switches at 256 tokens: prefill is not decode, and decode depends on load",
-    command="servanda tools selftest URL",
-    state="in part",
-    missing="seen beyond .01 TV; relations with a limit of 0 for servers",
+    command="servanda relations URL --limit 1e-4",
+    state="caught",
+    exit=1,
+    says="(those of 1 modulo 8 tokens, from 9 on)",
 )
-known(
+def block_size_switches(folder, broken):
+    return related("", "lost_block:8" if broken else "", "length", "prefill", limit="1e-4")
+
+
+@bug(
     BUILDS,
     "sgl-project/sglang#30821",
     "sgl-project/sglang#39581",
     "sgl-project/sglang#19431",
     "sgl-project/sglang#10785",
     what="a deterministic mode is broken by temperature, by an attention kernel, by TP ≥ 4",
-    command="servanda tools selftest URL",
-    state="in part",
-    missing="replay, shuffle, batch of 1 against N, warm against cold, decode against prefill",
+    command="servanda relations URL",
+    state="caught",
+    exit=1,
+    says="nats at new token 0 among 2 requests at once",
 )
+def not_deterministic(folder, broken):
+    # a mode that runs each request by itself keeps all bits, and one that pads a batch does not
+    return related("" if broken else "prefix_cache=8", "", "replay", "company", wait_s=0.3)
+
+
 known(
     BUILDS,
     "sgl-project/sglang-omni#458",

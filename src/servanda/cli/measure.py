@@ -15,9 +15,7 @@ from servanda.runner.ray_engines import engines_on
 
 @click.command("measure")
 @click.argument("what", metavar="CONTRACT|KERNEL")
-@click.option(
-    "--side", type=click.Choice(["train", "infer"]), help="Kernel of the contract to measure."
-)
+@shared("--side", help="[default: train]")
 @shared("--prompts", help="[default: the shipped ones]")
 @shared("--golden")
 @shared("--sequences", help="[default: 1024]")

@@ -264,6 +264,12 @@ _share(
     "Largest number of prompt groups (a prompt with its responses), such as 512.",
     type=click.IntRange(1),
 )
+_share("--seed", "Seed of all random numbers, such as 7.", type=int, default=0)
+_share(
+    "--side",
+    "Kernel of the contract to run, such as infer.",
+    type=click.Choice(["train", "infer"]),
+)
 _share(
     "--slack",
     "Slack incoming webhook to post each decision to.  Repeatable.",

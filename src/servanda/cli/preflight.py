@@ -85,13 +85,7 @@ def _is_first_rank() -> bool:
     show_default="10m",
     help="Time limit of one sync or score, such as 90s or 10m; 0 for no limit.",
 )
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Seed of the probe tokens and of the noise.",
-)
+@shared("--seed")
 @shared(
     "--format",
     type=click.Choice(["text", "json", "html"]),

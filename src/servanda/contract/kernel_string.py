@@ -9,7 +9,7 @@
 #            | url {"," key "=" value}, of engine openai_http
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
-#   key      = attention | batch_size | path | title | weights_from | python | fault
+#   key      = attention | batch_size | prefix_cache | path | title | weights_from | python | fault
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #
@@ -33,7 +33,10 @@ from servanda.registry import did_you_mean
 
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
-KEYS = ("attention", "batch_size", "path", "title", "weights_from", "python", "fault")
+KEYS = (
+    *("attention", "batch_size", "prefix_cache", "path", "title", "weights_from", "python"),
+    "fault",
+)
 SERVER_KEYS = (
     *("dialect", "logprobs", "served", "timeout_s", "key_env"),
     *("batch_size", "path", "title", "weights_from"),
@@ -210,7 +213,7 @@ class _Reader:
             raise self.wrong(
                 start, f"{key} cannot be {value!r}", f"one of {', '.join(_CHOICES[key])}"
             )
-        if key == "batch_size":
+        if key in ("batch_size", "prefix_cache"):
             if not re.fullmatch(r"[0-9]{1,6}", value):
                 raise self.wrong(start, f"{key} is a whole number, not {value!r}", "write 32")
             fields[key] = int(value)

@@ -117,6 +117,12 @@ class Kernel(Value):
     quantization: str | None = Field(None, description="The exact name, such as int8_weight_only.")
     path: Path | None = Field(None, description="prefill or decode, where it can be chosen.")
     batch_size: Whole = Field(32, ge=1, le=4096, description="Sequences that run together.")
+    prefix_cache: Whole | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Tokens of a block of the prefix cache, of transformers; default no cache.",
+    )
     sampling: Sampling | None = Field(
         None, description="Of train, where its transform differs from the workload's."
     )
@@ -276,6 +282,9 @@ class Contract(Value):
             del data["bitwise"]
         if self.trend is None:
             del data["trend"]
+        for kernel in (*data["kernels"].values(), data["stable"] or {}):
+            if kernel.get("prefix_cache", 0) is None:
+                del kernel["prefix_cache"]
         workloads = _named(data["workloads"])
         # the default of clauses, the traffic, and the workload whose checks need no suffix
         several = self.workload is None and len(workloads) > 1

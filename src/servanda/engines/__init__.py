@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from servanda.contract.model import Kernel
 from servanda.engines.base import BUILTIN, ENGINES, Engine
-from servanda.engines.faults import FAULTS
+from servanda.engines.faults import FAULTS, REQUEST_FAULTS
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean
 
@@ -71,8 +71,15 @@ def open_engine(kernel: Kernel) -> Engine:
                 hint=_INSTALL.get(name, "install it beside servanda, or name its `python:`"),
             ) from error
     make = ENGINES[name]
+    if kernel.prefix_cache is not None and not getattr(make, "caches_prefixes", False):
+        raise MeasurementError(
+            f"engine {name!r} has no prefix cache of its own here: prefix_cache="
+            f"{kernel.prefix_cache}",
+            hint="remove the key prefix_cache, or use engine: transformers",
+        )
     for fault, value in (kernel.fault or {}).items():
-        if fault not in FAULTS:
+        faults = REQUEST_FAULTS if fault in REQUEST_FAULTS else FAULTS
+        if fault not in faults:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
-        make = FAULTS[fault].inject(make, value)
+        make = faults[fault].inject(make, value)
     return make(kernel)

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
-from servanda.engines.local_engine import LocalEngine
+from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
+from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
 from servanda.errors import MeasurementError
-from servanda.theory.sampling import Ints
+from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.trace import Batch
 
 
@@ -34,8 +36,11 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     """A model as `from_pretrained` builds it, in the kernel's dtype, attention and quantization.
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
-    `_attended`, `_cache` and `_forward` (how it runs), `_draw` and `_biased`.
+    `_attended`, `_cache` and `_forward` (how it runs), `_prefix_key` and `_prefix` (what of a
+    prompt is cached), `_draw` and `_biased`.
     """
+
+    caches_prefixes = True
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.quantization is not None:
@@ -62,6 +67,10 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             config=folder.config_values(config_json),
         )
         self._finish(kernel.quantization)
+        self._prefixes = None
+        if kernel.prefix_cache is not None:
+            self._prefixes = PrefixCache(kernel.prefix_cache)
+            refuse_windows(self._cache(), self.folder)
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
         if not self._tokenizer.chat_template:
@@ -90,6 +99,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
                 before it have been taken over.
         """
         self._description = replace(self._description, tensors={})  # also if it is cut short
+        if self._prefixes is not None:
+            self._prefixes.clear()  # keys and values of other weights
         return _take_over(self.model, named, getattr(torch, self.kernel.dtype))
 
     # loading
@@ -115,6 +126,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             "device": "cpu",
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "threads": str(torch.get_num_threads()),
+            **({"prefix_cache": str(cache)} if (cache := self.kernel.prefix_cache) else {}),
             "architecture": self._config.model_type,
             "config": digest_of(dict(config_json)),
             **folder.sampling_defaults(self.folder),
@@ -145,7 +157,26 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
                 **options,
             ).logits
 
+    def _prefix_key(self, salt: str, text: Sequence[int]) -> Hashable:
+        """What the last block of a text is cached under."""
+        return salt, tuple(text)
+
+    def _prefix(self, salt: str, prompt: Sequence[int]) -> list[Block]:
+        """The cached blocks that a prompt begins with."""
+        assert self._prefixes is not None
+        return self._prefixes.found(prompt, partial(self._prefix_key, salt))
+
+    def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **options: Any) -> Iterator[Step]:
+        cached = self._prefixes is not None and bool(chunk.salts)
+        for step in super()._steps(chunk, sampling, seed, **options):
+            if cached:
+                step = replace(step, columns={**step.columns, "cached": self._cached_S})
+            yield step
+
     def _decode(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
+        if self._prefixes is not None:
+            yield from self._decode_alone(chunk)
+            return
         ids_ST, mask_ST = map(torch.from_numpy, self._left_padded(chunk.prompts))
         cache = self._cache()
         while True:
@@ -155,6 +186,56 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             token_S = yield logits_S1V[:, -1]
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
+
+    def _decode_alone(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
+        """Each sequence by itself: neither its company nor a hit of the cache changes a shape."""
+        salts = chunk.salts or (None,) * len(chunk)
+        rows = [self._decode_row(*row) for row in zip(chunk.prompts, salts, strict=True)]
+        self._cached_S = np.zeros(len(chunk))
+        token_S: Ints | None = None
+        while True:
+            fed = (None,) * len(rows) if token_S is None else token_S
+            logits_S1V = [row.send(token) for row, token in zip(rows, fed, strict=True)]
+            if token_S is None:
+                self._cached_S = np.array([cached for _, cached in logits_S1V], dtype=np.float64)
+            token_S = yield torch.cat([logits for logits, _ in logits_S1V])
+
+    def _decode_row(
+        self, prompt: Sequence[int], salt: str | None
+    ) -> Generator[tuple[Tensor, int], int | None, None]:
+        """Logits [1, V], and how many tokens of the prompt were cached.
+
+        The prompt runs in pieces of a block, whether blocks before are cached or not, so that a
+        hit changes no shape.  Without a salt nothing is read and nothing is kept.
+        """
+        assert self._prefixes is not None
+        size, cache = self._prefixes.size, self._cache()
+        blocks = [] if salt is None else self._prefix(salt, prompt)
+        for block in blocks:
+            for layer, (key, value) in enumerate(block):
+                cache.update(key, value, layer)
+        done = cached = size * len(blocks)
+        logits_11V = None
+        while done < len(prompt):
+            piece = prompt[done : done + size]
+            done += len(piece)
+            logits_11V = self._next(piece, done, cache)
+            if len(piece) == size and salt is not None:
+                self._prefixes.keep(self._prefix_key(salt, prompt[:done]), cache)
+        while logits_11V is not None:
+            token = yield logits_11V[:, -1], cached
+            done += 1
+            logits_11V = self._next([int(token or 0)], done, cache)
+
+    def _next(self, piece: Sequence[int], length: int, cache: Any) -> Tensor:
+        """Logits [1, 1, V] after a piece of one sequence, which is `length` tokens long then."""
+        return self._forward(
+            torch.tensor([[*piece]]),
+            torch.ones((1, length), dtype=torch.int64),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
 
     def _prefill(self, chunk: Batch) -> Iterator[Tensor]:
         ids_ST, mask_ST, keep = self._right_padded(chunk)

@@ -89,6 +89,8 @@ def _unpack(body: bytes, head: dict[str, Any]) -> Batch:
         head["width"],
         ids("continuation"),
         head["together"],
+        tuple(head.get("salts", ())),
+        head.get("warm", False),
     )
 
 
@@ -184,6 +186,7 @@ class Worker:
     def _run(self, verb: str, batch: Batch, **options: Any) -> tuple[dict[str, Any], bytes]:
         """A call about a batch, whose head says how wide it is, and whose body has its tokens."""
         options |= {"width": batch.width, "together": batch.together}
+        options |= {"salts": batch.salts, "warm": batch.warm} if batch.salts else {}
         return self._call(verb, options, _pack(batch))
 
     def _reply(self, verb: str) -> tuple[dict[str, Any], bytes]:

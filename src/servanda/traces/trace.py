@@ -24,6 +24,10 @@ class Batch:
     `width` new tokens are reserved for every sequence, so that the shape of a kernel's run is fixed
     at dispatch and does not depend on the lengths of responses.  `together` sequences run at once;
     None: the kernel's batch_size.
+
+    Sequences of one salt may share cached prefixes, and those of other salts may not; without
+    `salts` it is the engine's own affair.  `warm`: what is cached may be read; an engine whose
+    caches know no salts computes everything anew without it.
     """
 
     sequence_S: tuple[int, ...]
@@ -31,18 +35,20 @@ class Batch:
     width: int
     continuations: tuple[tuple[int, ...], ...] = ()
     together: int | None = None
+    salts: tuple[str, ...] = ()
+    warm: bool = False
 
     def __len__(self) -> int:
         return len(self.sequence_S)
 
     def take(self, rows: Sequence[int]) -> Batch:
         """The same sequences in another composition."""
-        return Batch(
-            tuple(self.sequence_S[r] for r in rows),
-            tuple(self.prompts[r] for r in rows),
-            self.width,
-            tuple(self.continuations[r] for r in rows) if self.continuations else (),
-            self.together,
+        return replace(
+            self,
+            sequence_S=tuple(self.sequence_S[r] for r in rows),
+            prompts=tuple(self.prompts[r] for r in rows),
+            continuations=tuple(self.continuations[r] for r in rows) if self.continuations else (),
+            salts=tuple(self.salts[r] for r in rows) if self.salts else (),
         )
 
     def chunks(self, size: int) -> list[Batch]:

@@ -164,6 +164,7 @@ MOVES = [
     Move("Kernel", "quantization", f"{INFER}/quantization", ABSENT, "w8a8", "retargeted"),
     Move("Kernel", "path", f"{INFER}/path", "prefill", "decode", "retargeted"),
     Move("Kernel", "batch_size", f"{INFER}/batch_size", 32, 16, "retargeted"),
+    Move("Kernel", "prefix_cache", f"{INFER}/prefix_cache", ABSENT, 16, "retargeted"),
     Move("Kernel", "sampling", f"{INFER}/sampling", ABSENT, SAMPLING, "added"),
     Move("Kernel", "mask", f"{INFER}/mask", "own", "replayed", "retargeted"),
     Move("Kernel", "weights_from", f"{INFER}/weights_from", ABSENT, "0a", "retargeted"),

@@ -56,6 +56,7 @@ _KERNEL: Fields = {
     "quantization": other(_OTHER_KERNEL),
     "path": other(_OTHER_KERNEL),
     "batch_size": other("rounding depends on what runs together"),
+    "prefix_cache": other("a cached prefix is read, and not computed"),
     "sampling": Part("train's own transform; without it, the workload's"),
     "mask": other(_OTHER_DRAWS),
     "weights_from": other("other weights"),

@@ -10,5 +10,6 @@ from servanda.engines.faults import (  # noqa: F401 - they register faults
     training,
 )
 from servanda.engines.faults.base import FAULTS, Fault, injected
+from servanda.engines.faults.requests import REQUEST_FAULTS
 
-__all__ = ["FAULTS", "Fault", "injected"]
+__all__ = ["FAULTS", "REQUEST_FAULTS", "Fault", "injected"]

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +140,8 @@ class HTTPEngine:
         self._refuse_sampling(sampling)
         best = best_of(sampling, self.server)
         sequences = self._sequences(batch, sampling, seed, best)
+        if batch.salts and not batch.warm and self.dialect.flush is not None:
+            self.transport.text(self.dialect.flush)
 
         def answer(sequence: SequenceRequest) -> Answer:
             request = self.dialect.draw(sequence, self.server, self.meaning)
@@ -241,6 +244,7 @@ class HTTPEngine:
     ) -> list[SequenceRequest]:
         refuse_misfits(batch, self.describe())
         given = batch.continuations or ((),) * len(batch)
+        salts = batch.salts or (None,) * len(batch)
         return [
             SequenceRequest(
                 prompt=tuple(int(t) for t in prompt),
@@ -250,8 +254,12 @@ class HTTPEngine:
                 given=tuple(int(t) for t in tokens),
                 best=best,
                 record=record,
+                salt=salt,
+                warm=batch.warm,
             )
-            for sequence, prompt, tokens in zip(batch.sequence_S, batch.prompts, given, strict=True)
+            for sequence, prompt, tokens, salt in zip(
+                batch.sequence_S, batch.prompts, given, salts, strict=True
+            )
         ]
 
     def _all(
@@ -315,9 +323,12 @@ def trace_of(
 ) -> Trace:
     """What came back as one trace, with the k top-k tokens; NaN where there are fewer."""
     logp_N = np.array([v for a in answers for v in a.logp], dtype=np.float64)
-    best = padded_best([step for a in answers for step in a.best], k)
+    columns = {"logp": logp_N, **padded_best([step for a in answers for step in a.best], k)}
     lengths, tokens = [len(a.tokens) for a in answers], [t for a in answers for t in a.tokens]
-    return Trace.of(batch, lengths, tokens, {"logp": logp_N, **best}, about)
+    if batch.salts:
+        cached_S = [math.nan if a.cached is None else float(a.cached) for a in answers]
+        columns["cached"] = np.repeat(cached_S, lengths)
+    return Trace.of(batch, lengths, tokens, columns, about)
 
 
 def _address(kernel: Kernel) -> str:

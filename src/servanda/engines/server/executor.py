@@ -43,7 +43,8 @@ class Executor:
         batch = Batch(sequences, prompts, first.width, tuple(j.given or () for j in jobs))
         best = max(j.best or 0 for j in jobs)
         if first.given is None:
-            batch = Batch(sequences, prompts, first.width)
+            salts = tuple(job.salt for job in jobs)
+            batch = Batch(sequences, prompts, first.width, salts=salts, warm=True)
             traces = self._drawn(engine, batch, first.sampling, first.drawn_by, best)
         else:
             trace = engine.score(batch, first.sampling, first.path)
@@ -76,6 +77,7 @@ class Executor:
         job_of = {job.sequence: job for job in jobs}
         logp_N = trace.columns["logp"]
         rank_N = trace.columns.get("rank", np.full(len(logp_N), np.nan))
+        cached_N = trace.columns.get("cached")
         ids_NK, logp_NK = trace.best or (np.zeros((len(logp_N), 0)),) * 2
         ends = trace.length_S.cumsum()
         for sequence, start, end in zip(
@@ -85,7 +87,9 @@ class Executor:
             for n in range(start, end):
                 best = (ids_NK[n, : job.best].tolist(), logp_NK[n, : job.best].tolist())
                 rank = None if np.isnan(rank_N[n]) else int(rank_N[n])
-                tokens.append(self._token(job, int(trace.token_N[n]), float(logp_N[n]), rank, best))
+                token = self._token(job, int(trace.token_N[n]), float(logp_N[n]), rank, best)
+                cached = None if cached_N is None else int(cached_N[n])
+                tokens.append(replace(token, cached=cached))
             yield job, tokens
 
     def _token(
@@ -110,7 +114,7 @@ class Executor:
             if job.speaks:
                 text = stream.after(self._open([token.id]) if why else [token.id])
                 text += stream.rest() if why else ""
-            yield Token(token.id, token.logp, token.rank, token.word, token.best, text, why)
+            yield replace(token, text=text, end=why)
 
     def _why(self, job: Job) -> str:
         ended = job.drawn[-1] in self.description.eos

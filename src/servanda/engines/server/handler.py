@@ -197,6 +197,7 @@ class Handler:
                     prompt, request.max_tokens, request.sampling, sequence, emit, request.given
                 )
                 more: Any = {"best": request.logprobs, "speaks": request.stream}
+                more |= {"salt": request.salt}
                 more |= {"drawn_by": other if request.given is None else None}
                 jobs.append(dataclasses.replace(job, **more))
         return jobs

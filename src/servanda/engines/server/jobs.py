@@ -22,6 +22,7 @@ class Token:
     Args:
         logp: its processed logprob; NaN where the engine gave none.
         rank: how many tokens are likelier; None where no one counted.
+        cached: tokens of the prompt that were read from a cache; None where no one counted.
         word: its text; "" unless logprobs are asked for.
         best: (id, logprob, text) of the top-k tokens, best first.
         text: what a stream says with it.
@@ -35,6 +36,7 @@ class Token:
     best: tuple[tuple[int, float, str], ...] = ()
     text: str = ""
     end: str | None = None
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Job:
         width: new tokens at most.
         given: what is scored, where nothing is drawn, by `path`.
         best: top-k tokens to report of each position; None where no logprob is asked for.
+        salt: of its request; a prompt that is scored reads no cache.
         speaks: whether tokens carry the text that they add.
         drawn_by: a transform that is used and not reported, in test mode.
         aside: whether the engine that stands aside runs it, where there is one, in test mode.
@@ -75,6 +78,7 @@ class Job:
     given: Ids | None = None
     path: Path = "decode"
     best: int | None = None
+    salt: str = ""
     speaks: bool = False
     drawn_by: Sampling | None = None
     aside: bool = False

@@ -20,7 +20,7 @@ _INT64 = 2**63
 _COLDEST = 0.01  # as vLLM: below it, logits over the temperature leave their range
 
 # of no consequence for what is drawn
-_HARMLESS = {"user", "cache_salt", "request_id", "service_tier", "store", "metadata"}
+_HARMLESS = {"user", "request_id", "service_tier", "store", "metadata"}
 _HARMLESS |= {"skip_special_tokens", "spaces_between_special_tokens", "parallel_tool_calls"}
 # field -> the values that change nothing
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -48,6 +48,7 @@ class CompletionRequest:
         max_tokens: None: as many as the context has room for.
         logprobs, prompt_logprobs: top-k tokens of each position; None: no logprobs.
         given: what is decoded instead of draws.
+        salt: only requests of one salt share cached prefixes.
         tools: what the model may call, in a chat.
     """
 
@@ -64,6 +65,7 @@ class CompletionRequest:
     return_token_ids: bool = False
     as_ids: bool = False
     given: tuple[int, ...] | None = None
+    salt: str = ""
     chat: bool = False
     messages: tuple[Any, ...] = ()
     tools: tuple[Any, ...] = ()
@@ -121,6 +123,7 @@ class _Common(_Strict):
     return_tokens_as_token_ids: bool = False
     add_special_tokens: bool = False
     trace_decode_token_ids: list[int] | None = Field(None, min_length=1)
+    cache_salt: str | None = Field(None, min_length=1)
 
     def request(self, **more: Any) -> CompletionRequest:
         given = self.trace_decode_token_ids
@@ -137,6 +140,7 @@ class _Common(_Strict):
             return_token_ids=self.return_token_ids,
             as_ids=self.return_tokens_as_token_ids,
             given=tuple(given) if given is not None else None,
+            salt=self.cache_salt or "",
             **{"prompt_logprobs": self.prompt_logprobs, **more},
         )
 

@@ -69,11 +69,17 @@ def number(logp: float) -> float | None:
     return None if math.isnan(logp) else max(logp, _LEAST)
 
 
-def usage(choices: Sequence[Choice], n: int) -> dict[str, int]:
+def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
     """Of a request's choices, n of each prompt: a prompt counts once."""
     prompt = sum(len(choice.prompt) for choice in choices[::n])
     new = sum(len(choice.tokens) for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new}
+    counts["total_tokens"] = prompt + new
+    cached = [choice.tokens[0].cached for choice in choices if choice.tokens]
+    known = [tokens for tokens in cached if tokens is not None]
+    if known:
+        counts["prompt_tokens_details"] = {"cached_tokens": sum(known)}
+    return counts
 
 
 def token_name(token: int, word: str, as_ids: bool) -> str:

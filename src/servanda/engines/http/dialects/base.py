@@ -84,6 +84,7 @@ class SequenceRequest:
         seed: of this sequence alone.
         best: how many of the most likely tokens are wanted beside the own; 0: none.
         record: whether logprobs are wanted at all.
+        salt, warm: as of `Batch`; without a salt the request is as that of any client.
     """
 
     prompt: Ids
@@ -93,15 +94,22 @@ class SequenceRequest:
     given: Ids = ()
     best: int = 0
     record: bool = True
+    salt: str | None = None
+    warm: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back of one sequence: a logprob and the top-k tokens of each token."""
+    """What came back of one sequence: a logprob and the top-k tokens of each token.
+
+    Args:
+        cached: tokens of the prompt that a cache gave; None where the server does not say.
+    """
 
     tokens: Ids
     logp: tuple[float, ...]
     best: tuple[Best, ...]
+    cached: int | None = None
 
 
 class Dialect(ABC):

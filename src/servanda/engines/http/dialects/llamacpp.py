@@ -116,7 +116,7 @@ class LlamaCpp(Dialect):
             "post_sampling_probs": after and sequence.record,
             "return_tokens": True,
             # a cached prefix was computed in another batch
-            "cache_prompt": False,
+            "cache_prompt": sequence.warm,
         }
 
     def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
@@ -142,7 +142,9 @@ class LlamaCpp(Dialect):
             logp.append(value)
             pairs_of_best = likeliest(pairs, token, value, k, step, few=after)
             best.append(pairs_of_best if sequence.best else ())
-        return Answer(tokens, tuple(logp), tuple(best))
+        timings = reply.get("timings") if sequence.salt else None
+        cached = timings.get("cache_n") if timings is not None else None
+        return Answer(tokens, tuple(logp), tuple(best), cached and cached.whole())
 
     def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         raise MeasurementError(

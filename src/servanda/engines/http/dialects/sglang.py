@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from servanda.contract.identity import DEFAULT
@@ -135,6 +136,9 @@ class SGLang(Dialect):
         why = meta["finish_reason"]
         complete(reply, tokens, sequence.width, why["type"].text())
         answer = _steps(meta, "output", tokens, sequence, server, 0)
+        cached = meta.get("cached_tokens") if sequence.salt else None
+        if cached is not None:
+            answer = replace(answer, cached=cached.whole())
         matched = why.get("matched")
         if matched is not None and isinstance(matched.value, int):
             answer = with_end(answer, matched.token(server.vocab_size), sequence.width)

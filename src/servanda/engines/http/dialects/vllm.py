@@ -122,7 +122,8 @@ class VLLM(Dialect):
         return None
 
     def draw(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request:
-        return openai_token_ids.request(sequence, server)
+        more = {} if sequence.salt is None else {"cache_salt": sequence.salt}
+        return openai_token_ids.request(sequence, server, **more)
 
     def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
         choice = openai_token_ids.only_choice(reply)
@@ -133,7 +134,10 @@ class VLLM(Dialect):
         reason = choice.get("stop_reason")
         if reason is not None and isinstance(reason.value, int):
             answer = with_end(answer, reason.token(server.vocab_size), sequence.width)
-        return answer
+        # vLLM says it where it was started with --enable-prompt-tokens-details
+        details = reply["usage"].get("prompt_tokens_details") if sequence.salt else None
+        cached = details.get("cached_tokens") if details is not None else None
+        return answer if cached is None else replace(answer, cached=cached.whole())
 
     def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         if path == "decode":

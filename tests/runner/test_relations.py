@@ -1,0 +1,323 @@
+# `servanda relations` on real servers: what is broken is found, and made small; what is not, holds.
+
+import itertools
+import json
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from servanda.cli.main import main
+from servanda.contract.model import Kernel
+from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, Server
+from servanda.engines.http.dialects.llamacpp import LlamaCpp
+from servanda.engines.http.dialects.vllm import VLLM
+from servanda.engines.table import TableEngine
+from servanda.runner.relations.exchangeability import exchangeability
+from servanda.runner.relations.judge import Judge, Pair
+from servanda.runner.relations.observation import Observation, difference, features
+from servanda.runner.relations.relation import RELATIONS
+from servanda.runner.relations.shrink import shrink
+from servanda.runner.relations.subject import Request
+from tests.engines.serving import live, table_engine
+
+SMALL = ("--longest", "17", "--requests", "2", "--max-new-tokens", "3", "--quiet")
+BITS = ("--only", "replay", "--only", "company", "--only", "cache", "--only", "order")
+ROUNDING = ("--limit", "1e-4")
+
+
+def relations(*words):
+    return CliRunner().invoke(main, ["relations", *map(str, words)])
+
+
+def found(url, *words):
+    """Exit code, and each relation of the JSON by its name."""
+    done = relations(url, *SMALL, "--format", "json", *words)
+    assert done.stdout.startswith("{"), done.output
+    return done.exit_code, {r["relation"]: r for r in json.loads(done.stdout)["relations"]}
+
+
+def model(options="", **how):
+    pytest.importorskip("torch")
+    from tests.runner.relation_servers import served
+
+    return served(options, **how)
+
+
+def texts():
+    from tests.runner.relation_servers import checkpoint
+
+    return "--prompts", checkpoint() / "prompts.jsonl"
+
+
+# fault -> the relation that finds it, tokens of the smallest request, and of those beside it
+FAULTS = {
+    ",prefix_cache=8,fault=prefix_hit:offset": ("cache", 9, [8]),
+    ",prefix_cache=8,fault=prefix_hit:context": ("cache", 17, [8, 16]),
+    ",fault=batch_dependent:0.01": ("company", 1, [1]),
+    ",fault=lost_block:8": ("length", 8, []),
+    ",fault=kv_cache_int8:token": ("prefill", 1, []),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_by_its_relation_and_made_as_small_as_it_gets(fault):
+    name, tokens, beside = FAULTS[fault]
+    with model(fault, wait_s=0.3 if name == "company" else 0.0) as url:
+        code, seen = found(f"{url},batch_size=2", *ROUNDING, *texts(), "--only", name)
+        one = seen[name]
+        example = one["example"]
+
+        assert (code, one["outcome"]) == (1, "violated")
+        assert one["largest_nats"] > 1e-3
+        assert len(example["prompt_ids"]) == tokens
+        assert len(example["others"]) == len(beside)
+        if name != "company":  # which requests a server runs together is a race
+            assert sorted(map(len, example["others"])) == beside
+        assert example["max_new_tokens"] == 1 and one["position"] == (name == "length")
+        again = relations(*shlex.split(example["command"])[2:], "--quiet")
+        assert again.exit_code == 1 and f"✗ {name}" in again.stdout
+
+
+@pytest.mark.parametrize("options", ["", ",prefix_cache=8"])
+def test_a_healthy_server_holds_beyond_rounding(options):
+    with model(options) as url:
+        code, seen = found(f"{url},batch_size=2", *ROUNDING, *texts())
+
+    cache = seen["cache"]
+    assert code == 0, seen
+    assert {r["outcome"] for r in seen.values()} == {"holds", "untestable"}
+    assert cache["outcome"] == ("holds" if options else "untestable")
+
+
+def test_a_server_that_runs_each_request_by_itself_is_equal_bit_for_bit():
+    with model(",prefix_cache=8") as url:
+        code, seen = found(f"{url},batch_size=2", *BITS, *texts())
+
+    assert code == 0, seen
+    assert {(r["outcome"], r["largest_nats"]) for r in seen.values()} == {("holds", 0.0)}
+
+
+class Noisy(TableEngine):
+    """Logprobs move by a random amount each time, and in company by more."""
+
+    company = 0.0
+
+    def steps(self, batch, sampling, seed, best=0):
+        rng = np.random.default_rng()
+        for step in super().steps(batch, sampling, seed, best):
+            moved = rng.normal(0, 1e-3, len(step.token_N)) + self.company * (len(batch) > 1)
+            yield replace(step, columns={**step.columns, "logp": step.columns["logp"] + moved})
+
+
+class Crowded(Noisy):
+    company = 5e-3
+
+
+@pytest.mark.parametrize(("kind", "outcome"), [(Noisy, "inconclusive"), (Crowded, "violated")])
+def test_a_kernel_whose_replays_differ_is_tested_and_not_compared_with_a_threshold(
+    tmp_path, kind, outcome
+):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [0, 1]}\n')
+    with live(table_engine(tmp_path, cls=kind), wait_s=0.1, max_batch=2) as (client, _):
+        url = f"{client.base_url},batch_size=2"
+        names = ("--only", "replay", "--only", "company", "--prompts", prompts)
+        code, seen = found(url, *names)
+        loose, wide = found(url, *names, "--limit", "0.05")
+
+    assert code == 1 and seen["replay"]["outcome"] == "violated"
+    assert seen["company"]["outcome"] == outcome
+    assert (seen["company"]["p_value"] <= seen["company"]["alpha"]) == (outcome == "violated")
+    assert loose == 0 and wide["company"]["outcome"] == "holds"
+
+
+def test_draws_against_other_probabilities_than_are_reported_are_rejected(tmp_path):
+    from servanda.engines.faults import FAULTS as CATALOGUE
+
+    cold = CATALOGUE["undisclosed_temperature"].inject(TableEngine, 0.2)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [0, 1]}\n')
+    words = ("--only", "draws", "--prompts", prompts, "--max-new-tokens", "8")
+    with live(table_engine(tmp_path, cls=cold)) as (client, _):
+        bad, broken = found(str(client.base_url), *words)
+    with live(table_engine(tmp_path)) as (client, _):
+        good, healthy = found(str(client.base_url), *words)
+
+    assert (bad, broken["draws"]["outcome"]) == (1, "violated")
+    assert (good, healthy["draws"]["outcome"]) == (0, "holds")
+
+
+def test_the_cache_is_not_said_to_hold_where_no_one_saw_a_hit():
+    cache = RELATIONS["cache"]
+    silent, cold, hit = (Observation((1,), ({1: -1.0},), cached) for cached in (None, 0, 16))
+
+    assert [cache.unseen([one])[0] for one in (silent, cold, hit)] == [
+        "inconclusive",
+        "untestable",
+        "",
+    ]
+
+
+def test_a_command_that_updates_a_server_is_run_between_before_and_after():
+    with model(",prefix_cache=8") as url:
+        words = (f"{url},batch_size=2", *SMALL, *texts(), "--only", "update")
+        held, failed = (relations(*words, "--update", one) for one in ("true", "exit 3"))
+        absent = relations(*words)
+
+    assert held.exit_code == 0 and "✓ update" in held.stdout
+    assert failed.exit_code == 4 and "--update ended with 3" in failed.stderr
+    assert absent.exit_code == 3 and "– update   not testable: name the command" in absent.stdout
+
+
+# requests
+
+
+def test_a_request_says_to_servers_what_may_be_read_from_a_cache():
+    """Each in its own words, and an ordinary request as before."""
+    plain = SequenceRequest((1, 2), 1, NEUTRAL, 0)
+    salted = replace(plain, salt="s", warm=True)
+    vllm, llama = (
+        [kind().draw(one, Server("m"), "raw")[1] for one in (plain, salted)]
+        for kind in (VLLM, LlamaCpp)
+    )
+
+    assert "cache_salt" not in vllm[0] and vllm[1]["cache_salt"] == "s"
+    assert [body["cache_prompt"] for body in llama] == [False, True]
+
+
+# comparison
+
+
+def seen(*tokens_and_logps):
+    return Observation(
+        tuple(token for token, _ in tokens_and_logps), tuple(logp for _, logp in tokens_and_logps)
+    )
+
+
+def test_two_answers_are_compared_up_to_the_first_token_that_differs():
+    a = seen((1, {1: -1.0}), (2, {2: -2.0, 3: -0.5}), (4, {4: -9.0}))
+    b = seen((1, {1: -1.0}), (3, {2: -2.5, 3: -0.75}), (4, {4: -1.0}))
+    same = seen((1, {1: -1.0}), (3, {2: -2.0, 3: -0.5}), (4, {4: -1.0}))
+
+    d = difference(a, b)
+    assert (d.positions, d.largest, d.at, d.other_token) == (2, 0.5, 1, None)
+    draw = difference(a, same)
+    assert (draw.at, draw.other_token) == (None, 1)
+    assert draw.exceeds(0, draws=True) and not draw.exceeds(0, draws=False)
+    assert d.exceeds(0.4, draws=True) and not d.exceeds(0.5, draws=True)
+
+
+def test_lists_of_unlike_tokens_differ_by_what_they_leave_out():
+    """Token 1 has -0.1 in one list; in the other it has at most the least of the list, -1.5."""
+    a = seen((1, {1: -0.1, 2: -0.9}))
+    b = seen((9, {7: -0.5, 8: -1.5, 9: -6.0}))  # 9 was drawn, and may stand beside the list
+
+    assert difference(a, b).largest == pytest.approx(1.4)
+    assert difference(b, a).largest == pytest.approx(1.4)
+
+
+def test_answers_that_cannot_be_compared_are_no_agreement():
+    pair = Pair(
+        Request((1,), 2), seen((1, {1: -1.0}), (2, {2: -1.0})), seen((1, {1: -1.0}), (3, {3: -1.0}))
+    )
+    loose = Judge(None, 0.1, 0.05).compared(RELATIONS["replay"], [pair])
+    strict = Judge(None, 0.0, 0.05).compared(RELATIONS["replay"], [pair], small=False)
+
+    assert (loose.outcome, strict.outcome) == ("inconclusive", "violated")
+
+
+def test_a_logprob_that_is_no_number_is_no_agreement():
+    nan = seen((1, {1: float("nan")}), (2, {2: -1.0}))
+    pair = Pair(Request((1,), 2), nan, nan)
+    answer = Judge(None, 0.0, 0.05).compared(RELATIONS["replay"], [pair])
+
+    assert answer.outcome == "inconclusive" and "1 tokens have no usable logprob" in answer.answer
+
+
+def test_features_do_not_depend_on_which_run_is_first():
+    runs = [
+        seen((1, {1: -1.0, 5: -3.0}), (2, {2: -2.0})),
+        seen((1, {1: -1.5}), (3, {2: -2.5, 3: -1.0})),
+        seen((1, {1: -1.2}), (2, {2: -2.2})),
+    ]
+    whole = features(runs)
+
+    assert whole.tolist() == [[-1.0, -2.0], [-1.5, -2.5], [-1.2, -2.2]]
+    for order in itertools.permutations(range(3)):
+        assert features([runs[i] for i in order]).tolist() == whole[list(order)].tolist()
+
+
+def test_the_smallest_counterexample_is_the_smallest():
+    """What fails: both 7 and 9 in the prompt in this order, and a 3 in some other request."""
+
+    def fails(request):
+        prompt = [t for t in request.prompt if t in (7, 9)]
+        return prompt == [7, 9] and any(3 in other for other in request.others)
+
+    others = ((1, 2), (1, 1, 3, 1, 1, 1), (5,) * 9)
+    large = Request((0, 0, 7, 1, 9, 4, 4, 4, 4, 4, 4), 6, others)
+
+    small = shrink(RELATIONS["company"], large, fails)
+
+    assert small == Request((7, 1, 9), 1, ((1, 1, 3),))
+
+
+# the test
+
+
+def exact(runs_K):
+    """The p-value over every labelling of every request."""
+
+    def statistic(chosen_K):
+        total = 0.0
+        for runs_RF, chosen in zip(runs_K, chosen_K, strict=True):
+            rest = [r for r in range(len(runs_RF)) if r not in chosen]
+            center = runs_RF - np.median(runs_RF, axis=0)
+            spread = np.abs(center).mean(axis=0)
+            gap = np.abs(runs_RF[list(chosen)].mean(axis=0) - runs_RF[rest].mean(axis=0))
+            total += sum(g / s for g, s in zip(gap, spread, strict=True) if s)
+        return total
+
+    labels = [[*itertools.combinations(range(len(r)), len(r) // 2)] for r in runs_K]
+    true = statistic([tuple(range(len(r) // 2)) for r in runs_K])
+    values = [statistic(chosen) for chosen in itertools.product(*labels)]
+    return np.mean([value >= true - 1e-9 for value in values])
+
+
+@pytest.mark.parametrize("moved", [0.0, 1.0, 3.0])
+def test_the_p_value_is_that_of_all_labellings(moved):
+    rng = np.random.default_rng(3)
+    runs_K = [rng.normal(size=(4, 2)) + moved * (np.arange(4) < 2)[:, None] for _ in range(3)]
+
+    assert exchangeability(runs_K, rounds=19_999) == pytest.approx(exact(runs_K), abs=0.015)
+
+
+def test_runs_without_any_difference_reject_in_at_most_alpha():
+    rng = np.random.default_rng(4)
+    p = [exchangeability([rng.normal(size=(8, 3))], seed=i, rounds=199) for i in range(400)]
+
+    for alpha in (0.02, 0.1, 0.3):  # three standard errors
+        assert np.mean([one <= alpha for one in p]) <= alpha + 3 * (alpha / 400) ** 0.5
+
+
+# the command line
+
+
+def test_what_cannot_be_read_is_refused_with_its_place(tmp_path):
+    bad = relations("table:none.json", "--prompt-ids", "1,x")
+    side = relations("table:none.json", "--side", "infer")
+
+    assert bad.exit_code == 2 and "'1,x' is no list of token ids: write 5,17,8" in bad.stderr
+    assert side.exit_code == 2 and "--side names a side of a contract" in side.stderr
+
+
+def test_an_engine_without_a_prefix_cache_refuses_the_key(tmp_path):
+    from servanda.engines import open_engine
+    from servanda.errors import MeasurementError
+
+    with pytest.raises(MeasurementError, match="has no prefix cache of its own here") as error:
+        open_engine(Kernel(engine="table", model="none.json", prefix_cache=16))
+    assert "remove the key prefix_cache" in str(error.value)
