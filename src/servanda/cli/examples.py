@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         _SIDES,
         "http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts prompts.jsonl --plan",
     ),
+    "bisect": (_SIDES, f"{_SIDES} --path decode --format html > bisect.html"),
     "preflight": ("my_drill.py:trainee", "--trl train.py --format json"),
     "watch": ("logs/rollouts", "runs/monitor.jsonl --every 30s"),
     "promote": ("my.kernelcontract.yaml", "my.kernelcontract.yaml --log served.jsonl --every 1m"),
