@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
 from servanda.cli.progress import watching
+from servanda.cli.referee_text import third_lines
 from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.cli.verdict_text import next_step, show_verdict
@@ -24,6 +26,7 @@ from servanda.runner.compare.contract import (
     prepare,
 )
 from servanda.runner.compare.surface.difference import conclusion
+from servanda.runner.compare.third_scorer import pair_score
 from servanda.runner.probe import Engines
 from servanda.runner.ray_engines import engines_on
 
@@ -85,7 +88,7 @@ def compare_command(
         if format_ == "json":
             show_json({"outcome": "violated", "surface": differences})
         sys.exit(_VIOLATED)
-    verdict = None
+    verdict = third = None
     with engines_on(on, actors) as open_, Engines(open_) as engines, watching(quiet) as watch:
         comparison = prepare(request, engines)
         if not plan:
@@ -95,6 +98,8 @@ def compare_command(
         if not plan:
             say(f"cost      {cost_line(cost)}", "")
             verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
+            if request.referee is not None and verdict.sequences:
+                third = pair_score(comparison.folder, verdict, open_, watch=watch)
     if verdict is None:
         if format_ == "json":
             show_json(plan_data(size, cost), err=str(save) == DASH)
@@ -103,8 +108,13 @@ def compare_command(
             show("\n".join(lines), err=aside)
         _save(comparison, save)
         return
+    scored = () if third is None else (*third_lines(third, "A", "B"),)
     if format_ == "text":
-        show_verdict(verdict, *next_step(verdict, comparison.folder), err=str(save) == DASH)
+        more = (*next_step(verdict, comparison.folder), *scored)
+        show_verdict(verdict, *more, err=str(save) == DASH)
+    elif format_ == "json" and third is not None:
+        data = json.loads(FORMATS["json"](verdict))
+        show_json({**data, "referee": third}, err=str(save) == DASH)
     else:
         show(FORMATS[format_](verdict), err=str(save) == DASH)
     _save(comparison, save)
