@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from servanda.report.format import count, number, percent
 from servanda.report.table import table
+from servanda.runner.bisect.builds import Search
 from servanda.runner.bisect.modules import Module, ModuleBisection
 
 HEADS = ("module", "class", "local error", "its noise", "error in B", "explains")
@@ -108,3 +109,47 @@ def module_lines(found: ModuleBisection) -> Iterator[str]:
     if len(ranked) > _ROWS:
         yield f"and {len(ranked) - _ROWS} more that differ; --format json or html has all"
     yield "local error: on the inputs of A.  error in B: in a run of B, with errors before it."
+
+
+# builds and settings
+
+
+def search_lines(found: Search) -> Iterator[str]:
+    """The answer, how sure it is, and what each probe said."""
+    probes = found.probes
+    size = f"{found.of:,} {found.kind}, {count(len(probes), 'probe')}"
+    yield f"bisect    {size}{_tokens(found.tokens)}"
+    if found.kind == "settings":
+        yield f"cause     {' '.join(found.bad)}"
+        if found.unsure:
+            yield f"unsure    may be needless, for without it nothing was decided: {_all(found)}"
+    else:
+        yield f"first bad {found.bad[0]}"
+        yield f"last good {found.good}"
+        if found.unsure:
+            yield f"unsure    the first bad one may be one that was skipped: {_all(found)}"
+    yield f"error     {_error(found)}"
+    yield ""
+    rows = [("probe", "outcome", "tokens", "α", "")]
+    for probe in probes:
+        tokens = "" if probe.tokens is None else f"{probe.tokens:,}"
+        alpha = "" if probe.alpha is None else number(probe.alpha)
+        rows.append((probe.what, probe.outcome, tokens, alpha, probe.why))
+    yield from table(rows, right={2, 3}, widest=60)
+
+
+def _tokens(tokens: int | None) -> str:
+    return "" if tokens is None else f", {count(tokens, 'token')}"
+
+
+def _all(found: Search) -> str:
+    return ", ".join(found.unsure)
+
+
+def _error(found: Search) -> str:
+    if found.alpha is None:
+        return "as sure as the command: each probe adds the probability that its exit code is wrong"
+    sure = f"wrong with probability at most {percent(found.alpha)}, over all probes together"
+    if found.kind == "settings":
+        return sure
+    return f"{sure}, if all {found.kind} are good up to one and bad from there"

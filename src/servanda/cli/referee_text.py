@@ -1,12 +1,12 @@
-# What a third scorer says of two sides, as lines of text.
+# The answer of a third scorer about two sides, as lines of text.
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from servanda.judgement.side_distance import CAP, SideDistance
 from servanda.report.format import count, number, percent
+from servanda.runner.compare.side_distance import CAP, SideDistance
 
 _WORST = 3  # slices that are named
 

@@ -11,10 +11,10 @@ from servanda.cli.main import main
 from servanda.contract.model import Kernel
 from servanda.engines.faults import FAULTS
 from servanda.engines.transformers import TransformersEngine
-from servanda.judgement.side_distance import CAP, side_distances
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.third_scorer import chosen
 from servanda.runner.batch_invariance import PLAIN
+from servanda.runner.compare.side_distance import CAP, side_distances
 from servanda.traces.trace import Batch
 from tests.rl.dumps import made
 from tests.trainers import MODELS

@@ -12,12 +12,12 @@ from servanda.contract.model import Path
 from servanda.engines import engine_names
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError
-from servanda.judgement.side_distance import SideDistance, side_distances
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.judge import DumpVerdict, selected_dump
 from servanda.rl.dumps.token_fields import PairFields
+from servanda.runner.compare.side_distance import SideDistance, side_distances
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.round_files import in_order

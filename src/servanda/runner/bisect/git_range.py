@@ -1,4 +1,4 @@
-# The commits of a range, each checked out in a folder of its own: the user's checkout stays as it is.
+# The commits of a range, checked out in a temporary folder: the user's checkout stays as it is.
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Path
@@ -22,19 +21,17 @@ from servanda.engines import engine_names, open_engine
 from servanda.engines.base import AROUND
 from servanda.errors import ContractError, Where
 from servanda.runner.batch_invariance import PLAIN
+from servanda.runner.bisect.tensor_errors import BEYOND, Rows, TensorErrors, kl_of, tensor_name
 from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.probe import encoded
-from servanda.theory.divergence.base import LogitRows
-from servanda.theory.divergence.kl import kl_exact
 from servanda.traces.trace import Batch
 
 if TYPE_CHECKING:
-    from servanda.engines.transformers_modules import Key, Recording
+    from servanda.engines.transformers_modules import Key
 
 TOGETHER = 8  # sequences whose tensors are in memory at a time
-BEYOND = 2.0  # times its own noise: what differs by more differs
 _NAMED = 0.9  # share of the divergence that named modules explain together
 _OTHERS = (
     "modules are swapped between two kernels of transformers, such as "
@@ -42,8 +39,6 @@ _OTHERS = (
 )
 _FEW = 8  # modules of several kinds that are still a cause
 _ALONE = 32  # most modules that are swapped one by one
-
-Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,7 @@ def bisect_modules(
     """
     classes = _classes(a, b)
     chunks = batch.chunks(min(TOGETHER, a.kernel.batch_size, b.kernel.batch_size))
-    found = _Found()
+    found = TensorErrors()
     for number, chunk in enumerate(chunks):
         watch(Progress("running the modules", number, len(chunks)))
         found.add(a, b, chunk, path)
@@ -198,107 +193,7 @@ def _classes(a: Any, b: Any) -> dict[str, str]:
     return {AROUND: "engine"} | {n: kind for n, kind in sides[1].items() if n in sides[0]}
 
 
-class _Found:
-    """The errors of all chunks."""
-
-    def __init__(self) -> None:
-        self.local: dict[Key, float] = {}
-        self.run: dict[str, float] = {}
-        self.noise: dict[Key, float] = {}
-        self.order: dict[Key, None] = {}
-        self.logits: list[Rows] = []
-        self.kl = self.floor = 0.0
-        self.n = self.floor_n = 0
-
-    @property
-    def mean_kl(self) -> float:
-        return self.kl / max(self.n, 1)
-
-    @property
-    def mean_floor(self) -> float:
-        return self.floor / max(self.floor_n, 1)
-
-    def beyond(self, key: Key) -> bool:
-        return self.local[key] > BEYOND * self.noise.get(key, 0.0)
-
-    @property
-    def first(self) -> tuple[str, str] | None:
-        """The module and the tensor."""
-        for key in self.order:
-            if key in self.local and self.beyond(key):
-                return key.owner, _tensor(key)
-        return None
-
-    def add(self, a: Any, b: Any, chunk: Batch, path: Path) -> None:
-        from servanda.engines.transformers_modules import errors, record
-
-        of_a, of_b = record(a, chunk, path), record(b, chunk, path)
-        at_a = record(b, chunk, path, given=of_a)
-        self.order |= dict.fromkeys(at_a.tensors)
-        _raise(self.local, errors(of_a, at_a))
-        outputs = {k: e for k, e in errors(of_a, of_b).items() if k.kind == "output"}
-        _raise(self.run, {key.module: 0.0 for key in outputs})
-        for key, error in outputs.items():
-            _raise(self.run, {key.module: error})
-        self.kl += float(_kl(of_a.logits_NV, of_b.logits_NV).sum())
-        self.n += len(of_a.logits_NV)
-        self.logits.append(of_a.logits_NV)
-        for rows in _parts(chunk):
-            self.rebatched(a, b, chunk, path, rows, of_a, at_a)
-
-    def rebatched(
-        self,
-        a: Any,
-        b: Any,
-        chunk: Batch,
-        path: Path,
-        rows: Sequence[int],
-        of_a: Recording,
-        at_a: Recording,
-    ) -> None:
-        """The noise: what each side computes on the same inputs in another batch."""
-        from servanda.engines.transformers_modules import errors, record, with_rows
-
-        part, given = with_rows(chunk, rows), of_a.take(rows)
-        for engine, before in ((a, given), (b, at_a.take(rows))):
-            again = record(engine, part, path, given=given)
-            # inf: a tensor that does not split into rows, so its noise is not known
-            finite = {k: e for k, e in errors(before, again).items() if math.isfinite(e)}
-            _raise(self.noise, finite)
-        sizes = [len(given) for given in chunk.continuations]
-        ends = np.cumsum(sizes)
-        at_N = np.concatenate([np.arange(ends[r] - sizes[r], ends[r]) for r in rows])
-        free = np.concatenate([*a.logits(part, path)])
-        self.floor += float(_kl(of_a.logits_NV[at_N], free).sum())
-        self.floor_n += len(at_N)
-
-
-def _raise(most: dict[Any, float], found: dict[Any, float]) -> None:
-    for key, error in found.items():
-        most[key] = max(error, most.get(key, 0.0))
-
-
-def _parts(chunk: Batch) -> Iterator[list[int]]:
-    """Halves of a chunk, each with its longest prompt, which decides the width of both."""
-    longest = max(range(len(chunk)), key=lambda row: len(chunk.prompts[row]))
-    others = [row for row in range(len(chunk)) if row != longest]
-    if not others:
-        yield [longest]
-        return
-    middle = (len(others) + 1) // 2
-    for half in (others[:middle], others[middle:]):
-        if half:
-            yield sorted([longest, *half])
-
-
-def _tensor(key: Key) -> str:
-    if key.kind == "output":
-        return f"output.{key.name}" if key.name else "output"
-    inner = key.module.removeprefix(f"{key.owner}.") if key.owner else key.module
-    return f"{inner}.{key.name}" if inner else key.name
-
-
-def _modules(found: _Found, classes: dict[str, str]) -> Iterator[Module]:
+def _modules(found: TensorErrors, classes: dict[str, str]) -> Iterator[Module]:
     """In the order in which they are done; only those that ran on both sides."""
     worst: dict[str, Key] = {}
     done: dict[str, None] = {}
@@ -314,7 +209,7 @@ def _modules(found: _Found, classes: dict[str, str]) -> Iterator[Module]:
         yield Module(
             name=name,
             kind=classes.get(name, ""),
-            tensor="" if key is None else _tensor(key),
+            tensor="" if key is None else tensor_name(key),
             error=math.nan if key is None else found.local[key],
             noise=0.0 if key is None else found.noise.get(key, 0.0),
             run_error=found.run.get(name, math.nan),
@@ -325,10 +220,6 @@ def _modules(found: _Found, classes: dict[str, str]) -> Iterator[Module]:
 
 def _shared(row: Module, shares: dict[str, float]) -> Module:
     return replace(row, share=shares.get(row.name))
-
-
-def _kl(a_NV: Rows, b_NV: Rows) -> NDArray[np.float64]:
-    return kl_exact(LogitRows(a_NV, b_NV))
 
 
 def _explained(
@@ -345,7 +236,7 @@ def _explained(
 
     left, n = 0.0, 0
     for chunk, of_a in zip(chunks, logits, strict=True):
-        left += float(_kl(of_a, swapped(a, b, names, chunk, path)).sum())
+        left += float(kl_of(of_a, swapped(a, b, names, chunk, path)).sum())
         n += len(of_a)
     return 1 - left / n / kl
 

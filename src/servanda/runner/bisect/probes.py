@@ -55,25 +55,30 @@ class Prober:
     watch: Watch = unwatched
     probes: list[Probe] = field(default_factory=list)
 
-    def judge(self, what: str, value: str, environment: Mapping[str, str]) -> Outcome:
+    def judge(
+        self, what: str, value: str, environment: Mapping[str, str], flags: str | None = None
+    ) -> Outcome:
         """The outcome of one state.
 
         Args:
             what: its name; value: what takes the place of {}.
+            flags: what takes the place of {} in the command, as words of a shell; None: the value.
 
         Raises:
             ContractError: a command that cannot be run, or says that it was called wrongly.
         """
         env = {**os.environ, **environment, "SERVANDA_BUILD": value}
-        if self.options is None:
-            probe = self._by_exit_code(what, value, env)
+        words = shlex.quote(value) if flags is None else flags
+        line = None if self.command is None else self.command.replace(PLACE, words)
+        if self.options is not None:
+            probe = self._by_comparison(what, value, line, env, self.options)
         else:
-            probe = self._by_comparison(what, value, env, self.options)
+            assert line is not None  # refused before
+            probe = self._by_exit_code(what, line, env)
         self.probes.append(probe)
         return probe.outcome
 
-    def _by_exit_code(self, what: str, value: str, env: Mapping[str, str]) -> Probe:
-        line = self._line(value)
+    def _by_exit_code(self, what: str, line: str, env: Mapping[str, str]) -> Probe:
         done = subprocess.run(
             line, shell=True, cwd=self.folder, env=env, stdout=subprocess.PIPE, check=False
         )
@@ -84,7 +89,7 @@ class Prober:
         return Probe(what, "bad" if done.returncode else "good", tokens)
 
     def _by_comparison(
-        self, what: str, value: str, env: Mapping[str, str], options: Options
+        self, what: str, value: str, line: str | None, env: Mapping[str, str], options: Options
     ) -> Probe:
         number = len(self.probes) + 1
         alpha = ALPHA / (number * (number + 1))
@@ -97,7 +102,7 @@ class Prober:
                 run_dir=Path(place) / "run",
             )
             try:
-                with self._prepared(asked.b, value, env), Engines(spawn) as engines:
+                with self._prepared(asked.b, line, env), Engines(spawn) as engines:
                     comparison = prepare(asked, engines)
                     verdict = compare(comparison, engines, watch=self.watch)
             except MeasurementError as error:
@@ -107,13 +112,12 @@ class Prober:
         return Probe(what, outcome, verdict.tokens, alpha, why)
 
     @contextmanager
-    def _prepared(self, kernel: str, value: str, env: Mapping[str, str]) -> Iterator[None]:
+    def _prepared(self, kernel: str, line: str | None, env: Mapping[str, str]) -> Iterator[None]:
         """The command as a server for as long as B is measured, or done before."""
         url = parse_kernel(kernel, engines=engine_names(), name="B").url
-        if self.command is None:
+        if line is None:
             yield
             return
-        line = self._line(value)
         if url is None:
             done = subprocess.run(
                 line, shell=True, cwd=self.folder, env=env, stdout=subprocess.DEVNULL, check=False
@@ -138,10 +142,6 @@ class Prober:
             yield
         finally:
             _end(process)
-
-    def _line(self, value: str) -> str:
-        assert self.command is not None
-        return self.command.replace(PLACE, value)
 
 
 def _refuse_code(code: int, line: str) -> None:

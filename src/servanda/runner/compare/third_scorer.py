@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from servanda.contract.kernel_string import shown
 from servanda.errors import MeasurementError
 from servanda.judgement.evidence import Round, round_view
 from servanda.judgement.plan import Plan
-from servanda.judgement.side_distance import SideDistance, side_distances
 from servanda.judgement.verdict import Verdict
+from servanda.runner.compare.side_distance import SideDistance, side_distances
 from servanda.runner.finished_run import reread_as_measured
 from servanda.runner.measurement import Open, Progress, Watch, unwatched
 from servanda.runner.probe import encoded
@@ -66,7 +65,7 @@ def pair_score(
     finally:
         engine.close()
     confidence = plan.contract.confidence
-    columns = [np.concatenate([part[i] for part in parts]) for i in range(3)]
+    a_N, b_N, referee_N = (np.concatenate([part[i] for part in parts]) for i in range(3))
     names = [*dict.fromkeys(name for part in parts for name in part[3])]
     slices = {
         name: np.concatenate([part[3].get(name, np.zeros(len(part[0]), bool)) for part in parts])
@@ -77,7 +76,7 @@ def pair_score(
         rows,
         sum(len(measured.units) for measured in rounds),
         confidence,
-        side_distances(*columns, slices, 1 - confidence),
+        side_distances(a_N, b_N, referee_N, slices, 1 - confidence),
     )
 
 
@@ -121,7 +120,7 @@ def _on_tokens(scored: Trace, drawn: Trace) -> Any:
     return logp_N
 
 
-def _starts(sequence_S: Sequence[int], length_S: Any) -> dict[int, tuple[int, int]]:
+def _starts(sequence_S: Any, length_S: Any) -> dict[int, tuple[int, int]]:
     starts = (np.cumsum(length_S) - length_S).tolist()
     return {
         int(s): (start, int(n)) for s, start, n in zip(sequence_S, starts, length_S, strict=True)
