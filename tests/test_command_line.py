@@ -162,6 +162,8 @@ DIFFERS = {
     ("--log", "multiple"): "`serve` writes one log; the others read as many as there are",
     ("--ledger", "envvar"): "an audit writes a ledger only where its own call names one",
     ("-o", "type"): "a pack is no text, so it cannot be printed",
+    ("--run", "help"): "a bisection runs a command, as `git bisect run` does; a ledger has runs",
+    ("--run", "metavar"): "a bisection runs a command; a ledger has runs",
     ("--served", "help"): "the name that a server gives, and the one that servers are asked for",
     ("--webhook", "help"): "a watch tells alerts and the others decisions",
     ("--webhook", "multiple"): "a watch takes one",
@@ -256,6 +258,7 @@ PRINTS = {
 }
 # command -> where its JSON is read
 PRINTS_ELSEWHERE = {
+    "bisect": "runner/bisect/test_modules.py",
     "contract calibrate": "authoring/test_calibrate.py",
     "contract test": "authoring/contract_test/test_cli.py",
     "preflight": "rl/sync_drill/test_cli.py",

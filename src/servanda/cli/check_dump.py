@@ -61,9 +61,9 @@ def _steps(text: str) -> tuple[int | None, int | None]:
     type=click.IntRange(1),
     default=64,
     show_default=True,
-    help="Rows of the dump that the referee scores, drawn at random.",
+    help="Rows of the dump that --referee scores, drawn at random.",
 )
-@shared("--temperature", default=1.0, help="At which the referee scores.")
+@shared("--temperature", default=1.0, help="Of --referee.")
 @click.option(
     "--jobs",
     type=click.IntRange(1),

@@ -36,7 +36,7 @@ def third_lines(found: ThirdAnswer, train: str, infer: str) -> Iterator[str]:
     whole, *slices = found.slices
     missing = f", {whole.missing:,} without a logprob" if whole.missing else ""
     yield (
-        f"referee   {found.referee}, on {count(whole.tokens, 'token')} of {found.rows:,} of "
+        f"scorer    {found.referee}, on {count(whole.tokens, 'token')} of {found.rows:,} of "
         f"{count(found.of, 'row')}{missing}"
     )
     yield f"          {_sentence(whole, names)}"

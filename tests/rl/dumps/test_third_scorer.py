@@ -92,7 +92,7 @@ def test_a_referee_has_the_weights_of_one_step(tmp_path, healthy):
     path = dump(tmp_path, healthy, healthy, steps=(3, 4))
     done = servanda("check", path, "--referee", REFEREE)
     assert done.exit_code == 2
-    assert "the dump has 2 steps, and a referee has the weights of one" in done.stderr
+    assert "the dump has 2 steps, and a reference scorer has the weights of one" in done.stderr
     words = ("tools", "check-dump", path, "--steps", 4, "--referee", REFEREE, "--referee-rows", 5)
     assert f"of 5 of {ROWS} rows" in servanda(*words, "--quiet").stdout
 

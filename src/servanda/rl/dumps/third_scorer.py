@@ -79,7 +79,7 @@ def refuse_referee(text: str, steps: Sequence[int]) -> None:
     refuse_missing(parse_kernel(text, engines=engine_names(), name="--referee"), text, "--referee")
     if len(steps) > 1:
         raise ContractError(
-            f"the dump has {len(steps)} steps, and a referee has the weights of one",
+            f"the dump has {len(steps)} steps, and a reference scorer has the weights of one",
             hint=f"choose the step of its weights: servanda tools check-dump DIR --steps "
             f"{steps[-1]} --referee {text}",
         )
@@ -104,20 +104,20 @@ def third_score(
         path: Path = kernel.path or "prefill"
         scored: list[Array] = []
         for start in range(0, len(sample), _CHUNK):
-            watch(Progress("scoring by the referee", start, len(sample)))
+            watch(Progress("scoring by the third kernel", start, len(sample)))
             part = sample[start : start + _CHUNK]
             batch = _batch(part)
             trace = some(in_order(batch, engine.score, sampling, path), list(batch.sequence_S))
             ends = trace.length_S.cumsum()
             scores = np.split(trace.columns["logp"], ends[:-1])
             scored += [_of_row(row, logp) for row, logp in zip(part, scores, strict=True)]
-        watch(Progress("scoring by the referee", len(sample), len(sample)))
+        watch(Progress("scoring by the third kernel", len(sample), len(sample)))
     finally:
         engine.close()
     referee_N = np.concatenate(scored)
     if np.isnan(referee_N).all():
         raise MeasurementError(
-            f"the referee {shown(kernel)} scored none of {len(sample)} rows",
+            f"the reference scorer {shown(kernel)} scored none of {len(sample)} rows",
             hint="name another kernel, or ,path=decode if it only decodes",
         )
     inside_CN = np.concatenate([row.inside_CK for row in sample], axis=1)

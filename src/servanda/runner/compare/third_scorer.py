@@ -93,7 +93,7 @@ def _scored(plan: Plan, measured: Round, engine: Any) -> tuple[Any, Any, Any, di
     path = "decode" if "decode" in paths else "prefill"
     if not paths:
         raise MeasurementError(
-            "A cannot score given tokens, so the referee cannot say which side is further",
+            "A cannot score given tokens, so it is not known which side is further",
             hint="serve A where prompts can be scored, or name it as a local kernel",
         )
     scored = in_order(batch, engine.score, schedule.workload.sampling.transform, path)
