@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+pytest.importorskip("torch")
+
 from servanda.cli.main import main
 from servanda.contract.model import Kernel
 from servanda.engines.faults import FAULTS

@@ -3,20 +3,21 @@
 import json
 
 import pytest
-import torch
-import transformers
 from click.testing import CliRunner
 
-from servanda.cli.main import main
-from servanda.contract.model import Kernel
-from servanda.engines import open_engine
-from servanda.engines.base import AROUND
-from servanda.engines.checkpoint import quiet
-from servanda.engines.quantized import QUANTIZED
-from servanda.errors import ContractError
-from servanda.runner.bisect.modules import bisect_modules, drawn
-from servanda.traces.trace import Batch
-from tests.trainers import MODELS, checkpoint, trainer
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from servanda.cli.main import main  # noqa: E402
+from servanda.contract.model import Kernel  # noqa: E402
+from servanda.engines import open_engine  # noqa: E402
+from servanda.engines.base import AROUND  # noqa: E402
+from servanda.engines.checkpoint import quiet  # noqa: E402
+from servanda.engines.quantized import QUANTIZED  # noqa: E402
+from servanda.errors import ContractError  # noqa: E402
+from servanda.runner.bisect.modules import bisect_modules, drawn  # noqa: E402
+from servanda.traces.trace import Batch  # noqa: E402
+from tests.trainers import MODELS, checkpoint, trainer  # noqa: E402
 
 PROMPTS = [(5, 9, 3, 44), (7, 8), (90, 4, 61, 2, 33, 12), (17, 300, 6)]
 LLAMA = str(MODELS / "tiny-lm")
@@ -107,6 +108,37 @@ def test_a_fault_of_one_module_is_named_by_that_module_alone(plant, path):
     # what comes after it only passes the error on
     last = next(module for module in answer.modules if module.name == "lm_head")
     assert last.error <= last.noise * 2 < last.run_error
+
+
+def test_a_container_is_swapped_without_its_children():
+    """Else the layer alone would explain what the matrix in it does."""
+    b = opened()
+    layer = lost_residual(b)
+    with torch.no_grad():
+        b.model.model.layers[0].mlp.up_proj.weight *= 1.3
+    answer = found(b)
+    shares = {module.name: module.share for module in answer.suspects}
+    assert answer.cause == ("model.layers.0.mlp.up_proj",) and shares.keys() == {
+        layer,
+        *answer.cause,
+    }
+    assert shares[layer] < 0.5 and answer.joint == pytest.approx(1)
+
+
+def test_what_is_within_the_noise_of_a_module_is_no_difference():
+    """A layer whose output depends on the batch by more than the two sides differ."""
+
+    def noisy(engine, scale):
+        layer = engine.model.model.layers[1]
+        forward = layer.forward
+        layer.forward = lambda x, *more, **options: (
+            forward(x, *more, **options) * (1 + 0.01 * len(x) + scale)
+        )
+        return engine
+
+    assert found(noisy(opened(), 0.001), noisy(opened(), 0.0)).suspects == ()
+    answer = found(noisy(opened(), 0.2), noisy(opened(), 0.0))
+    assert [module.name for module in answer.suspects] == ["model.layers.1"]
 
 
 def test_a_cap_of_the_scores_is_the_attention_and_one_of_the_logits_the_model(gemma):
