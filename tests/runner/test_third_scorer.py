@@ -1,11 +1,15 @@
 # A comparison with a referee says which of A and B is further from it.
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
+from servanda.engines.table import TableEngine
+from servanda.runner import run
 from tests import kit
 
 
@@ -19,10 +23,27 @@ def tables(tmp_path, monkeypatch):
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
 
 
+PATHS = ("prefill", "decode")
+
+
 def servanda(*words):
     call = ["compare", *words, "--prompts", "prompts.jsonl", "--quiet"]
     call += ["--preset", "nvfp4", "--sequences", "300", "--max-new-tokens", "6"]
     return CliRunner().invoke(main, call, catch_exceptions=False)
+
+
+def test_a_verdict_stands_though_a_cannot_score(tables, monkeypatch):
+    describe = TableEngine.describe
+    monkeypatch.setattr(
+        TableEngine,
+        "describe",
+        lambda engine: replace(
+            describe(engine), scores=() if engine.kernel.batch_size == 7 else PATHS
+        ),
+    )
+    monkeypatch.setattr("servanda.cli.compare.engines_on", lambda *_: nullcontext(run.in_process))
+    done = servanda("table:q.json,batch_size=7", "table:p.json", "--referee", "table:p.json")
+    assert "exit" in done.stdout and "it is not known which side is further" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from servanda.cli.referee_text import third_lines
 from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.cli.verdict_text import next_step, show_verdict
+from servanda.errors import MeasurementError
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (
     CONTRACT,
@@ -88,7 +89,7 @@ def compare_command(
         if format_ == "json":
             show_json({"outcome": "violated", "surface": differences})
         sys.exit(_VIOLATED)
-    verdict = third = None
+    verdict, third, scored = None, None, ()
     with engines_on(on, actors) as open_, Engines(open_) as engines, watching(quiet) as watch:
         comparison = prepare(request, engines)
         if not plan:
@@ -98,8 +99,12 @@ def compare_command(
         if not plan:
             say(f"cost      {cost_line(cost)}", "")
             verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
-            if request.referee is not None and verdict.sequences:
-                third = pair_score(comparison.folder, verdict, open_, watch=watch)
+            if request.referee is not None and verdict.sequences and not (deadline and deadline()):
+                try:
+                    third = pair_score(comparison.folder, verdict, open_, watch=watch)
+                    scored = (*third_lines(third, "A", "B"),)
+                except MeasurementError as error:  # the verdict stands without it
+                    scored = (f"scorer    {error.problems[0].message}",)
     if verdict is None:
         if format_ == "json":
             show_json(plan_data(size, cost), err=str(save) == DASH)
@@ -108,7 +113,6 @@ def compare_command(
             show("\n".join(lines), err=aside)
         _save(comparison, save)
         return
-    scored = () if third is None else (*third_lines(third, "A", "B"),)
     if format_ == "text":
         more = (*next_step(verdict, comparison.folder), *scored)
         show_verdict(verdict, *more, err=str(save) == DASH)

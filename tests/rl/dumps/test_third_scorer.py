@@ -22,7 +22,7 @@ from tests.rl.dumps import made
 from tests.trainers import MODELS
 
 REFEREE = f"transformers:{MODELS / 'tiny-lm'}@float32"
-FAULT = {"corrupted_vocabulary": 0.125}
+FAULT = {"corrupted_vocabulary": 0.5}
 ROWS, WIDTH = 24, 24
 
 
