@@ -199,13 +199,13 @@ def _error(key: Key, a: Tensor, b: Tensor, real_ST: Tensor) -> float | None:
         a, b = _seen(a), _seen(b)
     if a.shape != b.shape:
         return float("inf")
-    a, b = _real(a, real_ST), _real(b, real_ST)
+    a, b = (x.reshape(len(x), -1) for x in (_real(a, real_ST), _real(b, real_ST)))
     if not a.is_floating_point() or not b.is_floating_point():
         return float((a != b).float().mean()) if a.numel() else 0.0
     a, b = a.double(), b.double()
-    length_N = a.nan_to_num(0.0, 0.0, 0.0).flatten(1).norm(dim=-1)
+    length_N = a.nan_to_num(0.0, 0.0, 0.0).norm(dim=-1)
     same = (a == b) | (a.isnan() & b.isnan())
-    error_N = torch.where(same, 0.0, b - a).flatten(1).norm(dim=-1).nan_to_num(float("inf"))
+    error_N = torch.where(same, 0.0, b - a).norm(dim=-1).nan_to_num(float("inf"))
     most = float(error_N.max()) if error_N.numel() else 0.0
     scale = float(length_N.square().mean().sqrt()) if most else 1.0
     return most / scale if scale else float("inf")

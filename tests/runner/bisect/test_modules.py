@@ -56,6 +56,37 @@ def gemma(tmp_path_factory):
     return checkpoint(model, tmp_path_factory.mktemp("gemma"))
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """A model with a recurrent layer and routed experts."""
+    config = transformers.Qwen3NextConfig(
+        vocab_size=1024,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        linear_num_value_heads=2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        initializer_range=0.2,
+        pad_token_id=0,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(3)
+        model = transformers.Qwen3NextForCausalLM(config)
+    return checkpoint(model, tmp_path_factory.mktemp("hybrid"))
+
+
 def one_norm(engine):
     engine.model.model.layers[2].post_attention_layernorm.variance_epsilon = 0.3
     return "model.layers.2.post_attention_layernorm"
@@ -149,6 +180,18 @@ def test_a_cap_of_the_scores_is_the_attention_and_one_of_the_logits_the_model(ge
     b = opened(gemma)
     b.model.config.final_logit_softcapping = 3.0
     assert found(b, opened(gemma)).cause == ("",)
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+def test_a_router_and_a_recurrent_layer_are_named_and_are_equal_to_themselves(hybrid, path):
+    a, b = opened(hybrid), opened(hybrid)
+    assert found(b, a, path).outcome == "same"
+    b.model.model.layers[0].linear_attn.dt_bias.data += 0.5
+    assert found(b, a, path).cause == ("model.layers.0.linear_attn",)
+    b = opened(hybrid)
+    b.model.model.layers[1].mlp.gate.weight.data.neg_()
+    answer = found(b, a, path)
+    assert answer.cause == ("model.layers.1.mlp.gate",) and answer.joint == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

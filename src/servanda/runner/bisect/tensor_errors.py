@@ -59,9 +59,11 @@ class TensorErrors:
         from servanda.engines.transformers_modules import errors, record
 
         of_a, of_b = record(a, chunk, path), record(b, chunk, path)
-        at_a = record(b, chunk, path, given=of_a)
+        # A on its own tensors as well: given ones lie otherwise in memory, and may round otherwise
+        again, at_a = (record(side, chunk, path, given=of_a) for side in (a, b))
         self.order |= dict.fromkeys(at_a.tensors)
-        _raise(self.local, errors(of_a, at_a))
+        _raise(self.noise, _finite(errors(of_a, again)))
+        _raise(self.local, errors(again, at_a))
         outputs = {k: e for k, e in errors(of_a, of_b).items() if k.kind == "output"}
         _raise(self.run, {key.module: 0.0 for key in outputs})
         for key, error in outputs.items():
@@ -70,7 +72,7 @@ class TensorErrors:
         self.n += len(of_a.logits_NV)
         self.logits.append(of_a.logits_NV)
         for rows in _parts(chunk):
-            self.rebatched(a, b, chunk, path, rows, of_a, at_a)
+            self.rebatched(a, b, chunk, path, rows, of_a, (again, at_a))
 
     def rebatched(
         self,
@@ -80,23 +82,26 @@ class TensorErrors:
         path: Path,
         rows: Sequence[int],
         of_a: Recording,
-        at_a: Recording,
+        on_a: tuple[Recording, Recording],
     ) -> None:
         """The noise: what each side computes on the same inputs in another batch."""
         from servanda.engines.transformers_modules import errors, record, with_rows
 
         part, given = with_rows(chunk, rows), of_a.take(rows)
-        for engine, before in ((a, given), (b, at_a.take(rows))):
-            again = record(engine, part, path, given=given)
-            # inf: a tensor that does not split into rows, so its noise is not known
-            finite = {k: e for k, e in errors(before, again).items() if math.isfinite(e)}
-            _raise(self.noise, finite)
+        for engine, whole in zip((a, b), on_a, strict=True):
+            before, again = whole.take(rows), record(engine, part, path, given=given)
+            _raise(self.noise, _finite(errors(before, again)))
         sizes = [len(given) for given in chunk.continuations]
         ends = np.cumsum(sizes)
         at_N = np.concatenate([np.arange(ends[r] - sizes[r], ends[r]) for r in rows])
         free = np.concatenate([*a.logits(part, path)])
         self.floor += float(kl_of(of_a.logits_NV[at_N], free).sum())
         self.floor_n += len(at_N)
+
+
+def _finite(found: dict[Any, float]) -> dict[Any, float]:
+    """Without inf: of a tensor that does not split into rows the noise is not known."""
+    return {key: error for key, error in found.items() if math.isfinite(error)}
 
 
 def _raise(most: dict[Any, float], found: dict[Any, float]) -> None:
