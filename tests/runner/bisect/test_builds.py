@@ -130,10 +130,34 @@ def test_a_comparison_that_is_undecided_is_no_pass(tables):
     assert "  inconclusive\n" in done.stdout
 
 
-def test_each_build_is_served_by_its_command_and_ended(tables):
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def test_the_flag_of_a_server_is_found_by_comparisons(tables):
+    """far.json is served with --coarse and MODE=fast together, near.json otherwise."""
+    port = free_port()
+    (tables / "serve.py").write_text(
+        "import os, subprocess, sys\n"
+        "bad = '--coarse' in sys.argv and os.environ.get('MODE') == 'fast'\n"
+        "table = 'table:far.json' if bad else 'table:near.json'\n"
+        "command = [sys.executable, '-m', 'servanda', 'tools', 'serve-kernel', table]\n"
+        f"subprocess.run([*command, '--port', '{port}'])\n"
+    )
+    settings = lines(tables / "settings.txt", "--coarse", "MODE=fast", "--other 3")
+    run = f"{sys.executable} serve.py {{}}"
+    call = ("table:ref.json", f"http://127.0.0.1:{port}", "--settings", settings, "--run", run)
+    done = servanda(*call, *SMALL, "--format", "json")
+    data = json.loads(done.stdout)
+    assert data["bad"] == ["--coarse", "MODE=fast"] and data["unsure"] == [], done.output
+    assert sum(probe["alpha"] for probe in data["probes"]) <= ALPHA
+    assert all(probe["tokens"] > 0 for probe in data["probes"])
+
+
+def test_each_build_is_served_by_its_command_and_ended(tables):
+    port = free_port()
     builds = lines(tables / "builds.txt", "near", "far")
     run = f"{sys.executable} -m servanda tools serve-kernel table:{{}}.json --port {port}"
     url = f"http://127.0.0.1:{port}"

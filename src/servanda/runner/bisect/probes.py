@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
@@ -141,7 +143,7 @@ class Prober:
             _wait_for(url, process, line)
             yield
         finally:
-            _end(process)
+            _end(process, url)
 
 
 def _refuse_code(code: int, line: str) -> None:
@@ -191,15 +193,27 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], line: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the command with everything that it started."""
+def _end(process: subprocess.Popen[bytes], url: str) -> None:
+    """End the command with everything that it started, and wait until its port is free.
+
+    The shell ends before what it started does, so its end shows nothing.
+    """
     for kind in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, kind)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-            if kind is signal.SIGKILL:
-                return
+        end = time.monotonic() + _END_S
+        while (_listens(url) or process.poll() is None) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def flags_and_variables(settings: Sequence[str]) -> tuple[str, dict[str, str]]:
