@@ -165,6 +165,8 @@ DIFFERS = {
     ("--only", "help"): "tests of contracts have two kinds of changes, and a kernel its relations",
     ("--only", "type"): "tests of contracts have two kinds of changes, and a kernel its relations",
     ("--only", "multiple"): "of two kinds one is named, of relations as many as are",
+    ("--run", "help"): "a bisection runs a command, as `git bisect run` does; a ledger has runs",
+    ("--run", "metavar"): "a bisection runs a command; a ledger has runs",
     ("--served", "help"): "the name that a server gives, and the one that servers are asked for",
     ("--webhook", "help"): "a watch tells alerts and the others decisions",
     ("--webhook", "multiple"): "a watch takes one",
@@ -259,6 +261,7 @@ PRINTS = {
 }
 # command -> where its JSON is read
 PRINTS_ELSEWHERE = {
+    "bisect": "runner/bisect/test_modules.py",
     "contract calibrate": "authoring/test_calibrate.py",
     "contract test": "authoring/contract_test/test_cli.py",
     "preflight": "rl/sync_drill/test_cli.py",

@@ -34,7 +34,15 @@ COMMANDS = {name: main.get_command(_CONTEXT, name) for name in FIRST} | {
     for group, commands in _GROUPS.items()
     for name in commands.list_commands(_CONTEXT)
 }
-SLOW_COMMANDS = ("check", "compare", "tools measure", "demo", "contract plan", "preflight")
+SLOW_COMMANDS = (
+    "check",
+    "compare",
+    "tools measure",
+    "demo",
+    "contract plan",
+    "preflight",
+    "bisect",
+)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?<!,)")
 _DIGEST = re.compile(r"\b[0-9a-f]{8}\b")
 _INTERVAL = re.compile(r"(\S+)(\s+)\[([^\s,]+), ([^\]\s]+)\]")  # value [low, high]

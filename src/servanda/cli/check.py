@@ -45,6 +45,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
 @shared(
     "--reference", help="Compare the steps of a dump with good runs, such as good.reference.json."
 )
+@shared("--referee", help="Of a dump of one step, with its weights.")
 @shared("--on", help="Each kernel runs in an actor; for a dump, its nodes read the steps.")
 @shared("--ray-actor")
 @shared("--max-time", "--quiet", "--no-code")
@@ -59,6 +60,7 @@ def check(
     record_side: str,
     preset: str | None,
     reference: Path | None,
+    referee: str | None,
     on: str | None,
     actors: tuple[str, ...],
     max_time: float | None,
@@ -79,11 +81,16 @@ def check(
             raise click.UsageError(f"{option} is for a contract: a dump was measured already")
         from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import DumpOptions
+        from servanda.rl.dumps.third_scorer import Referee
 
         options = DumpOptions(contract, preset=preset, jobs=None, reference=reference)
-        judged(options, format_=format_, output=output, reports=reports, quiet=quiet, on=on)
+        asked = None if referee is None else Referee(referee)
+        printing = {"format_": format_, "output": output, "reports": reports, "quiet": quiet}
+        judged(options, on=on, referee=asked, **printing)
     if preset is not None:
         raise click.UsageError("--preset is for a dump: a contract has its own limits")
+    if referee is not None:
+        raise click.UsageError("--referee is for a dump: a contract has train and infer")
     if reference is not None:
         raise click.UsageError("--reference is for a dump: it compares the steps of a run")
     printed, files = report_places(format_, output, reports)

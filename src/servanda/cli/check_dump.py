@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,12 +14,14 @@ import click
 from servanda.cli.options import DASH, FILE, PLACE, shared
 from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, write, write_text
 from servanda.cli.progress import watching
-from servanda.cli.stdout import show
+from servanda.cli.referee_text import third_lines
+from servanda.cli.stdout import show, show_json
 from servanda.cli.verdict_text import show_marked
 from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS
-from servanda.rl.dumps.judge import DumpOptions, judge_dump
+from servanda.rl.dumps.judge import DumpOptions, judge_dump, selected_dump
 from servanda.rl.dumps.report import render
+from servanda.rl.dumps.third_scorer import Referee, refuse_referee, third_score
 from servanda.runner.ray_cluster import connected
 
 _OF_A_RUN = ("attempt-1", "plan.json")
@@ -51,6 +54,16 @@ def _steps(text: str) -> tuple[int | None, int | None]:
     metavar="DIR",
     help="Folder for masks of the tokens in violated slices, such as masks.",
 )
+@shared("--referee", help="It has the weights of the step.")
+@click.option(
+    "--referee-rows",
+    "rows",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Rows of the dump that --referee scores, drawn at random.",
+)
+@shared("--temperature", default=1.0, help="Of --referee.")
 @click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -70,6 +83,9 @@ def check_dump(
     bitwise: bool,
     reference: Path | None,
     mask: Path | None,
+    referee: str | None,
+    rows: int,
+    temperature: float,
     jobs: int | None,
     on: str | None,
     **printing: Any,
@@ -85,7 +101,8 @@ def check_dump(
     options = DumpOptions(
         path, as_, preset, steps, unsafe_pickles, mask, bitwise, jobs, reference=reference
     )
-    judged(options, on=on, **printing)
+    asked = None if referee is None else Referee(referee, rows, temperature)
+    judged(options, on=on, referee=asked, **printing)
 
 
 def judged(
@@ -97,17 +114,22 @@ def judged(
     quiet: bool,
     save: Path | None = None,
     on: str | None = None,
+    referee: Referee | None = None,
 ) -> None:
     """Judge a dump, print and write the requested reports, and exit with the outcome.
 
     Args:
         on: address of a Ray cluster.
+        referee: a third scorer of some rows.
     """
     refuse_run(options.path)
+    if referee is not None:
+        refuse_referee(referee.text, selected_dump(options).steps)
     printed, files = report_places(format_, output, reports)
     refuse_place(save, force=None)
     with connected(on, options.jobs) if on else nullcontext() as cluster, watching(quiet) as watch:
         answer = judge_dump(replace(options, cluster=cluster), watch)
+        third = None if referee is None else third_score(answer, referee, watch=watch)
     if cluster is not None and not quiet:
         click.echo(f"computed by {cluster}", err=True)
     aside = str(save) == DASH  # only the contract goes to stdout then
@@ -119,7 +141,11 @@ def judged(
     written += [f"contract {save}"] if save is not None and not aside else []
     if printed == "text":
         *body, last = render(answer).split("\n")
-        show_marked([*body, *written, last], err=aside)
+        scored = [] if third is None else third_lines(third, "the trainer", "the server")
+        show_marked([*body, *scored, *written, last], err=aside)
+    elif printed == "json" and third is not None:
+        verdict = json.loads(FORMATS["json"](answer.verdict))
+        show_json({**verdict, "referee": third}, err=aside)
     elif printed is not None:
         show(FORMATS[printed](answer.verdict), err=aside)
     if printed != "text" and not quiet:

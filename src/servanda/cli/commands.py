@@ -7,6 +7,7 @@ FIRST = {
     "check": "Measure both kernels of a contract and judge every clause.",
     "compare": "Compare B, the candidate, with A, which serves today.",
     "relations": "Compare a kernel with itself: cache, batch, order, length, prefill, draws.",
+    "bisect": "Find the module, the build or the setting that makes B differ from A.",
     "preflight": "Before a run: does every weight reach the engine?",
     "watch": "Follow a trainer's dump or a monitor's state; tell what changes.",
     "promote": "Take a build from offline to full, as far as its evidence allows.",

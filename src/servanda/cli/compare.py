@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import click
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
 from servanda.cli.progress import watching
+from servanda.cli.referee_text import third_lines
 from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.cli.verdict_text import next_step, show_verdict
+from servanda.errors import MeasurementError
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (
     CONTRACT,
@@ -24,6 +27,7 @@ from servanda.runner.compare.contract import (
     prepare,
 )
 from servanda.runner.compare.surface.difference import conclusion
+from servanda.runner.compare.third_scorer import pair_score
 from servanda.runner.probe import Engines
 from servanda.runner.ray_engines import engines_on
 
@@ -85,7 +89,7 @@ def compare_command(
         if format_ == "json":
             show_json({"outcome": "violated", "surface": differences})
         sys.exit(_VIOLATED)
-    verdict = None
+    verdict, third, scored = None, None, ()
     with engines_on(on, actors) as open_, Engines(open_) as engines, watching(quiet) as watch:
         comparison = prepare(request, engines)
         if not plan:
@@ -95,6 +99,12 @@ def compare_command(
         if not plan:
             say(f"cost      {cost_line(cost)}", "")
             verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
+            if request.referee is not None and verdict.sequences and not (deadline and deadline()):
+                try:
+                    third = pair_score(comparison.folder, verdict, open_, watch=watch)
+                    scored = (*third_lines(third, "A", "B"),)
+                except MeasurementError as error:  # the verdict stands without it
+                    scored = (f"scorer    {error.problems[0].message}",)
     if verdict is None:
         if format_ == "json":
             show_json(plan_data(size, cost), err=str(save) == DASH)
@@ -104,7 +114,11 @@ def compare_command(
         _save(comparison, save)
         return
     if format_ == "text":
-        show_verdict(verdict, *next_step(verdict, comparison.folder), err=str(save) == DASH)
+        more = (*next_step(verdict, comparison.folder), *scored)
+        show_verdict(verdict, *more, err=str(save) == DASH)
+    elif format_ == "json" and third is not None:
+        data = json.loads(FORMATS["json"](verdict))
+        show_json({**data, "referee": third}, err=str(save) == DASH)
     else:
         show(FORMATS[format_](verdict), err=str(save) == DASH)
     _save(comparison, save)

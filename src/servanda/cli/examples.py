@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "http://127.0.0.1:8000",
         f"{_MODEL}@float32,prefix_cache=16 --limit 1e-4 --only cache --only company",
     ),
+    "bisect": (_SIDES, f"{_SIDES} --path decode --format html > bisect.html"),
     "preflight": ("my_drill.py:trainee", "--trl train.py --format json"),
     "watch": ("logs/rollouts", "runs/monitor.jsonl --every 30s"),
     "promote": ("my.kernelcontract.yaml", "my.kernelcontract.yaml --log served.jsonl --every 1m"),

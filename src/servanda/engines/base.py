@@ -20,6 +20,7 @@ from servanda.traces.latency import Timing
 from servanda.traces.request_log import Best
 from servanda.traces.trace import Batch, Trace
 
+AROUND = "(around the model)"  # what an engine does to inputs, cache and logits of its model
 CHUNK_ELEMENTS = 1 << 22  # logits travel and are reduced in pieces of about this many
 
 

@@ -115,7 +115,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if options.preset is not None:
         dump_preset.preset_of(options.preset)
     chart = chart_for(options.reference, None)
-    dump = _opened(options)
+    dump = selected_dump(options)
     sound = Soundness()
     head, whole = _head(blocks(dump.read()))
     counts = Counts()
@@ -190,7 +190,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     masked = None
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
-        masked = write_masks(_opened(options).read(), cuts, options.mask)
+        masked = write_masks(selected_dump(options).read(), cuts, options.mask)
     return DumpVerdict(
         options,
         dump,
@@ -297,7 +297,7 @@ def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) 
     return cell if step is None else cell.but(note=f"since step {step}")
 
 
-def _opened(options: DumpOptions) -> Dump:
+def selected_dump(options: DumpOptions) -> Dump:
     """The dump, restricted to the requested steps."""
     dump = open_dump(options.path, options.format, unsafe_pickles=options.unsafe_pickles)
     first, last = options.steps

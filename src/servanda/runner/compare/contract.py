@@ -59,6 +59,7 @@ class Options:
     top_p: float | None = None
     bitwise: bool = False
     run_dir: Path | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Comparison:
             prompts=beside(parts.prompts),
             golden=parts.golden and beside(parts.golden),
         )
-        return completed(presets.preset_text(self.preset), moved)
+        return completed(_preset_text(self.preset, self.options), moved)
 
     def contract(self) -> Contract:
         """The contract with paths relative to the current folder; files need not exist yet."""
@@ -132,7 +133,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     sides = sides_of(options.a, options.b, options.referee)
     drawn_by_pack = sides.pack.workload if sides.pack else None
     name, why = (options.preset, "as asked") if options.preset else fitting_preset(sides)
-    template = load.contract_of(presets.preset_text(name), name)
+    template = load.contract_of(_preset_text(name, options), name)
     if presets.PRESETS[name] == "serving":
         sides = sides.as_served
     corpus, prompts_text = prompts_of(options.prompts, sides)
@@ -143,6 +144,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     sliced = [v for s, v in limits.items() if s and "depth" in s and isinstance(v, float)]
     template, claimed = _claimed(template, options, sizes[1], whole, sampling.max_new_tokens, sides)
     key = [options.a, options.b, options.referee, name, corpus.digest, sampling.model_dump()]
+    key += [options.confidence] if options.confidence is not None else []
     key += [read_corpus(options.golden).digest if options.golden else ""]
     slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = options.run_dir or run.RUNS / slug
@@ -207,6 +209,14 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         bitwise=expected,
     )
     return Comparison(options, sides, parts, name, corpus, golden, folder, lines)
+
+
+def _preset_text(name: str, options: Options) -> str:
+    """A preset, with the confidence that was asked for."""
+    text = presets.preset_text(name)
+    if options.confidence is None:
+        return text
+    return re.sub(r"(?m)^confidence: .*$", f"confidence: {options.confidence:.12g}", text)
 
 
 def _sampling(options: Options, template: Contract, sides: Sides) -> WorkloadSampling:

@@ -1,0 +1,155 @@
+# What `servanda bisect` found, as lines of text.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from servanda.report.format import count, number, percent
+from servanda.report.table import table
+from servanda.runner.bisect.builds import Search
+from servanda.runner.bisect.modules import Module, ModuleBisection
+
+HEADS = ("module", "class", "local error", "its noise", "error in B", "explains")
+_ROWS = 12  # modules in the table of a terminal
+
+
+def module_name(name: str) -> str:
+    """A module in a line of output.
+
+    >>> module_name("")
+    '(the model)'
+    """
+    return name or "(the model)"
+
+
+def module_row(module: Module) -> tuple[str, ...]:
+    """The cells below HEADS."""
+    share = "" if module.share is None else _share(module.share)
+    return (
+        module_name(module.name),
+        module.kind,
+        number(module.error),
+        number(module.noise),
+        number(module.run_error),
+        share,
+    )
+
+
+def _share(value: float) -> str:
+    return f"-{percent(-value)}" if value < 0 else percent(value)
+
+
+def conclusion(found: ModuleBisection) -> str:
+    """The answer in one sentence."""
+    suspects = found.suspects
+    looked = f"{count(found.tokens, 'token')} of {count(found.sequences, 'sequence')}"
+    if found.outcome == "same":
+        n = count(len(found.modules), "module")
+        return f"no difference beyond the noise in {n}, on {looked}"
+    if found.outcome == "below noise":
+        n = count(len(suspects), "module")
+        return f"{n} of B differ, but the logits by no more than their noise, on {looked}"
+    if found.outcome == "unexplained":
+        joint = "" if found.joint is None else f" (together {_share(found.joint)})"
+        named = f"{count(len(suspects), 'module')} that differ{joint}" if suspects else "any module"
+        return f"unexplained: the logits differ, and not by {named}"
+    share = "" if found.explained is None else _share(found.explained)
+    if len(found.cause) == 1:
+        (module,) = (m for m in found.modules if m.name == found.cause[0])
+        at = "" if module.tensor in ("", "output") else f", at {module.tensor}"
+        if not module.differs:  # no tensor shows it
+            at = ", what it keeps between calls, such as the cache"
+        return f"{module_name(module.name)} ({module.kind}{at}) explains {share} of the difference"
+    few = "no few modules explain it: " if found.outcome == "spread" else ""
+    return (
+        f"{few}{len(found.cause)} of {len(suspects)} that differ explain {share} together, "
+        f"{grouped(found.cause)}"
+    )
+
+
+def grouped(names: Sequence[str]) -> str:
+    """Modules by the last part of their names, the most frequent first.
+
+    >>> grouped(["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "model.norm"])
+    'up_proj in 2 places, model.norm'
+    """
+    kinds = Counter(_kind(name) for name in names)
+    first = {_kind(name): name for name in reversed(names)}
+    return ", ".join(
+        f"{kind} in {n} places" if n > 1 else module_name(first[kind])
+        for kind, n in kinds.most_common()
+    )
+
+
+def _kind(name: str) -> str:
+    last = name.rpartition(".")[2]
+    return "layer" if last.isdigit() else module_name(last)
+
+
+def module_lines(found: ModuleBisection) -> Iterator[str]:
+    """The answer, the evidence and a table of the modules that differ."""
+    yield f"bisect    {found.b}  (B) against  {found.a}  (A)"
+    yield (
+        f"on        {count(found.tokens, 'token')} that B drew in "
+        f"{count(found.sequences, 'sequence')}, scored by {found.path}"
+    )
+    yield (
+        f"logits    KL(B || A) {number(found.kl_nats)} nats per token; A against itself in other "
+        f"batches {number(found.floor_nats)}"
+    )
+    if found.first is not None:
+        yield f"first     {module_name(found.first[0])}: {found.first[1]}"
+    yield f"{'cause' if found.outcome == 'named' else 'answer':<9} {conclusion(found)}"
+    if not found.suspects:
+        return
+    ranked = sorted(found.suspects, key=lambda m: (m.share is None, -(m.share or 0.0)))
+    yield ""
+    yield from table([HEADS, *map(module_row, ranked[:_ROWS])], right={2, 3, 4, 5})
+    if len(ranked) > _ROWS:
+        yield f"and {len(ranked) - _ROWS} more that differ; --format json or html has all"
+    yield "local error: on the inputs of A.  error in B: in a run of B, with errors before it."
+
+
+# builds and settings
+
+
+def search_lines(found: Search) -> Iterator[str]:
+    """The answer, how sure it is, and what each probe said."""
+    probes = found.probes
+    size = f"{found.of:,} {found.kind}, {count(len(probes), 'probe')}"
+    yield f"bisect    {size}{_tokens(found.tokens)}"
+    if found.kind == "settings":
+        yield f"cause     {' '.join(found.bad)}"
+        if found.unsure:
+            yield f"unsure    may be needless, for without it nothing was decided: {_all(found)}"
+    else:
+        yield f"first bad {found.bad[0]}"
+        yield f"last good {found.good}"
+        if found.unsure:
+            yield f"unsure    the first bad one may be one that was skipped: {_all(found)}"
+    yield f"error     {_error(found)}"
+    yield ""
+    rows = [("probe", "outcome", "tokens", "α", "")]
+    for probe in probes:
+        tokens = "" if probe.tokens is None else f"{probe.tokens:,}"
+        alpha = "" if probe.alpha is None else number(probe.alpha)
+        rows.append((probe.what, probe.outcome, tokens, alpha, probe.why))
+    yield from table(rows, right={2, 3}, widest=60)
+
+
+def _tokens(tokens: int | None) -> str:
+    return "" if tokens is None else f", {count(tokens, 'token')}"
+
+
+def _all(found: Search) -> str:
+    return ", ".join(found.unsure)
+
+
+def _error(found: Search) -> str:
+    if found.alpha is None:
+        return "as sure as the command: each probe adds the probability that its exit code is wrong"
+    sure = f"wrong with probability at most {percent(found.alpha)}, over all probes together"
+    if found.kind == "settings":
+        return sure
+    return f"{sure}, if all {found.kind} are good up to one and bad from there"

@@ -1,0 +1,1 @@
+# What makes B differ from A: the module, the build, the setting.

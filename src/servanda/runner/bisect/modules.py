@@ -1,0 +1,303 @@
+# The module of B that makes it differ from A: two kernels of one architecture in one process.
+#
+# A module is at fault if it computes something else than that of A on the inputs of A.  What it
+# explains is the share of KL(B || A) that goes away once the module of A stands in its place.
+# Axes: N given tokens, V vocabulary.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from servanda.contract.kernel_string import parse_kernel
+from servanda.contract.model import Path
+from servanda.engines import engine_names, open_engine
+from servanda.engines.base import AROUND
+from servanda.errors import ContractError, Where
+from servanda.runner.batch_invariance import PLAIN
+from servanda.runner.bisect.tensor_errors import BEYOND, Rows, TensorErrors, kl_of, tensor_name
+from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
+from servanda.runner.compare.sides import refuse_missing
+from servanda.runner.measurement import Progress, Watch, unwatched
+from servanda.runner.probe import encoded
+from servanda.traces.trace import Batch
+
+if TYPE_CHECKING:
+    from servanda.engines.transformers_modules import Key
+
+TOGETHER = 8  # sequences whose tensors are in memory at a time
+_NAMED = 0.9  # share of the divergence that named modules explain together
+_OTHERS = (
+    "modules are swapped between two kernels of transformers, such as "
+    "transformers:models/x@bfloat16"
+)
+_FEW = 8  # modules of several kinds that are still a cause
+_ALONE = 32  # most modules that are swapped one by one
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module of B beside that of A.
+
+    Args:
+        name: its path in the model; "" is the model itself, AROUND what the engine does around it.
+        tensor: where the local error is largest: "output", or an input of a child as
+            "child.argument".
+        error: local error, on the inputs of A; NaN if the sides share no tensor of it.
+        noise: the error of the same tensor between runs of one side in other batches.
+        run_error: error of its output in a run of B, where errors before it arrive as well.
+        share: of KL(B || A) that the module of A removes in its place; None: not measured.
+        differs: whether some tensor has an error beyond its noise.
+    """
+
+    name: str
+    kind: str
+    tensor: str
+    error: float
+    noise: float
+    run_error: float
+    share: float | None
+    differs: bool
+
+
+@dataclass(frozen=True)
+class ModuleBisection:
+    """What makes the logits of B differ, by modules in the order of execution.
+
+    Args:
+        tokens: given tokens, all drawn by B.
+        kl_nats: mean KL(B || A) of a token.
+        floor_nats: the same between runs of A in other batches.
+        first: the first tensor that differs beyond its noise, as Module.tensor.
+        cause: the fewest modules, by their shares, that explain nine tenths together.
+        explained: the share that they explain.
+        joint: the share that all modules explain that differ.
+    """
+
+    a: str
+    b: str
+    path: Path
+    sequences: int
+    tokens: int
+    kl_nats: float
+    floor_nats: float
+    first: tuple[str, str] | None
+    modules: tuple[Module, ...]
+    cause: tuple[str, ...]
+    explained: float | None
+    joint: float | None
+
+    @property
+    def suspects(self) -> tuple[Module, ...]:
+        return tuple(module for module in self.modules if module.differs)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the logits differ beyond their noise."""
+        return self.kl_nats > BEYOND * self.floor_nats
+
+    @property
+    def outcome(self) -> Literal["same", "below noise", "named", "spread", "unexplained"]:
+        """spread: as another precision does it, with many modules of several kinds."""
+        if not self.moved:
+            return "below noise" if self.suspects else "same"
+        kinds = {name.rpartition(".")[2] for name in self.cause}
+        if len(self.cause) > _FEW and len(kinds) > 1:
+            return "spread"
+        return "named" if self.cause else "unexplained"
+
+
+def drawn(b: Any, prompts: Sequence[Sequence[int]], width: int, seed: int = 0) -> Batch:
+    """Prompts with the continuations that B draws at temperature 1."""
+    batch = Batch(tuple(range(len(prompts))), tuple(tuple(p) for p in prompts), width)
+    trace = b.generate(batch, PLAIN, seed)
+    ends = trace.length_S.cumsum()
+    given = [part.tolist() for part in np.split(trace.token_N, ends[:-1])]
+    return Batch(batch.sequence_S, batch.prompts, width, tuple(map(tuple, given)))
+
+
+def bisect_modules(
+    a: Any, b: Any, batch: Batch, path: Path, *, watch: Watch = unwatched
+) -> ModuleBisection:
+    """Compare the modules of two open engines on given tokens.
+
+    Raises:
+        ContractError: not two kernels of one architecture in Transformers.
+    """
+    classes = _classes(a, b)
+    chunks = batch.chunks(min(TOGETHER, a.kernel.batch_size, b.kernel.batch_size))
+    found = TensorErrors()
+    for number, chunk in enumerate(chunks):
+        watch(Progress("running the modules", number, len(chunks)))
+        found.add(a, b, chunk, path)
+    watch(Progress("running the modules", len(chunks), len(chunks)))
+    rows = [*_modules(found, classes)]
+    by_error = sorted((r for r in rows if r.differs), key=lambda r: -r.error)
+    suspects = [row.name for row in by_error]
+    kl, floor = found.mean_kl, found.mean_floor
+    shares: dict[str, float] = {}
+    cause: tuple[str, ...] = ()
+    explained = joint = None
+    if suspects and kl > BEYOND * floor:
+        explains = partial(_explained, a, b, chunks, path, found.logits, kl)
+        alone = suspects[:_ALONE]
+        for number, name in enumerate(alone):
+            watch(Progress("swapping modules", number, len(alone)))
+            shares[name] = explains({name})
+        watch(Progress("swapping modules", len(alone), len(alone)))
+        joint = shares[suspects[0]] if len(suspects) == 1 else explains({*suspects})
+        ranked = sorted(suspects, key=lambda name: -shares.get(name, -math.inf))
+        cause, explained = _fewest(ranked, shares, explains, joint)
+        if not cause and AROUND not in shares:  # a cache, that modules are given
+            shares[AROUND] = explains({AROUND})
+            if shares[AROUND] >= _NAMED:
+                cause, explained = (AROUND,), shares[AROUND]
+    return ModuleBisection(
+        a=str(a.kernel),
+        b=str(b.kernel),
+        path=path,
+        sequences=len(batch),
+        tokens=sum(map(len, batch.continuations)),
+        kl_nats=kl,
+        floor_nats=floor,
+        first=found.first,
+        modules=tuple(_shared(row, shares) for row in rows),
+        cause=cause,
+        explained=explained,
+        joint=joint,
+    )
+
+
+def _classes(a: Any, b: Any) -> dict[str, str]:
+    from servanda.engines.transformers_modules import module_classes
+
+    for engine, side in ((a, "A"), (b, "B")):
+        if not hasattr(engine, "model") or not hasattr(engine.model, "named_modules"):
+            raise ContractError(
+                f"{side} is a kernel of engine {engine.kernel.engine!r}, whose modules cannot be "
+                "reached",
+                hint=_OTHERS,
+            )
+    sides = [module_classes(engine) for engine in (a, b)]
+    if sides[0][""] != sides[1][""]:
+        raise ContractError(
+            f"A is a {sides[0]['']} and B a {sides[1]['']}",
+            hint="modules are swapped between two kernels of one architecture",
+        )
+    return {AROUND: "engine"} | {n: kind for n, kind in sides[1].items() if n in sides[0]}
+
+
+def _modules(found: TensorErrors, classes: dict[str, str]) -> Iterator[Module]:
+    """In the order in which they are done; only those that ran on both sides."""
+    worst: dict[str, Key] = {}
+    done: dict[str, None] = {}
+    for key in found.order:
+        if key.kind == "output":
+            done.setdefault(key.owner)
+        if key in found.local:
+            best = worst.setdefault(key.owner, key)
+            if (found.beyond(key), found.local[key]) > (found.beyond(best), found.local[best]):
+                worst[key.owner] = key
+    for name in done:
+        key = worst.get(name)
+        yield Module(
+            name=name,
+            kind=classes.get(name, ""),
+            tensor="" if key is None else tensor_name(key),
+            error=math.nan if key is None else found.local[key],
+            noise=0.0 if key is None else found.noise.get(key, 0.0),
+            run_error=found.run.get(name, math.nan),
+            share=None,
+            differs=key is not None and found.beyond(key),
+        )
+
+
+def _shared(row: Module, shares: dict[str, float]) -> Module:
+    return replace(row, share=shares.get(row.name))
+
+
+def _explained(
+    a: Any,
+    b: Any,
+    chunks: Sequence[Batch],
+    path: Path,
+    logits: Sequence[Rows],
+    kl: float,
+    names: Collection[str],
+) -> float:
+    """The share of the divergence that modules of A in B remove."""
+    from servanda.engines.transformers_modules import swapped
+
+    left, n = 0.0, 0
+    for chunk, of_a in zip(chunks, logits, strict=True):
+        left += float(kl_of(of_a, swapped(a, b, names, chunk, path)).sum())
+        n += len(of_a)
+    return 1 - left / n / kl
+
+
+def _fewest(
+    ranked: Sequence[str],
+    shares: dict[str, float],
+    explains: Callable[[Collection[str]], float],
+    joint: float,
+) -> tuple[tuple[str, ...], float | None]:
+    """The shortest beginning of the ranking, by doubling and halving, that explains enough.
+
+    Shares need not grow with the set: what is returned was measured.
+    """
+    if shares[ranked[0]] >= _NAMED:
+        return (ranked[0],), shares[ranked[0]]
+    if joint < _NAMED:
+        return (), None
+    low, high, best = 1, len(ranked), joint  # `low` is too few
+    while high - low > 1:
+        middle = (low + high) // 2
+        share = explains({*ranked[:middle]})
+        if share >= _NAMED:
+            high, best = middle, share
+        else:
+            low = middle
+    return tuple(ranked[:high]), best
+
+
+def bisect_kernels(
+    a_text: str,
+    b_text: str,
+    prompts: FilePath | None,
+    sequences: int,
+    width: int,
+    path: Path,
+    *,
+    watch: Watch = unwatched,
+) -> ModuleBisection:
+    """Open two kernels by their strings and compare their modules on tokens that B draws.
+
+    Raises:
+        ContractError: an invalid kernel string or file; kernels whose modules cannot be swapped.
+        MeasurementError: a kernel does not load.
+    """
+    engines = []
+    for text, name in ((a_text, "A"), (b_text, "B")):
+        kernel = parse_kernel(text, engines=engine_names(), name=name)
+        refuse_missing(kernel, text, name)
+        if kernel.engine != "transformers" or kernel.python is not None:
+            raise ContractError(
+                f"{name} runs outside of this process, where its modules cannot be reached",
+                where=Where(name, 1, 1, text),
+                hint=_OTHERS,
+            )
+        watch(Progress("loading the kernels", len(engines), 2))
+        engines.append(open_engine(kernel))
+    watch(Progress("loading the kernels", 2, 2))
+    a, b = engines
+    _classes(a, b)  # before anything is drawn
+    corpus = read_corpus(prompts or shipped(SHIPPED))
+    ids = encoded(corpus, b)
+    chosen = np.linspace(0, len(ids) - 1, min(sequences, len(ids))).round().astype(int)
+    return bisect_modules(a, b, drawn(b, [ids[i] for i in chosen], width), path, watch=watch)
