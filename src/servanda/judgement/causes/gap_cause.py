@@ -1,0 +1,88 @@
+# An explanation of a gap: cause, evidence, slices, and the next experiment as a command.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from shlex import quote
+
+from servanda.contract.clause import SliceRule
+from servanda.judgement.causes.case import Case
+from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED
+from servanda.judgement.causes.decision import causes_of
+from servanda.judgement.causes.gap_shape import Signatures, signatures_of
+from servanda.judgement.causes.sequence_search import OddSequences, find_sequences
+from servanda.judgement.causes.slice_search import FoundSlice, find_slices
+from servanda.judgement.causes.token_table import TokenTable
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The likely cause of a gap.
+
+    Args:
+        cause, rival: names of the two likeliest causes; `unexplained` where no signature fits.
+        evidence: the measured numbers that suggest it.
+        experiment, command: what tells the two apart.
+        slices: those that explain the excess; sequences: the same, if no field tells them apart.
+    """
+
+    cause: str
+    rival: str
+    evidence: str
+    experiment: str
+    command: str
+    slices: tuple[FoundSlice, ...]
+    sequences: OddSequences | None
+    signatures: Signatures
+
+    @property
+    def explained(self) -> bool:
+        return self.cause != UNEXPLAINED
+
+    @property
+    def text(self) -> str:
+        """The cause and its evidence in one line."""
+        words = CAUSES[self.cause].words
+        return f"{words}; {self.evidence}"
+
+    @property
+    def rules(self) -> list[SliceRule]:
+        """The slices as a contract has them."""
+        return [
+            SliceRule(name=f"found-{number}", match=found.match)  # type: ignore[call-arg]
+            for number, found in enumerate(self.slices, 1)
+        ]
+
+
+def explain(
+    table: TokenTable,
+    limit: float = 0.0,
+    problems: Mapping[str, str] | None = None,
+    place: str = "DIR",
+) -> Explanation:
+    """The likely cause of a gap.
+
+    Args:
+        limit: of the mean of |p - q| / (p + q), which a slice has to exceed.
+        problems: failed data quality checks, by name, with what they found.
+        place: of the data, for commands.
+    """
+    slices = find_slices(table, limit)
+    most = max((found.share for found in slices), default=0.0)
+    sequences = None if most >= 0.5 else find_sequences(table, limit)
+    signatures = signatures_of(table)
+    case = Case(signatures, slices, sequences, limit, problems or {})
+    found = causes_of(case)
+    (cause, evidence), rival = found[0], CAUSES[found[0][0].rival]
+    command = cause.command.replace("{dir}", quote(place))
+    return Explanation(
+        cause.name,
+        rival.name,
+        evidence,
+        cause.experiment,
+        command.replace("{step}", str(signatures.first_step)),
+        slices,
+        sequences,
+        signatures,
+    )
