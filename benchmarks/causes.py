@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.causes_dumps import FAULTS, MODELS, dumps
+from benchmarks.causes_dumps import FAULTS, KEPT, MODELS, STEPS, Dump, dumps
 from benchmarks.experiment.tables import markdown
 from servanda.judgement.causes.catalogue import UNEXPLAINED
+from servanda.judgement.causes.gap_cause import explained
 from servanda.judgement.contract_text import slice_text
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 
@@ -84,24 +86,30 @@ or token, as replicas, caches and updates do.
 """
 
 
-def judged(folder: Path) -> dict[str, Any]:
-    """The answer to a dump."""
-    answer = judge_dump(DumpOptions(folder))
-    found = answer.explanation
-    return {
-        "outcome": answer.verdict.outcome,
-        "cause": found.cause if found else "",
-        "evidence": found.evidence if found else "",
-        "slices": [slice_text(rule) for rule in found.rules] if found else [],
-        "signatures": vars(found.signatures) if found else {},
-    }
+def judged(dump: Dump) -> dict[str, Any]:
+    """The answer to a dump; what was measured is kept, and only the rules are applied again."""
+    about = dump.about
+    name = f"{about['model']}-{about['fault']}-{about['strength']}".replace("/", "_")
+    kept = KEPT / "cases" / f"{name}.pickle"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            dump.write(Path(folder))
+            answer = judge_dump(DumpOptions(Path(folder)))
+        found = answer.explanation
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(pickle.dumps((answer.verdict.outcome, found and found.case)))
+    outcome, case = pickle.loads(kept.read_bytes())
+    if case is None:
+        return {"outcome": outcome, "cause": "", "evidence": "", "slices": []}
+    found = explained(case)
+    slices = [slice_text(rule) for rule in found.rules]
+    evidence = found.evidence if found.named else ""
+    return {"outcome": outcome, "cause": found.cause, "evidence": evidence, "slices": slices}
 
 
 def measure(only: Sequence[str], models: Sequence[str]) -> Iterator[dict[str, Any]]:
     for dump in dumps(only, models):
-        with tempfile.TemporaryDirectory() as folder:
-            dump.write(Path(folder))
-            yield {**dump.about, **judged(Path(folder))}
+        yield {**dump.about, **judged(dump)}
 
 
 def _right(row: dict[str, Any]) -> str:
@@ -160,7 +168,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         strengths=len({(r["fault"], str(r["strength"])) for r in broken}),
         models=len({r["model"] for r in rows}),
         train_models=" and ".join(m for m, model in MODELS.items() if model.tune),
-        steps=4,
+        steps=STEPS,
         summary=summary,
         table=markdown(("fault", "made", "right causes", "given to held-out dumps", "hold"), table),
         healthy=f"Of {len(healthy)} healthy dumps {named} got a slice.",
@@ -189,7 +197,7 @@ def main() -> None:
                 flush=True,
             )
             rows.append(row)
-        if not args.only and not args.models:
+        if not args.only:
             MEASURED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if args.write:
         rows = json.loads(MEASURED.read_text(encoding="utf-8"))

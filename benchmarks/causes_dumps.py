@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from servanda.rl.dumps.formats.parquet import Writer
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "causes"
-STEPS, SIZE, WIDTH = 4, 24, 48
+STEPS, SIZE, WIDTH = 6, 32, 48
 ROWS = STEPS * SIZE
 Array = Any
 
@@ -40,7 +40,6 @@ class Model:
 
 MODELS = {
     "tiny-lm": Model("llama", 0, 0.0, True),
-    "llama, untied, moved": Model("llama, untied", 1, 0.01, True),
     "tiny-qwen3": Model("qwen3", 0, 0.0, False),
     "llama, with biases, moved": Model("llama, with biases", 2, 0.015, False),
 }
@@ -356,13 +355,13 @@ def mixed(world: World, fault: str, value: Any, some: Array, scale: Array | floa
     return record
 
 
-STALE = ("stale_weights", 1.0)
-GROWING = (0.0, 0.5, 1.0, 1.5)
+STALE = ("stale_weights", 3.0)
+GROWING = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5)
 
 
 @composed("one_engine", "stale_replica", tune=(4,), test=(3, 6))
 def replica_quantised(world: World, of: int, _: np.random.Generator) -> Record:
-    record = mixed(world, "int4", True, (rows() % of == 1)[:, None])
+    record = mixed(world, "int4", True, (rows() % of == 1)[:, None], 3.0)
     record.labels["replica"] = [f"r{r % of}" for r in range(ROWS)]
     return record
 
@@ -376,7 +375,7 @@ def replica_stale(world: World, of: int, _: np.random.Generator) -> Record:
 
 @composed("one_kind", tune=(4,), test=(3, 6))
 def one_environment(world: World, of: int, _: np.random.Generator) -> Record:
-    record = mixed(world, "int4", True, (rows() // 2 % of == 1)[:, None])
+    record = mixed(world, "int4", True, (rows() // 2 % of == 1)[:, None], 3.0)
     record.labels["env"] = ["arc" if r // 2 % of == 1 else "math" for r in range(SIZE)] * STEPS
     return record
 
@@ -388,12 +387,12 @@ def never_synced(world: World, by: float, _: np.random.Generator) -> Record:
 
 @composed("stale_weights", tune=(1.5,), test=(1.0, 2.0))
 def head_never_synced(world: World, by: float, _: np.random.Generator) -> Record:
-    return mixed(world, "stale_tied_head", 1.0, True, by * of_steps(GROWING))
+    return mixed(world, "stale_tied_head", 3.0, True, by * of_steps(GROWING))
 
 
 @composed("precision_drift", tune=(1.0,), test=(0.8, 1.2))
 def low_precision_drift(world: World, by: float, _: np.random.Generator) -> Record:
-    return mixed(world, "int4", True, True, by * of_steps((0.5, 0.7, 0.9, 1.2)))
+    return mixed(world, "int4", True, True, by * of_steps((0.9, 1.1, 1.4, 1.7, 2.0, 2.3)))
 
 
 @composed("old_weights", tune=(1.0,), test=(0.7, 1.5))
@@ -412,14 +411,14 @@ def stale_prefix_cache(world: World, share: float, rng: np.random.Generator) -> 
 
 @composed("batch", tune=(8,), test=(6, 12))
 def unlabelled_rank(world: World, of: int, _: np.random.Generator) -> Record:
-    return mixed(world, "int4", True, (rows() % of == 3)[:, None], 2.0)
+    return mixed(world, "int4", True, (rows() % of == 3)[:, None], 4.0)
 
 
 @composed("odd_sequences", tune=(0.08,), test=(0.05, 0.12))
 def one_sequence_in_twenty(world: World, share: float, rng: np.random.Generator) -> Record:
     odd = np.zeros(ROWS, dtype=bool)
     odd[rng.permutation(ROWS)[: round(share * ROWS)]] = True
-    return mixed(world, "int4", True, odd[:, None], 3.0)
+    return mixed(world, "int4", True, odd[:, None], 6.0)
 
 
 @composed("retokenised", tune=(0.5,), test=(0.3, 0.8))
@@ -461,7 +460,7 @@ def experts_rerouted(world: World, share: float, rng: np.random.Generator) -> Re
 @composed("vocabulary", tune=(0.1,), test=(0.05, 0.2))
 def ids_above(world: World, share: float, _: np.random.Generator) -> Record:
     first = int((1 - share) * world.exact.shape[-1])
-    return mixed(world, "int4", True, world.token >= first, 4.0)
+    return mixed(world, "int4", True, world.token >= first, 6.0)
 
 
 @composed("missing_data", tune=(8,), test=(4, 12))
@@ -499,21 +498,21 @@ FAULTS: dict[str, Fault] = {
     "kv_cache_int8": engine(
         "kv_cache_int8", "numerics", "positions", tune=("head",), test=("token",), path="decode"
     ),
-    "dropout_in_train": engine("dropout_in_train", "numerics", tune=(0.1,), test=(0.05, 0.2)),
-    "stale_weights": engine("stale_weights", "numerics", tune=(1.0,), test=(0.5, 2.0)),
+    "dropout_in_train": engine("dropout_in_train", "numerics", tune=(0.2,), test=(0.4,)),
+    "stale_weights": engine("stale_weights", "numerics", tune=(3.0,), test=(5.0,)),
     "bf16_logits": engine("bf16_logits", "numerics", tune=(True,), test=()),
-    "norm_epsilon": engine("norm_epsilon", "softcap", "numerics", tune=(1e3,), test=(1e4, 1e5)),
-    "softcap": engine("softcap", "softcap", tune=(10.0,), test=(6.0, 15.0)),
-    "wrong_rope_base": engine("wrong_rope_base", "positions", tune=(2.0,), test=(1.3, 4.0)),
-    "attention_window": engine("attention_window", "attention_window", tune=(48,), test=(32, 64)),
+    "norm_epsilon": engine("norm_epsilon", "softcap", "numerics", tune=(1e4,), test=(1e5,)),
+    "softcap": engine("softcap", "softcap", tune=(10.0,), test=(7.0,)),
+    "wrong_rope_base": engine("wrong_rope_base", "positions", tune=(2.0,), test=(4.0,)),
+    "attention_window": engine("attention_window", "attention_window", tune=(48,), test=(64,)),
     "corrupted_vocabulary": engine(
-        "corrupted_vocabulary", "vocabulary", "head", tune=(0.125,), test=(0.06, 0.2)
+        "corrupted_vocabulary", "vocabulary", "head", tune=(0.125,), test=(0.2,)
     ),
-    "stale_tied_head": engine("stale_tied_head", "head", "numerics", tune=(1.0,), test=(0.5, 2.0)),
+    "stale_tied_head": engine("stale_tied_head", "head", "numerics", tune=(3.0,), test=(5.0,)),
     "mask_contamination": engine(
         "mask_contamination", "padding", tune=(True,), test=(), path="decode"
     ),
-    "batch_dependent": engine("batch_dependent", "batch", tune=(0.1,), test=(0.03, 0.3)),
+    "batch_dependent": engine("batch_dependent", "batch", tune=(0.1,), test=(0.2,)),
     "bos_added": engine("prefix", "template", tune=("bos",), test=()),
     "packed": engine("prefix", "packing", "template", tune=("last",), test=()),
     "replica_quantised": replica_quantised,
@@ -542,31 +541,30 @@ class Dump:
     """A dump to write, and what is known about it."""
 
     about: dict[str, Any]
-    prompts: list[tuple[int, ...]]
-    record: Record
+    make: Callable[[], tuple[list[tuple[int, ...]], Record]]
 
     def write(self, folder: Path) -> None:
-        record, writer = self.record, Writer(folder)
+        (prompts, record), writer = self.make(), Writer(folder)
         for step in range(STEPS):
             rows = range(step * SIZE, (step + 1) * SIZE)
             kept = [int(np.flatnonzero(record.mask[r])[-1]) + 1 for r in rows]
             some: dict[str, Any] = {}
             if record.staleness is not None:
                 some["staleness"] = [
-                    [*[0] * len(self.prompts[r]), *record.staleness[r, :n].tolist()]
+                    [*[0] * len(prompts[r]), *record.staleness[r, :n].tolist()]
                     for r, n in zip(rows, kept, strict=True)
                 ]
             none = float("nan")
             writer.step(
                 step + 1,
-                [[*self.prompts[r], *record.token[r, :n].tolist()] for r, n in _with(rows, kept)],
-                [[*[0] * len(self.prompts[r]), *record.mask[r, :n]] for r, n in _with(rows, kept)],
+                [[*prompts[r], *record.token[r, :n].tolist()] for r, n in _with(rows, kept)],
+                [[*[0] * len(prompts[r]), *record.mask[r, :n]] for r, n in _with(rows, kept)],
                 [
-                    [*[none] * len(self.prompts[r]), *np.minimum(record.train[r, :n], 0)]
+                    [*[none] * len(prompts[r]), *np.minimum(record.train[r, :n], 0)]
                     for r, n in _with(rows, kept)
                 ],
                 [
-                    [*[none] * len(self.prompts[r]), *np.minimum(record.infer[r, :n], 0)]
+                    [*[none] * len(prompts[r]), *np.minimum(record.infer[r, :n], 0)]
                     for r, n in _with(rows, kept)
                 ],
                 groups=[f"{step}.{r // 2}" for r in rows],
@@ -579,16 +577,21 @@ def _with(rows: Sequence[int], kept: Sequence[int]) -> Iterator[tuple[int, int]]
     return zip(rows, kept, strict=True)
 
 
+def _made(name: str, of: Fault, strength: Any, rng: np.random.Generator) -> tuple[Any, Record]:
+    world = world_of(name)
+    return world.prompts, of.make(world, strength, rng)
+
+
 def dumps(only: Sequence[str] = (), models: Sequence[str] = ()) -> Iterator[Dump]:
     """The dumps of every fault, strength and model."""
     for name, model in MODELS.items():
         if models and name not in models:
             continue
-        world = world_of(name)
         for fault, of in FAULTS.items():
             if only and fault not in only:
                 continue
-            for tuned, strength in (*((True, s) for s in of.tune), *((False, s) for s in of.test)):
+            strengths = [(True, s) for s in of.tune if model.tune or not of.test]
+            for tuned, strength in (*strengths, *((False, s) for s in of.test)):
                 rng = np.random.default_rng(
                     [sum(map(ord, f"{fault}{strength}")), list(MODELS).index(name)]
                 )
@@ -599,4 +602,4 @@ def dumps(only: Sequence[str] = (), models: Sequence[str] = ()) -> Iterator[Dump
                     "tune": tuned and model.tune,
                     "seen": model.tune,
                 }
-                yield Dump(about, world.prompts, of.make(world, strength, rng))
+                yield Dump(about, partial(_made, name, of, strength, rng))

@@ -10,9 +10,9 @@ from servanda.contract.clause import SliceRule
 from servanda.judgement.causes.case import Case
 from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED
 from servanda.judgement.causes.decision import causes_of
-from servanda.judgement.causes.gap_shape import Signatures, signatures_of
-from servanda.judgement.causes.sequence_search import OddSequences, find_sequences
-from servanda.judgement.causes.slice_search import FoundSlice, find_slices
+from servanda.judgement.causes.gap_shape import signatures_of
+from servanda.judgement.causes.sequence_search import find_sequences
+from servanda.judgement.causes.slice_search import find_slices
 from servanda.judgement.causes.token_table import TokenTable
 
 
@@ -24,7 +24,7 @@ class Explanation:
         cause, rival: names of the two likeliest causes; `unexplained` where no signature fits.
         evidence: the measured numbers that suggest it.
         experiment, command: what tells the two apart.
-        slices: those that explain the excess; sequences: the same, if no field tells them apart.
+        case: the signatures, slices and failed checks that it was decided on.
     """
 
     cause: str
@@ -32,12 +32,10 @@ class Explanation:
     evidence: str
     experiment: str
     command: str
-    slices: tuple[FoundSlice, ...]
-    sequences: OddSequences | None
-    signatures: Signatures
+    case: Case
 
     @property
-    def explained(self) -> bool:
+    def named(self) -> bool:
         return self.cause != UNEXPLAINED
 
     @property
@@ -51,7 +49,7 @@ class Explanation:
         """The slices as a contract has them."""
         return [
             SliceRule(name=f"found-{number}", match=found.match)  # type: ignore[call-arg]
-            for number, found in enumerate(self.slices, 1)
+            for number, found in enumerate(self.case.slices, 1)
         ]
 
 
@@ -72,17 +70,12 @@ def explain(
     most = max((found.share for found in slices), default=0.0)
     sequences = None if most >= 0.5 else find_sequences(table, limit)
     signatures = signatures_of(table)
-    case = Case(signatures, slices, sequences, limit, problems or {})
-    found = causes_of(case)
-    (cause, evidence), rival = found[0], CAUSES[found[0][0].rival]
+    return explained(Case(signatures, slices, sequences, limit, problems or {}), place)
+
+
+def explained(case: Case, place: str = "DIR") -> Explanation:
+    """The likely cause of a case; `place` is that of the data, for commands."""
+    (cause, evidence), *_ = causes_of(case)
     command = cause.command.replace("{dir}", quote(place))
-    return Explanation(
-        cause.name,
-        rival.name,
-        evidence,
-        cause.experiment,
-        command.replace("{step}", str(signatures.first_step)),
-        slices,
-        sequences,
-        signatures,
-    )
+    command = command.replace("{step}", str(case.signatures.first_step))
+    return Explanation(cause.name, cause.rival, evidence, cause.experiment, command, case)

@@ -10,8 +10,10 @@ _AT_START = 0.35  # a first step below this share of the last: nothing was wrong
 _CURVE = 0.15  # share of the variance that a function of the logprob has
 _TAIL = 0.35  # share of the gap in a hundredth of the tokens
 _IDS = 0.12
-_PENALTY_Z, _PENALTY_SHARE = 8.0, 0.02
+_PENALTY_Z, _PENALTY_SHARE = 3.0, 0.03
 _LENGTH = 1.4
+_LINEAR = 0.4  # share of the variance that a temperature explains
+_SPREAD = 0.62  # concentration of sequences that are alike, as real texts have it
 
 
 @rule("top_p")
@@ -29,7 +31,7 @@ def _(case: Case) -> str:
 @rule("temperature")
 def _(case: Case) -> str:
     s = case.signatures
-    if s.temperature_share < MOST_OF_IT:
+    if s.temperature_share < _LINEAR:
         return ""
     return (
         f"the engine sampled at about {s.temperature:.2f} times the trainer's; the log ratio "
@@ -112,7 +114,7 @@ def _(case: Case) -> str:
     s = case.signatures
     if grows(s) or case.slices or case.sequences is not None or s.tail > _TAIL:
         return ""
-    if s.concentration > MOST_OF_IT:
+    if s.concentration > _SPREAD:
         return ""
     return (
         f"all sequences, positions and steps alike, {s.rms:.2g} nats a token, as of "

@@ -19,6 +19,7 @@ import numpy as np
 from servanda.judgement.causes.candidates import Candidate, candidates
 from servanda.judgement.causes.token_table import Array, TokenTable
 from servanda.judgement.slices.rules import field_of
+from servanda.theory.stats.bets import weights_above
 from servanda.theory.stats.log_moment import LogMoment
 
 MOST = 3  # slices of an answer; each is tested at alpha / MOST
@@ -27,6 +28,7 @@ TIMES = 2.0  # a slice has more than this multiple of the gap of similar tokens 
 _LEAST_DEVIANCE = 30.0
 _LEAST_SHARE = 0.15  # of the excess; a smaller slice explains nothing
 _LARGEST = 0.7  # share of the tokens: the rest would be the slice
+_CHOOSING = 0.4  # share of the groups that choose
 _BEAM = 10  # best conditions that a second one is added to
 _SIMPLER = 1.08  # a second condition separates better by this factor
 
@@ -119,7 +121,7 @@ def find_slices(
 def halves(table: TokenTable, seed: int = 0) -> tuple[Array, Array]:
     """Masks of the tokens that choose and of those that test, by whole prompt groups."""
     groups = int(table.group_K.max(initial=-1)) + 1
-    first_G = np.random.default_rng(seed).permutation(groups) < groups / 2
+    first_G = np.random.default_rng(seed).permutation(groups) < _CHOOSING * groups
     return first_G[table.group_K], ~first_G[table.group_K]
 
 
@@ -130,7 +132,7 @@ def _evidence(table: TokenTable, inside_K: Array, bound: float) -> tuple[float, 
     mean_G = np.minimum(sum_G[n_G > 0] / n_G[n_G > 0], 1.0)
     if not len(mean_G):
         return -math.inf, 0
-    return LogMoment.of(mean_G).log_e_above(bound), len(mean_G)
+    return LogMoment.of(mean_G).log_e_above(bound, weights_above(bound)), len(mean_G)
 
 
 def _best(table: TokenTable, left_K: Array) -> Candidate | None:

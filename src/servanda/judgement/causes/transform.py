@@ -3,7 +3,8 @@
 # Two settings have a signature that kernel noise lacks.  A cut (top-p, top-k, min-p) that the
 # engine renormalises removes mass from the trainer's distribution, so the mean weight is below 1 by
 # that mass and hardly any weight exceeds 1.  A temperature changes log p to log p / T minus a
-# constant of the context, so the log ratio is linear in log p.
+# constant of the context, so the log ratio is linear in the engine's log p; that of the trainer
+# correlates with the log ratio for any noise.
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ENOUGH = 1000  # fewest tokens for a finding
 _FAR_NATS = math.log(2)
 _FAR_SHARE = 0.002  # share of tokens with a weight above 2: none for a cut, more for heavy tails
 _SIGMAS = 5.0
-_STEEPEST = 0.5  # |1 - 1/T|: large independent noise has a larger slope, about 1
+_STEEPEST = 0.5  # |T - 1|: independent noise has a larger slope
 _EDGES_NATS = np.geomspace(1e-4, 20.0, 40)  # of bins of -log p
 
 
@@ -28,7 +29,7 @@ class Transform:
     def __init__(self) -> None:
         self.n = self.far = 0
         self.above = self.below = self.squares = 0.0  # of (w - 1)^+, (1 - w)^+ and (w - 1)^2
-        # of each bin of log p_train: tokens, and sums of x, d, xd, dd; x = log p, d = log ratio
+        # of each bin of log p_infer: tokens, and sums of x, d, xd, dd; x = log p, d = log ratio
         self.bins = np.zeros((5, len(_EDGES_NATS) + 1))
 
     def add(self, logp_train_N: Array, logp_infer_N: Array) -> None:
@@ -41,7 +42,7 @@ class Transform:
         self.below -= float(np.minimum(gap_N, 0.0).sum())
         self.squares += float((gap_N * gap_N).sum())
         known_N = np.isfinite(d_N)
-        x_K, d_K = logp_train_N[known_N], d_N[known_N]
+        x_K, d_K = logp_infer_N[known_N], d_N[known_N]
         bin_K = np.searchsorted(_EDGES_NATS, -x_K)
         for row, values_K in enumerate((None, x_K, d_K, x_K * d_K, d_K * d_K)):
             self.bins[row] += np.bincount(bin_K, values_K, minlength=self.bins.shape[1])
@@ -62,10 +63,10 @@ class Transform:
     def temperature(self) -> tuple[float, float]:
         """The engine's temperature over the trainer's, and the share of the variance of d it has.
 
-        d = (1 - 1/T) x - c of the context, and c is about (1/T - 1) times its entropy.  With b =
-        1 - 1/T, d is b (x + cross entropy): its mean is near 0 in each context, so its variance
-        over its covariance with x is b, however the entropies of contexts vary.  The share of the
-        variance of d that lies between bins of x is at most what b explains.  (1, 0) if unknown.
+        With x = log p_infer, d is (T - 1)(x + the entropy of the context) to first order, and
+        tokens come from infer, so that its variance over its covariance with x is T - 1, however
+        the entropies of contexts vary.  The share of the variance of d that lies between bins of
+        x is at most what T explains.  (1, 0) if unknown.
         """
         n, x, d, xd, dd = self.bins.sum(axis=1)
         if n < ENOUGH:
@@ -73,7 +74,7 @@ class Transform:
         spread, slope = dd / n - (d / n) ** 2, xd / n - x / n * d / n
         if not (spread > 0 and slope) or abs(b := spread / slope) > _STEEPEST:
             return 1.0, 0.0
-        return 1 / (1 - b), self.between()
+        return 1 + b, self.between()
 
     def between(self) -> float:
         """The share of the variance of d that lies between bins of log p."""

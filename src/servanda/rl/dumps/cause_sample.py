@@ -28,32 +28,18 @@ def explain_dump(
         problems: failed data quality checks, by name.
         place: of the dump, for commands.
     """
-    steps = sampled_steps(dump.steps)
-    return explain_blocks(blocks(dump.of(steps).read()), len(steps), limit, problems, place)
+    steps = _spread(dump.steps)
+    pairs = _pairs(blocks(dump.of(steps).read()), SAMPLE_TOKENS // max(len(steps), 1))
+    table = TokenTable.of(pairs)
+    return None if table is None else explain(table, limit, problems, place)
 
 
-def sampled_steps(steps: Sequence[int]) -> list[int]:
+def _spread(steps: Sequence[int]) -> list[int]:
     """At most _STEPS steps, evenly spread, with the first and the last."""
     if len(steps) <= _STEPS:
         return [*steps]
     at = np.linspace(0, len(steps) - 1, _STEPS).round().astype(int)
     return [steps[i] for i in at]
-
-
-def explain_blocks(
-    read: Iterator[Rollouts],
-    steps: int,
-    limit: float,
-    problems: Mapping[str, str],
-    place: str,
-) -> Explanation | None:
-    """The same of some blocks, in the order of their steps.
-
-    Args:
-        steps: their number.
-    """
-    table = TokenTable.of(_pairs(read, SAMPLE_TOKENS // max(steps, 1)))
-    return None if table is None else explain(table, limit, problems, place)
 
 
 def _pairs(read: Iterator[Rollouts], each: int) -> Iterator[tuple[int, TracePair, Sequence[str]]]:
@@ -78,7 +64,7 @@ def lines_of(cause: str, explanation: Explanation | None) -> Iterator[str]:
     yield f"Likely cause   {cause}"
     if explanation is None:
         return
-    for rule, found in zip(explanation.rules, explanation.slices, strict=True):
+    for rule, found in zip(explanation.rules, explanation.case.slices, strict=True):
         part = (
             f"{100 * found.share:.0f} % of the excess in {100 * found.tokens:.2g} % of the tokens"
         )

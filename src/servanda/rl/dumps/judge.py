@@ -276,7 +276,7 @@ def _blind_spots(
 
 def _cause(explanation: Explanation | None, verdict: Verdict) -> str:
     """The likely cause, or that the steps have changed."""
-    found = explanation is not None and explanation.explained
+    found = explanation is not None and explanation.named
     if explanation is None or (not found and changed(verdict.cells)):
         return changed(verdict.cells)
     return explanation.text if found or verdict.outcome != "error" else ""
