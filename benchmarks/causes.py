@@ -37,13 +37,14 @@ output.
 
 ## The rule
 
-1. **Slices.** Prompt groups are divided into two halves before anything is looked at. The first
-   half chooses: a greedy search over labels, prompt length, position (from the start, from the
+1. **Slices.** Prompt groups are divided into two parts before anything is looked at. The first
+   part chooses: a greedy search over labels, prompt length, position (from the start, from the
    end, modulo block sizes), turn, token id, age of the weights and index in the step finds the one
    or two conditions that separate tokens best. Tokens are compared with others of about the same
-   logprob, because rare tokens differ more between any two kernels. The second half tests the
+   logprob, because rare tokens differ more between any two kernels. The second part tests the
    slice once: a bounded e-value over prompt groups has to show that the slice's mean of
-   |p − q| / (p + q) is above both the limit and twice the mean of similar tokens outside. At most
+   |p − q| / (p + q) is above twice the mean of similar tokens outside. A slice within the limit
+   is not tested. At most
    three slices are tested, each at a third of 1 %, so at most 1 % of the dumps of independent
    prompt groups get a slice that is not above these numbers.
 2. **Sequences.** If no slice explains half of the excess, each sequence is tested by itself. A few
@@ -57,8 +58,9 @@ output.
    If no rule fits, the answer is *unexplained*.
 
 What a dump cannot separate has one name: `numerics` is a gap that is alike in all sequences,
-positions and steps, and may be precision, quantisation, a kernel, or weights of another
-checkpoint. The next command separates them.
+positions and steps, and may be precision, quantisation, a constant such as an epsilon, or
+weights of another checkpoint. A temperature and a cap on the logits look alike. The next command
+separates them.
 
 ## Measured
 

@@ -502,8 +502,8 @@ FAULTS: dict[str, Fault] = {
     "stale_weights": engine("stale_weights", "numerics", tune=(3.0,), test=(5.0,)),
     "bf16_logits": engine("bf16_logits", "numerics", tune=(True,), test=()),
     "norm_epsilon": engine("norm_epsilon", "softcap", "numerics", tune=(1e4,), test=(1e5,)),
-    "softcap": engine("softcap", "softcap", tune=(10.0,), test=(7.0,)),
-    "wrong_rope_base": engine("wrong_rope_base", "positions", tune=(2.0,), test=(4.0,)),
+    "softcap": engine("softcap", "softcap", "temperature", tune=(10.0,), test=(7.0,)),
+    "wrong_rope_base": engine("wrong_rope_base", "positions", "numerics", tune=(2.0,), test=(4.0,)),
     "attention_window": engine("attention_window", "attention_window", tune=(48,), test=(64,)),
     "corrupted_vocabulary": engine(
         "corrupted_vocabulary", "vocabulary", "head", tune=(0.125,), test=(0.2,)

@@ -13,7 +13,7 @@ def pairs(seed, steps=6, size=SIZE, noise=0.15, wrong=None, lengths=None, labels
     """A pair of each step, two answers to a prompt.
 
     Args:
-        noise: of the log ratio, nats; rare tokens have more.
+        noise: of the log ratio, nats, a number or one for each step; rare tokens have more.
         wrong: (row [S, 1], prompt tokens [S, 1], position [T], token [S, T], rng) -> where the
             noise is 2 nats, [S, T].
         lengths: rng -> tokens of each prompt, [S].
@@ -24,7 +24,8 @@ def pairs(seed, steps=6, size=SIZE, noise=0.15, wrong=None, lengths=None, labels
         length_S = rng.integers(20, 400, size) if lengths is None else lengths(rng)
         token_ST = (rng.pareto(0.4, (size, WIDTH)) * 50).astype(int) % VOCABULARY
         infer_ST = -rng.exponential(0.8, token_ST.shape) * rng.choice([0.1, 1, 3], token_ST.shape)
-        noise_ST = noise * (1 - np.exp(infer_ST)) * np.exp(spread * rng.standard_normal((size, 1)))
+        own = noise(step) if callable(noise) else noise
+        noise_ST = own * (1 - np.exp(infer_ST)) * np.exp(spread * rng.standard_normal((size, 1)))
         position_T = np.arange(WIDTH)
         if wrong is not None:
             row_S1 = np.arange(size)[:, None]

@@ -19,7 +19,7 @@ class Cause:
     """One cause.
 
     Args:
-        words: what it is, for a report.
+        words: what it is, for a report; {where} is the label of a slice.
         rival: the cause that looks most like it.
         experiment: what to measure to tell the two apart.
         command: the same as a command; {dir} and {step} are filled in.
@@ -56,7 +56,7 @@ _ALL = (
     ),
     Cause(
         "temperature",
-        "a temperature that one side alone applies",
+        "a temperature, or another scale of the logits, that one side alone applies",
         "softcap",
         "whether the sampled tokens follow the logprobs that the engine reports",
         _SELFTEST,
@@ -98,21 +98,21 @@ _ALL = (
     ),
     Cause(
         "stale_replica",
-        "one engine that keeps old weights",
+        "{where}: an engine that keeps old weights",
         "one_engine",
         "whether each replica takes over the weights of a sync",
         "servanda preflight --checkpoint DIR --url URL_A --url URL_B",
     ),
     Cause(
         "one_engine",
-        "its weights, its build, its hardware",
+        "{where}: its weights, its build, its hardware",
         "stale_replica",
         "that engine against another of the same weights",
         _REPLICAS,
     ),
     Cause(
         "one_kind",
-        "its prompts, its sampling, its tools",
+        "requests of {where}: its prompts, its sampling, its tools",
         "template",
         "these prompts alone, through both sides",
         f"{_COMPARE} --prompts FILE",
@@ -224,8 +224,8 @@ _ALL = (
     ),
     Cause(
         "numerics",
-        "the arithmetic or the weights of one side, throughout: precision, quantisation, kernels, "
-        "or another checkpoint",
+        "the arithmetic, a constant or the weights of one side, throughout: precision, "
+        "quantisation, rope, epsilon, or another checkpoint",
         "stale_weights",
         "whether both sides have the same weights, and how large the gap is in float32",
         _PREFLIGHT,

@@ -15,9 +15,9 @@ ORDER = (
     *("missing_data", "shift", "raw_logprobs"),
     *("stale_replica", "one_engine", "one_kind", "old_weights", "retokenised"),
     *("top_p", "temperature", "penalty"),
-    *("vocabulary", "end_of_answer", "blocks", "batch", "attention_window", "padding"),
-    *("packing", "template", "stale_cache", "odd_sequences", "precision_drift", "stale_weights"),
-    *("positions", "routing", "head", "softcap", "numerics"),
+    *("vocabulary", "end_of_answer", "blocks", "stale_cache", "batch", "attention_window"),
+    *("padding", "packing", "template", "odd_sequences", "precision_drift", "stale_weights"),
+    *("positions", "routing", "softcap", "head", "numerics"),
 )
 
 

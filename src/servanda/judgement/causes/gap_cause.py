@@ -14,6 +14,7 @@ from servanda.judgement.causes.gap_shape import signatures_of
 from servanda.judgement.causes.sequence_search import find_sequences
 from servanda.judgement.causes.slice_search import find_slices
 from servanda.judgement.causes.token_table import TokenTable
+from servanda.judgement.slices.rules import LABEL
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,16 @@ class Explanation:
     @property
     def text(self) -> str:
         """The cause and its evidence in one line."""
-        words = CAUSES[self.cause].words
+        words = CAUSES[self.cause].words.replace("{where}", self._where)
         return f"{words}; {self.evidence}"
+
+    @property
+    def _where(self) -> str:
+        """The label of the main slice, such as "env math"."""
+        for name, conditions in (self.case.main.match if self.case.main else {}).items():
+            if name.startswith(LABEL):
+                return f"{name.removeprefix(LABEL)} {conditions['in'][0]}"
+        return "one label"
 
     @property
     def rules(self) -> list[SliceRule]:

@@ -36,6 +36,7 @@ class Signatures:
         first: rate of the first step over that of the last third; first_gap: its gap.
         first_step: its number.
         growth: rate of the last third of the steps over that of the first third.
+        uneven: largest rate of a step over the smallest.
         growth_z: the same, in standard errors over the sequences, of the logarithm.
         start: rate of the first four response tokens over that of the others.
         turn_start: rate of the first three tokens of later turns over that of the others.
@@ -65,6 +66,7 @@ class Signatures:
     first_step: int
     growth: float | None
     growth_z: float
+    uneven: float | None
     start: float | None
     turn_start: float | None
     length: float | None
@@ -85,7 +87,7 @@ def signatures_of(table: TokenTable) -> Signatures:
     cut, cut_share = transform.cut()
     temperature, temperature_share = transform.temperature()
     ratio_K = np.clip(table.log_ratio_K, -5.0, 5.0)
-    first, first_gap, growth, growth_z = _over_steps(table, base_K)
+    first, first_gap, growth, growth_z, uneven = _over_steps(table, base_K)
     repeated, repeated_share = _repeated(table, ratio_K)
     position_K = table.numbers["context.position"]
     return Signatures(
@@ -106,6 +108,7 @@ def signatures_of(table: TokenTable) -> Signatures:
         int(table.step_K.min()),
         growth,
         growth_z,
+        uneven,
         _ratio(table, base_K, position_K < 4),
         _turn_start(table, base_K),
         *_by_length(table, base_K),
@@ -156,21 +159,22 @@ def _concentration(table: TokenTable, base_K: Array) -> float:
 
 def _over_steps(
     table: TokenTable, base_K: Array
-) -> tuple[float | None, float | None, float | None, float]:
-    """first, first_gap, growth and growth_z."""
+) -> tuple[float | None, float | None, float | None, float, float | None]:
+    """first, first_gap, growth, growth_z and uneven."""
     steps = np.unique(table.step_K)
     if len(steps) < 3:
-        return None, None, None, 0.0
+        return None, None, None, 0.0, None
     third = max(1, len(steps) // 3)
     early_K, late_K = table.step_K < steps[third], table.step_K >= steps[-third]
     first_K = table.step_K == steps[0]
     begin, early, late = (_rate(table, base_K, of) for of in (first_K, early_K, late_K))
     if begin is None or not early or not late:
-        return None, None, None, 0.0
+        return None, None, None, 0.0, None
     error = math.hypot(*(_log_error(table, base_K, of) for of in (early_K, late_K)))
     growth = late / early
     z = math.log(growth) / error if error else 0.0
-    return begin / late, float(table.gap_K[first_K].mean()), growth, z
+    rates = [r for step in steps if (r := _rate(table, base_K, table.step_K == step))]
+    return begin / late, float(table.gap_K[first_K].mean()), growth, z, max(rates) / min(rates)
 
 
 def _log_error(table: TokenTable, base_K: Array, of_K: Array) -> float:

@@ -28,13 +28,13 @@ def _(case: Case) -> str:
     found = _label(case, *INFRASTRUCTURE)
     if found is None or not grows(case.signatures):
         return ""
-    return f"{_value(found)}, whose gap grows x{case.signatures.growth:.2g}; {explains(found)}"
+    return f"its gap grows x{case.signatures.growth:.2g}; {explains(found)}"
 
 
 @rule("one_engine")
 def _(case: Case) -> str:
     found = _label(case, *INFRASTRUCTURE)
-    return f"{_value(found)} alone; {explains(found)}" if found else ""
+    return explains(found) if found else ""
 
 
 @rule("one_kind")
@@ -46,18 +46,13 @@ def _(case: Case) -> str:
         or _label(case, *INFRASTRUCTURE)
     ):
         return ""
-    return f"requests of {_value(main)}; {explains(main)}"
+    return explains(main)
 
 
 def _label(case: Case, *names: str) -> FoundSlice | None:
     main = case.main
     first = "" if main is None else next(iter(main.match))
     return main if first.startswith(LABEL) and first.removeprefix(LABEL) in names else None
-
-
-def _value(found: FoundSlice) -> str:
-    name, conditions = next(iter(found.match.items()))
-    return f"{name.removeprefix(LABEL)} {conditions['in'][0]}"
 
 
 @rule("old_weights")

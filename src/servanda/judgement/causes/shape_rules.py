@@ -9,10 +9,11 @@ from servanda.judgement.causes.case import MOST_OF_IT, SURE_Z, Case, grows, rule
 _AT_START = 0.35  # a first step below this share of the last: nothing was wrong before an update
 _CURVE = 0.15  # share of the variance that a function of the logprob has
 _TAIL = 0.35  # share of the gap in a hundredth of the tokens
-_IDS = 0.12
+_IDS = 0.3
 _PENALTY_Z, _PENALTY_SHARE = 3.0, 0.03
 _LENGTH = 1.4
 _LINEAR = 0.4  # share of the variance that a temperature explains
+_UNEVEN = 2.0  # largest over smallest rate of steps that are alike
 _SPREAD = 0.62  # concentration of sequences that are alike, as real texts have it
 
 
@@ -114,7 +115,7 @@ def _(case: Case) -> str:
     s = case.signatures
     if grows(s) or case.slices or case.sequences is not None or s.tail > _TAIL:
         return ""
-    if s.concentration > _SPREAD:
+    if s.concentration > _SPREAD or (s.uneven or 1.0) > _UNEVEN:
         return ""
     return (
         f"all sequences, positions and steps alike, {s.rms:.2g} nats a token, as of "

@@ -1,8 +1,8 @@
 # Slice search: the few slices of tokens that explain a gap, found without being named.
 #
-# Prompt groups are divided into two halves before anything is looked at.  The first half chooses:
-# a greedy search over one or two conditions, for the slice that separates tokens best.  The second
-# half tests each chosen slice once, by a bounded e-value over its groups.  Tokens are compared with
+# Prompt groups are divided into two parts before anything is looked at.  The first part chooses: a
+# greedy search over one or two conditions, for the slice that separates tokens best.  The second
+# tests each chosen slice once, by a bounded e-value over its groups.  Tokens are compared with
 # others of about the same logprob: rare tokens differ more between any two kernels.
 #
 # Axes: K tokens, G prompt groups.
@@ -42,7 +42,7 @@ class FoundSlice:
         inside, outside: mean |p - q| / (p + q) of its tokens, and of similar ones outside.
         share: share of the excess over those that it explains.
         tokens: its share of all tokens; groups: prompt groups that it was tested on.
-        log_e: evidence of the held-out half that its mean is above `limit`, nats.
+        log_e: evidence of the other part that its mean is above `bound`, nats.
     """
 
     match: Mapping[str, Mapping[str, Any]]
@@ -52,7 +52,7 @@ class FoundSlice:
     tokens: float
     groups: int
     log_e: float
-    limit: float
+    bound: float
 
     @property
     def fields(self) -> set[str]:
@@ -71,9 +71,10 @@ def find_slices(
     """At most MOST slices that explain the gap of a table.
 
     Args:
-        limit: of the gap, on the mean of |p - q| / (p + q): a slice within it explains nothing.
-        alpha: probability that any returned slice has, in fact, a mean within both `limit` and
-            TIMES times the mean of similar tokens outside, as the first half measures it.
+        limit: of the gap, on the mean of |p - q| / (p + q): a slice that is within it in the first
+            part explains nothing.
+        alpha: probability that any returned slice has, in fact, at most TIMES times the mean of
+            similar tokens outside, as the first part measures it.
 
     The guarantee is about prompt groups that are independent draws: within a group tokens and
     sequences may depend on each other in any way.
@@ -81,6 +82,8 @@ def find_slices(
     chosen_K, tested_K = halves(table)
     chosen, tested = table.taken(chosen_K), table.taken(tested_K)
     found: list[FoundSlice] = []
+    if not (chosen.gap_K.any() and len(tested)):
+        return ()
     left_K = np.ones(len(chosen), dtype=bool)
     rest_K = np.ones(len(tested), dtype=bool)
     whole = None
@@ -97,7 +100,10 @@ def find_slices(
         if excess < _LEAST_SHARE * whole:
             break
         outside = float(base_K[inside_K].mean())
-        bound = min(max(limit, TIMES * outside), 1.0)
+        inside = float(chosen.gap_K[inside_K].mean())
+        if inside < limit:
+            break
+        bound = min(TIMES * outside, 1.0)
         in_test_K = rest_K & best.mask(tested)
         log_e, groups = _evidence(tested, in_test_K, bound)
         if log_e < math.log(MOST / alpha):
@@ -105,7 +111,7 @@ def find_slices(
         found.append(
             FoundSlice(
                 best.match,
-                float(chosen.gap_K[inside_K].mean()),
+                inside,
                 outside,
                 min(excess / whole, 1.0),
                 float(inside_K.mean()),
