@@ -109,8 +109,8 @@ def judged(dump: Dump) -> dict[str, Any]:
     return {"outcome": outcome, "cause": found.cause, "evidence": evidence, "slices": slices}
 
 
-def measure(only: Sequence[str], models: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for dump in dumps(only, models):
+def measure(only: Sequence[str], models: Sequence[str], few: bool) -> Iterator[dict[str, Any]]:
+    for dump in dumps(only, models, few):
         yield {**dump.about, **judged(dump)}
 
 
@@ -182,11 +182,12 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", nargs="*", default=())
+    parser.add_argument("--few", action="store_true", help="One strength of each fault.")
     parser.add_argument("--models", nargs="*", default=())
     args = parser.parse_args()
     if args.measure:
         rows = []
-        for row in measure(args.only, args.models):
+        for row in measure(args.only, args.models, args.few):
             print(
                 row["model"],
                 row["fault"],

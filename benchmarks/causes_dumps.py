@@ -582,8 +582,10 @@ def _made(name: str, of: Fault, strength: Any, rng: np.random.Generator) -> tupl
     return world.prompts, of.make(world, strength, rng)
 
 
-def dumps(only: Sequence[str] = (), models: Sequence[str] = ()) -> Iterator[Dump]:
-    """The dumps of every fault, strength and model."""
+def dumps(
+    only: Sequence[str] = (), models: Sequence[str] = (), few: bool = False
+) -> Iterator[Dump]:
+    """The dumps of every fault, strength and model; of a few, the first strength alone."""
     for name, model in MODELS.items():
         if models and name not in models:
             continue
@@ -591,7 +593,8 @@ def dumps(only: Sequence[str] = (), models: Sequence[str] = ()) -> Iterator[Dump
             if only and fault not in only:
                 continue
             strengths = [(True, s) for s in of.tune if model.tune or not of.test]
-            for tuned, strength in (*strengths, *((False, s) for s in of.test)):
+            strengths += [(False, s) for s in of.test]
+            for tuned, strength in strengths[:1] if few else strengths:
                 rng = np.random.default_rng(
                     [sum(map(ord, f"{fault}{strength}")), list(MODELS).index(name)]
                 )

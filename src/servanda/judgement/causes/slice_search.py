@@ -177,9 +177,11 @@ def _score(table: TokenTable, left_K: Array, of: Candidate) -> float:
     """The deviance of one slice against the tokens outside, which alone set what is expected."""
     inside_K = left_K & of.mask(table)
     base_K = table.expected(left_K & ~inside_K)
-    sums = [float(v[k].sum()) for v in (table.gap_K, base_K) for k in (inside_K, left_K)]
-    spread = float((table.gap_K[left_K] ** 2).sum()) / max(sums[1], 1e-300)
-    score = _deviance(*(np.array([value]) for value in (sums[0], sums[2])), sums[1], sums[3])
+    x, b, whole_x, whole_b = (
+        float(v[k].sum()) for k in (inside_K, left_K) for v in (table.gap_K, base_K)
+    )
+    spread = float((table.gap_K[left_K] ** 2).sum()) / max(whole_x, 1e-300)
+    score = _deviance(np.array([x]), np.array([b]), whole_x, whole_b)
     return float(score[0]) / spread * of.handicap
 
 

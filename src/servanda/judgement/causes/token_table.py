@@ -134,13 +134,12 @@ class TokenTable:
     def taken(self, keep_K: Array) -> TokenTable:
         """The table of some of the tokens."""
         return TokenTable(
-            *(
-                column[keep_K]
-                for column in (
-                    *(self.step_K, self.sequence_K, self.group_K),
-                    *(self.train_K, self.infer_K, self.token_K),
-                )
-            ),
+            self.step_K[keep_K],
+            self.sequence_K[keep_K],
+            self.group_K[keep_K],
+            self.train_K[keep_K],
+            self.infer_K[keep_K],
+            self.token_K[keep_K],
             {name: column[keep_K] for name, column in self.numbers.items()},
             {name: (texts, code[keep_K]) for name, (texts, code) in self.labels.items()},
             self.repeated_K[keep_K],
