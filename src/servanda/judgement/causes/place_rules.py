@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from servanda.judgement.causes.case import GROWS, RULES, Case, Rule, explains, grows, rule
+from servanda.judgement.causes.case import RULES, Case, Rule, explains, grows, rule
 from servanda.judgement.causes.gap_shape import WORST
 from servanda.judgement.causes.slice_search import FoundSlice
 from servanda.judgement.slices.rules import LABEL, modulo
 
 INFRASTRUCTURE = ("replica", "rank", "engine")
 _START = 3.0
+_OLD = 2.0
 _FEW_SEQUENCES = 0.75  # of concentration: stale caches .93, FP8 .39, a lost adapter .51
 
 
@@ -58,9 +59,10 @@ def _label(case: Case, *names: str) -> FoundSlice | None:
 @rule("old_weights")
 def _(case: Case) -> str:
     found, stale = case.sliced("outcome.staleness"), case.signatures.stale
-    if found is None or stale is None or stale < GROWS:
+    if stale is None or stale < _OLD or (found is None and case.main is not None):
         return ""
-    return f"tokens of older weights have x{stale:.2g} the gap of the others; {explains(found)}"
+    more = f"; {explains(found)}" if found else ""
+    return f"tokens of older weights have x{stale:.2g} the gap of the others{more}"
 
 
 @rule("retokenised")
@@ -113,7 +115,7 @@ def _(case: Case) -> str:
 
 @rule("padding")
 def _(case: Case) -> str:
-    found = case.sliced("request.prompt_tokens")
+    found = case.sliced("request.prompt_tokens", "context.length")
     if found is None or "lt" not in next(iter(found.match.values())):
         return ""
     return explains(found)
@@ -134,7 +136,7 @@ def _(case: Case) -> str:
 
 
 def _early(case: Case) -> FoundSlice | None:
-    found = case.sliced("context.position", "context.length", "context.turn_position")
+    found = case.sliced("context.position", "context.turn_position")
     if found is None:
         return None
     first = next(iter(found.match.values()))

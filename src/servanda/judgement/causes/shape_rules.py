@@ -7,9 +7,9 @@ import math
 from servanda.judgement.causes.case import MOST_OF_IT, SURE_Z, Case, grows, rule
 
 _AT_START = 0.35  # a first step below this share of the last: nothing was wrong before an update
-_CURVE = 0.15  # share of the variance that a function of the logprob has
+_CURVE = 0.35  # share of the variance that a function of the logprob has
 _TAIL = 0.35  # share of the gap in a hundredth of the tokens
-_IDS = 0.3
+_IDS = 0.35
 _PENALTY_Z, _PENALTY_SHARE = 3.0, 0.03
 _LENGTH = 1.4
 _LINEAR = 0.4  # share of the variance that a temperature explains
