@@ -37,7 +37,7 @@ output.
 
 ## The rule
 
-1. **Slices.** Prompt groups are divided into two parts before anything is looked at. The first
+1. **Slices.** Prompt groups are divided into two parts before anything is examined. The first
    part chooses: a greedy search over labels, prompt length, position (from the start, from the
    end, modulo block sizes), turn, token id, age of the weights and index in the step finds the one
    or two conditions that separate tokens best. Tokens are compared with others of about the same

@@ -364,14 +364,14 @@ GROWING = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5)
 @composed("one_engine", "stale_replica", tune=(4,), test=(3, 6))
 def replica_of_another_build(world: World, of: int, _: np.random.Generator) -> Record:
     record = mixed(world, *OTHER, (rows() % of == 1)[:, None])
-    record.labels["replica"] = [f"r{r % of}" for r in range(ROWS)]
+    record.labels["replica"] = [f"r{r % of}" for r in rows()]
     return record
 
 
 @composed("stale_replica", tune=(4,), test=(3, 6))
 def replica_stale(world: World, of: int, _: np.random.Generator) -> Record:
     record = mixed(world, *OLD, (rows() % of == 1)[:, None], of_steps(GROWING) / 1.5)
-    record.labels["replica"] = [f"r{r % of}" for r in range(ROWS)]
+    record.labels["replica"] = [f"r{r % of}" for r in rows()]
     return record
 
 

@@ -1,2 +1,2 @@
-# Causes: which slices explain a gap that nobody named, what its numbers look like, and what that
-# suggests.
+# Causes: which slices explain a gap although they are not named, what its numbers look like, and what
+# that suggests.

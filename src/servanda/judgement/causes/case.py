@@ -36,6 +36,11 @@ class Case:
         best = max(self.slices, key=lambda s: s.share, default=None)
         return best if best is not None and best.share >= MOST_OF_IT else None
 
+    @property
+    def placed(self) -> bool:
+        """Whether the gap is in one place, and not everywhere."""
+        return self.main is not None or self.sequences is not None
+
     def sliced(self, *bases: str) -> FoundSlice | None:
         """The main slice, if its first condition is on one of these fields."""
         main = self.main

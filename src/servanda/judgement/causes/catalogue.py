@@ -1,4 +1,4 @@
-# The causes that a gap can be given, and for each the experiment that tells it from its rival.
+# The causes that a gap can have, and for each the experiment that separates it from its rival.
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ class Explanation:
     """The likely cause of a gap.
 
     Args:
-        cause, rival: names of the two likeliest causes; `unexplained` where no signature fits.
+        cause, rival: names of the two most likely causes; `unexplained` where no signature fits.
         evidence: the measured numbers that suggest it.
-        experiment, command: what tells the two apart.
+        experiment, command: what separates the two.
         case: the signatures, slices and failed checks that it was decided on.
     """
 

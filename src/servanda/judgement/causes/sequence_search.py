@@ -1,4 +1,4 @@
-# Sequence search: whether a few sequences explain a gap, though no field tells them apart.
+# Sequence search: whether a few sequences explain a gap, though no field separates them.
 #
 # Axes: K tokens, Q sequences, J bets.
 

@@ -20,7 +20,7 @@ _SPREAD = 0.62  # concentration of sequences that are alike, as real texts have 
 @rule("top_p")
 def _(case: Case) -> str:
     s = case.signatures
-    if s.cut_share < MOST_OF_IT:
+    if s.cut_share < MOST_OF_IT or case.placed:
         return ""
     return (
         f"the engine cannot sample {100 * s.cut:.2g} % of the trainer's mass and renormalises "
@@ -32,7 +32,7 @@ def _(case: Case) -> str:
 @rule("temperature")
 def _(case: Case) -> str:
     s = case.signatures
-    if s.temperature_share < _LINEAR:
+    if s.temperature_share < _LINEAR or case.placed:
         return ""
     return (
         f"the engine sampled at about {s.temperature:.2f} times the trainer's; the log ratio "

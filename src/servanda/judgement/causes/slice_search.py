@@ -1,6 +1,6 @@
 # Slice search: the few slices of tokens that explain a gap, found without being named.
 #
-# Prompt groups are divided into two parts before anything is looked at.  The first part chooses: a
+# Prompt groups are divided into two parts before anything is examined.  The first part chooses: a
 # greedy search over one or two conditions, for the slice that separates tokens best.  The second
 # tests each chosen slice once, by a bounded e-value over its groups.  Tokens are compared with
 # others of about the same logprob: rare tokens differ more between any two kernels.
