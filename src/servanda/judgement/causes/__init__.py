@@ -1,2 +1,2 @@
-# Causes: which slices explain a gap although they are not named, what its numbers look like, and what
-# that suggests.
+# Causes: the slices that explain a gap although they are not named, what its numbers look like, and
+# the cause that they suggest.

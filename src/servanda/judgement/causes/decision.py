@@ -22,7 +22,7 @@ ORDER = (
 
 
 def causes_of(case: Case) -> list[tuple[Cause, str]]:
-    """The causes that fit, most likely first, each with its evidence; `unexplained` if none does."""
+    """The causes that fit, most likely first, with their evidence; `unexplained` if none does."""
     found = [(CAUSES[name], text) for name in ORDER if (text := RULES[name](case))]
     return found or [(CAUSES[UNEXPLAINED], _measured(case.signatures))]
 
