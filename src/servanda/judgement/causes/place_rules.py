@@ -12,6 +12,7 @@ from servanda.judgement.slices.rules import LABEL, modulo
 INFRASTRUCTURE = ("replica", "rank", "engine")
 _START = 3.0
 _OLD = 2.0
+_END = 0.2  # share of the tokens that are the end of their responses
 _FEW_SEQUENCES = 0.75  # of concentration: stale caches .93, FP8 .39, a lost adapter .51
 
 
@@ -82,8 +83,16 @@ def _(case: Case) -> str:
 
 @rule("end_of_answer")
 def _(case: Case) -> str:
-    found = case.sliced("outcome.from_end")
+    found = case.sliced("outcome.from_end") or _late(case)
     return explains(found) if found else ""
+
+
+def _late(case: Case) -> FoundSlice | None:
+    """The last few positions of the responses, if the main slice is these."""
+    found = case.sliced("context.position")
+    if found is None or "gte" not in next(iter(found.match.values())):
+        return None
+    return found if found.tokens <= _END else None
 
 
 @rule("blocks")
