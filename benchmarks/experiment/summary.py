@@ -12,7 +12,10 @@ from benchmarks.experiment.record import Run
 from benchmarks.experiment.sections import final, fires_on_healthy
 
 OURS = {
-    "drill": "preflight sync test", "trend": "trend", "change": "change", "follow": "follow",
+    "drill": "preflight sync test",
+    "trend": "trend",
+    "change": "change",
+    "follow": "follow",
     "monitor": "monitor",
 }
 

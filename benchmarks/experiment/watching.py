@@ -74,8 +74,12 @@ class Followed:
         found = self.follow.observe(version, self.train(rows), self.infer(rows))
         low, high = found.interval
         return {
-            "version": version, "outcome": found.outcome, "cause": found.cause,
-            "slope": found.slope, "low": low, "high": high,
+            "version": version,
+            "outcome": found.outcome,
+            "cause": found.cause,
+            "slope": found.slope,
+            "low": low,
+            "high": high,
         }
 
 

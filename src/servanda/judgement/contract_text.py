@@ -65,7 +65,7 @@ def completed(preset: str, parts: Parts) -> str:
         "claim": [f"claim: {parts.claim}"],
         "kernels": ["kernels:", *kernels],
         "workload": _workload(parts),
-        "slices": ["slices:", *map(_matched, parts.slices)] if parts.slices else [],
+        "slices": ["slices:", *map(_listed, parts.slices)] if parts.slices else [],
         "promotion": [
             "promotion:",
             f"  offline: {{prompt_groups: [{parts.sizes[0]}, {parts.sizes[1]}]}}",
@@ -124,7 +124,7 @@ def of_trainer(
         "claim": ["claim: realised    # a gradient step uses these very tokens"],
         # no response is longer; slices are fixed before the tokens are read
         "workload": ["workload: {source: trainer, sampling: {max_new_tokens: 131072}}"],
-        "slices": ["slices:", *map(_matched, slices)] if slices else [],
+        "slices": ["slices:", *map(_listed, slices)] if slices else [],
         "promotion": ["promotion:", f"  offline: {{prompt_groups: [{sizes[0]}, {sizes[1]}]}}"],
     }
     lines = _filled(preset, name, blocks)
@@ -147,17 +147,22 @@ def of_trainer(
     return "\n".join([*(f"# {line}" for line in head), *lines[2:]]) + "\n"
 
 
-def _matched(rule: SliceRule) -> str:
+def _listed(rule: SliceRule) -> str:
+    return f"  - {slice_text(rule)}"
+
+
+def slice_text(rule: SliceRule) -> str:
+    """A slice as a contract has it, in one line."""
     if rule.match is None:
         at = "" if rule.at is None else f", at: [{', '.join(f'{edge:g}' for edge in rule.at)}]"
         default = SliceRule.model_fields["most"].default
         most = "" if rule.most == default else f", most: {rule.most}"
-        return f"  - {{name: {_text(rule.name)}, split: {_text(rule.split or '')}{at}{most}}}"
+        return f"{{name: {_text(rule.name)}, split: {_text(rule.split or '')}{at}{most}}}"
     terms = ", ".join(
         f"{_text(name)}: {{{', '.join(f'{op}: {_value(v)}' for op, v in terms.items())}}}"
         for name, terms in rule.match.items()
     )
-    return f"  - {{name: {_text(rule.name)}, match: {{{terms}}}}}"
+    return f"{{name: {_text(rule.name)}, match: {{{terms}}}}}"
 
 
 def _filled(preset: str, name: str, blocks: Mapping[str, Sequence[str]]) -> list[str]:

@@ -25,7 +25,7 @@ from servanda.judgement.slices.rules import FIELDS
 from servanda.judgement.verdict import Caught
 from servanda.traces.trace import Trace, TracePair
 
-_FIELDS = frozenset(FIELDS) - CLASS_FIELDS
+_FIELDS = frozenset(FIELDS) - CLASS_FIELDS - {"outcome.token_id"}  # signatures have no ids
 _MOST = 2000  # most resampled prompt groups; a gate that needs more is not called blind
 Cells = Sequence[tuple[int, Cell]]  # cells of a plan with their indexes
 

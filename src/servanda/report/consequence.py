@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.drift_location import contrast, explains, parted
+from servanda.judgement.causes.drift_location import contrast, explains, parted
 from servanda.judgement.token_profile import Portrait, Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import worst_first

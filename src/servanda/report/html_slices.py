@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from servanda.contract.clause import WHOLE, SliceRule
 from servanda.contract.model import Contract
+from servanda.judgement.slices.rules import modulo
 from servanda.report import format
 from servanda.report.cell_text import STEP
 
@@ -20,18 +21,21 @@ _FIELDS = {
     "context.length": ("context", "tokens"),
     "context.turn": ("turn", ""),
     "context.turn_position": ("position in the turn", ""),
+    "context.row": ("index of the sequence", ""),
     "context.entropy_nats": ("entropy of the infer kernel", "nats"),
     "context.p_max": ("probability of the most likely token", ""),
     "context.previous_class": ("class of the token before", ""),
     "outcome.rank": ("rank of the sampled token", ""),
     "outcome.logp_nats": ("logprob of the sampled token", "nats"),
+    "outcome.token_id": ("id of the sampled token", ""),
+    "outcome.from_end": ("tokens after it", ""),
     "outcome.token_class": ("class of the sampled token", ""),
     "outcome.staleness": ("age in weight updates", ""),
 }
 
 _COUNTS = {name for name, (_, unit) in _FIELDS.items() if unit == "tokens"} | {
     *("context.position", "context.turn", "context.turn_position"),
-    *("outcome.rank", "outcome.staleness"),
+    *("outcome.rank", "outcome.staleness", "outcome.token_id", "outcome.from_end", "context.row"),
 }
 
 
@@ -82,8 +86,10 @@ class SlicesOf(NamedTuple):
 
 
 def _field(name: str) -> tuple[str, str]:
-    if name in _FIELDS:
-        return _FIELDS[name]
+    base, modulus = modulo(name)
+    if base in _FIELDS:
+        words, unit = _FIELDS[base]
+        return (words, unit) if modulus is None else (f"{words} modulo {modulus}", "")
     return (f"label {name.partition('.')[2] or name}", "")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.judgement.slices.rules import FIELDS, LABEL, TOKEN_CLASSES, column
+from servanda.judgement.slices.rules import FIELDS, LABEL, TOKEN_CLASSES, column, modulo
 from servanda.traces.corpus import Prompt
 from servanda.traces.trace import TracePair
 
@@ -29,20 +29,32 @@ def columns(
     Args:
         prompts: prompt of each sequence of the pair.
     """
-    trace = pair.infer
     values: dict[str, Array] = {}
     for field in fields:
-        if field == "context.position":
-            values[field] = pair.position_N.astype(np.float64)
-        elif field == "request.prompt_tokens":
-            values[field] = np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
-        elif field in FIELDS:
-            values[field] = column(field, trace.columns, len(trace.token_N))
+        base, modulus = modulo(field)
+        if base in FIELDS:
+            value_N = _recorded(pair, base)
+            values[field] = value_N if modulus is None else value_N % modulus
         else:
             label = field.removeprefix(LABEL)
             label_S = np.array([p.labels.get(label) for p in prompts], dtype=object)
-            values[field] = np.repeat(label_S, trace.length_S)
+            values[field] = np.repeat(label_S, pair.infer.length_S)
     return values
+
+
+def _recorded(pair: TracePair, field: str) -> Array:
+    trace = pair.infer
+    if field == "context.position":
+        return pair.position_N.astype(np.float64)
+    if field == "outcome.from_end":
+        return np.repeat(trace.length_S, trace.length_S) - 1.0 - pair.position_N
+    if field == "request.prompt_tokens":
+        return np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
+    if field == "context.row":
+        return np.repeat(trace.sequence_S, trace.length_S).astype(np.float64)
+    if field == "outcome.token_id":
+        return np.where(trace.token_N < 0, np.nan, trace.token_N)
+    return column(field, trace.columns, len(trace.token_N))
 
 
 def class_of(token: str) -> str:

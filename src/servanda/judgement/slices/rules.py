@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -55,6 +56,9 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "context.turn_position": Field(
             "context", "number of tokens of its turn before this one, from 0"
         ),
+        "context.row": Field(
+            "context", "index of the sequence in the order of dispatch; in a dump, in its step"
+        ),
         "context.entropy_nats": Field(
             "context",
             "entropy of the processed distribution of the infer kernel, before sampling",
@@ -68,6 +72,10 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
             "number of tokens that are more likely than the sampled one (infer kernel), from 0",
         ),
         "outcome.logp_nats": Field("outcome", "logprob of the sampled token in the infer kernel"),
+        "outcome.token_id": Field("outcome", "id of the sampled token"),
+        "outcome.from_end": Field(
+            "outcome", "number of response tokens after this one; the last has 0"
+        ),
         "outcome.token_class": Field("outcome", "class of the sampled token", TOKEN_CLASSES),
         # a diverging, long response is trained later, so its age is an outcome
         "outcome.staleness": Field(
@@ -80,6 +88,7 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
 # former names of fields
 MOVED: Mapping[str, str] = MappingProxyType({"context.staleness": "outcome.staleness"})
 LABEL = "labels."
+_MODULO = re.compile(r"(.+) % ([1-9][0-9]*)")
 _LABEL_FIELD = Field(
     "request", "a label of the prompt, or of live traffic; never of the response", ()
 )
@@ -92,10 +101,32 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def field_of(name: str) -> Field | None:
-    """The field of that name; every name after `labels.` is one."""
+    """The field of that name; every name after `labels.` is one, and every number modulo one.
+
+    >>> field_of("request.prompt_tokens % 64").meaning
+    'tokens of the prompt, modulo 64'
+    """
     if name.startswith(LABEL) and len(name) > len(LABEL):
         return _LABEL_FIELD
-    return FIELDS.get(name)
+    base, modulus = modulo(name)
+    field = FIELDS.get(base)
+    if field is None or modulus is None:
+        return field
+    if field.is_text:
+        return None
+    # a router does not compute it, so that no request is diverted by it
+    known = "context" if field.known == "request" else field.known
+    return Field(known, f"{field.meaning}, modulo {modulus}")
+
+
+def modulo(name: str) -> tuple[str, int | None]:
+    """A field's name without its modulus, and the modulus.
+
+    >>> modulo("context.length % 16"), modulo("context.length")
+    (('context.length', 16), ('context.length', None))
+    """
+    match = None if name.startswith(LABEL) else _MODULO.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
 
 
 def column(name: str, recorded: Mapping[str, NDArray[np.float64]], n: int) -> NDArray[Any]:
@@ -198,7 +229,9 @@ class Cut:
     def outcome(self) -> tuple[Term, ...]:
         """The terms about the sampled token."""
         return tuple(
-            t for t in self.terms if t.field in FIELDS and FIELDS[t.field].known == "outcome"
+            term
+            for term in self.terms
+            if (field := field_of(term.field)) is not None and field.known == "outcome"
         )
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Breakdown
+from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
@@ -18,16 +19,18 @@ from servanda.report.breakdown import removed_line
 from servanda.rl.dumps import diagnosis, workers
 from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.blocks import blocks, paired
+from servanda.rl.dumps.cause_sample import explain_dump
 from servanda.rl.dumps.checks import Finding, Soundness
 from servanda.rl.dumps.filters import bracketed
 from servanda.rl.dumps.formats import Dump, Refused, open_dump
 from servanda.rl.dumps.masks import write_masks
+from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.dumps.slicing import HEAD_TOKENS, Counts, rules_of
 from servanda.rl.dumps.soundness import DataLine, data_lines, sides
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures
-from servanda.rl.dumps.step_verdicts import JudgedSteps, is_step
-from servanda.rl.dumps.steps import Trend, concentration, since
+from servanda.rl.dumps.step_verdicts import JudgedSteps
+from servanda.rl.dumps.steps import Trend, since
 from servanda.rl.dumps.window import WHOLE_PART, Window, window_of
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.trend.run_chart import RunChart, changed, chart_for
@@ -78,7 +81,9 @@ class DumpVerdict:
         partly: whether slices were chosen from the first tokens only.
         masked: number of tokens in `options.mask`; None if not written.
         mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
+        cause: the likely cause, in one line; "" if none was looked for.
         chart: its steps against good runs; None: not asked.
+        explanation: the cause with its evidence and slices; None: as for `cause`.
     """
 
     options: DumpOptions
@@ -101,6 +106,7 @@ class DumpVerdict:
     masked: int | None = None
     mean_weight: float | None = None
     chart: RunChart | None = None
+    explanation: Explanation | None = None
 
 
 def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
@@ -191,6 +197,11 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
+    explanation = None
+    if verdict.outcome != "holds" or (trend is not None and trend.level):
+        problems = {f.check: f.text for f in findings if f.state == "unsound"}
+        place = str(options.path)
+        explanation = explain_dump(selected_dump(options), tv_limit(contract), problems, place)
     return DumpVerdict(
         options,
         dump,
@@ -202,7 +213,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         lines,
         dated,
         trend,
-        "" if errors else _cause(statistics, verdict, trend) or changed(verdict.cells),
+        _cause(explanation, verdict),
         out,
         inside.n / (inside.n + outside.n) if inside.n else 0.0,
         outside.mean,
@@ -212,6 +223,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         masked,
         coherence.numbers.get("mean"),
         chart,
+        explanation,
     )
 
 
@@ -262,17 +274,12 @@ def _blind_spots(
         yield BlindSpot("sample", f"{few}: too many of their tokens have no logprob")
 
 
-def _cause(statistics: DumpStatistics, verdict: Verdict, trend: Trend | None) -> str:
-    """The likely cause: from slices, the sampler if all slices are alike, or the steps."""
-    cells = (c for c in verdict.cells if c.enforced and not is_step(c))
-    red = [*dict.fromkeys(c.slice for c in cells if c.outcome == "violated")]
-    undecided = verdict.outcome in ("violated", "inconclusive")
-    share = concentration(statistics.ends.last)
-    return (
-        diagnosis.likely(statistics.cuts, red, statistics.atoms, None)
-        or (statistics.transform.cause() if undecided else "")
-        or diagnosis.likely(statistics.cuts, red, statistics.atoms, trend, share)
-    )
+def _cause(explanation: Explanation | None, verdict: Verdict) -> str:
+    """The likely cause, or that the steps have changed."""
+    found = explanation is not None and explanation.named
+    if explanation is None or (not found and changed(verdict.cells)):
+        return changed(verdict.cells)
+    return explanation.text if found or verdict.outcome != "error" else ""
 
 
 def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:

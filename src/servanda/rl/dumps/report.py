@@ -16,6 +16,7 @@ from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
 from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
+from servanda.rl.dumps.cause_sample import lines_of
 from servanda.rl.dumps.filters import ONLY_FILTERED
 from servanda.rl.dumps.judge import DumpVerdict
 from servanda.rl.dumps.step_verdicts import is_step, step_of
@@ -57,8 +58,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
                 "  ! kernel mismatch and staleness are mixed: tokens are up to "
                 f"{statistics.largest_staleness:g} updates old"
             )
-    if answer.cause:
-        yield f"Likely cause   {answer.cause}"
+    yield from lines_of(answer.cause, answer.explanation)
     if verdict.outcome != "error":
         yield from _panel(answer)
     yield from _answer(answer)

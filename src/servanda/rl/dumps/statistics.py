@@ -25,7 +25,6 @@ from servanda.rl.dumps.preset import WORKLOAD
 from servanda.rl.dumps.slicing import Labels, corpus_of
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.dumps.steps import RunEnds, StepSums
-from servanda.rl.dumps.transform import Transform
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
@@ -50,7 +49,6 @@ class DumpStatistics:
     steps: dict[int, StepSums] = field(default_factory=dict)
     ends: RunEnds = field(default_factory=RunEnds)
     atoms: dict[int, list[float]] = field(default_factory=dict)
-    transform: Transform = field(default_factory=Transform)
     sequences: int = 0
     tokens: int = 0
     trained: int = 0
@@ -123,7 +121,6 @@ class DumpStatistics:
             atom[1] += tv
         self.portrait += part.portrait
         self.scalars += part.scalars
-        self.transform.join(part.transform)
         self.outliers.join(part.outliers)
         self.filter.join(part.filter)
         self._digest.update(part.digest.encode())

@@ -28,7 +28,6 @@ from servanda.rl.dumps.outliers import Outliers, tv_limit
 from servanda.rl.dumps.slicing import corpus_of
 from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.dumps.token_fields import PairFields, ScoredTokens
-from servanda.rl.dumps.transform import Transform
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
@@ -61,7 +60,6 @@ class StepPart:
     drawn: Weighed | None = None
     atoms: dict[int, list[float]] = field(default_factory=dict)
     portrait: Portrait = field(default_factory=Portrait)
-    transform: Transform = field(default_factory=Transform)
     outliers: Outliers = field(default_factory=lambda: Outliers(0.0))
     filter: RemovedTokens = field(default_factory=RemovedTokens)
     digest: str = ""
@@ -210,7 +208,6 @@ class StepSummation:
         part.portrait += portrait
         self._by_group(pair, tokens)
         self._by_slices(tokens, atoms)
-        part.transform.add(tokens.train_K, tokens.infer_K)
         removed_S = None
         if removed_N is not None:
             removed_S = np.bincount(block.sequence_N[removed_N], minlength=len(block)) > 0

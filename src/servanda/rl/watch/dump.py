@@ -16,11 +16,14 @@ from typing import Any
 
 from servanda.contract.model import WHOLE
 from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.judgement.contract_text import slice_text
 from servanda.judgement.escalation import actions_of
 from servanda.rl.dumps import diagnosis, preset
 from servanda.rl.dumps.blocks import blocks
+from servanda.rl.dumps.cause_sample import explain_dump
 from servanda.rl.dumps.checks import Finding, Soundness, of_step
 from servanda.rl.dumps.formats import FORMATS, Dump, open_dump
+from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.dumps.soundness import alike, data_lines, sides
 from servanda.rl.dumps.steps import RunEnds, Trend, concentration
 from servanda.rl.dumps.storage import Place, answering, place
@@ -29,6 +32,8 @@ from servanda.rl.trend.run_chart import changed, chart_for, joined_outcome
 from servanda.rl.watch.contract import StepContract, WatchOptions, fixed, of_a_trainer
 from servanda.rl.watch.step import WatchedStep
 from servanda.runner.load import read
+
+_EXPLAINED = 6  # last steps that are read again for a cause, with the first of all
 
 
 class _NotWhole(Exception):  # noqa: N818 - a step that is being written
@@ -54,6 +59,8 @@ class DumpSource:
         self._values: dict[int, dict[str, float]] = {}  # step -> its numbers, for a restart
         self._contract: StepContract | None = None
         self._format = ""
+        self._red: frozenset[str] = frozenset()  # the slices that were explained last
+        self._cause = ""
         # step -> stamp of its files
         self._judged: dict[int, str] = {}
         self._before: dict[int, str] = {}
@@ -176,6 +183,8 @@ class DumpSource:
         command += f" --steps {step if since == step else f'{since}:{step}'}"
         command += " --mask masks" if any(name != WHOLE for name in red) else ""
         likely = diagnosis.likely(statistics.cuts, red, judged.atoms, before, share)
+        if red and not judged.errors:
+            likely = self._explained(dump, step, red) or likely
         return WatchedStep(
             step,
             outcome,
@@ -192,6 +201,24 @@ class DumpSource:
             together=together,
             needs_tokens=judged.needs_tokens,
         )
+
+    def _explained(self, dump: Dump, step: int, red: Sequence[str]) -> str:
+        """The cause and its slices, looked for when other slices are red; "" if none is found."""
+        if self._red == frozenset(red):
+            return self._cause
+        self._red, self._cause = frozenset(red), ""
+        known = [other for other in dump.steps if other <= step]
+        few = dict.fromkeys((*known[:1], *known[-_EXPLAINED:]))
+        assert self._contract is not None
+        limit = tv_limit(self._contract.contract)
+        try:
+            found = explain_dump(dump.of(few), limit, {}, str(self.options.path))
+        except (EvidenceError, MeasurementError, OSError):  # a step that is gone by now
+            return ""
+        if found is not None and found.named:
+            slices = (f"slice {slice_text(rule)}" for rule in found.rules)
+            self._cause = "; ".join((found.text, *slices))
+        return self._cause
 
     def _count(self, findings: Sequence[Finding], alike: tuple[int, int]) -> None:
         """Add the odd items of a step."""

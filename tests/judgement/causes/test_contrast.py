@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.judgement.drift_location import FIELDS, contrast, parted
+from servanda.judgement.causes.drift_location import FIELDS, contrast, parted
 from servanda.judgement.token_profile import EDGES, Portrait, Sums
 
 edges = st.sampled_from([(f, i) for f in FIELDS for i in range(len(EDGES[f]))])

@@ -5,26 +5,40 @@ import re
 import numpy as np
 import pytest
 
-from servanda.rl.dumps.transform import Transform
+from servanda.judgement.causes.case import RULES, Case
+from servanda.judgement.causes.decision import causes_of
+from servanda.judgement.causes.gap_shape import signatures_of
+from servanda.judgement.causes.token_table import TokenTable
+from servanda.judgement.causes.transform import Transform
+from servanda.traces.pair import pair
 from tests.field.rows import servanda
 from tests.field.worlds import draw, run
 
 
-def told(steps=range(1, 7), **how):
-    """The cause of drawn steps, and the numbers in it."""
-    found = Transform()
-    for step in steps:
-        drawn = draw(7, step, **how)
-        for part in (slice(0, 5), slice(5, None)):  # sums add up, however a dump is cut
-            found.add(*(side[part].ravel().astype(float) for side in (drawn.train, drawn.infer)))
-    cause = found.cause()
+def table_of(drawn):
+    """The tokens of some drawn steps."""
+    return TokenTable.of(
+        (d.step, pair(d.train.astype(float), d.infer.astype(float), d.mask, tokens=d.token), ())
+        for d in drawn
+    )
+
+
+def setting_of(table):
+    case = Case(signatures_of(table))
+    assert causes_of(case)
+    cause = RULES["top_p"](case) or RULES["temperature"](case)
     return cause, [float(number) for number in re.findall(r"\d+(?:\.\d+)?", cause)]
+
+
+def told(steps=range(1, 7), **how):
+    """The setting that explains drawn steps, and the numbers in it."""
+    return setting_of(table_of(draw(7, step, **how) for step in steps))
 
 
 @pytest.mark.parametrize("temperature", [0.9, 0.95, 1.1])
 def test_a_temperature_of_the_engine_alone_is_named_with_its_value(temperature):
     cause, numbers = told(temperature=temperature)
-    assert cause.startswith("a temperature: the engine sampled at about ")
+    assert cause.startswith("the engine sampled at about ")
     assert numbers[0] == pytest.approx(temperature, abs=0.011)
 
 
@@ -64,12 +78,12 @@ def test_a_temperature_under_larger_noise_is_not_named():
 
 
 def test_one_kind_of_prompt_at_another_temperature_is_not_the_setting_of_all():
-    found = Transform()
-    for step in range(1, 7):
-        for temperature, size in ((0.8, 4), (1.0, 20)):
-            drawn = draw(8, step, temperature=temperature, size=size)
-            found.add(drawn.train.ravel().astype(float), drawn.infer.ravel().astype(float))
-    assert found.cause() == ""
+    drawn = [
+        draw(8, step, temperature=temperature, size=size)
+        for step in range(1, 7)
+        for temperature, size in ((0.8, 4), (1.0, 20))
+    ]
+    assert setting_of(table_of(drawn))[0] == ""
 
 
 @pytest.mark.parametrize(("temperature", "named"), [(0.9, True), (0.98, False), (1.0, False)])
@@ -79,12 +93,13 @@ def test_a_dump_names_it_where_the_verdict_asks_for_a_cause(temperature, named, 
     done = servanda("check", tmp_path / "dump", "--quiet")
 
     assert done.exit == (1 if named else 0)
-    assert ("Likely cause   a temperature: the engine sampled at about 0.90" in done.text) == named
+    words = "that one side alone applies; the engine sampled at about 0.90"
+    assert (words in done.text) == named
 
 
 def test_tokens_that_the_trainer_cannot_draw_weigh_nothing_and_break_nothing():
     found = Transform()
     found.add(np.array([-np.inf, -1.0, 0.0]), np.array([-1.0, -1.0, -900.0]))
-    assert found.cause() == ""
+    assert found.cut() == (0.0, 0.0) and found.temperature() == (1.0, 0.0)
     assert (found.n, found.far) == (3, 1)
     assert found.bins[0].sum() == 2

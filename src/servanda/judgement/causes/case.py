@@ -1,0 +1,72 @@
+# The case that rules decide on: signatures, slices, failed checks; and the registry of the rules.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from servanda.judgement.causes.gap_shape import Signatures
+from servanda.judgement.causes.sequence_search import OddSequences
+from servanda.judgement.causes.slice_search import FoundSlice
+from servanda.judgement.slices.rules import modulo
+
+MOST_OF_IT = 0.5  # least share that a cause explains
+GROWS, SURE_Z = 1.5, 3.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a decision is made from.
+
+    Args:
+        limit: of the mean gap.
+        problems: names of the data quality checks that failed.
+    """
+
+    signatures: Signatures
+    slices: tuple[FoundSlice, ...] = ()
+    sequences: OddSequences | None = None
+    limit: float = 0.0
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def main(self) -> FoundSlice | None:
+        """The slice that explains most of the excess, if one does."""
+        best = max(self.slices, key=lambda s: s.share, default=None)
+        return best if best is not None and best.share >= MOST_OF_IT else None
+
+    @property
+    def placed(self) -> bool:
+        """Whether the gap is in one place, and not everywhere."""
+        return self.main is not None or self.sequences is not None
+
+    def sliced(self, *bases: str) -> FoundSlice | None:
+        """The main slice, if its first condition is on one of these fields."""
+        main = self.main
+        if main is None:
+            return None
+        return main if modulo(next(iter(main.match)))[0] in bases else None
+
+
+Rule = Callable[[Case], str]
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str) -> Callable[[Rule], Rule]:
+    def add(function: Rule) -> Rule:
+        RULES[name] = function
+        return function
+
+    return add
+
+
+def explains(found: FoundSlice) -> str:
+    return (
+        f"{100 * found.share:.0f} % of the excess over the other tokens lies there "
+        f"({found.inside:.2g} against {found.outside:.2g})"
+    )
+
+
+def grows(s: Signatures) -> bool:
+    return s.growth is not None and s.growth >= GROWS and s.growth_z >= SURE_Z

@@ -1,0 +1,267 @@
+# Signatures: what the numbers of a gap look like, whatever its size.
+#
+# A rate is the gap of some tokens over that of all tokens of about the same logprob, so that hard
+# tokens do not count as a place.
+#
+# Axes: K tokens, Q sequences, B bins.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from servanda.judgement.causes.token_table import Array, TokenTable
+from servanda.judgement.causes.transform import Transform
+
+WORST = 0.3  # share of the tokens, in the sequences with the largest rate
+_FAR = 0.01  # share of the tokens that make the tail
+_FEW = 30  # fewest tokens of a rate
+_QUARTERS = 4
+_IDS = 5  # fewest tokens of an id in each half
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """The measured numbers of a gap; None where the record cannot give one.
+
+    Args:
+        tokens, sequences, steps: how many.
+        gap: mean |p - q| / (p + q); rms: of the log ratio, cut at 5 nats.
+        cut, cut_share: see `Transform.cut`; temperature, temperature_share: see there.
+        curve: share of the variance of the log ratio that is a function of the logprob.
+        tail: share of the gap in the hundredth of the tokens with the largest.
+        concentration: share of the gap in the worst sequences with 30 % of the tokens.
+        first: rate of the first step over that of the last third; first_gap: its gap.
+        first_step: its number.
+        growth: rate of the last third of the steps over that of the first third.
+        uneven: largest rate of a step over the smallest.
+        growth_z: the same, in standard errors over the sequences, of the logarithm.
+        start: rate of the first four response tokens over that of the others.
+        turn_start: rate of the first three tokens of later turns over that of the others.
+        length: rate in the last quarter of context lengths over that in the first.
+        length_z: the trend of the rate over the quarters, in standard errors.
+        equal: share of log ratios that are exactly 0.
+        ids: share of the variance of the log ratio that ids explain, from two halves.
+        repeated: mean log ratio of repeated tokens above that of others, in standard errors.
+        repeated_share: share of the variance that it explains.
+        stale: rate of tokens of older weights over that of the current ones.
+    """
+
+    tokens: int
+    sequences: int
+    steps: int
+    gap: float
+    rms: float
+    cut: float
+    cut_share: float
+    temperature: float
+    temperature_share: float
+    curve: float
+    tail: float
+    concentration: float
+    first: float | None
+    first_gap: float | None
+    first_step: int
+    growth: float | None
+    growth_z: float
+    uneven: float | None
+    start: float | None
+    turn_start: float | None
+    length: float | None
+    length_z: float
+    equal: float
+    ids: float | None
+    repeated: float
+    repeated_share: float
+    stale: float | None
+
+
+def signatures_of(table: TokenTable) -> Signatures:
+    """The signatures of a table."""
+    all_K = np.ones(len(table), dtype=bool)
+    base_K = table.expected(all_K)
+    transform = Transform()
+    transform.add(table.train_K, table.infer_K)
+    cut, cut_share = transform.cut()
+    temperature, temperature_share = transform.temperature()
+    ratio_K = np.clip(table.log_ratio_K, -5.0, 5.0)
+    first, first_gap, growth, growth_z, uneven = _over_steps(table, base_K)
+    repeated, repeated_share = _repeated(table, ratio_K)
+    position_K = table.numbers["context.position"]
+    return Signatures(
+        len(table),
+        len(np.unique(table.sequence_K)),
+        len(np.unique(table.step_K)),
+        float(table.gap_K.mean()),
+        float(np.sqrt((ratio_K**2).mean())),
+        cut,
+        cut_share,
+        temperature,
+        temperature_share,
+        transform.between(),
+        _tail(table.gap_K),
+        _concentration(table, base_K),
+        first,
+        first_gap,
+        int(table.step_K.min()),
+        growth,
+        growth_z,
+        uneven,
+        _ratio(table, base_K, position_K < 4),
+        _turn_start(table, base_K),
+        *_by_length(table, base_K),
+        float((table.log_ratio_K == 0).mean()),
+        _ids(table, ratio_K),
+        repeated,
+        repeated_share,
+        _stale(table, base_K),
+    )
+
+
+def _rate(table: TokenTable, base_K: Array, of_K: Array) -> float | None:
+    if of_K.sum() < _FEW:
+        return None
+    return float(table.gap_K[of_K].sum() / max(base_K[of_K].sum(), 1e-300))
+
+
+def _ratio(table: TokenTable, base_K: Array, of_K: Array) -> float | None:
+    """The rate of some tokens over that of the others."""
+    inside, outside = _rate(table, base_K, of_K), _rate(table, base_K, ~of_K)
+    if inside is None or not outside:
+        return None
+    return inside / outside
+
+
+def _tail(gap_K: Array) -> float:
+    size = max(1, round(_FAR * len(gap_K)))
+    return float(np.partition(gap_K, -size)[-size:].sum() / max(gap_K.sum(), 1e-300))
+
+
+def _by_sequence(table: TokenTable, base_K: Array) -> tuple[Array, Array, Array]:
+    """Sums of the gap and of the expected gap of each sequence, and its tokens, [Q]."""
+    _, code_K = np.unique(table.sequence_K, return_inverse=True)
+    return (
+        np.bincount(code_K, table.gap_K),
+        np.bincount(code_K, base_K),
+        np.bincount(code_K),
+    )
+
+
+def _concentration(table: TokenTable, base_K: Array) -> float:
+    x_Q, b_Q, n_Q = _by_sequence(table, base_K)
+    order = np.argsort(-x_Q / b_Q, kind="stable")
+    before_Q = n_Q[order].cumsum() - n_Q[order]
+    part_Q = np.clip((WORST * n_Q.sum() - before_Q) / n_Q[order], 0, 1)
+    return float(part_Q @ x_Q[order] / max(x_Q.sum(), 1e-300))
+
+
+def _over_steps(
+    table: TokenTable, base_K: Array
+) -> tuple[float | None, float | None, float | None, float, float | None]:
+    """first, first_gap, growth, growth_z and uneven."""
+    steps = np.unique(table.step_K)
+    if len(steps) < 3:
+        return None, None, None, 0.0, None
+    third = max(1, len(steps) // 3)
+    early_K, late_K = table.step_K < steps[third], table.step_K >= steps[-third]
+    first_K = table.step_K == steps[0]
+    begin, early, late = (_rate(table, base_K, of) for of in (first_K, early_K, late_K))
+    if begin is None or not early or not late:
+        return None, None, None, 0.0, None
+    error = math.hypot(*(_log_error(table, base_K, of) for of in (early_K, late_K)))
+    growth = late / early
+    z = math.log(growth) / error if error else 0.0
+    rates = [r for step in steps if (r := _rate(table, base_K, table.step_K == step))]
+    return begin / late, float(table.gap_K[first_K].mean()), growth, z, max(rates) / min(rates)
+
+
+def _log_error(table: TokenTable, base_K: Array, of_K: Array) -> float:
+    """The standard error of the logarithm of a rate, over sequences."""
+    _, code_M = np.unique(table.sequence_K[of_K], return_inverse=True)
+    x_Q = np.bincount(code_M, table.gap_K[of_K])
+    b_Q = np.bincount(code_M, base_K[of_K])
+    rate = x_Q.sum() / max(b_Q.sum(), 1e-300)
+    return float(np.sqrt(((x_Q - rate * b_Q) ** 2).sum()) / max(x_Q.sum(), 1e-300))
+
+
+def _turn_start(table: TokenTable, base_K: Array) -> float | None:
+    turn_K = table.numbers.get("context.turn")
+    at_K = table.numbers.get("context.turn_position")
+    if turn_K is None or at_K is None:
+        return None
+    return _ratio(table, base_K, (turn_K > 1) & (at_K < 3))
+
+
+def _by_length(table: TokenTable, base_K: Array) -> tuple[float | None, float]:
+    """length and length_z."""
+    length_K = table.numbers.get("context.length")
+    if length_K is None:
+        length_K = table.numbers["context.position"] + table.numbers["request.prompt_tokens"]
+    edges = np.quantile(length_K, np.arange(1, _QUARTERS) / _QUARTERS)
+    quarter_K = np.searchsorted(edges, length_K, side="right")
+    rates = [_rate(table, base_K, quarter_K == q) for q in range(_QUARTERS)]
+    known = [(q, r) for q, r in enumerate(rates) if r]
+    if len(known) < _QUARTERS:
+        return None, 0.0
+    low, high = known[0][1], known[-1][1]
+    error = math.hypot(*(_log_error(table, base_K, quarter_K == q) for q in (0, _QUARTERS - 1)))
+    return high / low, math.log(high / low) / error if error else 0.0
+
+
+def _ids(table: TokenTable, ratio_K: Array) -> float | None:
+    """The share of the variance that an id's mean has, from the covariance of two halves."""
+    if (table.token_K < 0).all():
+        return None
+    centred_K = ratio_K - _bin_means(table, ratio_K)
+    half_K = table.sequence_K % 2 == 0
+    sums, counts = [], []
+    size = int(table.token_K.max()) + 1
+    for of_K in (half_K, ~half_K):
+        at = table.token_K[of_K]
+        counts.append(np.bincount(at, minlength=size))
+        sums.append(np.bincount(at, centred_K[of_K], minlength=size))
+    met = (counts[0] >= _IDS) & (counts[1] >= _IDS)
+    if met.sum() < _IDS:
+        return None
+    means = [s[met] / c[met] for s, c in zip(sums, counts, strict=True)]
+    weight = np.minimum(counts[0][met], counts[1][met])
+    covariance = float((weight * means[0] * means[1]).sum() / weight.sum())
+    inside_K = np.isin(table.token_K, np.flatnonzero(met))
+    variance = float(centred_K[inside_K].var())
+    return covariance / variance if variance else 0.0
+
+
+def _bin_means(table: TokenTable, value_K: Array) -> Array:
+    n_B = np.bincount(table.bin_K)
+    return (np.bincount(table.bin_K, value_K) / np.maximum(n_B, 1))[table.bin_K]
+
+
+def _repeated(table: TokenTable, ratio_K: Array) -> tuple[float, float]:
+    """repeated and repeated_share, at the same logprob."""
+    again_K = table.repeated_K
+    if min(again_K.sum(), (~again_K).sum()) < _FEW:
+        return 0.0, 0.0
+    n_B, m_B = (np.bincount(table.bin_K[of_K], minlength=16) for of_K in (again_K, ~again_K))
+    sum_B, other_B = (
+        np.bincount(table.bin_K[of_K], ratio_K[of_K], minlength=16) for of_K in (again_K, ~again_K)
+    )
+    met_B = (n_B >= 5) & (m_B >= 5)
+    if not met_B.any():
+        return 0.0, 0.0
+    weight_B = n_B[met_B] * m_B[met_B] / (n_B + m_B)[met_B]
+    apart_B = sum_B[met_B] / n_B[met_B] - other_B[met_B] / m_B[met_B]
+    shift = float((weight_B * apart_B).sum() / weight_B.sum())
+    spread = float(ratio_K.std())
+    if not spread:
+        return 0.0, 0.0
+    share = float((weight_B * apart_B**2).sum() / len(ratio_K)) / spread**2
+    return shift / spread * math.sqrt(float(weight_B.sum())), share
+
+
+def _stale(table: TokenTable, base_K: Array) -> float | None:
+    age_K = table.numbers.get("outcome.staleness")
+    if age_K is None or np.isnan(age_K).all():
+        return None
+    return _ratio(table, base_K, age_K > 0)

@@ -1,0 +1,222 @@
+# Slice search: the few slices of tokens that explain a gap, found without being named.
+#
+# Prompt groups are divided into two parts before anything is examined.  The first part chooses: a
+# greedy search over one or two conditions, for the slice that separates tokens best.  The second
+# tests each chosen slice once, by a bounded e-value over its groups.  Tokens are compared with
+# others of about the same logprob: rare tokens differ more between any two kernels.
+#
+# Axes: K tokens, G prompt groups.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servanda.judgement.causes.candidates import Candidate, candidates
+from servanda.judgement.causes.token_table import Array, TokenTable
+from servanda.judgement.slices.rules import field_of
+from servanda.theory.stats.bets import weights_above
+from servanda.theory.stats.log_moment import LogMoment
+
+MOST = 3  # slices of an answer; each is tested at alpha / MOST
+ALPHA = 0.01  # probability that any slice is returned that is not as far above the others
+TIMES = 2.0  # a slice has more than this multiple of the gap of similar tokens outside
+_LEAST_DEVIANCE = 30.0
+_LEAST_SHARE = 0.15  # of the excess; a smaller slice explains nothing
+_LARGEST = 0.7  # share of the tokens: the rest would be the slice
+_CHOOSING = 0.4  # share of the groups that choose
+_BEAM = 10  # best conditions that a second one is added to
+_SIMPLER = 1.08  # a second condition separates better by this factor
+
+
+@dataclass(frozen=True)
+class FoundSlice:
+    """Some tokens with a larger gap than others of the same logprob.
+
+    Args:
+        match: its conditions, as in a contract.
+        inside, outside: mean |p - q| / (p + q) of its tokens, and of similar ones outside.
+        share: share of the excess over those that it explains.
+        tokens: its share of all tokens; groups: prompt groups that it was tested on.
+        log_e: evidence of the other part that its mean is above `bound`, nats.
+    """
+
+    match: Mapping[str, Mapping[str, Any]]
+    inside: float
+    outside: float
+    share: float
+    tokens: float
+    groups: int
+    log_e: float
+    bound: float
+
+    @property
+    def fields(self) -> set[str]:
+        return set(self.match)
+
+    @property
+    def routable(self) -> bool:
+        """Whether no condition is about the sampled token."""
+        found = map(field_of, self.match)
+        return all(field is not None and field.known != "outcome" for field in found)
+
+
+def find_slices(
+    table: TokenTable, limit: float = 0.0, alpha: float = ALPHA
+) -> tuple[FoundSlice, ...]:
+    """At most MOST slices that explain the gap of a table.
+
+    Args:
+        limit: of the gap, on the mean of |p - q| / (p + q): a slice that is within it in the first
+            part explains nothing.
+        alpha: probability that any returned slice has, in fact, at most TIMES times the mean of
+            similar tokens outside, as the first part measures it.
+
+    The guarantee is about prompt groups that are independent draws: within a group tokens and
+    sequences may depend on each other in any way.
+    """
+    chosen_K, tested_K = halves(table)
+    chosen, tested = table.taken(chosen_K), table.taken(tested_K)
+    found: list[FoundSlice] = []
+    if not (chosen.gap_K.any() and len(tested)):
+        return ()
+    left_K = np.ones(len(chosen), dtype=bool)
+    rest_K = np.ones(len(tested), dtype=bool)
+    whole = None
+    for _ in range(MOST):
+        best = _best(chosen, left_K)
+        if best is None:
+            break
+        outside_K = left_K & ~best.mask(chosen)
+        base_K = chosen.expected(outside_K)
+        inside_K = left_K & best.mask(chosen)
+        excess = float((chosen.gap_K - base_K)[inside_K].sum())
+        if whole is None:
+            whole = max(float((chosen.gap_K - base_K)[left_K].sum()), 1e-300)
+        if excess < _LEAST_SHARE * whole:
+            break
+        outside = float(base_K[inside_K].mean())
+        inside = float(chosen.gap_K[inside_K].mean())
+        if inside < limit:
+            break
+        bound = min(TIMES * outside, 1.0)
+        in_test_K = rest_K & best.mask(tested)
+        log_e, groups = _evidence(tested, in_test_K, bound)
+        if log_e < math.log(MOST / alpha):
+            break
+        found.append(
+            FoundSlice(
+                best.match,
+                inside,
+                outside,
+                min(excess / whole, 1.0),
+                float(inside_K.mean()),
+                groups,
+                log_e,
+                bound,
+            )
+        )
+        left_K, rest_K = outside_K, rest_K & ~in_test_K
+    return tuple(found)
+
+
+def halves(table: TokenTable, seed: int = 0) -> tuple[Array, Array]:
+    """Masks of the tokens that choose and of those that test, by whole prompt groups."""
+    groups = int(table.group_K.max(initial=-1)) + 1
+    first_G = np.random.default_rng(seed).permutation(groups) < _CHOOSING * groups
+    return first_G[table.group_K], ~first_G[table.group_K]
+
+
+def _evidence(table: TokenTable, inside_K: Array, bound: float) -> tuple[float, int]:
+    """Evidence that the mean over groups of the gap in a slice is above a bound; and the groups."""
+    n_G = np.bincount(table.group_K[inside_K])
+    sum_G = np.bincount(table.group_K[inside_K], table.gap_K[inside_K])
+    mean_G = np.minimum(sum_G[n_G > 0] / n_G[n_G > 0], 1.0)
+    if not len(mean_G):
+        return -math.inf, 0
+    return LogMoment.of(mean_G).log_e_above(bound, weights_above(bound)), len(mean_G)
+
+
+def _best(table: TokenTable, left_K: Array) -> Candidate | None:
+    """The slice of one or two conditions that separates the tokens that are left best."""
+    base_K = table.expected(left_K)
+    seen = [*_scored(table, left_K, base_K, None)]
+    if not seen:
+        return None
+    # of each field and kind the best: neighbours of one edge tell the same
+    seen.sort(key=lambda pair: -pair[0])
+    beam, families = [], set[tuple[str, str]]()
+    for score, one in seen:
+        if one.family not in families:
+            families.add(one.family)
+            beam.append((score, one))
+    least = max(beam[0][0], _LEAST_DEVIANCE)
+    pairs = []
+    for score, one in beam[:_BEAM]:
+        inside_K = left_K & one.mask(table)
+        refined_K = table.expected(left_K & ~inside_K) if (left_K & ~inside_K).any() else base_K
+        pairs += [
+            (more, one.with_(other))
+            for more, other in _scored(table, inside_K, refined_K, one, left_K)
+            if more > _SIMPLER * max(least, score)
+        ]
+    pairs.sort(key=lambda pair: -pair[0])
+    if not pairs:
+        return beam[0][1] if beam[0][0] >= _LEAST_DEVIANCE else None
+    # their scores are from different expectations
+    return max(
+        (pair for _, pair in pairs[: 4 * _BEAM]), key=lambda pair: _score(table, left_K, pair)
+    )
+
+
+def _score(table: TokenTable, left_K: Array, of: Candidate) -> float:
+    """The deviance of one slice against the tokens outside, which alone set what is expected."""
+    inside_K = left_K & of.mask(table)
+    base_K = table.expected(left_K & ~inside_K)
+    x, b, whole_x, whole_b = (
+        float(v[k].sum()) for k in (inside_K, left_K) for v in (table.gap_K, base_K)
+    )
+    spread = float((table.gap_K[left_K] ** 2).sum()) / max(whole_x, 1e-300)
+    score = _deviance(np.array([x]), np.array([b]), whole_x, whole_b)
+    return float(score[0]) / spread * of.handicap
+
+
+def _deviance(x_C: Array, b_C: Array, whole_x: float, whole_b: float) -> Array:
+    """2 x log likelihood of two rates against one, where the rate inside is larger; else 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inside_C, outside_C = x_C / b_C, (whole_x - x_C) / (whole_b - b_C)
+        rate = whole_x / whole_b
+        score_C = 2 * (
+            x_C * np.log(np.maximum(inside_C / rate, 1e-300))
+            + (whole_x - x_C) * np.log(np.maximum(outside_C / rate, 1e-300))
+        )
+    return np.where(inside_C > outside_C, np.nan_to_num(score_C), 0.0)
+
+
+def _scored(
+    table: TokenTable,
+    of_K: Array,
+    base_K: Array,
+    given: Candidate | None,
+    left_K: Array | None = None,
+) -> Iterator[tuple[float, Candidate]]:
+    """The deviance of each condition on some tokens, for tokens above their expected gap.
+
+    With `given`, that of both conditions together against all tokens that are left.
+    """
+    left_K = of_K if left_K is None else left_K
+    x_K = table.gap_K
+    whole_x, whole_b = float(x_K[left_K].sum()), float(base_K[left_K].sum())
+    spread = float((x_K[left_K] ** 2).sum()) / max(whole_x, 1e-300)
+    taken = set() if given is None else {name for name, _ in given.terms}
+    for some in candidates(table, of_K, base_K, taken):
+        few_C = (some.n < _LARGEST * left_K.sum()) & (some.n > 0)
+        score = np.where(few_C, _deviance(some.x, some.b, whole_x, whole_b), 0.0) / spread
+        at = int(score.argmax()) if len(score) else 0
+        if len(score) and score[at] > 0:
+            found = some.candidate(at)
+            yield float(score[at]) * found.handicap, found

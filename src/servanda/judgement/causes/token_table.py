@@ -1,0 +1,185 @@
+# Token table: the tokens of both kernels side by side, with all that may tell them apart.
+#
+# Axes: K usable tokens; G prompt groups, the units that are independent; Q sequences.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import LABEL
+from servanda.traces.corpus import Prompt
+from servanda.traces.trace import TracePair
+
+Array = NDArray[Any]
+
+# those that a record may have; what is never known is left out of a table
+NUMBERS = (
+    "request.prompt_tokens",
+    "context.position",
+    "context.length",
+    "context.turn",
+    "context.turn_position",
+    "context.row",
+    "outcome.from_end",
+    "outcome.token_id",
+    "outcome.staleness",
+)
+_EDGES_NATS = (0.003, 0.03, 0.1, 0.3, 0.7, 1.5, 3.0, 5.0, 8.0)  # of bins of -log p
+_PRIOR = 2.0  # tokens of the mean gap that a bin is thought to have
+_SMALLEST = 1e-12  # expected gap of sides that agree
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """The usable tokens of some steps.
+
+    Args:
+        step_K: training step; sequence_K, group_K: index of the sequence and of its prompt group.
+        train_K, infer_K: logprobs, nats; train may be -inf.
+        token_K: ids, -1 if unknown.
+        numbers: name of a field -> its value, [K]; NaN if unknown.
+        labels: name of a label -> its texts, and the index of each token's.
+        repeated_K: whether the sequence has sampled the same token before.
+    """
+
+    step_K: Array
+    sequence_K: Array
+    group_K: Array
+    train_K: Array
+    infer_K: Array
+    token_K: Array
+    numbers: Mapping[str, Array]
+    labels: Mapping[str, tuple[tuple[str, ...], Array]]
+    repeated_K: Array
+    source_Q: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, steps: Iterable[tuple[int, TracePair, Sequence[str]]]) -> TokenTable | None:
+        """The table of some pairs, each with its step and the places of its sequences.
+
+        None without a usable token.
+        """
+        parts: list[dict[str, Array]] = []
+        sources: list[str] = []
+        groups: dict[tuple[int, str], int] = {}
+        texts: dict[str, dict[str, int]] = {}
+        for step, pair, source_S in steps:
+            parts.append(_part(step, pair, len(sources), groups, texts))
+            sources += source_S
+        parts = [part for part in parts if len(part["token"])]
+        if not parts:
+            return None
+        names = dict.fromkeys(name for part in parts for name in part)
+        joined = {
+            name: np.concatenate(
+                [part.get(name, np.full(len(part["token"]), np.nan)) for part in parts]
+            )
+            for name in names
+        }
+        numbers = {n: joined[n] for n in NUMBERS if n in joined and not np.isnan(joined[n]).all()}
+        labels = {
+            name: (tuple(values), np.nan_to_num(joined[LABEL + name], nan=0).astype(np.int64))
+            for name, values in texts.items()
+            if LABEL + name in joined
+        }
+        return cls(
+            joined["step"],
+            joined["sequence"].astype(np.int64),
+            joined["group"].astype(np.int64),
+            joined["train"],
+            joined["infer"],
+            joined["token"].astype(np.int64),
+            numbers,
+            labels,
+            joined["repeated"].astype(bool),
+            tuple(sources),
+        )
+
+    def __len__(self) -> int:
+        return len(self.token_K)
+
+    @cached_property
+    def log_ratio_K(self) -> Array:
+        """log p_train - log p_infer, nats."""
+        return self.train_K - self.infer_K
+
+    @cached_property
+    def gap_K(self) -> Array:
+        """|p - q| / (p + q), which sees a token that gains mass as well as one that loses it."""
+        return np.abs(np.tanh(self.log_ratio_K / 2))
+
+    @cached_property
+    def bin_K(self) -> Array:
+        return np.searchsorted(_EDGES_NATS, -self.infer_K)
+
+    def expected(self, of_K: Array) -> Array:
+        """The gap of each token if it were that of some tokens with about its logprob, [K].
+
+        Args:
+            of_K: mask of the tokens to learn from.
+        """
+        size = len(_EDGES_NATS) + 1
+        n_B = np.bincount(self.bin_K[of_K], minlength=size)
+        sum_B = np.bincount(self.bin_K[of_K], self.gap_K[of_K], minlength=size)
+        mean = float(sum_B.sum() / max(n_B.sum(), 1))
+        return np.maximum((sum_B + _PRIOR * mean) / (n_B + _PRIOR), _SMALLEST)[self.bin_K]
+
+    def taken(self, keep_K: Array) -> TokenTable:
+        """The table of some of the tokens."""
+        return TokenTable(
+            self.step_K[keep_K],
+            self.sequence_K[keep_K],
+            self.group_K[keep_K],
+            self.train_K[keep_K],
+            self.infer_K[keep_K],
+            self.token_K[keep_K],
+            {name: column[keep_K] for name, column in self.numbers.items()},
+            {name: (texts, code[keep_K]) for name, (texts, code) in self.labels.items()},
+            self.repeated_K[keep_K],
+            self.source_Q,
+        )
+
+
+def _part(
+    step: int,
+    pair: TracePair,
+    first: int,
+    groups: dict[tuple[int, str], int],
+    texts: dict[str, dict[str, int]],
+) -> dict[str, Array]:
+    """The columns of one pair; new groups and texts are added to the known ones."""
+    trace, usable_N = pair.infer, pair.usable_N
+    length_S = trace.length_S
+    size = len(length_S)
+    names = pair.group_S or tuple(str(s) for s in trace.sequence_S.tolist())
+    group_S = np.array([groups.setdefault((step, name), len(groups)) for name in names])
+    of_S = {"sequence": first + np.arange(size), "group": group_S}
+    for name, values in pair.labels.items():
+        known = texts.setdefault(name, {"": 0})
+        of_S[LABEL + name] = np.array([known.setdefault(v, len(known)) for v in values])
+    part = {name: np.repeat(column, length_S)[usable_N] for name, column in of_S.items()}
+    recorded = columns(pair, (Prompt(1),) * size, NUMBERS)
+    part |= {name: column[usable_N] for name, column in recorded.items()}
+    part |= {
+        "step": np.full(int(usable_N.sum()), step),
+        "train": pair.train.columns["logp"][usable_N],
+        "infer": trace.columns["logp"][usable_N],
+        "token": trace.token_N[usable_N],
+        "repeated": _repeated(trace.token_N, np.repeat(of_S["sequence"], length_S))[usable_N],
+    }
+    return part
+
+
+def _repeated(token_N: Array, sequence_N: Array) -> Array:
+    """Whether the sequence has sampled each token before."""
+    repeated_N = np.ones(len(token_N), dtype=bool)
+    _, first = np.unique(np.stack([sequence_N, token_N]), axis=1, return_index=True)
+    repeated_N[first] = False
+    return repeated_N & (token_N >= 0)

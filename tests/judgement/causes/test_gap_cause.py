@@ -1,0 +1,96 @@
+# The cause of a gap: named where a signature fits, with evidence and a command that exists.
+
+import shlex
+
+import numpy as np
+import pytest
+
+from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED
+from servanda.judgement.causes.decision import ORDER
+from servanda.judgement.causes.gap_cause import explain
+from tests import transcripts
+from tests.judgement.causes.gaps import table
+
+LIMIT = 0.025
+REPLICA = {"replica": lambda s: f"r{s % 4}"}
+
+
+def _third(row, *_):
+    return row % 4 == 3
+
+
+# how a gap is drawn, its cause, and the beginning of the evidence
+KNOWN = {
+    "noise alike everywhere": ({"noise": 0.3}, "numerics", "all sequences, positions and steps"),
+    "noise from nothing": (
+        {"noise": lambda step: 0.01 + 0.06 * (step - 1)},
+        "stale_weights",
+        "drift that grows, x",
+    ),
+    "noise that grows from the first step on": (
+        {"noise": lambda step: 0.15 + 0.04 * step},
+        "precision_drift",
+        "drift that grows, x",
+    ),
+    "one replica": ({"labels": REPLICA, "wrong": _third}, "one_engine", "100 % of the excess"),
+    "one environment": (
+        {"labels": {"env": lambda s: f"e{s % 4}"}, "wrong": _third},
+        "one_kind",
+        "100 % of the excess",
+    ),
+    "a place in the batch": ({"wrong": _third}, "batch", "100 % of the excess"),
+    "the first tokens": (
+        {"wrong": lambda _, __, position, *___: position < 2},
+        "template",
+        "the first tokens of all responses",
+    ),
+    "no token before a length": (
+        {"noise": 0.01, "wrong": lambda _, length, at, *__: length + at >= 300},
+        "attention_window",
+        "from about 300 tokens on, nothing before",
+    ),
+    "few tokens anywhere": (
+        {"noise": 0.02, "wrong": lambda *of: of[-1].random(of[3].shape) < 0.02},
+        "routing",
+        "",
+    ),
+    "noise that ends": ({"noise": lambda step: 0.3 - 0.04 * step}, UNEXPLAINED, ""),
+    "some steps alone": ({"noise": lambda step: 0.1 + 0.2 * (step % 2)}, UNEXPLAINED, ""),
+}
+
+
+@pytest.mark.parametrize("name", [*KNOWN])
+def test_a_cause_is_named_with_what_was_measured(name):
+    how, cause, evidence = KNOWN[name]
+
+    found = explain(table(3, **how), LIMIT, place="my dump")
+
+    assert (found.cause, found.named) == (cause, cause != UNEXPLAINED)
+    assert found.evidence.startswith(evidence)
+    assert any(map(str.isdigit, found.evidence))
+    assert found.text.endswith(found.evidence) and "{" not in found.text + found.command
+
+
+def test_a_label_is_named_in_the_cause():
+    found = explain(table(3, labels=REPLICA, wrong=_third), LIMIT)
+    assert found.text.startswith("replica r3: its weights, its build, its hardware; 100 %")
+
+
+def test_failed_checks_come_before_everything_else():
+    found = explain(table(3, wrong=_third), LIMIT, {"line_up": "shifted by +1"})
+    assert (found.cause, found.evidence) == ("shift", "shifted by +1")
+
+
+def test_sides_that_agree_have_no_cause():
+    drawn = table(3, noise=0.0)
+    assert explain(drawn, LIMIT).cause in (UNEXPLAINED, "numerics")
+    assert np.isfinite(list(filter(None, vars(explain(drawn).case.signatures).values()))).all()
+
+
+@pytest.mark.parametrize("name", [*CAUSES])
+def test_every_cause_has_a_rival_and_a_command_that_exists(name):
+    cause = CAUSES[name]
+    assert cause.rival in CAUSES and cause.rival != name
+    command = cause.command.replace("{dir}", "DIR").replace("{step}", "3")
+    transcripts.parsed(shlex.split(command))
+    assert name in (*ORDER, UNEXPLAINED)
