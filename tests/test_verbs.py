@@ -44,8 +44,11 @@ def test_a_command_that_is_not_there_is_a_wrong_call():
     assert done.exit_code == 2 and "python -m benchmarks.theory" in done.output
 
 
-def test_the_first_page_has_seven_commands_and_four_groups():
-    assert [*FIRST] == ["check", "compare", "preflight", "watch", "promote", "serve", "demo"]
+def test_the_first_page_has_nine_commands_and_four_groups():
+    assert [*FIRST] == [
+        *("check", "compare", "relations", "bisect", "preflight", "watch", "promote", "serve"),
+        "demo",
+    ]
     assert [*GROUPS] == ["contract", "promotion", "gateway", "tools"]
     text = " ".join(servanda("--help").output.split())
     for name, line in [*FIRST.items(), *((name, group[0]) for name, group in GROUPS.items())]:
