@@ -29,11 +29,16 @@ def checkpoint():
 
 
 @contextlib.contextmanager
-def served(options="", max_batch=4, wait_s=0.02):
+def served(options="", max_batch=4, wait_s=0.02, test_mode=False):
     """The URL of a server of the model in float32."""
     text = f"transformers:{checkpoint()}@float32,batch_size={max_batch}{options}"
-    engine = open_engine(parse_kernel(text, engines=engine_names()))
-    with live(engine, wait_s=wait_s, max_batch=max_batch) as (client, _):
+    kernel = parse_kernel(text, engines=engine_names())
+
+    def faulty(fault):
+        return open_engine(kernel.model_copy(update={"fault": fault}))
+
+    how = {"wait_s": wait_s, "max_batch": max_batch, "test_mode": test_mode, "faulty": faulty}
+    with live(open_engine(kernel), **how) as (client, _):
         yield str(client.base_url).rstrip("/")
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shlex
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,8 @@ from servanda.runner.relations.observation import Observation, difference, featu
 from servanda.runner.relations.relation import RELATIONS
 from servanda.runner.relations.shrink import shrink
 from servanda.runner.relations.subject import Request
+
+pytest.importorskip("uvicorn")
 from tests.engines.serving import live, table_engine
 
 SMALL = ("--longest", "17", "--requests", "2", "--max-new-tokens", "3", "--quiet")
@@ -162,13 +165,19 @@ def test_the_cache_is_not_said_to_hold_where_no_one_saw_a_hit():
 
 
 def test_a_command_that_updates_a_server_is_run_between_before_and_after():
-    with model(",prefix_cache=8") as url:
-        words = (f"{url},batch_size=2", *SMALL, *texts(), "--only", "update")
-        held, failed = (relations(*words, "--update", one) for one in ("true", "exit 3"))
+    """One that changes nothing, one that fails, and one after which other weights answer."""
+    body = json.dumps({"kind": "kernel", "fault": {"wrong_rope_base": 2.0}})
+    with model(",prefix_cache=8", test_mode=True) as url:
+        words = (f"{url},batch_size=2", *SMALL, *texts(), *ROUNDING, "--only", "update")
+        post = f"import httpx2; httpx2.post('{url}/servanda/misbehave', content='{body}')"
+        post += ".raise_for_status()"
+        commands = ("true", "exit 3", shlex.join([sys.executable, "-c", post]))
+        held, failed, changed = (relations(*words, "--update", one) for one in commands)
         absent = relations(*words)
 
     assert held.exit_code == 0 and "✓ update" in held.stdout
     assert failed.exit_code == 4 and "--update ended with 3" in failed.stderr
+    assert changed.exit_code == 1 and "✗ update   violated" in changed.stdout
     assert absent.exit_code == 3 and "– update   not testable: name the command" in absent.stdout
 
 

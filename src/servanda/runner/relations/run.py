@@ -161,8 +161,9 @@ def _update(judge: Judge, cases: Cases, command: str | None) -> Finding:
         return Finding(UPDATE, "untestable", why)
     relation, subject = RELATIONS["cache"], judge.subject
     requests = [*relation.cases(cases)]
+    cached = not relation.refusal(subject)
     before = [subject.answer(request) for request in requests]
-    salts = [subject.fill(request) for request in requests]
+    salts = [subject.fill(request) if cached else None for request in requests]
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     if done.returncode:
         raise MeasurementError(
@@ -173,5 +174,8 @@ def _update(judge: Judge, cases: Cases, command: str | None) -> Finding:
     pairs = []
     for request, plain, salt in zip(requests, before, salts, strict=True):
         pairs.append(Pair(request, plain, subject.answer(request)))
-        pairs.append(Pair(request, plain, subject.warm(request, salt)))
-    return replace(judge.compared(relation, pairs, small=False), relation=UPDATE)
+        if salt is not None:
+            # an update may empty the cache: that nothing was read is no gap of the test
+            pairs.append(Pair(request, plain, subject.warm(request, salt)))
+    found = judge.compared(RELATIONS[REPLAY], pairs, small=False)
+    return replace(found, relation=UPDATE)
