@@ -249,7 +249,7 @@ def _fewest(
 ) -> tuple[tuple[str, ...], float | None]:
     """The shortest beginning of the ranking, by doubling and halving, that explains enough.
 
-    Shares need not grow with the set: what is returned was measured.
+    Shares need not grow with the set: the returned one was measured.
     """
     if shares[ranked[0]] >= _NAMED:
         return (ranked[0],), shares[ranked[0]]

@@ -43,7 +43,7 @@ _OUTCOMES: Mapping[str, Outcome] = {"holds": "good", "violated": "bad"}
 
 @dataclass
 class Prober:
-    """Tests one state of a kernel after another, and keeps what each said.
+    """Tests one state of a kernel after another, and keeps each answer.
 
     Args:
         command: shell command; {} in it is the build, or the flags of settings.
@@ -63,8 +63,8 @@ class Prober:
         """The outcome of one state.
 
         Args:
-            what: its name; value: what takes the place of {}.
-            flags: what takes the place of {} in the command, as words of a shell; None: the value.
+            what: its name; value: takes the place of {}.
+            flags: takes the place of {} in the command, as words of a shell; None: the value.
 
         Raises:
             ContractError: a command that cannot be run, or says that it was called wrongly.
@@ -196,7 +196,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], line: str) -> None:
 def _end(process: subprocess.Popen[bytes], url: str) -> None:
     """End the command with everything that it started, and wait until its port is free.
 
-    The shell ends before what it started does, so its end shows nothing.
+    The shell ends before its children do, so its end shows nothing.
     """
     for kind in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

@@ -84,7 +84,7 @@ class TensorErrors:
         of_a: Recording,
         on_a: tuple[Recording, Recording],
     ) -> None:
-        """The noise: what each side computes on the same inputs in another batch."""
+        """The noise: each side against itself, on the same inputs in another batch."""
         from servanda.engines.transformers_modules import errors, record, with_rows
 
         part, given = with_rows(chunk, rows), of_a.take(rows)

@@ -27,7 +27,7 @@ NOISY_REQUESTS = 6
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one relation.
+    """The answer of one relation.
 
     Args:
         answer: a sentence.

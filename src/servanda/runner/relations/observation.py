@@ -19,7 +19,7 @@ class Observation:
     """One answer.
 
     Args:
-        tokens: what was drawn, or given.
+        tokens: drawn, or given.
         logp: at each position the logprobs that are known, by token id, nats.
         cached: tokens of the prompt that were read from a cache; None where no one says.
         mass_before: the mass of ids below each token's, by which it was drawn; () where the
@@ -60,7 +60,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Difference:
-    """In what two answers to one request differ, up to the first token that differs.
+    """The differences of two answers to one request, up to the first token that differs.
 
     Args:
         positions: that could be compared.
@@ -81,7 +81,7 @@ class Difference:
 
     @property
     def position(self) -> int:
-        """Of what differs."""
+        """Of the difference."""
         return next((p for p in (self.at, self.other_token) if p is not None), 0)
 
     def exceeds(self, limit: float, draws: bool) -> bool:
@@ -96,7 +96,7 @@ class Difference:
 
 
 def difference(a: Observation, b: Observation) -> Difference:
-    """What differs between two answers to one request."""
+    """The differences of two answers to one request."""
     largest, at, other, unequal, unknown = 0.0, None, None, 0, 0
     positions = 0
     for t, (own, theirs) in enumerate(zip(a.logp, b.logp, strict=False)):
@@ -133,7 +133,7 @@ def _bits(value: float) -> bytes:
 
 
 def features(runs: Sequence[Observation]) -> Floats:
-    """What all runs of a request can be compared by, [R, F]: the same whichever way each was run.
+    """The numbers that all runs of a request have, [R, F], whichever way each was run.
 
     The logprobs that every run reports, at the positions before which all have the same tokens.
     """

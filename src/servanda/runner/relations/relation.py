@@ -20,7 +20,7 @@ BLOCKS = (8, 16, 32, 64, 256)  # sizes of blocks and tiles that servers use
 
 @dataclass(frozen=True)
 class Cases:
-    """What requests are made of.
+    """The material of requests.
 
     Args:
         texts: token ids.
@@ -61,7 +61,7 @@ class Relation(ABC):
     """One relation.
 
     Attributes:
-        name: on the command line; summary: what must not change an answer.
+        name: on the command line; summary: the change that must not change an answer.
         tries: how often a case runs at most, until it differs.
     """
 
@@ -96,7 +96,7 @@ class Relation(ABC):
         return "", ""
 
     def caveat(self, subject: Subject) -> str:
-        """What an answer that holds does not cover."""
+        """The part that an answer of "holds" does not cover."""
         return ""
 
     def cut_front(self, request: Request, n: int) -> Request:

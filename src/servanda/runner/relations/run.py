@@ -77,7 +77,7 @@ def relations(
 
 
 def _replays(judge: Judge, cases: Cases) -> tuple[Finding, Judge]:
-    """The relation replay, and who judges the others with what replays tell."""
+    """The relation replay, and the judge of all others, which knows whether replays differ."""
     relation = RELATIONS[REPLAY]
     if cases.given is not None:
         requests = [cases.given] * _REPLAYS
@@ -152,7 +152,7 @@ def _best(logp: dict[int, float] | object) -> list[int]:
 
 
 def _update(judge: Judge, cases: Cases, command: str | None) -> Finding:
-    """Before and after the command, with nothing cached and with what was cached before."""
+    """Before and after the command, with an empty cache and with the cache of before."""
     if command is None:
         why = "name the command that updates the server with its own weights: --update COMMAND"
         return Finding(UPDATE, "untestable", why)

@@ -60,7 +60,7 @@ def shrink(
 
 
 def _cut(length: int, attempt: Callable[[int], bool], least: int = 1) -> None:
-    """Try to keep less and less of something; what an attempt accepts is kept."""
+    """Try to keep less and less of something; an accepted attempt is kept."""
     step = (length + 1) // 2
     while step:
         while length - step >= least and attempt(length - step):
