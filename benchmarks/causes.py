@@ -65,10 +65,10 @@ separates them.
 ## Measured
 
 {faults} faults at {strengths} strengths, on {models} models. The rules and their thresholds were
-written with dumps of {train_models}, the shipped models, in view. The two others are held out:
-their weights were made from the shipped ones with added noise and other shapes, and their dumps
-have other strengths. Each fault is a dump of {steps} steps and {sequences} sequences that goes
-through `servanda check`. A dump that holds at this strength gets no cause and does not count.
+written with dumps of {train_models} in view. The other model is held out: its weights were made
+from a shipped one with biases and added noise, and its dumps have other strengths. Each fault is
+a dump of {steps} steps and {sequences} sequences that goes through `servanda check`. A dump that
+holds at this strength gets no cause and does not count.
 
 {summary}
 
@@ -167,7 +167,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         faults=len({r["fault"] for r in broken}),
         strengths=len({(r["fault"], str(r["strength"])) for r in broken}),
         models=len({r["model"] for r in rows}),
-        train_models=" and ".join(m for m, model in MODELS.items() if model.tune),
+        train_models=", ".join(f"*{m}*" for m, model in MODELS.items() if model.tune),
         steps=STEPS,
         sequences=ROWS,
         summary=summary,
@@ -199,8 +199,8 @@ def main() -> None:
                 flush=True,
             )
             rows.append(row)
-        if not args.only:
-            MEASURED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            if not args.only:
+                MEASURED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if args.write:
         rows = json.loads(MEASURED.read_text(encoding="utf-8"))
         PAGE.write_text(page(rows), encoding="utf-8")
