@@ -84,7 +84,7 @@ Those marked *drawn* use the distributions of a healthy kernel, and a mistake in
 Those marked *composed* put the logprobs of faulty and healthy kernels together by sequence, step
 or token, as replicas, caches and updates do.
 
-`python -m benchmarks.causes --measure --write` measures again and writes this page.
+`python -m benchmarks.causes --measure --few --write` measures again and writes this page.
 """
 
 
@@ -185,7 +185,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=())
     args = parser.parse_args()
     if args.measure:
-        rows = []
+        known = json.loads(MEASURED.read_text(encoding="utf-8")) if args.models else []
+        rows = [row for row in known if row["model"] not in args.models]
         for row in measure(args.only, args.models, args.few):
             print(
                 row["model"],
