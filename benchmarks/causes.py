@@ -172,8 +172,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         sequences=ROWS,
         summary=summary,
         table=markdown(("fault", "made", "right causes", "given to held-out dumps", "hold"), table),
-        healthy=f"Of {len(healthy)} healthy dumps {named} got a slice. A slow test holds the rate in "
-        "240 draws that are alike everywhere (`tests/slow/test_slice_search.py`).",
+        healthy=f"Of {len(healthy)} healthy dumps {named} got a slice. A slow test holds "
+        "the rate in 240 draws that are alike everywhere (`tests/slow/test_slice_search.py`).",
     )
 
 
