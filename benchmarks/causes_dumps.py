@@ -39,10 +39,10 @@ class Model:
 
 
 MODELS = {
+    "llama, with biases, moved": Model("llama, with biases", 2, 0.015, False),
     "tiny-lm": Model("llama", 0, 0.0, True),
     "tiny-qwen3": Model("qwen3", 0, 0.0, True),
-    "llama, untied, moved": Model("llama, untied", 1, 0.01, False),
-    "llama, with biases, moved": Model("llama, with biases", 2, 0.015, False),
+    "llama, untied, moved": Model("llama, untied", 1, 0.01, True),
 }
 
 
@@ -429,7 +429,7 @@ def retokenised_turns(world: World, share: float, rng: np.random.Generator) -> R
     for start in (16, 32):
         record.mask[:, start - 4 : start] = False
         other = rng.random(ROWS) < share
-        record.train[other, start] = -rng.uniform(3, 12, int(other.sum()))
+        record.train[other, start] -= rng.uniform(3, 12, int(other.sum()))
     return record
 
 
@@ -439,7 +439,7 @@ def end_of_response(world: World, last: int, rng: np.random.Generator) -> Record
     keep = rng.integers(WIDTH // 2, WIDTH + 1, ROWS)
     record.mask &= np.arange(WIDTH) < keep[:, None]
     wrong = (np.arange(WIDTH) >= keep[:, None] - last) & record.mask
-    record.train[wrong] = -rng.uniform(2, 9, int(wrong.sum()))
+    record.train[wrong] -= rng.uniform(2, 9, int(wrong.sum()))
     return record
 
 
@@ -447,7 +447,7 @@ def end_of_response(world: World, last: int, rng: np.random.Generator) -> Record
 def block_edges(world: World, size: int, rng: np.random.Generator) -> Record:
     record = world.healthy
     wrong = (np.array([len(p) for p in world.prompts])[:, None] + np.arange(WIDTH)) % size == 0
-    record.train[wrong] = -rng.uniform(1, 6, int(wrong.sum()))
+    record.train[wrong] -= rng.uniform(1, 6, int(wrong.sum()))
     return record
 
 
@@ -591,9 +591,7 @@ def dumps(
             strengths = [(True, s) for s in of.tune if model.tune or not of.test]
             strengths += [(False, s) for s in of.test]
             for tuned, strength in strengths[:1] if few else strengths:
-                rng = np.random.default_rng(
-                    [sum(map(ord, f"{fault}{strength}")), list(MODELS).index(name)]
-                )
+                rng = np.random.default_rng([sum(map(ord, f"{fault}{strength}")), model.seed])
                 about = {
                     "model": name,
                     "fault": fault,

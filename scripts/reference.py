@@ -112,8 +112,8 @@ def fields() -> str:
         f"{_table(*rows)}\n\n"
         "Fields that are known before the request can route it. On a slice that is known only "
         "after the token,\nonly `mass_gap` and `tv_contribution` are defined.\n\n"
-        f"Operators of `match`: {operators}. Texts take `in` and `exists`. Each number can be taken "
-        "modulo a block size: `{request.prompt_tokens % 64: {in: [1]}}`.\n\n"
+        f"Operators of `match`: {operators}. Texts take `in` and `exists`. Each number can be "
+        "taken modulo a block size: `{request.prompt_tokens % 64: {in: [1]}}`.\n\n"
         "## Actions of an escalation\n\n"
         f"{_table(*actions)}\n"
     )

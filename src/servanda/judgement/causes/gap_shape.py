@@ -32,7 +32,7 @@ class Signatures:
         cut, cut_share: see `Transform.cut`; temperature, temperature_share: see there.
         curve: share of the variance of the log ratio that is a function of the logprob.
         tail: share of the gap in the hundredth of the tokens with the largest.
-        concentration: share of the gap in the worst sequences with 30 % of the tokens.
+        concentration: share of the gap in the worst sequences with 30 % of a step's tokens.
         first: rate of the first step over that of the last third; first_gap: its gap.
         first_step: its number.
         growth: rate of the last third of the steps over that of the first third.
@@ -150,11 +150,17 @@ def _by_sequence(table: TokenTable, base_K: Array) -> tuple[Array, Array, Array]
 
 
 def _concentration(table: TokenTable, base_K: Array) -> float:
+    """Within steps: where a gap grows, the sequences of late steps are not few odd ones."""
     x_Q, b_Q, n_Q = _by_sequence(table, base_K)
-    order = np.argsort(-x_Q / b_Q, kind="stable")
-    before_Q = n_Q[order].cumsum() - n_Q[order]
-    part_Q = np.clip((WORST * n_Q.sum() - before_Q) / n_Q[order], 0, 1)
-    return float(part_Q @ x_Q[order] / max(x_Q.sum(), 1e-300))
+    _, first_Q = np.unique(table.sequence_K, return_index=True)
+    step_Q, worst = table.step_K[first_Q], 0.0
+    for step in np.unique(step_Q):
+        x_P, b_P, n_P = (column[step_Q == step] for column in (x_Q, b_Q, n_Q))
+        order = np.argsort(-x_P / b_P, kind="stable")
+        before_P = n_P[order].cumsum() - n_P[order]
+        part_P = np.clip((WORST * n_P.sum() - before_P) / n_P[order], 0, 1)
+        worst += float(part_P @ x_P[order])
+    return worst / max(float(x_Q.sum()), 1e-300)
 
 
 def _over_steps(

@@ -155,7 +155,7 @@ def _early(case: Case) -> FoundSlice | None:
 @rule("stale_cache")
 def _(case: Case) -> str:
     s = case.signatures
-    if not grows(s) or (case.sequences is None and s.concentration < _FEW_SEQUENCES):
+    if not grows(s) or s.concentration < _FEW_SEQUENCES:
         return ""
     return (
         f"drift that grows, x{s.growth:.2g}, in few sequences ({100 * s.concentration:.0f} % of "
@@ -166,7 +166,7 @@ def _(case: Case) -> str:
 @rule("odd_sequences")
 def _(case: Case) -> str:
     odd = case.sequences
-    if odd is None:
+    if odd is None or grows(case.signatures):  # of a gap that grows, they are those of late steps
         return ""
     places = f", such as {', '.join(odd.worst)}" if odd.worst else ""
     return (

@@ -11,7 +11,7 @@ _CURVE = 0.35  # share of the variance that a function of the logprob has
 _TAIL = 0.35  # share of the gap in a hundredth of the tokens
 _IDS = 0.35
 _PENALTY_Z, _PENALTY_SHARE = 3.0, 0.03
-_LENGTH = 1.4
+_LENGTH, _LATER = 1.4, 1.2  # of the rate over context lengths; the second with a slice
 _LINEAR = 0.4  # share of the variance that a temperature explains
 _UNEVEN = 2.0  # largest over smallest rate of steps that are alike
 _SPREAD = 0.62  # concentration of sequences that are alike, as real texts have it
@@ -53,7 +53,8 @@ def _(case: Case) -> str:
 def _(case: Case) -> str:
     s, found = case.signatures, case.sliced("context.length", "context.position")
     later = found is not None and "gte" in next(iter(found.match.values()))
-    if s.length is None or not (later or (s.length >= _LENGTH and s.length_z >= SURE_Z)):
+    grown = s.length is not None and s.length >= _LENGTH and s.length_z >= SURE_Z
+    if s.length is None or not (grown or (later and s.length >= _LATER)):
         return ""
     return f"the rate grows x{s.length:.2g} from the shortest contexts to the longest"
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from servanda.judgement.causes.candidates import Candidate, candidates
 from servanda.judgement.causes.token_table import Array, TokenTable
-from servanda.judgement.slices.rules import field_of
 from servanda.theory.stats.bets import weights_above
 from servanda.theory.stats.log_moment import LogMoment
 
@@ -54,16 +53,6 @@ class FoundSlice:
     log_e: float
     bound: float
 
-    @property
-    def fields(self) -> set[str]:
-        return set(self.match)
-
-    @property
-    def routable(self) -> bool:
-        """Whether no condition is about the sampled token."""
-        found = map(field_of, self.match)
-        return all(field is not None and field.known != "outcome" for field in found)
-
 
 def find_slices(
     table: TokenTable, limit: float = 0.0, alpha: float = ALPHA
@@ -84,44 +73,40 @@ def find_slices(
     found: list[FoundSlice] = []
     if not (chosen.gap_K.any() and len(tested)):
         return ()
-    left_K = np.ones(len(chosen), dtype=bool)
-    rest_K = np.ones(len(tested), dtype=bool)
+    left_K = np.ones(len(table), dtype=bool)
     whole = None
-    for _ in range(MOST):
-        best = _best(chosen, left_K)
+    while len(found) < MOST:
+        best = _best(chosen, left_K[chosen_K])
         if best is None:
             break
-        outside_K = left_K & ~best.mask(chosen)
-        base_K = chosen.expected(outside_K)
-        inside_K = left_K & best.mask(chosen)
-        excess = float((chosen.gap_K - base_K)[inside_K].sum())
-        if whole is None:
-            whole = max(float((chosen.gap_K - base_K)[left_K].sum()), 1e-300)
-        if excess < _LEAST_SHARE * whole:
-            break
-        outside = float(base_K[inside_K].mean())
-        inside = float(chosen.gap_K[inside_K].mean())
-        if inside < limit:
-            break
+        inside, outside, excess, more = _contrast(chosen, left_K[chosen_K], best)
+        whole = excess + more if whole is None else whole
         bound = min(TIMES * outside, 1.0)
-        in_test_K = rest_K & best.mask(tested)
-        log_e, groups = _evidence(tested, in_test_K, bound)
+        if inside < limit or excess < _LEAST_SHARE * whole:
+            break
+        inside_K = left_K & best.mask(table)
+        log_e, groups = _evidence(tested, inside_K[tested_K], bound)
         if log_e < math.log(MOST / alpha):
             break
-        found.append(
-            FoundSlice(
-                best.match,
-                inside,
-                outside,
-                min(excess / whole, 1.0),
-                float(inside_K.mean()),
-                groups,
-                log_e,
-                bound,
-            )
-        )
-        left_K, rest_K = outside_K, rest_K & ~in_test_K
+        share = min(excess / max(whole, 1e-300), 1.0)
+        inside, outside, *_ = _contrast(table, left_K, best)
+        tokens = float(inside_K.mean())
+        found.append(FoundSlice(best.match, inside, outside, share, tokens, groups, log_e, bound))
+        left_K &= ~inside_K
     return tuple(found)
+
+
+def _contrast(table: TokenTable, left_K: Array, of: Candidate) -> tuple[float, float, float, float]:
+    """Mean gap of a slice, and of similar tokens outside; its excess over these, and the rest's."""
+    inside_K = left_K & of.mask(table)
+    base_K = table.expected(left_K & ~inside_K)
+    over_K = table.gap_K - base_K
+    return (
+        float(table.gap_K[inside_K].mean()),
+        float(base_K[inside_K].mean()),
+        float(over_K[inside_K].sum()),
+        float(over_K[left_K & ~inside_K].sum()),
+    )
 
 
 def halves(table: TokenTable, seed: int = 0) -> tuple[Array, Array]:
