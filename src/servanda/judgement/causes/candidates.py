@@ -25,7 +25,7 @@ _POINTS = {  # a single value of these is a slice
     *("context.position", "context.turn", "context.turn_position", "outcome.from_end"),
     *("outcome.token_id", "outcome.staleness", "request.prompt_tokens", "context.length"),
 }
-# of fields that cut out the same tokens the first is named: a hair's breadth in the score
+# of fields that cut out the same tokens the first is named: a tiny difference in the score
 PREFERRED = (
     *("context.turn", "request.prompt_tokens", "context.position", "context.turn_position"),
     *("context.length", "outcome.token_id", "outcome.staleness", "context.row"),
@@ -149,7 +149,7 @@ def _labelled(
     n, x, b = _sums(code_M, len(texts), x_M, b_M)
     n[0] = x[0] = 0.0  # "" is no value
     b[0] = 1.0
-    if (n > 0).sum() > 1 or (n > 0).sum() == 1:
+    if n.any():
         yield Conditioned(
             *(_enough(n, n), _enough(n, x), b),
             lambda i: Candidate(((LABEL + name, (("in", (texts[i],)),)),), "label"),

@@ -203,7 +203,7 @@ class DumpSource:
         )
 
     def _explained(self, dump: Dump, step: int, red: Sequence[str]) -> str:
-        """The cause and its slices, looked for when other slices are red; "" if none is found."""
+        """The cause and its slices, searched when other slices are red; "" if none is found."""
         if self._red == frozenset(red):
             return self._cause
         self._red, self._cause = frozenset(red), ""
@@ -215,7 +215,9 @@ class DumpSource:
             found = explain_dump(dump.of(few), limit, {}, str(self.options.path))
         except (EvidenceError, MeasurementError, OSError):  # a step that is gone by now
             return ""
-        if found is not None and found.named:
+        # where a slice of the contract is red, it says more than the shape of all tokens
+        located = found is not None and bool(found.rules or set(red) <= {WHOLE})
+        if found is not None and found.named and located:
             slices = (f"slice {slice_text(rule)}" for rule in found.rules)
             self._cause = "; ".join((found.text, *slices))
         return self._cause
