@@ -16,6 +16,7 @@ from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
 from servanda.engines.http.dialects.vllm import VLLM
 from servanda.engines.table import TableEngine
+from servanda.runner.relations import draws
 from servanda.runner.relations.exchangeability import exchangeability
 from servanda.runner.relations.judge import Judge, Pair
 from servanda.runner.relations.observation import Observation, difference, features
@@ -137,10 +138,10 @@ def test_a_kernel_whose_replays_differ_is_tested_and_not_compared_with_a_thresho
     assert loose == 0 and wide["company"]["outcome"] == "holds"
 
 
-def test_draws_against_other_probabilities_than_are_reported_are_rejected(tmp_path):
+def test_draws_against_other_probabilities_than_are_reported_are_rejected(tmp_path, monkeypatch):
     from servanda.engines.faults import FAULTS as CATALOGUE
 
-    cold = CATALOGUE["undisclosed_temperature"].inject(TableEngine, 0.2)
+    cold = CATALOGUE["undisclosed_temperature"].inject(TableEngine, 0.8)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"token_ids": [0, 1]}\n')
     words = ("--only", "draws", "--prompts", prompts, "--max-new-tokens", "8")
@@ -149,8 +150,15 @@ def test_draws_against_other_probabilities_than_are_reported_are_rejected(tmp_pa
     with live(table_engine(tmp_path)) as (client, _):
         good, healthy = found(str(client.base_url), *words)
 
+        monkeypatch.setattr(draws, "_MOST", 64)
+        open_, short = found(str(client.base_url), *words)
+
     assert (bad, broken["draws"]["outcome"]) == (1, "violated")
     assert (good, healthy["draws"]["outcome"]) == (0, "holds")
+    assert "with a temperature within" in healthy["draws"]["answer"]
+    # a sampler that could not have been rejected does not hold
+    assert (open_, short["draws"]["outcome"]) == (3, "inconclusive")
+    assert "and so few tokens show no temperature" in short["draws"]["answer"]
 
 
 def test_the_cache_is_not_said_to_hold_where_no_one_saw_a_hit():

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from servanda.errors import MeasurementError
+from servanda.runner.relations.draws import DRAWS, draws
 from servanda.runner.relations.judge import Finding, Judge, Pair
-from servanda.runner.relations.observation import Observation
 from servanda.runner.relations.relation import RELATIONS, Cases
 from servanda.runner.relations.subject import Subject
-from servanda.theory.sampling import uniforms
-from servanda.theory.stats.likelihood_ratio import LikelihoodRatio
-from servanda.theory.stats.pit import log_densities
-from servanda.theory.stats.refutation import Refutation
 
 REPLAY = "replay"
-DRAWS, UPDATE = "draws", "update"
+UPDATE = "update"
 NAMES = (*RELATIONS, DRAWS, UPDATE)
-_DRAWN = 24  # requests whose tokens are held against their logprobs
 _REPLAYS = 3
 
 
@@ -64,7 +56,7 @@ def relations(
             continue
         now = watched(name)
         if name == DRAWS:
-            yield _draws(now, cases)
+            yield draws(now, cases)
         elif name == UPDATE:
             yield _update(now, cases, options.update)
         else:
@@ -86,8 +78,8 @@ def _replays(judge: Judge, cases: Cases) -> tuple[Finding, Judge]:
     pairs = judge.measured(relation, requests)
     found = judge.compared(relation, pairs, small=False)
     noisy = any(pair.difference.at is not None for pair in pairs)
-    draws = all(pair.difference.other_token is None for pair in pairs)
-    return found, replace(judge, noisy=noisy, draws=draws)
+    alike = all(pair.difference.other_token is None for pair in pairs)
+    return found, replace(judge, noisy=noisy, draws=alike)
 
 
 def _repeats(subject: Subject, found: Finding) -> bool:
@@ -97,58 +89,6 @@ def _repeats(subject: Subject, found: Finding) -> bool:
         return True
     first, *more = (subject.answer(request) for _ in range(_REPLAYS))
     return all(Pair(request, first, again).difference.at is None for again in more)
-
-
-def _draws(judge: Judge, cases: Cases) -> Finding:
-    """Tokens against the logprobs that are reported with them: an e-value."""
-    seen: list[Observation] = []
-    requests = [*cases.some(1 if cases.given else _DRAWN)]
-    for n, request in enumerate(requests):
-        judge.watch(n, len(requests))
-        seen.append(judge.subject.answer(request))
-    judge.watch(len(requests), len(requests))
-    evidence = _evidence(seen, cases.seed)
-    if evidence is None or not evidence.n:
-        why = "the kernel reports no likeliest tokens, and no ranks, beside those that it draws"
-        return Finding(DRAWS, "untestable", why)
-    known = Finding(DRAWS, "holds", "", requests=len(seen), positions=evidence.n, alpha=judge.alpha)
-    e = f"e-value {math.exp(min(evidence.log_e, 700.0)):.2g} over {evidence.n} tokens"
-    if evidence.log_e >= -math.log(judge.alpha):
-        why = f"the tokens do not follow the logprobs reported with them ({e})"
-        return replace(known, outcome="violated", answer=why)
-    why = (
-        f"no draw against the reported logprobs was shown: {e}, rejected from {1 / judge.alpha:.0f}"
-    )
-    return replace(known, answer=why)
-
-
-def _evidence(seen: Sequence[Observation], seed: int) -> Refutation | None:
-    """By the likeliest tokens of each step, or by the mass before the token."""
-    rows = [(token, logp) for one in seen for token, logp in zip(one.tokens, one.logp, strict=True)]
-    by_mass = [
-        (before, logp[token])
-        for one in seen
-        if one.mass_before
-        for before, token, logp in zip(one.mass_before, one.tokens, one.logp, strict=True)
-    ]
-    if by_mass:
-        before_N, logp_N = np.array(by_mass).T
-        u_N = before_N + uniforms(seed, "pit", 0, len(before_N)) * np.exp(logp_N)
-        growth_J = log_densities(np.minimum(u_N, 1.0)).sum(axis=1)
-        return Refutation(len(u_N), tuple(growth_J.tolist()))
-    k = min((len(logp) - 1 for _, logp in rows), default=0)
-    if k < 1:
-        return None
-    ids_NK = np.array([[*_best(logp)][:k] for _, logp in rows])
-    logp_NK = np.array(
-        [[logp[i] for i in ids] for ids, (_, logp) in zip(ids_NK, rows, strict=True)]
-    )
-    return LikelihoodRatio.of(ids_NK, logp_NK, np.array([token for token, _ in rows]))
-
-
-def _best(logp: dict[int, float] | object) -> list[int]:
-    assert isinstance(logp, dict)
-    return sorted(logp, key=lambda i: (-logp[i], i))
 
 
 def _update(judge: Judge, cases: Cases, command: str | None) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from servanda.contract.model import Kernel
 from servanda.engines import Engine
@@ -51,7 +51,6 @@ class Subject:
     kernel: Kernel
     engine: Engine
     sent: int = 0
-    drawn: list[Observation] = field(default_factory=list)
 
     @classmethod
     def open(cls, kernel: Kernel) -> Subject:
@@ -71,6 +70,10 @@ class Subject:
         """The request, sent at once with the others."""
         prompts = [request.prompt, *request.others]
         return self._send(prompts, request.seed, request.width)[0]
+
+    def each(self, requests: Sequence[Request], seed: int, width: int) -> list[Observation]:
+        """Long answers to the prompts of some requests, sent at once."""
+        return self._send([request.prompt for request in requests], seed, width)
 
     def after(self, request: Request, others: Sequence[Ids]) -> Observation:
         """The request after others, one at a time."""
