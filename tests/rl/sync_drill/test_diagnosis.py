@@ -35,6 +35,9 @@ FOLLOWING = [group(f"layers.{i}.mlp") for i in range(2)]
         (DAMAGED, FOLLOWING, "sync_moves"),
         (replace(DAMAGED, scale=HALF), FOLLOWING, "scaled"),  # the factor explains that, too
         (replace(DAMAGED, cast="float8"), FOLLOWING, "wrong_cast"),
+        # beside a group that is neither right nor clearly wrong, all that is known comes late
+        (SOUND, [group("layers.0.mlp", 0.1, late=1), group("layers.1.mlp", 0.6)], "late"),
+        (SOUND, [group("layers.0.mlp", 0.1, late=1), group("layers.1.mlp", 1.0)], "dropped"),
         # one group that no factor explains, and nothing else: what is wrong has no name
         (SOUND, [SCALED[0], group("layers.1.mlp", 0.4, residual=9.0)], "unfaithful"),
     ],

@@ -84,7 +84,8 @@ def _of_the_sync(
         return "stale_cache"
     late = [group for group in wrong if group.late]
     if late and len(late) == len(wrong):
-        return "dropped" if len(late) < len(visible) else "late"
+        # a group that is neither right nor clearly wrong is no sync that arrived in time
+        return "dropped" if any(group.mark == "holds" for group in visible) else "late"
     if poison.late and not wrong:
         return "dropped"
     return "stopped" if wrong and all(group.stopped for group in wrong) else ""
