@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks import committed, sync_matrix, sync_matrix_page, truth
+from benchmarks import causes, committed, sync_matrix, sync_matrix_page, truth
 from benchmarks.theory import report
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 DOCS = committed.ROOT / "docs"
 BLOCKS = sorted(
     set(committed.KEPT.glob("*.json"))
-    - {truth.MEASURED, sync_matrix.KEPT, committed.KEPT / "theory.json"}
+    - {truth.MEASURED, sync_matrix.KEPT, causes.MEASURED, committed.KEPT / "theory.json"}
 )
 # pages whose numbers a person copied from what the command printed, which the page names
 BY_HAND = {"binning.md": "benchmarks.monitor", "monitor.md": "benchmarks.monitor"}
@@ -52,6 +52,13 @@ def test_how_often_verdicts_are_wrong_is_what_was_counted(tmp_path, monkeypatch)
     monkeypatch.setattr(truth, "RECORDS", tmp_path)  # nothing newer of this machine
 
     assert truth.page(truth.recorded()) == truth.DOCS.read_text(encoding="utf-8"), "make truth"
+
+
+def test_the_table_of_causes_is_what_was_found():
+    found = json.loads(causes.MEASURED.read_text(encoding="utf-8"))
+
+    page = causes.PAGE.read_text(encoding="utf-8")
+    assert causes.page(found) == page, "python -m benchmarks.causes --write"
 
 
 def test_the_matrix_of_sync_faults_is_what_was_found():

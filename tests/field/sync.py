@@ -129,7 +129,7 @@ def resumed(folder, broken):
     command="servanda check DIR (the dump names the replica)",
     state="caught",
     exit=1,
-    says="replica r3: its weights, its build, its hardware; 100 % of the excess over the limit",
+    says="replica r3: an engine that keeps old weights",
 )
 def mixed_fleet(folder, broken):
     def how(step):
