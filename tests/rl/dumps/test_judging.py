@@ -63,7 +63,8 @@ def test_one_bad_slice_is_red_alone_and_named_since_its_step(tmp_path):
     assert answer.verdict.exit_code == 1
     text = render(answer)
     assert "first 3 tokens of turn 3" in text and "since step 14" in text
-    assert "or tokenised differently; 100 % of the excess over the limit lies there" in text
+    assert "or tokenised differently; 100 % of the excess over the other tokens" in text
+    assert "match: {context.turn_position: {lt: 3}, context.turn: {gte: 3}}}" in text
     # 2 x 3 of 4 x 32 tokens; all others have .005
     assert answer.share == pytest.approx(6 / 128)
     assert answer.left == pytest.approx(0.005, abs=0.0005)
