@@ -137,7 +137,7 @@ def _searched(
     where: tuple[Path | None, str | None, Path, Path | None],
     watch: Watch,
 ) -> Search:
-    from servanda.runner.bisect.builds import Asked, bisect_builds, bisect_git, bisect_settings
+    from servanda.runner.bisect.builds import Method, bisect_builds, bisect_git, bisect_settings
     from servanda.runner.compare.contract import Options
 
     builds, commits, repository, settings = where
@@ -147,13 +147,13 @@ def _searched(
         comparison = Options(a, b, **{name: options[name] for name in names})
     else:
         refuse_given(names, "the command measures")
-    asked = Asked(command, comparison)
+    method = Method(command, comparison)
     if builds is not None:
-        return bisect_builds([*_lines(builds)], asked, watch=watch)
+        return bisect_builds([*_lines(builds)], method, watch=watch)
     if commits is not None:
-        return bisect_git(repository, commits, asked, watch=watch)
+        return bisect_git(repository, commits, method, watch=watch)
     assert settings is not None
-    return bisect_settings([*_lines(settings)], asked, watch=watch)
+    return bisect_settings([*_lines(settings)], method, watch=watch)
 
 
 def _lines(path: Path) -> Iterator[str]:

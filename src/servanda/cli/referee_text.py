@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 from servanda.report.format import count, number, percent
-from servanda.runner.compare.side_distance import CAP, SideDistance
+from servanda.runner.compare.side_distance import CAP, SideDistance, ThirdScore
 
 _WORST = 3  # slices that are named
 
 
-class ThirdAnswer(Protocol):
-    """What a dump and a comparison have from a third scorer."""
-
-    @property
-    def referee(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def of(self) -> int: ...
-    @property
-    def confidence(self) -> float: ...
-    @property
-    def slices(self) -> Sequence[SideDistance]: ...
-
-
-def third_lines(found: ThirdAnswer, train: str, infer: str) -> Iterator[str]:
+def third_lines(found: ThirdScore, train: str, infer: str) -> Iterator[str]:
     """The side that is further, by how much, and in which slices most.
 
     Args:

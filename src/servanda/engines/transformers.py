@@ -195,10 +195,10 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         token_S: Ints | None = None
         while True:
             fed = (None,) * len(rows) if token_S is None else token_S
-            logits_S1V = [row.send(token) for row, token in zip(rows, fed, strict=True)]
+            answers = [row.send(token) for row, token in zip(rows, fed, strict=True)]
             if token_S is None:
-                self._cached_S = np.array([cached for _, cached in logits_S1V], dtype=np.float64)
-            token_S = yield torch.cat([logits for logits, _ in logits_S1V])
+                self._cached_S = np.array([cached for _, cached in answers], dtype=np.float64)
+            token_S = yield torch.cat([logits for logits, _ in answers])
 
     def _decode_row(
         self, prompt: Sequence[int], salt: str | None

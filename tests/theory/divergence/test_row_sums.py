@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from servanda.runner.golden import reduced
@@ -40,6 +40,19 @@ def drawn(seed, rows, vocabulary, noise, dtype=np.float32):
     return train_RV.astype(dtype), infer_RV.astype(dtype), rng.integers(0, vocabulary, rows)
 
 
+def assert_alike(fast, slow, noise):
+    """Equal to 1e-10, or to what the rounding of a log weight moves.
+
+    A term of second order is the difference of exp(x) - 1 and x, each rounded at the size of x,
+    which is five times the noise at most.
+    """
+    second = max(1e-22, 5 * noise * np.finfo(np.float64).eps)
+    assert fast.keys() == slow.keys()
+    for name, values_R in slow.items():
+        least = second if name.removeprefix("joint.") in SECOND_ORDER else 1e-14
+        np.testing.assert_allclose(fast[name], values_R, 1e-10, least, err_msg=name)
+
+
 def test_where_there_is_a_compiler_it_is_compiled():
     assert shutil.which("cc") is None or row_sums.compiled() is not None
 
@@ -55,14 +68,11 @@ def test_every_exact_metric_has_its_form_on_row_sums():
     st.sampled_from([0.0, 1e-6, 1e-4, 1e-2, 1.0, 10.0, 60.0]),
     st.sampled_from([np.float32, np.float64]),
 )
+@example(8670328, 66, 1e-6, np.float32)  # the rounding of one token's weight
 def test_the_compiled_sums_are_the_readable_formulas(seed, vocabulary, noise, dtype):
     case = drawn(seed, 5, vocabulary, noise, dtype)
     fast, slow = (columns(*case, compiled=compiled) for compiled in (True, False))
-    assert fast.keys() == slow.keys()
-    for name, values_R in slow.items():
-        # what a rounding of the weights by 1e-16 moves, in terms of first and of second order
-        least = 1e-22 if name.removeprefix("joint.") in SECOND_ORDER else 1e-14
-        np.testing.assert_allclose(fast[name], values_R, 1e-10, least, err_msg=name)
+    assert_alike(fast, slow, noise)
 
 
 @needs_compiled
@@ -127,9 +137,7 @@ def test_each_instruction_set_gives_the_same_sums_without_a_scalar_step(
     usual = columns(*case, compiled=True)
     monkeypatch.setattr(row_sums, "LIBRARY", library)
     monkeypatch.setattr(row_sums, "compiled", row_sums.compiled.__wrapped__)
-    alone = columns(*case, compiled=True)
-    for name, values_R in usual.items():
-        np.testing.assert_allclose(alone[name], values_R, rtol=1e-9, atol=1e-14, err_msg=name)
+    assert_alike(columns(*case, compiled=True), usual, 1e-3)
 
 
 @needs_compiled

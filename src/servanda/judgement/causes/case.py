@@ -46,7 +46,7 @@ class Case:
         main = self.main
         if main is None:
             return None
-        return main if modulo(next(iter(main.match)))[0] in bases else None
+        return main if modulo(main.first[0])[0] in bases else None
 
 
 Rule = Callable[[Case], str]
@@ -69,4 +69,4 @@ def explains(found: FoundSlice) -> str:
 
 
 def grows(s: Signatures) -> bool:
-    return s.growth is not None and s.growth >= GROWS and s.growth_z >= SURE_Z
+    return (s.growth or 0.0) >= GROWS and (s.growth_z or 0.0) >= SURE_Z

@@ -65,16 +65,16 @@ class Signatures:
     first_gap: float | None
     first_step: int
     growth: float | None
-    growth_z: float
+    growth_z: float | None
     uneven: float | None
     start: float | None
     turn_start: float | None
     length: float | None
-    length_z: float
+    length_z: float | None
     equal: float
     ids: float | None
-    repeated: float
-    repeated_share: float
+    repeated: float | None
+    repeated_share: float | None
     stale: float | None
 
 
@@ -163,22 +163,20 @@ def _concentration(table: TokenTable, base_K: Array) -> float:
     return worst / max(float(x_Q.sum()), 1e-300)
 
 
-def _over_steps(
-    table: TokenTable, base_K: Array
-) -> tuple[float | None, float | None, float | None, float, float | None]:
+def _over_steps(table: TokenTable, base_K: Array) -> tuple[float | None, ...]:
     """first, first_gap, growth, growth_z and uneven."""
     steps = np.unique(table.step_K)
     if len(steps) < 3:
-        return None, None, None, 0.0, None
+        return None, None, None, None, None
     third = max(1, len(steps) // 3)
     early_K, late_K = table.step_K < steps[third], table.step_K >= steps[-third]
     first_K = table.step_K == steps[0]
     begin, early, late = (_rate(table, base_K, of) for of in (first_K, early_K, late_K))
     if begin is None or not early or not late:
-        return None, None, None, 0.0, None
+        return None, None, None, None, None
     error = math.hypot(*(_log_error(table, base_K, of) for of in (early_K, late_K)))
     growth = late / early
-    z = math.log(growth) / error if error else 0.0
+    z = math.log(growth) / error if error else None
     rates = [r for step in steps if (r := _rate(table, base_K, table.step_K == step))]
     return begin / late, float(table.gap_K[first_K].mean()), growth, z, max(rates) / min(rates)
 
@@ -200,7 +198,7 @@ def _turn_start(table: TokenTable, base_K: Array) -> float | None:
     return _ratio(table, base_K, (turn_K > 1) & (at_K < 3))
 
 
-def _by_length(table: TokenTable, base_K: Array) -> tuple[float | None, float]:
+def _by_length(table: TokenTable, base_K: Array) -> tuple[float | None, float | None]:
     """length and length_z."""
     length_K = table.numbers.get("context.length")
     if length_K is None:
@@ -210,10 +208,10 @@ def _by_length(table: TokenTable, base_K: Array) -> tuple[float | None, float]:
     rates = [_rate(table, base_K, quarter_K == q) for q in range(_QUARTERS)]
     known = [(q, r) for q, r in enumerate(rates) if r]
     if len(known) < _QUARTERS:
-        return None, 0.0
+        return None, None
     low, high = known[0][1], known[-1][1]
     error = math.hypot(*(_log_error(table, base_K, quarter_K == q) for q in (0, _QUARTERS - 1)))
-    return high / low, math.log(high / low) / error if error else 0.0
+    return high / low, math.log(high / low) / error if error else None
 
 
 def _ids(table: TokenTable, ratio_K: Array) -> float | None:
@@ -244,24 +242,24 @@ def _bin_means(table: TokenTable, value_K: Array) -> Array:
     return (np.bincount(table.bin_K, value_K) / np.maximum(n_B, 1))[table.bin_K]
 
 
-def _repeated(table: TokenTable, ratio_K: Array) -> tuple[float, float]:
+def _repeated(table: TokenTable, ratio_K: Array) -> tuple[float | None, float | None]:
     """repeated and repeated_share, at the same logprob."""
     again_K = table.repeated_K
     if min(again_K.sum(), (~again_K).sum()) < _FEW:
-        return 0.0, 0.0
+        return None, None
     n_B, m_B = (np.bincount(table.bin_K[of_K], minlength=16) for of_K in (again_K, ~again_K))
     sum_B, other_B = (
         np.bincount(table.bin_K[of_K], ratio_K[of_K], minlength=16) for of_K in (again_K, ~again_K)
     )
     met_B = (n_B >= 5) & (m_B >= 5)
     if not met_B.any():
-        return 0.0, 0.0
+        return None, None
     weight_B = n_B[met_B] * m_B[met_B] / (n_B + m_B)[met_B]
     apart_B = sum_B[met_B] / n_B[met_B] - other_B[met_B] / m_B[met_B]
     shift = float((weight_B * apart_B).sum() / weight_B.sum())
     spread = float(ratio_K.std())
     if not spread:
-        return 0.0, 0.0
+        return None, None
     share = float((weight_B * apart_B**2).sum() / len(ratio_K)) / spread**2
     return shift / spread * math.sqrt(float(weight_B.sum())), share
 

@@ -42,18 +42,14 @@ def _(case: Case) -> str:
 @rule("one_kind")
 def _(case: Case) -> str:
     main = case.main
-    if (
-        main is None
-        or not next(iter(main.match)).startswith(LABEL)
-        or _label(case, *INFRASTRUCTURE)
-    ):
+    if main is None or not main.first[0].startswith(LABEL) or _label(case, *INFRASTRUCTURE):
         return ""
     return explains(main)
 
 
 def _label(case: Case, *names: str) -> FoundSlice | None:
     main = case.main
-    first = "" if main is None else next(iter(main.match))
+    first = "" if main is None else main.first[0]
     return main if first.startswith(LABEL) and first.removeprefix(LABEL) in names else None
 
 
@@ -90,7 +86,7 @@ def _(case: Case) -> str:
 def _late(case: Case) -> FoundSlice | None:
     """The last few positions of the responses, if the main slice is these."""
     found = case.sliced("context.position")
-    if found is None or "gte" not in next(iter(found.match.values())):
+    if found is None or "gte" not in found.first[1]:
         return None
     return found if found.tokens <= _END else None
 
@@ -114,18 +110,18 @@ def _(case: Case) -> str:
 @rule("attention_window")
 def _(case: Case) -> str:
     found = case.sliced("context.length", "context.position")
-    if found is None or "gte" not in next(iter(found.match.values())):
+    if found is None or "gte" not in found.first[1]:
         return ""
     if found.outside > found.inside / 10:
         return ""
-    edge = next(iter(found.match.values()))["gte"]
+    edge = found.first[1]["gte"]
     return f"from about {edge:g} tokens on, nothing before; {explains(found)}"
 
 
 @rule("padding")
 def _(case: Case) -> str:
     found = case.sliced("request.prompt_tokens", "context.length")
-    if found is None or "lt" not in next(iter(found.match.values())):
+    if found is None or "lt" not in found.first[1]:
         return ""
     return explains(found)
 
@@ -148,7 +144,7 @@ def _early(case: Case) -> FoundSlice | None:
     found = case.sliced("context.position", "context.turn_position")
     if found is None:
         return None
-    first = next(iter(found.match.values()))
+    first = found.first[1]
     return found if "lt" in first or first.get("in") == [0] else None
 
 

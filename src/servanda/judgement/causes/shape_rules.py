@@ -43,7 +43,9 @@ def _(case: Case) -> str:
 @rule("penalty")
 def _(case: Case) -> str:
     s = case.signatures
-    if abs(s.repeated) < _PENALTY_Z or s.repeated_share < _PENALTY_SHARE:
+    if s.repeated is None or abs(s.repeated) < _PENALTY_Z:
+        return ""
+    if (s.repeated_share or 0.0) < _PENALTY_SHARE:
         return ""
     way = "less" if s.repeated > 0 else "more"
     return f"tokens that a response repeats are {way} likely to the engine, {s.repeated:+.0f} σ"
@@ -52,8 +54,8 @@ def _(case: Case) -> str:
 @rule("positions")
 def _(case: Case) -> str:
     s, found = case.signatures, case.sliced("context.length", "context.position")
-    later = found is not None and "gte" in next(iter(found.match.values()))
-    grown = s.length is not None and s.length >= _LENGTH and s.length_z >= SURE_Z
+    later = found is not None and "gte" in found.first[1]
+    grown = s.length is not None and s.length >= _LENGTH and (s.length_z or 0.0) >= SURE_Z
     if s.length is None or not (grown or (later and s.length >= _LATER)):
         return ""
     return f"the rate grows x{s.length:.2g} from the shortest contexts to the longest"

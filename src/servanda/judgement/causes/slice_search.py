@@ -53,6 +53,11 @@ class FoundSlice:
     log_e: float
     bound: float
 
+    @property
+    def first(self) -> tuple[str, Mapping[str, Any]]:
+        """Its first field, and the conditions on it."""
+        return next(iter(self.match.items()))
+
 
 def find_slices(
     table: TokenTable, limit: float = 0.0, alpha: float = ALPHA

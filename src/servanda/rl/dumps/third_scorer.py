@@ -17,7 +17,7 @@ from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.judge import DumpVerdict, selected_dump
 from servanda.rl.dumps.token_fields import PairFields
-from servanda.runner.compare.side_distance import SideDistance, side_distances
+from servanda.runner.compare.side_distance import ThirdScore, side_distances
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.round_files import in_order
@@ -52,22 +52,6 @@ class RowSample:
     train_K: Array
     infer_K: Array
     inside_CK: Array
-
-
-@dataclass(frozen=True)
-class ThirdScore:
-    """The referee's answer.
-
-    Args:
-        rows, of: the rows that it scored, and all rows.
-        slices: the whole first.
-    """
-
-    referee: str
-    rows: int
-    of: int
-    confidence: float
-    slices: tuple[SideDistance, ...]
 
 
 def refuse_referee(text: str, steps: Sequence[int]) -> None:

@@ -42,7 +42,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Method:
     """How a state is tested: by the exit code of a command, or by a comparison of A and B."""
 
     command: str | None
@@ -70,7 +70,7 @@ class Asked:
             )
 
 
-def bisect_builds(builds: Sequence[str], asked: Asked, *, watch: Watch = unwatched) -> Search:
+def bisect_builds(builds: Sequence[str], method: Method, *, watch: Watch = unwatched) -> Search:
     """The first bad of a list of builds, the oldest first.
 
     Raises:
@@ -82,24 +82,24 @@ def bisect_builds(builds: Sequence[str], asked: Asked, *, watch: Watch = unwatch
             f"{len(builds)} builds, {len({*builds})} of them different, have nothing to bisect",
             hint="name each build once, a good one first and a bad one last",
         )
-    asked.refuse_without_place()
-    prober = asked.prober(Path(), watch)
+    method.refuse_without_place()
+    prober = method.prober(Path(), watch)
 
     def judge(number: int) -> Outcome:
         return prober.judge(builds[number], builds[number], {})
 
     low, high = first_bad(builds, judge)
-    return _search("builds", builds, low, high, prober, asked)
+    return _search("builds", builds, low, high, prober, method)
 
 
-def bisect_git(repository: Path, text: str, asked: Asked, *, watch: Watch = unwatched) -> Search:
+def bisect_git(repository: Path, text: str, method: Method, *, watch: Watch = unwatched) -> Search:
     """The first bad commit of a range GOOD..BAD; {} is the folder of its files.
 
     Raises:
         ContractError, MeasurementError: as `git_range.opened` and `bisect_builds`.
     """
     with git_range.opened(repository, text) as commits:
-        prober = asked.prober(commits.folder, watch)
+        prober = method.prober(commits.folder, watch)
         names = [
             f"{commit[:10]} {subject}"
             for commit, subject in zip(commits.commits, commits.subjects, strict=True)
@@ -110,10 +110,10 @@ def bisect_git(repository: Path, text: str, asked: Asked, *, watch: Watch = unwa
             return prober.judge(names[number], str(commits.folder), {})
 
         low, high = first_bad(names, judge)
-    return _search("commits", names, low, high, prober, asked)
+    return _search("commits", names, low, high, prober, method)
 
 
-def bisect_settings(settings: Sequence[str], asked: Asked, *, watch: Watch = unwatched) -> Search:
+def bisect_settings(settings: Sequence[str], method: Method, *, watch: Watch = unwatched) -> Search:
     """The fewest settings that make a kernel bad.
 
     Args:
@@ -129,17 +129,17 @@ def bisect_settings(settings: Sequence[str], asked: Asked, *, watch: Watch = unw
             f"{odd[0]!r} is no setting" if odd else "there are no settings",
             hint="write a flag such as --enforce-eager, or NAME=VALUE, one a line",
         )
-    if asked.command is None:
+    if method.command is None:
         raise ContractError(
             "settings are of a command, and there is no --run COMMAND",
             hint="give --run './start.sh {}': flags take the place of {}",
         )
-    if any(s.startswith("-") for s in settings) and PLACE not in asked.command:
+    if any(s.startswith("-") for s in settings) and PLACE not in method.command:
         raise ContractError(
             f"the settings have flags, and the command no {PLACE} for them",
             hint="write --run './start.sh {}'",
         )
-    prober = asked.prober(Path(), watch)
+    prober = method.prober(Path(), watch)
 
     def judge(some: tuple[str, ...]) -> Outcome:
         flags, variables = flags_and_variables(some)
@@ -148,12 +148,12 @@ def bisect_settings(settings: Sequence[str], asked: Asked, *, watch: Watch = unw
     found = fewest_settings(settings, judge)
     probes = tuple(prober.probes)
     return Search(
-        "settings", len(settings), "", found.settings, found.undecided, probes, asked.alpha
+        "settings", len(settings), "", found.settings, found.undecided, probes, method.alpha
     )
 
 
 def _search(
-    kind: str, names: Sequence[str], low: int, high: int, prober: Prober, asked: Asked
+    kind: str, names: Sequence[str], low: int, high: int, prober: Prober, method: Method
 ) -> Search:
     return Search(
         kind,
@@ -162,5 +162,5 @@ def _search(
         (names[high],),
         tuple(names[low + 1 : high]),
         tuple(prober.probes),
-        asked.alpha,
+        method.alpha,
     )

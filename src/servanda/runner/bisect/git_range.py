@@ -52,8 +52,8 @@ def opened(repository: Path, text: str) -> Iterator[GitRange]:
     lines = _git(
         repository, "log", "--reverse", "--first-parent", "--format=%H %s", f"{ends[0]}..{ends[1]}"
     ).splitlines()
-    older = _git(repository, "merge-base", *ends)
-    if not lines or older != ends[0]:
+    beside = _git(repository, "rev-list", "--count", f"{ends[1]}..{ends[0]}")
+    if not lines or beside != "0":
         raise ContractError(
             f"{bad} does not come after {good}", hint="write the good commit first: --git GOOD..BAD"
         )

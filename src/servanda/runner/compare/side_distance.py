@@ -50,6 +50,22 @@ class SideDistance:
         return "infer" if self.high < 0 else "cannot tell"
 
 
+@dataclass(frozen=True)
+class ThirdScore:
+    """The answer of a third scorer.
+
+    Args:
+        rows, of: the rows that it was compared on, and all rows.
+        slices: the whole first.
+    """
+
+    referee: str
+    rows: int
+    of: int
+    confidence: float
+    slices: tuple[SideDistance, ...]
+
+
 def side_distances(
     train_N: Floats,
     infer_N: Floats,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from servanda.errors import MeasurementError
 from servanda.judgement.evidence import Round, round_view
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict
-from servanda.runner.compare.side_distance import SideDistance, side_distances
+from servanda.runner.compare.side_distance import ThirdScore, side_distances
 from servanda.runner.finished_run import reread_as_measured
 from servanda.runner.measurement import Open, Progress, Watch, unwatched
 from servanda.runner.probe import encoded
@@ -23,25 +22,12 @@ from servanda.traces.trace import Trace
 ROWS = 256  # the first responses of B, decided before any is seen
 
 
-@dataclass(frozen=True)
-class PairScore:
-    """The referee's answer: A is `train`, B is `infer`.
-
-    Args:
-        rows, of: the responses of B that A scored as well, and all.
-    """
-
-    referee: str
-    rows: int
-    of: int
-    confidence: float
-    slices: tuple[SideDistance, ...]
-
-
 def pair_score(
     folder: Path, verdict: Verdict, open: Open, *, watch: Watch = unwatched
-) -> PairScore:
+) -> ThirdScore:
     """Let A score responses of B that the referee has scored in a finished comparison.
+
+    In the answer A is `train` and B is `infer`; its rows are responses of B.
 
     Args:
         folder: the run directory of a comparison with a reference scorer.
@@ -71,7 +57,7 @@ def pair_score(
         name: np.concatenate([part[3].get(name, np.zeros(len(part[0]), bool)) for part in parts])
         for name in names
     }
-    return PairScore(
+    return ThirdScore(
         shown(plan.contract.kernels.train),
         rows,
         sum(len(measured.units) for measured in rounds),

@@ -30,11 +30,10 @@ def draws(judge: Judge, cases: Cases) -> Finding:
     """Whether drawn tokens follow their logprobs."""
     seen: list[Observation] = []
     drawn, known, off = 0, Finding(DRAWS, "inconclusive", "", alpha=judge.alpha), None
+    requests = [*cases.some(_AT_ONCE)] if cases.given is None else [cases.given]
     while drawn < _MOST:
         judge.watch(drawn, _MOST)
-        seen += judge.subject.each(
-            [*cases.some(_AT_ONCE)], cases.seed + len(seen), max(cases.width, _WIDTH)
-        )
+        seen += judge.subject.each(requests, cases.seed + len(seen), max(cases.width, _WIDTH))
         drawn = sum(len(one.tokens) for one in seen)
         evidence = _evidence(seen, cases.seed)
         if evidence is None or not evidence.n:

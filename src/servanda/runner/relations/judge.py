@@ -133,7 +133,7 @@ class Judge:
             return self._violated(relation, known, pairs, bad, small)
         state, why = relation.unseen([pair.other for pair in pairs])
         if state:
-            return replace(known, outcome=state, answer=why)  # type: ignore[arg-type]
+            return replace(known, outcome=state, answer=why)
         if unknown := sum(d.unknown for d in seen):
             why = f"{unknown} tokens have no usable logprob to compare"
             return replace(known, outcome="inconclusive", answer=why)
@@ -229,7 +229,7 @@ class Judge:
                 example=worst,
             )
         if state:
-            return replace(known, outcome=state, answer=why)  # type: ignore[arg-type]
+            return replace(known, outcome=state, answer=why)
         if self.limit and (known.largest_nats or 0.0) <= self.limit:
             answer = f"within {self.limit:g} nats in every run: at most {known.largest_nats:.3g}"
             return replace(known, outcome="holds", answer=f"{answer} ({test})")

@@ -9,12 +9,14 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from servanda.registry import Registry
 from servanda.runner.relations.observation import Ids, Observation
 from servanda.runner.relations.subject import Request, Subject
 from servanda.traces.corpus import joined
 
+Unseen = Literal["", "untestable", "inconclusive"]
 BLOCKS = (8, 16, 32, 64, 256)  # sizes of blocks and tiles that servers use
 
 
@@ -48,10 +50,7 @@ class Cases:
         return sorted(n for n in found if 1 < n <= self.longest)
 
     def some(self, rows: int) -> Iterator[Request]:
-        """Requests of unlike lengths, or the given one."""
-        if self.given is not None:
-            yield self.given
-            return
+        """Requests of unlike lengths."""
         for row in range(rows):
             length = max(2, self.longest * (row + 1) // rows)
             yield Request(self.text(row, length), self.width, seed=self.seed + row)
@@ -72,6 +71,10 @@ class Relation(ABC):
     @abstractmethod
     def cases(self, of: Cases) -> Iterator[Request]: ...
 
+    def requests(self, of: Cases) -> list[Request]:
+        """Those of the relation, or the only one that the command line names."""
+        return [*self.cases(of)] if of.given is None else [of.given]
+
     def refusal(self, subject: Subject) -> str:
         """Why it cannot be tested on this kernel; "" where it can."""
         return ""
@@ -91,8 +94,8 @@ class Relation(ABC):
     def place(self, request: Request, other: Observation) -> str:
         """In which circumstances a case is, in words."""
 
-    def unseen(self, others: Sequence[Observation]) -> tuple[str, str]:
-        """("untestable" or "inconclusive", why equal answers show nothing); ("", "") else."""
+    def unseen(self, others: Sequence[Observation]) -> tuple[Unseen, str]:
+        """Whether equal answers show nothing, and why; ("", "") where they do."""
         return "", ""
 
     def caveat(self, subject: Subject) -> str:
@@ -133,9 +136,6 @@ class Company(Relation):
     tries = 3  # which requests a server runs together is a race
 
     def cases(self, of: Cases) -> Iterator[Request]:
-        if of.given is not None:
-            yield of.given
-            return
         size, row = 2, 0
         while size <= of.largest:
             longest = max(2, of.longest // 4)
@@ -160,9 +160,6 @@ class Cache(Relation):
     name, summary = "cache", "a prefix that is read from the prefix cache"
 
     def cases(self, of: Cases) -> Iterator[Request]:
-        if of.given is not None:
-            yield of.given
-            return
         for row, shared in enumerate(of.lengths):
             prompt = of.text(row, shared + 1 + 11 * row % 24)
             # the same blocks after another beginning are not the prompt's prefix
@@ -195,7 +192,7 @@ class Cache(Relation):
             f"with an earlier request{cached}"
         )
 
-    def unseen(self, others: Sequence[Observation]) -> tuple[str, str]:
+    def unseen(self, others: Sequence[Observation]) -> tuple[Unseen, str]:
         known = [one.cached for one in others if one.cached is not None]
         if any(known):
             return "", ""
@@ -231,9 +228,6 @@ class Order(Relation):
     name, summary = "order", "requests that were answered before"
 
     def cases(self, of: Cases) -> Iterator[Request]:
-        if of.given is not None:
-            yield of.given
-            return
         requests = [*of.some(of.requests)]
         for n, one in enumerate(requests[: max(2, of.requests // 2)]):
             rest = [r.prompt for r in (*requests[n + 1 :], *requests[:n])]
@@ -273,9 +267,6 @@ class Length(Relation):
     name, summary = "length", "where the prompt ends and the answer begins"
 
     def cases(self, of: Cases) -> Iterator[Request]:
-        if of.given is not None:
-            yield of.given
-            return
         for row, length in enumerate(of.lengths):
             yield Request(of.text(row, length - 1), 2, seed=of.seed + row)
 

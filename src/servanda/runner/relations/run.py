@@ -61,20 +61,17 @@ def relations(
             yield _update(now, cases, options.update)
         else:
             relation = RELATIONS[name]
-            found = now.judge(relation, [*relation.cases(cases)])
+            found = now.judge(relation, relation.requests(cases))
             if found.outcome == "violated" and not now.noisy and not _repeats(subject, found):
                 judge = replace(judge, noisy=True)  # the replays before were equal by chance
-                found = watched(name).judge(relation, [*relation.cases(cases)])
+                found = watched(name).judge(relation, relation.requests(cases))
             yield found
 
 
 def _replays(judge: Judge, cases: Cases) -> tuple[Finding, Judge]:
     """The relation replay, and the judge of all others, which knows whether replays differ."""
     relation = RELATIONS[REPLAY]
-    if cases.given is not None:
-        requests = [cases.given] * _REPLAYS
-    else:
-        requests = [*relation.cases(cases)]
+    requests = relation.requests(cases) * (1 if cases.given is None else _REPLAYS)
     pairs = judge.measured(relation, requests)
     found = judge.compared(relation, pairs, small=False)
     noisy = any(pair.difference.at is not None for pair in pairs)
@@ -100,7 +97,7 @@ def _update(judge: Judge, cases: Cases, command: str | None) -> Finding:
         why = "replays differ, and before and after cannot be run in random order"
         return Finding(UPDATE, "untestable", why)
     relation, subject = RELATIONS["cache"], judge.subject
-    requests = [*relation.cases(cases)]
+    requests = relation.requests(cases)
     cached = not relation.refusal(subject)
     before = [subject.answer(request) for request in requests]
     salts = [subject.fill(request) if cached else None for request in requests]
