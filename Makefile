@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -209,6 +209,22 @@ docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor
 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
 	$(BIN)/python -m benchmarks.speed --write
+
+# SGLang's dumper and comparator run without the server up to this release: only their folder is kept
+PEERS := $(VENVS)/peers
+$(PEERS)/.made:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 \
+	  transformers==5.23.0 onnx==1.23.2 onnxscript onnxruntime==1.32.0 onnx-graphsurgeon==0.6.1 \
+	  polygraphy==0.53.6 polars einops pydantic rich pyzmq
+	$(PEERS)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(PEERS) sglang==0.5.14
+	$(PEERS)/bin/python -c 'import sys, zipfile; whole = zipfile.ZipFile(sys.argv[1]); whole.extractall(sys.argv[2], \
+	  [name for name in whole.namelist() if name.startswith("sglang/srt/debug_utils/")])' $(PEERS)/sglang-*.whl $(PEERS)/sglang
+	rm $(PEERS)/sglang-*.whl
+	@touch $@
+
+bench-bisect: $(VENV)/.dev $(PEERS)/.made  ## `servanda bisect` beside SGLang's comparator and Polygraphy; ten minutes
+	$(BIN)/python -m benchmarks.bisect_peers --venv $(PEERS) --write
 
 bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
 	$(BIN)/python -m benchmarks.speed --check

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from servanda.errors import EvidenceError
 from servanda.rl import Monitor
@@ -274,25 +275,83 @@ def experts_in_wrong_places(folder, broken):
     return drilled(folder, RELAID.format(broken=broken))
 
 
-known(
+EXPERTS = 64
+
+
+@bug(
     SYNC,
     "vllm-project/vime#388",
     what="expert parallelism: expert 0 equals expert 32; from HF to Megatron and back the cosine "
     "is .24 in all layers",
-    command="servanda compare HF1 HF2",
-    state="in part",
-    missing="the identity of the weights refuses, by tensor; the drill of shards takes DTensors, "
-    "which Megatron has not, and `Stream` perturbs what is wrong already",
+    command="servanda tools weights HF1 HF2",
+    state="caught",
+    exit=1,
+    says="layers.0.experts.32.weight  holds layers.0.experts.0.weight of A",
 )
-known(
+def experts_of_the_first_rank(folder, broken):
+    draw = np.random.default_rng(0)
+    names = [f"layers.{layer}.experts.{e}.weight" for layer in range(3) for e in range(EXPERTS)]
+    before = {name: draw.normal(size=(8, 16)).astype(np.float32) for name in names}
+    # back from the trainer, in another precision
+    after = {name: values.astype(np.float16) for name, values in before.items()}
+    if broken:  # the second of two ranks writes what the first has
+        half = EXPERTS // 2
+        first = [names[i - half] if i % EXPERTS >= half else names[i] for i in range(len(names))]
+        after = {name: after[held] for name, held in zip(names, first, strict=True)}
+    for side, tensors in (("hf1", before), ("hf2", after)):
+        (folder / side).mkdir()
+        save_file(tensors, folder / side / "model.safetensors")
+    return servanda("tools", "weights", folder / "hf1", folder / "hf2")
+
+
+EXPORTED = """
+from pathlib import Path
+from safetensors.torch import save_file
+from servanda.rl import Stream, Trainee
+from tests.rl.sharded_faults import TOKENS, Small
+from tests.rl.sync_drill.toys import Engine
+
+def exported(name):
+    # as a trainer of several ranks counts its experts
+    for e in range(3):
+        if f"experts.{{e}}." in name:
+            return name.replace(f"experts.{{e}}.", f"experts.{{(e + 1) % 3}}.")
+    return name
+
+def sync():
+    module = Small("separate", tied=False)
+    engine = Engine(module)
+    base = Path({folder!r})
+    tensors = {{name: p.detach().clone() for name, p in module.named_parameters()}}
+    save_file(tensors, base / "model.safetensors")
+
+    def pairs():
+        for name, parameter in module.named_parameters():
+            yield exported(name) if {broken} else name, parameter.detach()
+
+    def load(sent):
+        mine = engine.model.state_dict()
+        for name, tensor in sent:
+            mine[name].copy_(tensor)
+
+    return Trainee(module, Stream(pairs, load, checkpoint=base), engine.score, TOKENS)
+"""
+
+
+@bug(
     SYNC,
     "Accio-Lab/Dressage#1",
     what="the first update from Megatron to SGLang turns a mixture of experts into token salad",
-    command="servanda check DIR",
-    state="in part",
-    missing="seen after the fact; the drill of shards takes DTensors, which Megatron has not, and "
-    "`Stream` alone does not see a wrong layout",
+    command="servanda preflight FILE.py:NAME",
+    state="caught",
+    exit=1,
+    says="the sync sends tensors in the places of others, or with rows in another order than in "
+    "the checkpoint",
 )
+def experts_exported_in_wrong_order(folder, broken):
+    return drilled(folder, EXPORTED.format(folder=str(folder), broken=broken))
+
+
 FP8 = """
 import torch
 from servanda.engines.weight_sync import WeightSync
@@ -361,7 +420,8 @@ known(
     "verl-project/verl#7978",
     what="a resync of FP8 or of a bfloat16 mixture breaks with the backend that vLLM picks (a "
     "crash)",
-    command="-",
-    state="not",
-    missing="nothing is wrong silently; a drill over builds and backends would say which work",
+    command="servanda bisect --settings FILE --run COMMAND",
+    state="in part",
+    missing="nothing is wrong silently; of a script of your own that syncs once, the command names "
+    "the settings that break it",
 )

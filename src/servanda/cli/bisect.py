@@ -121,7 +121,8 @@ def _by_modules(a: str, b: str, format_: str, options: dict[str, Any], watch: Wa
     )
     found = bisect_kernels(a, b, options["prompts"], sequences, width, options["path"], watch=watch)
     if format_ == "json":
-        show_json({"outcome": found.outcome, **vars(found)})
+        outliers = [module.name for module, _ in found.outliers]
+        show_json({"outcome": found.outcome, "outliers": outliers, **vars(found)})
     elif format_ == "html":
         show(bisect_page.module_page(found))
     else:

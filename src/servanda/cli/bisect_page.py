@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from servanda.cli.bisect_text import HEADS, conclusion, module_name, module_row
+from servanda.cli.bisect_text import HEADS, conclusion, module_name, module_row, outliers
 from servanda.report.format import count, number
 from servanda.report.html import Sheet, Story, board
 from servanda.report.html_shapes import (
@@ -21,7 +21,7 @@ from servanda.report.html_shapes import (
     spaced,
     toned,
 )
-from servanda.runner.bisect.modules import Module, ModuleBisection
+from servanda.runner.bisect.module_result import Module, ModuleBisection
 
 _LEGEND = Markup(
     f"{key('violated', 'local error of a module that explains the difference ')}"
@@ -45,7 +45,8 @@ def module_page(found: ModuleBisection) -> str:
         Sheet("Modules", logits, "", HEADS, [module_row(m) for m in rows]),
     ]
     glyph = "✓" if found.outcome == "same" else "✗"
-    text = f"{conclusion(found)}.  B is {found.b}, A is {found.a}."
+    answer = "  ".join(f"{line}." for line in (conclusion(found), *outliers(found)))
+    text = f"{answer}  B is {found.b}, A is {found.a}."
     return board("Bisection by modules", [Story(f"{glyph} {_head(found)}", text, sheets)])
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from servanda.report.format import count, number, percent
 from servanda.report.table import table
 from servanda.runner.bisect.builds import Search
-from servanda.runner.bisect.modules import Module, ModuleBisection
+from servanda.runner.bisect.module_result import Module, ModuleBisection, place
+from servanda.runner.bisect.weight_layout import MISPLACED
 
 HEADS = ("module", "class", "local error", "its noise", "error in B", "explains")
 _ROWS = 12  # modules in the table of a terminal
@@ -68,23 +69,28 @@ def conclusion(found: ModuleBisection) -> str:
     )
 
 
+def outliers(found: ModuleBisection) -> Iterator[str]:
+    """A sentence for each module that stands out where no few modules are the cause."""
+    if found.outcome == "spread":
+        for module, ratio in found.outliers:
+            yield (
+                f"{module.name} ({module.kind}): its local error is {number(ratio)} times the "
+                "largest in its place in other layers"
+            )
+
+
 def grouped(names: Sequence[str]) -> str:
     """Modules by the last part of their names, the most frequent first.
 
     >>> grouped(["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "model.norm"])
     'up_proj in 2 places, model.norm'
     """
-    kinds = Counter(_kind(name) for name in names)
-    first = {_kind(name): name for name in reversed(names)}
+    kinds = Counter(map(place, names))
+    first = {place(name): name for name in reversed(names)}
     return ", ".join(
         f"{kind} in {n} places" if n > 1 else module_name(first[kind])
         for kind, n in kinds.most_common()
     )
-
-
-def _kind(name: str) -> str:
-    last = name.rpartition(".")[2]
-    return "layer" if last.isdigit() else module_name(last)
 
 
 def module_lines(found: ModuleBisection) -> Iterator[str]:
@@ -101,6 +107,9 @@ def module_lines(found: ModuleBisection) -> Iterator[str]:
     if found.first is not None:
         yield f"first     {module_name(found.first[0])}: {found.first[1]}"
     yield f"{'cause' if found.outcome == 'named' else 'answer':<9} {conclusion(found)}"
+    yield from (f"outlier   {line}" for line in outliers(found))
+    if found.outcome == "named":
+        yield from (f"weights   {o.name} {o.text}" for o in found.weights if o.kind in MISPLACED)
     if not found.suspects:
         return
     ranked = sorted(found.suspects, key=lambda m: (m.share is None, -(m.share or 0.0)))

@@ -59,6 +59,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "report": "Render the verdict of RUN_DIR again, in any format.",
             "selftest": "Test the checks on your own server; takes a few minutes.",
             "serve-kernel": "Serve a kernel behind the OpenAI API, for demos and tests.",
+            "weights": "Say what each tensor of a checkpoint holds of another's.",
         },
     ),
 }
@@ -76,7 +77,7 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     name: (group, name)
     for group, (_, names) in reversed(GROUPS.items())
     for name in names
-    if name != "check-dump"
+    if name not in ("check-dump", "weights")
 }
 OLD_OPTIONS = {
     "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},

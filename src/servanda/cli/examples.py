@@ -88,6 +88,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "my.kernelcontract.yaml --side infer -o infer.pack",
     ),
     "tools report": ("runs/first -o report.html", "runs/first --format markdown"),
+    "tools weights": ("hf-before hf-after", "hf-before hf-after --format json"),
     "tools selftest": (
         "http://127.0.0.1:8000",
         "http://127.0.0.1:8000 --referee transformers:models/tiny-lm",

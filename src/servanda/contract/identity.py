@@ -121,7 +121,7 @@ def differences(train: Description, infer: Description) -> tuple[str, ...]:
     """
     lines = []
     if train.config and infer.config:
-        lines += _difference_lines("config.json differs", train.config, infer.config)
+        lines += difference_lines("config.json differs", train.config, infer.config)
     else:
         sides = (train.fingerprint, infer.fingerprint)
         one, other = (side.get("config") or side.get("kernel.config") for side in sides)
@@ -131,22 +131,28 @@ def differences(train: Description, infer: Description) -> tuple[str, ...]:
                 "does not tell its values"
             )
     if train.fingerprint.get("engine") == infer.fingerprint.get("engine"):
-        sides = (
+        one, other = (
             {k.removeprefix(DEFAULT): v for k, v in d.fingerprint.items() if k.startswith(DEFAULT)}
             for d in (train, infer)
         )
-        lines += _difference_lines("sampling defaults differ", *sides)
+        lines += difference_lines("sampling defaults differ", one, other)
     return tuple(lines)
 
 
-def _difference_lines(what: str, train: Mapping[str, str], infer: Mapping[str, str]) -> list[str]:
+def difference_lines(
+    what: str,
+    train: Mapping[str, str],
+    infer: Mapping[str, str],
+    sides: str = "train / infer",
+) -> list[str]:
+    """Keys with other values on the two sides, as one sentence; [] for none."""
     odd = [
         f"{key} {train.get(key, 'absent')} / {infer.get(key, 'absent')}"
         for key in sorted({*train, *infer})
         if train.get(key) != infer.get(key)
     ]
     more = f" and {len(odd) - _SHOWN} more keys" if len(odd) > _SHOWN else ""
-    return [f"{what} (train / infer): {', '.join(odd[:_SHOWN])}{more}"] if odd else []
+    return [f"{what} ({sides}): {', '.join(odd[:_SHOWN])}{more}"] if odd else []
 
 
 def same_policy(train: Description, infer: Description, side: str = "infer") -> Grade:
@@ -201,5 +207,6 @@ def _refuse_other_tensors(train: Description, infer: Description) -> None:
         raise IdentityError(
             f"the weights differ in {len(other)} of {len(train.tensors)} tensors, "
             f"first {other[0]!r}: a divergence would mix kernel and weights",
-            hint="sync the weights, or load the same checkpoint on both sides",
+            hint="sync the weights, or load the same checkpoint on both sides; `servanda tools "
+            "weights A B` says what each tensor holds",
         )

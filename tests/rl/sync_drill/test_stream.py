@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from servanda.errors import MeasurementError  # noqa: E402
 from servanda.rl import Stream, Trainee, preflight  # noqa: E402
 from servanda.rl.sync_drill.stream import matched  # noqa: E402
@@ -208,3 +210,62 @@ def test_names_are_matched_over_prefixes_fused_tensors_adapters_and_experts(para
 
     assert {name for name, names in found.items() if not names} == lost
     assert {name for names in found.values() for name in names} <= {*sent}
+
+
+def exported(module, base, order):
+    """A stream of a module whose layers take the names that `order` gives them."""
+    tensors = {n: p.detach().float() for n, p in module.named_parameters()}
+    save_file(tensors, base / "model.safetensors")
+    engine = Engine(module)
+
+    def pairs():
+        for name, tensor in module.named_parameters():
+            layer = name.split(".")[1] if name.startswith("layers.") else ""
+            yield name.replace(f"layers.{layer}.", f"layers.{order.get(layer, layer)}."), tensor
+
+    return engine, Stream(pairs, engine, checkpoint=base)
+
+
+@pytest.mark.parametrize("order", [{}, {"0": "1", "1": "0"}])
+def test_a_tensor_in_the_place_of_another_is_named_by_the_checkpoint(order, tmp_path):
+    module = Toy()
+    engine, stream = exported(module, tmp_path, order)
+    with torch.no_grad():  # training goes on after the checkpoint
+        for parameter in module.parameters():
+            parameter += 0.02 * parameter.std() * torch.randn_like(parameter)
+    alone = preflight(stream, score=engine.score, tokens=ROWS)
+    whole = preflight(Trainee(module, stream, engine.score, ROWS))
+    if not order:
+        assert alone.outcome == "holds" and alone.misplaced == (), str(alone)
+        assert whole.outcome == "holds" and whole.stream.misplaced == (), str(whole)
+        return
+    assert (alone.exit_code, alone.cause, whole.cause) == (1, "misplaced", "misplaced")
+    sentence = next(s for s in alone.misplaced if s.startswith("layers.0."))
+    assert "holds layers.1." in sentence and f"wrong    {sentence}" in str(alone)
+    assert "not as in the checkpoint (A): " in str(whole)
+
+
+def test_an_engine_that_wants_another_layout_and_follows_is_right(tmp_path):
+    module = Toy()
+    back = {"0": "1", "1": "0"}
+    engine, stream = exported(module, tmp_path, back)
+
+    def load(pairs):
+        sent = dict(pairs)
+        mine = engine.model.state_dict()
+        for name in sent:
+            layer = name.split(".")[1] if name.startswith("layers.") else ""
+            place = name.replace(f"layers.{layer}.", f"layers.{back.get(layer, layer)}.")
+            mine[place].copy_(sent[name])
+
+    stream.load = load
+    found = preflight(Trainee(module, stream, engine.score, ROWS))
+    assert found.outcome == "holds" and found.stream.misplaced, str(found)
+
+
+def test_a_checkpoint_that_is_not_there_is_said(tmp_path):
+    module = Toy()
+    engine = Engine(module)
+    stream = Stream(module.named_parameters, engine, checkpoint=tmp_path / "base")
+    with pytest.raises(MeasurementError, match="base' does not exist"):
+        preflight(stream, score=engine.score, tokens=ROWS)

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from servanda.cli.bisect_text import module_lines  # noqa: E402
 from servanda.cli.main import main  # noqa: E402
 from servanda.contract.model import Kernel  # noqa: E402
 from servanda.engines import open_engine  # noqa: E402
@@ -233,6 +234,20 @@ def test_a_fault_is_named_through_another_precision_and_another_attention():
 def test_a_precision_is_spread_and_no_module_is_blamed():
     answer = found(opened(dtype="bfloat16"))
     assert answer.outcome == "spread" and answer.joint == pytest.approx(1)
+    assert not answer.outliers
+
+
+@pytest.mark.parametrize("part", ["mlp.down_proj", "self_attn.o_proj"])
+def test_a_fault_that_hides_in_rounding_stands_out(part):
+    b = opened(dtype="bfloat16")
+    name = f"model.layers.2.{part}"
+    module = b.model.get_submodule(name)
+    module.weight = torch.nn.Parameter(module.weight * 1.05, requires_grad=False)
+    answer = found(b)
+    assert [module.name for module, _ in answer.outliers] == [name]
+    line = f"outlier   {name} (Linear): its local error is "
+    printed = any(text.startswith(line) for text in module_lines(answer))
+    assert printed if answer.outcome == "spread" else name in answer.cause
 
 
 def test_another_attention_is_the_attention_of_all_layers():
@@ -249,6 +264,14 @@ def test_both_models_are_as_before():
     after = [next(engine.logits(batch, "prefill")) for engine in (a, b)]
     assert all((x == y).all() for x, y in zip(before, after, strict=True))
     assert not any("forward" in vars(module) for module in b.model.modules())
+
+
+def test_what_the_weights_hold_is_said():
+    b = opened()
+    module = b.model.get_submodule("model.layers.1.mlp.up_proj")
+    module.weight = torch.nn.Parameter(module.weight.flip(0), requires_grad=False)
+    line = "weights   model.layers.1.mlp.up_proj.weight rows: in reverse"
+    assert line in module_lines(found(b))
 
 
 def test_one_sequence_is_enough():

@@ -33,6 +33,9 @@ def conclude(
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
     cause = cause_of(baseline, poison, groups, adapted=adapted, layers=layers)
+    # an engine may want another layout: where it follows as it should, the stream is right
+    if stream and stream.misplaced and cause in ("sync_moves", "unfaithful"):
+        cause = "misplaced"
     back = returned <= baseline.near
     if not cause and back_late:
         cause = "dropped" if back else "not_returned"

@@ -18,6 +18,8 @@ CAUSES: dict[str, str] = {
     "late": "weights reach the engine too late: the sync returns before they arrive",
     "dropped": "some weights arrive only with a later sync, or some syncs are dropped",
     "stopped": "the first syncs reach the engine, later ones do not",
+    "misplaced": "the sync sends tensors in the places of others, or with rows in another order "
+    "than in the checkpoint",
     "stale_replicas": "some replicas of the engine have the new weights, and others still have "
     "the old ones",
     "stale_cache": "weights reach the engine, but it scores known tokens from a cache of the old "

@@ -172,6 +172,7 @@ def _of_stream(stream: StreamNames) -> Iterator[str]:
     for what, names in (
         ("trained, and never in it", stream.missing),
         ("in it, and none of the trainer's", stream.unknown),
+        ("not as in the checkpoint (A)", stream.misplaced),
     ):
         if names:
             more = f" and {len(names) - _CLOSER} more" if len(names) > _CLOSER else ""

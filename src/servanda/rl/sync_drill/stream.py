@@ -7,7 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from servanda.runner.bisect.weight_layout import MISPLACED, origins_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,6 +41,8 @@ class Stream:
         load: gives the iterator to the engine.
         names: trained parameter -> its names in the stream; for parameters that it lacks the names
             are guessed: other prefixes, fused tensors, merged adapters, stacked experts.
+        checkpoint: folder with the weights that training started from. Streamed tensors are then
+            held against its tensors by value; one in the place of another is named.
     """
 
     def __init__(
@@ -46,8 +51,10 @@ class Stream:
         load: Callable[[Iterator[tuple[str, Tensor]]], Any],
         *,
         names: Mapping[str, Sequence[str]] | None = None,
+        checkpoint: str | Path | None = None,
     ) -> None:
         self.pairs, self.load = pairs, load
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.names = {name: tuple(sent) for name, sent in (names or {}).items()}
         self._perturbed: dict[str, float] = {}
 
@@ -64,6 +71,25 @@ class Stream:
             name: (tuple(tensor.shape), tensor.nbytes, _is_plain(tensor))
             for name, tensor in self.pairs()
         }
+
+    def misplaced(self) -> tuple[str, ...]:
+        """Tensors that hold another one of the checkpoint, or its rows in another order.
+
+        A sentence for each; () if they are as in the checkpoint, but for training, or if there is
+        none.  Tensors in a form that the checkpoint has not, fused or quantised, are passed over.
+
+        Raises:
+            MeasurementError: the checkpoint cannot be read.
+        """
+        if self.checkpoint is None:
+            return ()
+        plain = (
+            (name, tensor.detach().float().cpu().numpy())
+            for name, tensor in self.pairs()
+            if _is_plain(tensor)
+        )
+        found = origins_in(self.checkpoint).of(plain)
+        return tuple(f"{o.name} {o.text}" for o in found if o.kind in MISPLACED)
 
     def _sent(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.pairs():
@@ -98,6 +124,7 @@ class StreamNames:
         tensors, bytes: number and size of the streamed tensors.
         missing: trained parameters that never appear.
         unknown: streamed names of no parameter or buffer of the trainer.
+        misplaced: as `Stream.misplaced`.
         guessed: whether names were guessed.
     """
 
@@ -105,6 +132,7 @@ class StreamNames:
     bytes: int
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    misplaced: tuple[str, ...] = ()
     guessed: bool = True
 
 
@@ -125,6 +153,7 @@ def stream_names(stream: Stream, module: nn.Module) -> StreamNames:
         bytes=sum(size for _, size, _ in sent.values()),
         missing=tuple(missing),
         unknown=tuple(name for name in sent if name not in used),
+        misplaced=stream.misplaced(),
         guessed=any(name not in stream.names for name in known),
     )
 

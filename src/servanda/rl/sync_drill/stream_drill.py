@@ -28,6 +28,7 @@ from servanda.traces.serialization import to_plain
 SIZES = (0.25, 4.0)  # perturbations, in spreads of each tensor; the second if the first is not seen
 _MOVED = 5.0  # movement of an engine that received something, in its own noise
 _BACK = 3.0  # and that came back
+_SHOWN = 8  # misplaced tensors that are listed
 _LATE = 2  # further syncs until it does
 
 
@@ -59,9 +60,10 @@ class StreamPreflight:
     Args:
         outcome: violated if a perturbation does not move the engine, or a clean sync does not
             bring it back; inconclusive if some tensors could not be tested.
-        cause: never_synced, late, deaf or not_returned; "" for none.
+        cause: misplaced, never_synced, late, deaf or not_returned; "" for none.
         noise: the engine's own: two scores, and two syncs of unchanged weights, nats.
         missing: trained parameters that never appear in the stream.
+        misplaced: as `Stream.misplaced`.
         tensors, bytes: number and size of the streamed tensors.
     """
 
@@ -71,6 +73,7 @@ class StreamPreflight:
     noise: float
     groups: tuple[Movement, ...]
     missing: tuple[str, ...]
+    misplaced: tuple[str, ...]
     tensors: int
     bytes: int
     returned: float
@@ -112,7 +115,13 @@ def stream_preflight(
         drill = _StreamDrill(stream, score, rows, each, limit, ranks)
         if not ranks.rank:
             return ranks.lead(drill.run)
-        calls = (stream.contents, stream.perturb, drill.sync_here, drill.again_here)
+        calls = (
+            stream.contents,
+            stream.misplaced,
+            stream.perturb,
+            drill.sync_here,
+            drill.again_here,
+        )
         with ranks.signals:
             ranks.signals.shield()
             return ranks.follow({c.__name__: c for c in calls}, lambda: stream.perturb({}))
@@ -149,6 +158,7 @@ class _StreamDrill:
         missing = [
             n for n, found in matched(trained, [*sent], self.stream.names).items() if not found
         ]
+        misplaced = self.ranks.call(self.stream.misplaced)[0]
         self.stage = "sync of unchanged weights"
         self._sync()
         before_N, again_N = self._infer(), self._infer()
@@ -165,7 +175,7 @@ class _StreamDrill:
             for name, tensors in subjects
         ]
         returned = distance(self._infer(), start_N)
-        outcome, cause, sentence = _judged(moves, missing, returned, noise)
+        outcome, cause, sentence = _judged(moves, missing, misplaced, returned, noise)
         return StreamPreflight(
             outcome=outcome,
             cause=cause,
@@ -173,6 +183,7 @@ class _StreamDrill:
             noise=noise,
             groups=tuple(moves),
             missing=tuple(missing),
+            misplaced=misplaced,
             tensors=len(sent),
             bytes=sum(size for _, size, _ in sent.values()),
             returned=returned,
@@ -254,7 +265,11 @@ class _StreamDrill:
 
 
 def _judged(
-    moves: Sequence[Movement], missing: Sequence[str], returned: float, noise: float
+    moves: Sequence[Movement],
+    missing: Sequence[str],
+    misplaced: Sequence[str],
+    returned: float,
+    noise: float,
 ) -> tuple[Outcome, str, str]:
     still = [move.name for move in moves if move.mark == "not moved"]
     late = [move.name for move in moves if move.mark == "late"]
@@ -262,6 +277,8 @@ def _judged(
     seen = len(moves) - len(untested)
     if missing:
         return "violated", "deaf", f"trained, and never in the stream: {_few(missing)}"
+    if misplaced:
+        return "violated", "misplaced", f"{CAUSES['misplaced']} ({count(len(misplaced), 'tensor')})"
     if still and len(still) == seen:
         return "violated", "never_synced", CAUSES["never_synced"]
     if late and len(late) == seen:
@@ -292,6 +309,10 @@ def _lines(result: StreamPreflight) -> Iterator[str]:
     )
     for name in result.missing:
         yield f"missing  {name} is trained, and never in the stream"
+    for sentence in result.misplaced[:_SHOWN]:
+        yield f"wrong    {sentence}"
+    if len(result.misplaced) > _SHOWN:
+        yield f"         and {len(result.misplaced) - _SHOWN} more"
     yield "groups   perturbed in the stream: change of the engine, and after a clean sync, nats"
     for move in result.groups:
         numbers = "" if move.mark == "not tested" else f" {move.moved:.2g}, then {move.left:.2g}"

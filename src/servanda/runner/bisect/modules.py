@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,9 @@ from servanda.engines import engine_names, open_engine
 from servanda.engines.base import AROUND
 from servanda.errors import ContractError, Where
 from servanda.runner.batch_invariance import PLAIN
+from servanda.runner.bisect.module_result import Module, ModuleBisection
 from servanda.runner.bisect.tensor_errors import BEYOND, Rows, TensorErrors, kl_of, tensor_name
+from servanda.runner.bisect.weight_layout import Floats32, Origins, TensorOrigin
 from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
@@ -37,80 +39,7 @@ _OTHERS = (
     "modules are swapped between two kernels of transformers, such as "
     "transformers:models/x@bfloat16"
 )
-_FEW = 8  # modules of several kinds that are still a cause
 _ALONE = 32  # most modules that are swapped one by one
-
-
-@dataclass(frozen=True)
-class Module:
-    """One module of B beside that of A.
-
-    Args:
-        name: its path in the model; "" is the model itself, AROUND what the engine does around it.
-        tensor: where the local error is largest: "output", or an input of a child as
-            "child.argument".
-        error: local error, on the inputs of A; NaN if the sides share no tensor of it.
-        noise: the error of the same tensor between runs of one side in other batches.
-        run_error: error of its output in a run of B, where errors before it arrive as well.
-        share: of KL(B || A) that the module of A removes in its place; None: not measured.
-        differs: whether some tensor has an error beyond its noise.
-    """
-
-    name: str
-    kind: str
-    tensor: str
-    error: float
-    noise: float
-    run_error: float
-    share: float | None
-    differs: bool
-
-
-@dataclass(frozen=True)
-class ModuleBisection:
-    """What makes the logits of B differ, by modules in the order of execution.
-
-    Args:
-        tokens: given tokens, all drawn by B.
-        kl_nats: mean KL(B || A) of a token.
-        floor_nats: the same between runs of A in other batches.
-        first: the first tensor that differs beyond its noise, as Module.tensor.
-        cause: the fewest modules, by their shares, that explain nine tenths together.
-        explained: the share that they explain.
-        joint: the share that all modules explain that differ.
-    """
-
-    a: str
-    b: str
-    path: Path
-    sequences: int
-    tokens: int
-    kl_nats: float
-    floor_nats: float
-    first: tuple[str, str] | None
-    modules: tuple[Module, ...]
-    cause: tuple[str, ...]
-    explained: float | None
-    joint: float | None
-
-    @property
-    def suspects(self) -> tuple[Module, ...]:
-        return tuple(module for module in self.modules if module.differs)
-
-    @property
-    def moved(self) -> bool:
-        """Whether the logits differ beyond their noise."""
-        return self.kl_nats > BEYOND * self.floor_nats
-
-    @property
-    def outcome(self) -> Literal["same", "below noise", "named", "spread", "unexplained"]:
-        """spread: as another precision does it, with many modules of several kinds."""
-        if not self.moved:
-            return "below noise" if self.suspects else "same"
-        kinds = {name.rpartition(".")[2] for name in self.cause}
-        if len(self.cause) > _FEW and len(kinds) > 1:
-            return "spread"
-        return "named" if self.cause else "unexplained"
 
 
 def drawn(b: Any, prompts: Sequence[Sequence[int]], width: int, seed: int = 0) -> Batch:
@@ -171,6 +100,7 @@ def bisect_modules(
         cause=cause,
         explained=explained,
         joint=joint,
+        weights=tuple(_weights(a, b, cause)),
     )
 
 
@@ -239,6 +169,25 @@ def _explained(
         left += float(kl_of(of_a, swapped(a, b, names, chunk, path)).sum())
         n += len(of_a)
     return 1 - left / n / kl
+
+
+def _weights(a: Any, b: Any, cause: Collection[str]) -> Iterator[TensorOrigin]:
+    """Parameters of these modules of B, beside all of A."""
+
+    def values(parameter: Any) -> Floats32:
+        return parameter.detach().float().cpu().numpy()
+
+    of_a = dict(a.model.named_parameters())
+    origins = Origins(
+        {name: partial(values, parameter) for name, parameter in of_a.items()},
+        {name: tuple(parameter.shape) for name, parameter in of_a.items()},
+    )
+    named = [name for name in of_a if name.rpartition(".")[0] in cause]
+    of_b = dict(b.model.named_parameters())
+    pairs = [(name, values(of_b[name])) for name in named if name in of_b]
+    for origin in origins.of(pairs):
+        if origin.kind not in ("equal", "only in A"):
+            yield origin
 
 
 def _fewest(
