@@ -92,6 +92,8 @@ def written() -> str:
         lines += [f"| {links(r)} | {r.what} | {command(r)} | {answer(r)} |" for r in found]
         lines.append("")
     for state, title in (("in part", "Caught in part"), ("not", "Not caught")):
+        if not count[state]:
+            continue
         lines += [f"## {title}", ""]
         lines += ["| bug | description | command | answer | missing |", "|---|---|---|---|---|"]
         for _, found in rows(state):
