@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-gateway docs hunt test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -225,6 +225,19 @@ $(PEERS)/.made:
 
 bench-bisect: $(VENV)/.dev $(PEERS)/.made  ## `servanda bisect` beside SGLang's comparator and Polygraphy; ten minutes
 	$(BIN)/python -m benchmarks.bisect_peers --venv $(PEERS) --write
+
+$(VENVS)/hunt/.made: constraints-hunt.txt
+	$(PYTHON) -m venv $(VENVS)/hunt
+	$(VENVS)/hunt/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-hunt.txt
+	@touch $@
+
+HUNT := $(CURDIR)/runs/hunt
+hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made  ## one model run in many ways, in the newest releases; writes docs/results/found.md, ten minutes
+	mkdir -p $(HUNT)
+	for part in ways adapters quantized; do \
+	  PYTHONPATH=. $(VENVS)/hunt/bin/python -W ignore -m benchmarks.hunt.survey $$part $(HUNT)/$$part.json || exit 1; done
+	$(BIN)/python -m benchmarks.hunt --python hunt=$(VENVS)/hunt/bin/python --python vllm=$(VENVS)/vllm/bin/python \
+	  --survey $(HUNT) --write
 
 bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
 	$(BIN)/python -m benchmarks.speed --check
