@@ -21,7 +21,6 @@ from typing import Any
 from benchmarks.hunt import page
 from benchmarks.hunt.findings import Finding, known
 
-PARTS = ("ways", "adapters", "quantized")
 VERSIONS = (
     "import json, sys; from importlib.metadata import version as v; "
     "print(json.dumps({n: v(n) for n in sys.argv[1:]}))"
@@ -83,7 +82,7 @@ def main() -> None:
             record["repros"][finding.name] = run(finding, pythons[finding.at[0]])
             print(finding.name, record["repros"][finding.name]["printed"], flush=True)
     if asked.survey:
-        for part in PARTS:
+        for part in page.PARTS:
             file = asked.survey / f"{part}.json"
             if file.exists():
                 record["survey"][part] = json.loads(file.read_text(encoding="utf-8"))

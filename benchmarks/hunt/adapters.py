@@ -21,6 +21,7 @@ STEP = 0.08  # what is added to each trainable weight, so that the adapter does 
 DENSE = ("llama", "llama-tied", "qwen3")
 OTHERS = ("mixtral", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe", "jamba", "lfm2", "gemma2")
 OTHERS += ("gemma3_text", "gpt2", "bloom", "falcon", "phi3", "gpt_neox", "opt", "bamba")
+NAMES = tuple(sorted((*DENSE, *OTHERS)))
 LINEAR = ("q_proj", "v_proj", "down_proj", "gate_proj")
 # of each tuner what it needs besides its target modules
 TUNERS: dict[str, dict[str, Any]] = {

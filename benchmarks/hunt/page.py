@@ -21,13 +21,17 @@ Record = dict[str, Any]
 PARTS = {
     "ways": ("Transformers", "architectures in ways of running"),
     "adapters": ("PEFT", "models with adapters, applied, merged and saved"),
+    "batching": ("Transformers", "requests in continuous batching"),
     "quantized": ("torchao", "models in schemes of quantization"),
+    "onnx_graphs": ("ONNX Runtime", "models at levels of graph optimization"),
+    "llama_server": ("llama.cpp", "flags of llama-server, on models/tiny-lm"),
 }
 VERDICTS = {
     "finding": "a finding of this page",
     "documented": "documented limit",
     "silent": "undocumented limit, without a message",
     "rounding": "rounding",
+    "asked": "asked for",
 }
 TEXT = """\
 <!-- written by benchmarks/hunt/page.py -->
@@ -86,11 +90,10 @@ def recorded() -> Record:
 
 def keep(record: Record) -> None:
     """Write the record and its page."""
-    text = page(record)
     data = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
-    RECORD.write_text(f"{data}\n", encoding="utf-8")
+    RECORD.write_text(f"{data}\n", encoding="utf-8")  # first: it took minutes
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(page(record), encoding="utf-8")
 
 
 def page(record: Record) -> str:

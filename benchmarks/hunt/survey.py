@@ -1,11 +1,12 @@
 # What a hunt measures, as one JSON file: each architecture in each way of running, adapters of
-# PEFT, and weights quantized by torchao.
+# PEFT, weights quantized by torchao, continuous batching, and graphs of ONNX Runtime.
 #
 # It runs in the environment of the hunt, one process for each part:
-#     python -m benchmarks.hunt.survey ways|adapters|quantized OUT.json [NAME ...]
+#     python -m benchmarks.hunt.survey PART OUT.json [NAME ...]
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -34,13 +35,8 @@ def _part(name: str) -> tuple[Callable[[str], dict[str, float | str]], list[str]
         from benchmarks.hunt import architectures, ways
 
         return ways.measured, architectures.names()
-    if name == "adapters":
-        from benchmarks.hunt import adapters
-
-        return adapters.measured, sorted({*adapters.DENSE, *adapters.OTHERS})
-    from benchmarks.hunt import quantized
-
-    return quantized.measured, sorted(quantized.NAMES)
+    module = importlib.import_module(f"benchmarks.hunt.{name}")
+    return module.measured, [*module.NAMES]
 
 
 def sorted_by_outcome(cells: dict[str, float | str]) -> dict[str, Any]:
