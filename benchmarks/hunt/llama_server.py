@@ -120,6 +120,10 @@ def measured() -> dict[str, float | str]:
 
 
 if __name__ == "__main__":
-    report = {MODEL: sorted_by_outcome(measured())}
+    python = servers.VENVS / "llamacpp" / "bin" / "python"
+    asked = "from importlib.metadata import version as v; print(v('llama-cpp-python'))"
+    command = [python, "-c", asked]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    rows = {MODEL: sorted_by_outcome(measured())}
+    report = {"versions": {"llama-cpp-python": shown}, "rows": rows}
     Path(sys.argv[1]).write_text(json.dumps(report, indent=1), encoding="utf-8")
-    print(report)

@@ -17,14 +17,14 @@ from benchmarks.hunt.findings import FINDING, HERE, Finding, known
 PAGE = committed.ROOT / "docs" / "results" / "found.md"
 RECORD = committed.KEPT / "found.json"
 Record = dict[str, Any]
-# of a part of the survey: what is run, and what it is run on
+# of a part of the survey what is run
 PARTS = {
-    "ways": ("Transformers", "architectures in ways of running"),
-    "adapters": ("PEFT", "models with adapters, applied, merged and saved"),
-    "batching": ("Transformers", "requests in continuous batching"),
-    "quantized": ("torchao", "models in schemes of quantization"),
-    "onnx_graphs": ("ONNX Runtime", "models at levels of graph optimization"),
-    "llama_server": ("llama.cpp", "flags of llama-server, on models/tiny-lm"),
+    "ways": "architectures in ways of running",
+    "batching": "requests in continuous batching",
+    "adapters": "models with adapters, applied, merged and saved",
+    "quantized": "models in schemes of quantization",
+    "onnx_graphs": "models at levels of graph optimization",
+    "llama_server": "models/tiny-lm under flags of llama-server",
 }
 VERDICTS = {
     "finding": "a finding of this page",
@@ -59,7 +59,8 @@ A *case* is one model in one way of running, beside one forward pass without a c
 attention (for adapters: beside the adapter as it is applied; for quantized weights: beside the
 same weights in prefill). It *agrees* if no logprob over the whole vocabulary differs by more than
 {limit} nats. *Refused* means that the library raised an error, which includes ways that a model
-does not have. Dropout and noise of routers are off. Versions of this survey: {versions}.
+does not have. Dropout and noise of routers are off. A case of continuous batching is a request: its
+greedy tokens are compared. llama-server is compared with itself without the flags, in float32.
 
 Of the cases that differ:
 
@@ -104,7 +105,6 @@ def page(record: Record) -> str:
         ValueError: a case differs that differences.yaml does not explain.
     """
     findings = [f for f in known() if f.verdict == FINDING]
-    versions = {k: v for r in record["repros"].values() for k, v in r["versions"].items()}
     return TEXT.format(
         findings=len(findings),
         before=sum(f.set == "before" for f in findings),
@@ -112,11 +112,6 @@ def page(record: Record) -> str:
         summary=_summary(record),
         counts=_counts(record),
         limit="0.001",
-        versions=", ".join(
-            f"{name} {versions[name]}"
-            for name in ("transformers", "peft", "torchao", "torch")
-            if name in versions
-        ),
         reasons=_reasons(record),
         entries="\n\n".join(_entry(f, record["repros"][f.name]) for f in known()),
     )
@@ -174,7 +169,7 @@ def explained(part: str, name: str, way: str) -> dict[str, Any] | None:
 def _verdicts(record: Record, part: str) -> Counter[int]:
     # how many cases each entry explains, by its place in the file
     counted: Counter[int] = Counter()
-    for name, row in record["survey"][part].items():
+    for name, row in record["survey"][part]["rows"].items():
         for way, value in row["differ"].items():
             entry = explained(part, name, way)
             if entry is None:
@@ -186,11 +181,13 @@ def _verdicts(record: Record, part: str) -> Counter[int]:
 
 
 def _counts(record: Record) -> str:
-    rows = [("", "run", "models", "cases", "agree", "refused", "differ", *VERDICTS.values())]
-    for part, (library, run) in PARTS.items():
+    rows = [
+        ("run", "releases", "models", "cases", "agree", "refused", "differ", *VERDICTS.values())
+    ]
+    for part, run in PARTS.items():
         if part not in record["survey"]:
             continue
-        cells = record["survey"][part].values()
+        cells = record["survey"][part]["rows"].values()
         agree, differ, refused = (
             sum(c if isinstance(c := cell[key], int) else len(c) for cell in cells)
             for key in ("agree", "differ", "refused")
@@ -200,7 +197,8 @@ def _counts(record: Record) -> str:
             kinds[_entries()[place]["verdict"]] += count
         numbers = (len(cells), agree + differ + refused, agree, refused, differ)
         shown = (*numbers, *(kinds[kind] for kind in VERDICTS))
-        rows.append((library, run, *(f"{n:,}" for n in shown)))
+        versions = ", ".join(f"{k} {v}" for k, v in record["survey"][part]["versions"].items())
+        rows.append((run, versions, *(f"{n:,}" for n in shown)))
     return _table(*rows)
 
 

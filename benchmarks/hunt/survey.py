@@ -10,11 +10,20 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils import logging
+
+PACKAGES = {
+    "ways": ("transformers", "torch"),
+    "adapters": ("peft", "transformers"),
+    "quantized": ("torchao", "torch"),
+    "batching": ("transformers", "torch"),
+    "onnx_graphs": ("onnxruntime", "torch"),
+}
 
 
 def main(part: str, out: Path, names: list[str]) -> None:
@@ -26,7 +35,8 @@ def main(part: str, out: Path, names: list[str]) -> None:
     for name in names or usual:
         found[name] = sorted_by_outcome(measured(name))
         print(part, name, found[name]["differ"], flush=True)
-    out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    report = {"versions": {name: version(name) for name in PACKAGES[part]}, "rows": found}
+    out.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
 def _part(name: str) -> tuple[Callable[[str], dict[str, float | str]], list[str]]:

@@ -174,8 +174,11 @@ class Ways:
     def saved_again(self) -> float:
         folder = tempfile.mkdtemp()
         self.model.save_pretrained(folder)
-        self.place = folder
-        return apart(self.logits(self.long_BT, self.load(**self.attention)), self.full)
+        place, self.place = self.place, folder
+        try:
+            return apart(self.logits(self.long_BT, self.load(**self.attention)), self.full)
+        finally:
+            self.place = place
 
     def all(self) -> dict[str, Way]:
         """Each way, by its name; the last ones change the model."""
@@ -212,6 +215,7 @@ class Ways:
             "generate, beams": self.beams,
             "generate, prompt lookup": lambda: self.proposed(prompt_lookup_num_tokens=3),
             "generate, assistant": lambda: self.proposed(assistant_model=self.model),
+            "saved and loaded": self.saved_again,
             "training mode": lambda: self.in_training(False),
             "gradient checkpointing": lambda: self.in_training(True),
             "sdpa": lambda: self.other(lambda m: self.forward(model=m), **sdpa),
@@ -225,7 +229,6 @@ class Ways:
             "sdpa, pieces, static cache": lambda: self.other(
                 lambda m: self.in_pieces(10, 7, self.static, m), **sdpa
             ),
-            "saved and loaded": self.saved_again,
         }
         kinds = ("batched_mm", "grouped_mm")
         for kind in kinds if any("experts" in n for n, _ in self.model.named_modules()) else ():
