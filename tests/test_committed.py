@@ -1,7 +1,8 @@
 # Every number of a page that a script wrote is the one that the script kept.
 #
 # Pages that are held elsewhere: experiment.md (tests/experiment), accuracy.md (tests/divergence),
-# faults.md (tests/faults), the reference pages (tests/test_docs.py).
+# faults.md (tests/faults), found.md (tests/test_found.py), the reference pages
+# (tests/test_docs.py).
 
 import dataclasses
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import causes, committed, sync_matrix, sync_matrix_page, truth
+from benchmarks.hunt import page as found
 from benchmarks.theory import report
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,13 @@ from hypothesis import strategies as st
 DOCS = committed.ROOT / "docs"
 BLOCKS = sorted(
     set(committed.KEPT.glob("*.json"))
-    - {truth.MEASURED, sync_matrix.KEPT, causes.MEASURED, committed.KEPT / "theory.json"}
+    - {
+        truth.MEASURED,
+        sync_matrix.KEPT,
+        causes.MEASURED,
+        found.RECORD,
+        committed.KEPT / "theory.json",
+    }
 )
 # pages whose numbers a person copied from what the command printed, which the page names
 BY_HAND = {"binning.md": "benchmarks.monitor", "monitor.md": "benchmarks.monitor"}

@@ -29,11 +29,9 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "CRITICAL",
-    "DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "DO_NOT_TRACK": "1",
 }
 
 

@@ -153,13 +153,14 @@ def _entry(finding: Finding, run: Record) -> str:
 
 
 @cache
-def _entries() -> list[dict[str, Any]]:
+def entries() -> list[dict[str, Any]]:
+    """The explanations of differences.yaml, the first that fits first."""
     return yaml.safe_load((HERE / "differences.yaml").read_text(encoding="utf-8"))
 
 
 def explained(part: str, name: str, way: str) -> dict[str, Any] | None:
     """The entry of differences.yaml that fits a case, if there is one."""
-    for entry in _entries():
+    for entry in entries():
         fits = part == entry["part"] and re.fullmatch(entry["ways"], way)
         if fits and name in entry.get("names", [name]):
             return entry
@@ -176,7 +177,7 @@ def _verdicts(record: Record, part: str) -> Counter[int]:
                 raise ValueError(
                     f"differences.yaml does not explain {part}, {name}, {way}: {value}"
                 )
-            counted[_entries().index(entry)] += 1
+            counted[entries().index(entry)] += 1
     return counted
 
 
@@ -194,7 +195,7 @@ def _counts(record: Record) -> str:
         )
         kinds: Counter[str] = Counter()
         for place, count in _verdicts(record, part).items():
-            kinds[_entries()[place]["verdict"]] += count
+            kinds[entries()[place]["verdict"]] += count
         numbers = (len(cells), agree + differ + refused, agree, refused, differ)
         shown = (*numbers, *(kinds[kind] for kind in VERDICTS))
         versions = ", ".join(f"{k} {v}" for k, v in record["survey"][part]["versions"].items())
@@ -207,7 +208,7 @@ def _reasons(record: Record) -> str:
     for part in PARTS:
         if part in record["survey"]:
             for place, count in sorted(_verdicts(record, part).items()):
-                entry = _entries()[place]
+                entry = entries()[place]
                 why = entry.get("why") or f"[{entry['of']}](#{entry['of']})"
                 rows.append((f"{count:,}", VERDICTS[entry["verdict"]], why))
     return _table(*rows)

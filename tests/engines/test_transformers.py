@@ -672,3 +672,36 @@ def test_the_shipped_model_keeps_the_laws_on_texts_and_through_a_worker():
     texts = ["Snow lay on the roofs.", "Wailvel lived near", "1 + 2 ="]
     report = check_engine(lambda: spawn(kernel, "infer"), texts, sequences=16, width=4)
     assert len(report.those("skipped")) == 1
+
+
+OWN_STATES = {
+    transformers.MambaForCausalLM: transformers.MambaConfig(
+        vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0
+    ),
+    transformers.RwkvForCausalLM: transformers.RwkvConfig(
+        vocab_size=VOCAB, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_STATES, ids=lambda kind: kind.__name__)
+def test_a_model_that_keeps_its_own_state_is_scored_by_prefill_and_not_decoded(copy, kind):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind(OWN_STATES[kind]).eval()
+    for file in ("model.safetensors", "config.json"):
+        (copy / file).unlink()
+    model.save_pretrained(copy)
+    batch = Batch((0, 1), ((4, 5), (6, 7, 8)), 3, ((9, 10, 11), (12, 13)))
+    engine = open_engine(copy)
+
+    logp = engine.score(batch, PLAIN, "prefill").columns["logp"]
+    with torch.no_grad():
+        first = model(torch.tensor([[4, 5, 9, 10, 11]])).logits[0, 1:-1].log_softmax(-1)
+    np.testing.assert_allclose(logp[:3], first[range(3), [9, 10, 11]], atol=1e-4)
+    for decodes in (
+        lambda: engine.score(batch, PLAIN, "decode"),
+        lambda: engine.generate(launched(), PLAIN, 3),
+    ):
+        with pytest.raises(MeasurementError, match=f"{kind.__name__} takes no past_key_values"):
+            decodes()

@@ -1,4 +1,7 @@
+import os
 import tempfile
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import LLM, SamplingParams, TokensPrompt

@@ -1,5 +1,8 @@
 import json
+import os
 import tempfile
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1")
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from vllm import LLM, SamplingParams, TokensPrompt

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
 from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -174,6 +175,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             yield step
 
     def _decode(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
+        self._refuse_own_state()
         if self._prefixes is not None:
             yield from self._decode_alone(chunk)
             return
@@ -186,6 +188,16 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             token_S = yield logits_S1V[:, -1]
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
+
+    def _refuse_own_state(self) -> None:
+        # any other keyword is swallowed: each token would be scored without those before it
+        taken = inspect.signature(inspect.unwrap(type(self.model).forward)).parameters
+        if not {"past_key_values", "cache"} & taken.keys():
+            raise MeasurementError(
+                f"{type(self.model).__name__} takes no past_key_values, so it cannot be decoded "
+                "with a cache here",
+                hint="score given tokens by prefill, or run the model in another engine",
+            )
 
     def _decode_alone(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
         """Each sequence by itself: neither its company nor a hit of the cache changes a shape."""
