@@ -42,7 +42,7 @@ SERVER_KEYS = (
     *("batch_size", "path", "title", "weights_from"),
 )
 SERVER = "openai_http"
-_NEED_A_MODEL = (
+NEED_A_MODEL = (
     *("transformers", "onnxruntime", "vllm", "llamacpp", "table", "recorded", "pack", SERVER),
     "external",  # and a trainer's kernel is not run here
 )
@@ -92,7 +92,7 @@ class _Reader:
             return Kernel(engine="pack", model=text)  # type: ignore[call-arg]
         engine, colon, _ = text.partition(":")
         alone = re.match(r"[^,:]*", text)
-        if alone is not None and alone[0] in self.engines and alone[0] not in _NEED_A_MODEL:
+        if alone is not None and alone[0] in self.engines and alone[0] not in NEED_A_MODEL:
             at = alone.end()
             if text[at : at + 1] in ("", ","):
                 return self._made(at, {"engine": alone[0]}, {"engine": 0}, KEYS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNEXPLAINED = "unexplained"
+from servanda.judgement.breakdown import UNEXPLAINED
+
+RAW = "raw_logprobs"
 
 _SELFTEST = "servanda tools selftest URL"
 _PREFLIGHT = "servanda preflight FILE.py:NAME"
@@ -48,7 +50,7 @@ _ALL = (
         _SELFTEST,
     ),
     Cause(
-        "raw_logprobs",
+        RAW,
         "raw logprobs: the engine does not report those that it sampled with",
         "temperature",
         "whether the sampled tokens follow the logprobs that the engine reports",

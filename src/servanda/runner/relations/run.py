@@ -25,12 +25,13 @@ class Options:
 
     Args:
         only: names of relations; () for all.
-        limit: nats; alpha: the probability that any test rejects a relation that holds.
+        limit: nats; None compares bits, and a difference that may be rounding is undecided.
+        alpha: the probability that any test rejects a relation that holds.
         update: a command that lets the server take over its own weights again.
     """
 
     only: tuple[str, ...] = ()
-    limit: float = 0.0
+    limit: float | None = None
     alpha: float = 0.05
     update: str | None = None
 
@@ -43,7 +44,8 @@ def relations(
 ) -> Iterator[Finding]:
     """The findings, each as soon as it is known; replays come first, for all others need them."""
     wanted = [name for name in NAMES if name in options.only or not options.only]
-    judge = Judge(subject, options.limit, options.alpha / len(wanted))
+    limit, each = options.limit or 0.0, options.alpha / len(wanted)
+    judge = Judge(subject, limit, each, assumed=options.limit is None)
 
     def watched(name: str) -> Judge:
         return replace(judge, watch=partial(watch, name)) if watch else judge
@@ -62,7 +64,7 @@ def relations(
         else:
             relation = RELATIONS[name]
             found = now.judge(relation, relation.requests(cases))
-            if found.outcome == "violated" and not now.noisy and not _repeats(subject, found):
+            if found.example is not None and not now.noisy and not _repeats(subject, found):
                 judge = replace(judge, noisy=True)  # the replays before were equal by chance
                 found = watched(name).judge(relation, relation.requests(cases))
             yield found
