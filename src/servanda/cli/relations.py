@@ -32,6 +32,7 @@ from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
 
 _MARK = {"holds": "✓", "violated": "✗", "inconclusive": "?", "untestable": "–"}
+_FLOAT32_NATS = 1e-3  # rounding of float32 is smaller
 _STANDS_OUT = 100.0  # times the median difference of the other relations
 _TEXTS = 64  # prompts of the file that are used
 _IDS = 1000  # ids of a server that encodes no texts and does not tell its vocabulary
@@ -232,9 +233,10 @@ def _next(found: list[Finding], limit: float | None) -> list[str]:
     if not undecided:
         return []
     largest = max(sizes[one.relation] for one in undecided)
+    shapes = "rounding in other shapes" if largest < _FLOAT32_NATS else "rounding of 16-bit numbers"
     lines = [
-        f"differences of up to {largest:.2g} nats can be rounding in other shapes: --limit "
-        f"{10 * largest:.0e} accepts them and decides, --limit 0 asks for equal bits"
+        f"differences of up to {largest:.2g} nats can be {shapes}: --limit {3 * largest:.0e} "
+        "accepts them and decides, --limit 0 asks for equal bits"
     ]
     for name, size in sizes.items():
         others = [other for key, other in sizes.items() if key != name]

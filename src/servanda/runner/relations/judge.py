@@ -21,7 +21,7 @@ from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
 
 Outcome = Literal["holds", "violated", "inconclusive", "untestable"]
-ROUNDING_NATS = 1.0  # more than rounding in 16 bits does to a logprob
+ROUNDING_NATS = 0.3  # rounding in 16 bits moves few logprobs by more
 RUNS = 4  # of each request in each way at least, where replays differ
 _ROOM = 40  # labellings over 1 / alpha, so that a p-value can be far below it
 NOISY_REQUESTS = 6
