@@ -8,7 +8,7 @@ import numpy as np
 
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.causes.forecast import advise
-from servanda.judgement.causes.gap_cause import explain
+from servanda.judgement.causes.gap_cause import Explanation, explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.rl.dumps.blocks import blocks, paired, taken
 from servanda.rl.dumps.formats import Dump
@@ -21,8 +21,8 @@ _STEPS = 32  # most steps of the sample
 
 def explain_dump(
     dump: Dump, limit: float, problems: Mapping[str, str], place: str, update_tokens: int
-) -> Advice | None:
-    """The likely cause of a dump's gap and what to do; None without a usable token.
+) -> tuple[Explanation, Advice] | None:
+    """The likely cause of a dump's gap, and what to do; None without a usable token.
 
     Args:
         limit: on the mean of (1 - w)^+.
@@ -35,7 +35,8 @@ def explain_dump(
     table = TokenTable.of(pairs)
     if table is None:
         return None
-    return advise(table, explain(table, limit, problems, place), update_tokens)
+    found = explain(table, limit, problems, place)
+    return found, advise(table, found, update_tokens)
 
 
 def _spread(steps: Sequence[int]) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Advice, Breakdown
 from servanda.judgement.causes.catalogue import UNEXPLAINED
+from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
@@ -82,6 +83,7 @@ class DumpVerdict:
         masked: number of tokens in `options.mask`; None if not written.
         mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
         chart: its steps against good runs; None: not asked.
+        explanation: what the cause was decided on; None where none was looked for.
     """
 
     options: DumpOptions
@@ -103,6 +105,7 @@ class DumpVerdict:
     masked: int | None = None
     mean_weight: float | None = None
     chart: RunChart | None = None
+    explanation: Explanation | None = None
 
 
 def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
@@ -193,11 +196,13 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
+    explanation: Explanation | None = None
     if verdict.outcome != "holds" or (trend is not None and trend.level):
         problems = {f.check: f.text for f in findings if f.state == "unsound"}
         place = str(options.path)
         each = round(statistics.trained / max(len(statistics.steps), 1))
-        advice = explain_dump(selected_dump(options), tv_limit(contract), problems, place, each)
+        found = explain_dump(selected_dump(options), tv_limit(contract), problems, place, each)
+        explanation, advice = found or (None, None)
         verdict = replace(verdict, advice=_advice(advice, verdict))
     return DumpVerdict(
         options,
@@ -219,6 +224,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         masked,
         coherence.numbers.get("mean"),
         chart,
+        explanation,
     )
 
 

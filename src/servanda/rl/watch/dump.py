@@ -219,9 +219,10 @@ class DumpSource:
         except (EvidenceError, MeasurementError, OSError):  # a step that is gone by now
             return None
         # where a slice of the contract is red, it says more than the shape of all tokens
-        located = found is not None and bool(found.slices or set(red) <= {WHOLE})
-        if found is not None and found.named and located:
-            self._advice = found
+        _, advice = found or (None, None)
+        located = advice is not None and bool(advice.slices or set(red) <= {WHOLE})
+        if advice is not None and advice.named and located:
+            self._advice = advice
         return self._advice
 
     def _count(self, findings: Sequence[Finding], alike: tuple[int, int]) -> None:
