@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check hunt demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-gateway docs test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -225,14 +225,6 @@ $(PEERS)/.made:
 
 bench-bisect: $(VENV)/.dev $(PEERS)/.made  ## `servanda bisect` beside SGLang's comparator and Polygraphy; ten minutes
 	$(BIN)/python -m benchmarks.bisect_peers --venv $(PEERS) --write
-
-$(VENVS)/hunt/.made:
-	$(PYTHON) -m venv $(VENVS)/hunt
-	$(VENVS)/hunt/bin/python -m pip install --quiet --disable-pip-version-check transformers==5.24.0 torch==2.13.0 numpy
-	@touch $@
-
-hunt: $(VENV)/.dev $(VENVS)/hunt/.made  ## the newest Transformers: 111 architectures by ten ways, and docs/results/found.md; fifteen minutes
-	$(BIN)/python -m benchmarks.hunt --measure --write
 
 bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
 	$(BIN)/python -m benchmarks.speed --check

@@ -48,6 +48,8 @@ MODELS = {
     "llama, untied, moved": Model("llama, untied", 1, 0.01, True),
     "llama, 6 layers, trained": Model("llama", 11, 0.0, False, layers=6),
     "qwen3, 2 layers, trained": Model("qwen3", 12, 0.0, False, layers=2),
+    "llama, 3 layers, trained": Model("llama", 13, 0.0, False, layers=3),
+    "qwen3, 5 layers, trained": Model("qwen3", 14, 0.0, False, layers=5),
 }
 _TRAINED_STEPS = 400
 # strengths of dumps of trained models, where those between the used ones are none or no others
@@ -556,7 +558,7 @@ FAULTS: dict[str, Fault] = {
     "mask_contamination": engine(
         "mask_contamination", "padding", tune=(True,), test=(), path="decode"
     ),
-    "batch_dependent": engine("batch_dependent", "batch", tune=(0.1,), test=(0.2,)),
+    "batch_dependent": engine("batch_dependent", "batch", "numerics", tune=(0.1,), test=(0.2,)),
     "bos_added": engine("prefix", "template", tune=("bos",), test=()),
     "packed": engine("prefix", "packing", "template", tune=("last",), test=()),
     "replica_of_another_build": replica_of_another_build,

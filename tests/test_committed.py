@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks import causes, committed, hunt, sync_matrix, sync_matrix_page, truth
+from benchmarks import causes, committed, sync_matrix, sync_matrix_page, truth
 from benchmarks.theory import report
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 DOCS = committed.ROOT / "docs"
 BLOCKS = sorted(
     set(committed.KEPT.glob("*.json"))
-    - {truth.MEASURED, sync_matrix.KEPT, causes.MEASURED, hunt.MEASURED}
-    - {committed.KEPT / "theory.json"}
+    - {truth.MEASURED, sync_matrix.KEPT, causes.MEASURED, committed.KEPT / "theory.json"}
 )
 # pages whose numbers a person copied from what the command printed, which the page names
 BY_HAND = {"binning.md": "benchmarks.monitor", "monitor.md": "benchmarks.monitor"}
@@ -53,14 +52,6 @@ def test_how_often_verdicts_are_wrong_is_what_was_counted(tmp_path, monkeypatch)
     monkeypatch.setattr(truth, "RECORDS", tmp_path)  # nothing newer of this machine
 
     assert truth.page(truth.recorded()) == truth.DOCS.read_text(encoding="utf-8"), "make truth"
-
-
-def test_every_difference_of_the_hunt_is_a_finding_or_explained():
-    record = json.loads(hunt.MEASURED.read_text(encoding="utf-8"))
-    kept = json.loads((committed.KEPT / "found_measured.json").read_text(encoding="utf-8"))
-
-    assert hunt.differences(record["explored"]) == hunt.accounted()
-    assert committed.blocks(hunt.page(record)) == kept["blocks"], "make hunt"
 
 
 def test_the_table_of_causes_is_what_was_found():

@@ -227,7 +227,7 @@ _ALL = (
     Cause(
         "numerics",
         "the arithmetic, a constant or the weights of one side, throughout: precision, "
-        "quantisation, rope, epsilon, or another checkpoint",
+        "quantisation, rope, epsilon, kernels that depend on the batch, or another checkpoint",
         "stale_weights",
         "whether both sides have the same weights, and how large the gap is in float32",
         _PREFLIGHT,
