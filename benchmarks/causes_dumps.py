@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,19 @@ Array = Any
 
 @dataclass(frozen=True)
 class Model:
-    """A shipped model, or one made from it.
+    """A shipped model, one made from it, or one that is trained here.
 
     Args:
-        kind, seed, moved: of `tests.trainers.trainer`.
+        kind, seed, moved: of `tests.trainers.trainer`; kind and seed of a trained one.
         tune: whether thresholds may be chosen on it.
+        layers: of a model that is trained from nothing; 0: it is not.
     """
 
     kind: str
     seed: int
     moved: float
     tune: bool
+    layers: int = 0
 
 
 MODELS = {
@@ -43,7 +46,14 @@ MODELS = {
     "tiny-lm": Model("llama", 0, 0.0, True),
     "tiny-qwen3": Model("qwen3", 0, 0.0, True),
     "llama, untied, moved": Model("llama, untied", 1, 0.01, True),
+    "llama, 6 layers, trained": Model("llama", 11, 0.0, False, layers=6),
+    "qwen3, 2 layers, trained": Model("qwen3", 12, 0.0, False, layers=2),
+    "llama, 3 layers, trained": Model("llama", 13, 0.0, False, layers=3),
+    "qwen3, 5 layers, trained": Model("qwen3", 14, 0.0, False, layers=5),
 }
+_TRAINED_STEPS = 400
+# strengths of dumps of trained models, where those between the used ones are none or no others
+_UNUSED = {"block_edges": (64,), "shifted": (-2,), "healthy": (3,), "mask_contamination": (True,)}
 
 
 @dataclass(frozen=True)
@@ -122,15 +132,54 @@ def drawn(logp: Array, rng: np.random.Generator) -> Array:
 @cache
 def folder_of(name: str) -> str:
     model = MODELS[name]
-    if not model.moved:
+    if not model.moved and not model.layers:
         return str(ROOT / "models" / name)
     from tests.trainers import checkpoint, trainer
 
     folder = KEPT / name.replace(", ", "-").replace(" ", "-") / "model"
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
+        if model.layers:
+            _train(model, folder)
+            return str(folder)
         checkpoint(trainer(model.kind, model.seed, model.moved), folder)
     return str(folder)
+
+
+def _train(model: Model, folder: Path) -> None:
+    """Train a model of the shipped vocabulary from nothing."""
+    sys.path.insert(0, str(ROOT / "scripts"))  # it imports its corpus by name
+    import torch
+
+    import train_tiny_lm as training
+
+    shipped = training.SHIPPED[model.kind]
+    shape = replace(shipped, layers=model.layers, heads=(4, 4), mlp=768 - shipped.mlp)
+    torch.manual_seed(model.seed)
+    tokenizer = training.train_tokenizer()
+    made = shape.model(training.architecture(shape, tokenizer.eos_token_id))
+    recipe = training.Recipe(steps=_TRAINED_STEPS, threads=1)
+    training.train(made, training.rows(tokenizer, "train", model.seed), recipe)
+    training.save(made, tokenizer, folder)
+
+
+def strengths_of(name: str, model: Model) -> list[tuple[bool, Any]]:
+    """(whether a threshold may be chosen with it, strength) of a fault on a model."""
+    of = FAULTS[name]
+    if model.layers:
+        return [(False, strength) for strength in _UNUSED.get(name) or _between(of)]
+    return [(True, s) for s in of.tune if model.tune or not of.test] + [(False, s) for s in of.test]
+
+
+def _between(of: Fault) -> list[Any]:
+    """The geometric mean of a strength of each kind: one that no dump had before."""
+    used = (*of.tune, *of.test)
+    if not (of.tune and of.test) or not all(type(s) in (int, float) and s > 0 for s in used):
+        return [*used[-1:]]
+    middle = (of.tune[0] * of.test[-1]) ** 0.5
+    if isinstance(of.tune[0], float) or isinstance(of.test[-1], float):
+        return [round(middle, 3)]
+    return [next(n for n in range(round(middle), 10_000) if n not in used)]
 
 
 def opened(name: str, fault: str = "", value: Any = True) -> Any:
@@ -509,7 +558,7 @@ FAULTS: dict[str, Fault] = {
     "mask_contamination": engine(
         "mask_contamination", "padding", tune=(True,), test=(), path="decode"
     ),
-    "batch_dependent": engine("batch_dependent", "batch", tune=(0.1,), test=(0.2,)),
+    "batch_dependent": engine("batch_dependent", "batch", "numerics", tune=(0.1,), test=(0.2,)),
     "bos_added": engine("prefix", "template", tune=("bos",), test=()),
     "packed": engine("prefix", "packing", "template", tune=("last",), test=()),
     "replica_of_another_build": replica_of_another_build,
@@ -588,8 +637,7 @@ def dumps(
         for fault, of in FAULTS.items():
             if only and fault not in only:
                 continue
-            strengths = [(True, s) for s in of.tune if model.tune or not of.test]
-            strengths += [(False, s) for s in of.test]
+            strengths = strengths_of(fault, model)
             for tuned, strength in strengths[:1] if few else strengths:
                 rng = np.random.default_rng([sum(map(ord, f"{fault}{strength}")), model.seed])
                 about = {

@@ -79,13 +79,18 @@ def llama_command(port, gguf, *more):
 
 
 @contextmanager
-def running(command, port, log):
-    """The url of a server that is up; it is gone afterwards, and so are its children."""
+def running(command, port, log, extra=None):
+    """The url of a server that is up; it is gone afterwards, and so are its children.
+
+    Args:
+        extra: variables of its environment.
+    """
     folder = Path(command[0]).parent
     libraries = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")])
     environment = {**os.environ, **_OFFLINE, "LD_LIBRARY_PATH": libraries}
     if command[0] != sys.executable:  # what is importable here is not for other programs
         environment.pop("PYTHONPATH", None)
+    environment |= extra or {}
     with open(log, "wb") as words:
         process = subprocess.Popen(
             command, stdout=words, stderr=words, env=environment, start_new_session=True

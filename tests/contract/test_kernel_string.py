@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.contract.kernel_string import DTYPES, parse_kernel, shown
+from servanda.contract.kernel_writer import kernel_string
 from servanda.contract.model import QUANTIZATIONS, Kernel
 from servanda.errors import ContractError
-from tests.contract.kernel_writer import kernel_string
 
 ENGINES = ["openai_http", "pack", "table", "transformers"]
 

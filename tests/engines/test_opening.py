@@ -50,3 +50,19 @@ def test_hints_name_extras_that_there_are():
     named = {e for hint in HINTS.values() for e in re.findall(r"servanda\[(.+)\]", hint)}
     extras = set(metadata("servanda").get_all("Provides-Extra") or ())
     assert {extra for names in named for extra in names.split(",")} <= extras
+
+
+@pytest.mark.parametrize(
+    ("known", "message", "hint"),
+    [
+        ((), "has no choice of its KV cache", "it is for llamacpp and vllm"),
+        (("fp8", "fp8_e4m3"), "has no KV cache of type 'fp8_e4m4'", "fp8_e4m3"),
+    ],
+)
+def test_a_type_of_the_cache_is_refused_where_the_engine_does_not_have_it(
+    monkeypatch, known, message, hint
+):
+    monkeypatch.setattr(ENGINES, "_things", {"odd": type("Odd", (), {"kv_caches": known})})
+    with pytest.raises(MeasurementError, match=message) as error:
+        open_engine(Kernel(engine="odd", model="none", kv_cache="fp8_e4m4"))
+    assert hint in str(error.value)

@@ -353,3 +353,30 @@ def test_a_contract_is_checked_end_to_end(venvs, tmp_path, monkeypatch, limit, c
 
     assert verdict.exit_code == code
     assert verdict.lost == 0
+
+
+def test_the_type_of_the_cache_is_a_key_and_moves_scores_by_its_rounding(opened, prompts):
+    """Each type rounds more than the one before it: float32, float16, q8_0, q4_0."""
+    engine = opened(attention="sdpa")
+    drawn = engine.generate(prompts, Sampling(), SEED)
+    given = replace(prompts, continuations=drawn.continuations)
+    exact = engine.score(given, Sampling(), "decode").columns["logp"]
+    moved = []
+    for kind in ("float32", "float16", "q8_0", "q4_0"):
+        rounded = opened(attention="sdpa", kv_cache=kind)
+        assert "cache" in rounded.describe().fingerprint
+        moved.append(np.abs(rounded.score(given, Sampling(), "decode").columns["logp"] - exact))
+    means = [float(of.mean()) for of in moved]
+    assert means[0] == 0.0 and means[1] < 1e-3 and means[1] < means[2] < means[3]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ({"kv_cache": "q8_0"}, "fused attention only"),
+        ({"kv_cache": "q8_1", "attention": "sdpa"}, "no KV cache of type 'q8_1'"),
+    ],
+)
+def test_a_cache_that_llama_cpp_does_not_have_is_refused(opened, kernel, message):
+    with pytest.raises(MeasurementError, match=message):
+        opened(**kernel).describe()

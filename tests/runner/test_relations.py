@@ -107,12 +107,13 @@ def test_a_server_that_runs_each_request_by_itself_is_equal_bit_for_bit():
 class Noisy(TableEngine):
     """Logprobs move by a random amount each time, and in company by more."""
 
-    company = 0.0
+    company, noise = 0.0, 1e-3
 
     def steps(self, batch, sampling, seed, best=0):
         rng = np.random.default_rng()
         for step in super().steps(batch, sampling, seed, best):
-            moved = rng.normal(0, 1e-3, len(step.token_N)) + self.company * (len(batch) > 1)
+            noise_N = self.noise * rng.normal(size=len(step.token_N))
+            moved = noise_N + self.company * (len(batch) > 1)
             yield replace(step, columns={**step.columns, "logp": step.columns["logp"] + moved})
 
 
@@ -338,3 +339,51 @@ def test_an_engine_without_a_prefix_cache_refuses_the_key(tmp_path):
     with pytest.raises(MeasurementError, match="has no prefix cache of its own here") as error:
         open_engine(Kernel(engine="table", model="none.json", prefix_cache=16))
     assert "remove the key prefix_cache" in str(error.value)
+
+
+class Full(TableEngine):
+    """It fails on prompts of more than six tokens."""
+
+    def generate(self, batch, sampling, seed):
+        if max(map(len, batch.prompts)) > 6:
+            raise RuntimeError("no room")
+        return super().generate(batch, sampling, seed)
+
+
+def test_an_error_of_the_server_is_a_violation_with_its_request(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [0, 1]}\n')
+    with live(table_engine(tmp_path, cls=Full)) as (client, _):
+        words = ("--prompts", prompts, "--only", "replay", "--only", "length")
+        code, seen = found(str(client.base_url), *words, "--longest", "12", "--requests", "2")
+    assert code == 1 and seen["replay"]["outcome"] == "violated"
+    assert "with status 500" in seen["replay"]["answer"]
+    assert "prompts of up to 6 tokens were answered before" in seen["replay"]["answer"]
+    assert len(seen["replay"]["example"]["prompt_ids"]) == 12
+
+
+def test_an_error_at_the_first_request_is_no_answer_about_relations(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [0, 1]}\n')
+    with live(table_engine(tmp_path, cls=Full)) as (client, _):
+        words = ("--prompts", prompts, "--longest", "24", "--requests", "2", "--quiet")
+        done = relations(str(client.base_url), *words)
+    assert done.exit_code == 4 and "with status 500" in done.output
+
+
+@pytest.mark.parametrize(("size", "outcome"), [(1e-5, "inconclusive"), (0.5, "violated")])
+def test_a_difference_that_rounding_can_make_is_undecided_without_a_limit(tmp_path, size, outcome):
+    class Crowd(Noisy):
+        company, noise = size, 0.0
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"token_ids": [0, 1]}\n')
+    with live(table_engine(tmp_path, cls=Crowd), wait_s=0.1, max_batch=2) as (client, _):
+        url = f"{client.base_url},batch_size=2"
+        names = ("--only", "replay", "--only", "company", "--prompts", prompts)
+        code, seen = found(url, *names)
+        bits, strict = found(url, *names, "--limit", "0")
+        words = relations(url, *names, *SMALL).stdout
+    assert (code, seen["company"]["outcome"]) == (3 if size < 0.1 else 1, outcome)
+    assert (bits, strict["company"]["outcome"]) == (1, "violated")
+    assert ("--limit 3e-05 accepts them and decides" in words) == (outcome == "inconclusive")

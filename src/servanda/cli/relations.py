@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 import sys
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,8 @@ from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
 
 _MARK = {"holds": "✓", "violated": "✗", "inconclusive": "?", "untestable": "–"}
-_SMALL_NATS = 1e-2  # differences below it can be rounding
+_FLOAT32_NATS = 1e-3  # rounding of float32 is smaller
+_STANDS_OUT = 100.0  # times the median difference of the other relations
 _TEXTS = 64  # prompts of the file that are used
 _IDS = 1000  # ids of a server that encodes no texts and does not tell its vocabulary
 
@@ -58,10 +60,9 @@ class _IdsType(click.ParamType):
 @click.option(
     "--limit",
     type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
     metavar="NATS",
-    help="Largest allowed difference of a logprob, such as 1e-4; 0 compares bits.",
+    help="Largest allowed difference of a logprob, such as 1e-4; 0 compares bits.  [default: bits, "
+    "and a difference that can be rounding is undecided]",
 )
 @click.option(
     "--alpha",
@@ -105,7 +106,7 @@ def relations_command(
     what: str,
     side: str | None,
     only: tuple[str, ...],
-    limit: float,
+    limit: float | None,
     alpha: float,
     prompts: Path | None,
     quiet: bool,
@@ -217,23 +218,34 @@ def _command(what: str, side: str | None, finding: Finding, options: Options) ->
         words += ["--prompt-ids", ",".join(map(str, ids))]
     words += ["--max-new-tokens", str(request.width)]
     words += ["--seed", str(request.seed)] if request.seed else []
-    words += ["--limit", f"{options.limit:g}"] if options.limit else []
+    words += ["--limit", f"{options.limit:g}"] if options.limit is not None else []
     if finding.relation == "update":
         words += ["--update", options.update or ""]
     return shlex.join(words)
 
 
-def _next(found: list[Finding], limit: float) -> list[str]:
-    """What to do where all differences may be rounding."""
-    bad = [one for one in found if one.outcome == "violated"]
-    largest = max((one.largest_nats or 0.0 for one in bad), default=0.0)
-    if limit or not 0 < largest < _SMALL_NATS:
+def _next(found: list[Finding], limit: float | None) -> list[str]:
+    """What decides where differences may be rounding, and which relation stands out."""
+    if limit is not None:
         return []
-    room = 10 * largest
-    return [
-        f"differences of {largest:.2g} nats can be rounding in other shapes: --limit "
-        f"{room:.0e} accepts them, and larger ones stay violations"
+    sizes = {one.relation: one.largest_nats for one in found if one.example and one.largest_nats}
+    undecided = [one for one in found if one.outcome == "inconclusive" and one.relation in sizes]
+    if not undecided:
+        return []
+    largest = max(sizes[one.relation] for one in undecided)
+    shapes = "rounding in other shapes" if largest < _FLOAT32_NATS else "rounding of 16-bit numbers"
+    lines = [
+        f"differences of up to {largest:.2g} nats can be {shapes}: --limit {3 * largest:.0e} "
+        "accepts them and decides, --limit 0 asks for equal bits"
     ]
+    for name, size in sizes.items():
+        others = [other for key, other in sizes.items() if key != name]
+        if len(others) >= 2 and size > _STANDS_OUT * statistics.median(others):
+            lines.append(
+                f"{name} stands out: its difference is {size / statistics.median(others):,.0f} "
+                "times the median of the other relations"
+            )
+    return lines
 
 
 def _data(

@@ -9,7 +9,8 @@
 #            | url {"," key "=" value}, of engine openai_http
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
-#   key      = attention | batch_size | prefix_cache | path | title | weights_from | python | fault
+#   key      = attention | batch_size | prefix_cache | kv_cache | path | title | weights_from
+#            | python | fault
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #
@@ -34,15 +35,15 @@ from servanda.registry import did_you_mean
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
 KEYS = (
-    *("attention", "batch_size", "prefix_cache", "path", "title", "weights_from", "python"),
-    "fault",
+    *("attention", "batch_size", "prefix_cache", "kv_cache", "path", "title", "weights_from"),
+    *("python", "fault"),
 )
 SERVER_KEYS = (
     *("dialect", "logprobs", "served", "timeout_s", "key_env"),
     *("batch_size", "path", "title", "weights_from"),
 )
 SERVER = "openai_http"
-_NEED_A_MODEL = (
+NEED_A_MODEL = (
     *("transformers", "onnxruntime", "vllm", "llamacpp", "table", "recorded", "pack", SERVER),
     "external",  # and a trainer's kernel is not run here
 )
@@ -92,7 +93,7 @@ class _Reader:
             return Kernel(engine="pack", model=text)  # type: ignore[call-arg]
         engine, colon, _ = text.partition(":")
         alone = re.match(r"[^,:]*", text)
-        if alone is not None and alone[0] in self.engines and alone[0] not in _NEED_A_MODEL:
+        if alone is not None and alone[0] in self.engines and alone[0] not in NEED_A_MODEL:
             at = alone.end()
             if text[at : at + 1] in ("", ","):
                 return self._made(at, {"engine": alone[0]}, {"engine": 0}, KEYS)

@@ -123,6 +123,11 @@ class Kernel(Value):
         le=4096,
         description="Tokens of a block of the prefix cache, of transformers; default no cache.",
     )
+    kv_cache: str | None = Field(
+        None,
+        description="Type of the cache of keys and values, such as q8_0 of llamacpp; default the "
+        "engine's own.",
+    )
     sampling: Sampling | None = Field(
         None, description="Of train, where its transform differs from the workload's."
     )
@@ -133,7 +138,8 @@ class Kernel(Value):
     fault: dict[str, Any] | None = Field(None, description="One fault, injected on purpose.")
 
     def __str__(self) -> str:
-        parts = [self.dtype, self.attention, self.quantization or ""]
+        cache = f"kv {self.kv_cache}" if self.kv_cache else ""
+        parts = [self.dtype, self.attention, self.quantization or "", cache]
         text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
         where = self.url or PurePath(self.model or "").name
         name = self.title or f"{self.engine} {where} {text}".strip()
@@ -283,8 +289,9 @@ class Contract(Value):
         if self.trend is None:
             del data["trend"]
         for kernel in (*data["kernels"].values(), data["stable"] or {}):
-            if kernel.get("prefix_cache", 0) is None:
-                del kernel["prefix_cache"]
+            for key in ("prefix_cache", "kv_cache"):
+                if kernel.get(key, 0) is None:
+                    del kernel[key]
         workloads = _named(data["workloads"])
         # the default of clauses, the traffic, and the workload whose checks need no suffix
         several = self.workload is None and len(workloads) > 1

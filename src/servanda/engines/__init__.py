@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from servanda.contract.model import Kernel
 from servanda.engines.base import BUILTIN, ENGINES, Engine
@@ -77,9 +77,25 @@ def open_engine(kernel: Kernel) -> Engine:
             f"{kernel.prefix_cache}",
             hint="remove the key prefix_cache, or use engine: transformers",
         )
+    if kernel.kv_cache is not None:
+        _refuse_kv_cache(name, kernel.kv_cache, getattr(make, "kv_caches", ()))
     for fault, value in (kernel.fault or {}).items():
         faults = REQUEST_FAULTS if fault in REQUEST_FAULTS else FAULTS
         if fault not in faults:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
         make = faults[fault].inject(make, value)
     return make(kernel)
+
+
+def _refuse_kv_cache(name: str, kind: str, known: Sequence[str]) -> None:
+    """Let a type of the KV cache pass that an engine has."""
+    if not known:
+        raise MeasurementError(
+            f"engine {name!r} has no choice of its KV cache: kv_cache={kind}",
+            hint="remove the key kv_cache; it is for llamacpp and vllm",
+        )
+    if kind not in known:
+        raise MeasurementError(
+            f"engine {name!r} has no KV cache of type {kind!r}",
+            hint=did_you_mean(kind, known),
+        )

@@ -97,7 +97,7 @@ class LlamaModel:
 
     Args:
         file: of GGUF.
-        cache: the dtype of keys and values, "f32" or "f16".
+        cache: the type of keys and values, such as "f32" or "q8_0".
         flash: whether attention is fused.
 
     Raises:
@@ -121,7 +121,7 @@ class LlamaModel:
                 f"{str(file)!r} is no causal language model: it has an encoder",
                 hint="kernels.*.model names a model that continues texts",
             )
-        self._cache = {"f32": self.lib.GGML_TYPE_F32, "f16": self.lib.GGML_TYPE_F16}[cache]
+        self._cache = getattr(self.lib, f"GGML_TYPE_{cache.upper()}")
         self._flash = int(flash)
         self._vocab = self.lib.llama_model_get_vocab(self._model)
         self._batch = self.lib.llama_batch_init(TOKENS_AT_ONCE, 0, 1)

@@ -1,9 +1,9 @@
 # Engine `llamacpp`: a causal language model in llama.cpp, on one thread of the CPU.
 #
 # A folder is converted to GGUF and kept in a cache; a .gguf file is run as it is.  The file
-# holds `quantization`, or else `dtype`.  The cache of keys and values is float32 where dtype
-# is, else float16, which is llama.cpp's own default.  Attention is fused (flash attention)
-# where the contract says sdpa.
+# holds `quantization`, or else `dtype`.  The cache of keys and values is `kv_cache`, or else
+# float32 where dtype is, else float16, which is llama.cpp's own default.  Attention is fused
+# (flash attention) where the contract says sdpa.
 # How it draws and scores is in local_engine.py.  Sequences of a chunk are decoded together, one
 # token of each in every call, and share one cache: no row is padded.  Prompts are fed in pieces
 # of at most TOKENS_AT_ONCE tokens, as llama-server does; so is what `prefill` scores.
@@ -34,6 +34,7 @@ from servanda.traces.trace import Batch
 # what a GGUF file holds, by the names of contracts
 KIND_OF = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 QUANTIZED = ("q8_0", "q4_0", "q4_k_m")
+KV_QUANTIZED = ("q8_0", "q4_0")  # of the cache
 _INSTALL = "pip install 'servanda[llamacpp]' into the environment that runs it"
 
 
@@ -41,12 +42,20 @@ _INSTALL = "pip install 'servanda[llamacpp]' into the environment that runs it"
 class LlamaCppEngine(LocalEngine):
     """A folder's own tensors as GGUF, or a .gguf file: up to kernel.batch_size sequences a call."""
 
+    kv_caches = (*KIND_OF, *KV_QUANTIZED)
+
     def __init__(self, kernel: Kernel) -> None:
         kind = kind_of(kernel)  # before anything is read
         super().__init__(kernel)
         self._tokenizer: Any = None
-        cache = "f32" if kernel.dtype == "float32" else "f16"
+        cache = kernel.kv_cache or ("float32" if kernel.dtype == "float32" else "float16")
+        cache = KIND_OF.get(cache, cache)
         flash = kernel.attention == "sdpa"
+        if cache in QUANTIZED and not flash:
+            raise MeasurementError(
+                f"llama.cpp has a KV cache of {cache} with fused attention only",
+                hint="write attention: sdpa beside it",
+            )
         file = FilePath(kernel.model or "")
         bare = file.is_file()
         if not bare:

@@ -45,6 +45,8 @@ class VllmEngine(checkpoint.Tokenized):
     and others join as they end.
     """
 
+    kv_caches = vllm_launch.KV_CACHES
+
     def __init__(self, kernel: Kernel) -> None:
         vllm_launch.refuse_options(kernel)
         place = folder.checkpoint_folder(kernel.model)

@@ -22,6 +22,7 @@ from servanda.engines.vllm_rows import Tap, TapProcessor
 from servanda.errors import MeasurementError
 
 DTYPES = ("float32", "bfloat16", "float16")
+KV_CACHES = ("float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM refuses some by device
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -121,6 +122,7 @@ def start(
             logprobs_mode="processed_logprobs",
             enforce_eager=True,
             enable_prefix_caching=False,
+            kv_cache_dtype=kernel.kv_cache or "auto",
             generation_config="vllm",  # no sampling defaults of the folder
             skip_tokenizer_init=True,
             distributed_executor_backend="uni",

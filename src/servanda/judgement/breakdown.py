@@ -1,5 +1,5 @@
 # The breakdown of a verdict by evaluation; of a dump by training step, by sequence, and by a
-# filter's removals.
+# filter's removals; and the advice on a violated one.
 #
 # Descriptive, except for the steps, which are judged individually with a separate threshold
 # (`rl.dumps.window`); a violated step is also a cell of the verdict.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servanda.judgement.clauses.base import Outcome
+
+UNEXPLAINED = "unexplained"  # the cause, where no signature fits
 
 
 @dataclass(frozen=True)
@@ -134,3 +136,80 @@ class Breakdown:
     beyond: int = 0
     removed: Removed | None = None
     series: tuple[StepSeries, ...] = ()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval; without one if there are too few prompt groups."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class CorrectionForecast:
+    """What one correction leaves on such tokens; gradients in units of advantage x score norm.
+
+    Args:
+        bias: upper bound of the bias of the token-level surrogate.
+        response_bias: upper bound of the bias of the gradient of the expected reward.
+        noise: standard deviation of one token's contribution: root of the mean of psi^2.
+        error: root of bias^2 + noise^2 / tokens of an update.
+        masked: share of the tokens with weight 0.
+        best: share of resamples in which its error is the smallest.
+    """
+
+    name: str
+    text: str
+    bias: Estimate
+    response_bias: Estimate
+    noise: Estimate
+    error: Estimate
+    masked: Estimate
+    best: float
+
+
+@dataclass(frozen=True)
+class SliceAdvice:
+    """A slice that explains a part of the gap.
+
+    Args:
+        entry: as `slices:` of a contract has it.
+        share: of the excess that it explains; tokens: its share of the tokens.
+        rest: mean total variation of all other tokens.
+    """
+
+    entry: str
+    share: float
+    tokens: float
+    rest: Estimate
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do about a gap.
+
+    Args:
+        name: of the cause in the catalogue; cause: its text, with its evidence.
+        slices: most of the excess first.
+        experiment, command: what separates the cause from the other most likely one.
+        switch: what to change if the cause is right; "" if unknown.
+        before: mean total variation of all tokens.
+        update_tokens: tokens of one update, for the error of a correction.
+        corrections: smallest error first; empty without tokens.
+    """
+
+    name: str
+    cause: str
+    slices: tuple[SliceAdvice, ...] = ()
+    experiment: str = ""
+    command: str = ""
+    switch: str = ""
+    before: Estimate | None = None
+    update_tokens: int = 0
+    corrections: tuple[CorrectionForecast, ...] = ()
+
+    @property
+    def named(self) -> bool:
+        return self.name != UNEXPLAINED

@@ -12,14 +12,14 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
-from servanda.judgement.breakdown import Breakdown, EValuePath
+from servanda.judgement.breakdown import Advice, Breakdown, EValuePath
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, worst
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
 from servanda.judgement.token_profile import Portrait, added
 from servanda.judgement.verdict_table import CellTable
-from servanda.judgement.workload_coverage import uncovered
+from servanda.judgement.workload_coverage import OF_A_TRAINER, uncovered
 from servanda.registry import Registry
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.serialization import from_plain, to_plain
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
 EXIT_CODES: Mapping[Outcome, int] = {"holds": 0, "violated": 1, "inconclusive": 3, "error": 4}
 _PRECONDITION = "a precondition failed"
-# the assumption `order`: satisfied by a run of Servanda, perhaps not by a trainer's batch
-OF_A_TRAINER = (
-    "the trainer selected the responses of this batch: those still running, aborted or filtered by "
-    "reward are missing, and if the selection depends on the divergence, the divergence of all "
-    "responses differs from the measured one"
-)
 
 
 @dataclass(frozen=True)
@@ -111,6 +105,7 @@ class Verdict(CellTable):
         power: the faults of the catalogue that would have been caught at this sample size.
         blind_spots: effects that a pass does not exclude.
         breakdown: breakdown of a trainer's dump by step and by sequence.
+        advice: likely cause, slices, next command and corrections; None: not examined.
     """
 
     outcome: Outcome
@@ -136,6 +131,7 @@ class Verdict(CellTable):
     power: tuple[Caught, ...] = field(default=(), compare=False)
     blind_spots: tuple[BlindSpot, ...] = field(default=(), compare=False)
     breakdown: Breakdown | None = field(default=None, compare=False)
+    advice: Advice | None = field(default=None, compare=False)
     circumstances: Circumstances = field(default=Circumstances(), compare=False)
 
     @property

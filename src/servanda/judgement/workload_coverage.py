@@ -19,6 +19,12 @@ _NAMED = 3  # most values or slices in one sentence
 _SHALLOW = 5  # fewest new tokens for a slice of late ones
 _DEPTHS = {"context.position", "context.length", "context.turn", "context.turn_position"}
 _HARDLY = 0.01  # share of tokens below which an undecided slice is rarely reached
+# the assumption `order`: satisfied by a run of Servanda, perhaps not by a trainer's batch
+OF_A_TRAINER = (
+    "the trainer selected the responses of this batch: those still running, aborted or filtered by "
+    "reward are missing, and if the selection depends on the divergence, the divergence of all "
+    "responses differs from the measured one"
+)
 
 
 def uncovered(plan: Plan, cells: Sequence[CellVerdict]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from servanda.judgement.breakdown import Removed, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import GLYPH
+from servanda.report.consequence import corrections_table
 from servanda.report.format import count, line, number, percent
 
 STEPS = 20  # rows of a report; JSON has all
@@ -29,11 +30,13 @@ _SEQUENCE_HEADS = [
 
 
 def tables(verdict: Verdict) -> list[Table]:
-    """(title, heads, rows) of what a report folds; [] of a verdict that is not of a dump."""
-    breakdown = verdict.breakdown
-    if breakdown is None:
-        return []
+    """(title, heads, rows) of what a report folds: corrections, and the parts of a dump."""
+    breakdown, advice = verdict.breakdown, verdict.advice
     tables: list[Table] = []
+    if advice is not None and advice.corrections:
+        tables.append(corrections_table(advice))
+    if breakdown is None:
+        return tables
     steps, sequences = breakdown.steps, breakdown.sequences
     if len(steps) > 1:
         worst = worst_steps(steps)[:STEPS]

@@ -1,16 +1,18 @@
-# Under a red verdict: what it means for the tokens, and which of them drift.
+# Under a red verdict: what it means for the tokens, which of them drift, and what to do.
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
+from servanda.judgement.breakdown import Advice, CorrectionForecast, Estimate
 from servanda.judgement.causes.drift_location import contrast, explains, parted
 from servanda.judgement.token_profile import Portrait, Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import worst_first
-from servanda.report.format import number, percent
+from servanda.report.format import count, line, number, percent
 from servanda.report.summary import flips
 
 
@@ -73,3 +75,134 @@ def drift(portrait: Portrait | None, own: Portrait | None) -> Drift | None:
         says = "explains this" if explains(noise, sharpest) else "does not explain this"
         text += f"; the infer kernel's own noise is {number(noise)} times as large there: it {says}"
     return Drift(sharpest.words, text, sharpest.inside, sharpest.outside)
+
+
+_HEAD = 15  # width
+_SURE = 0.95  # share of resamples in which a correction has the smallest error
+_POSSIBLE = 0.05
+_WORTH = 1.05  # a correction that lowers the error by less is not worth its noise
+
+
+class AdviceRow(NamedTuple):
+    """One line of advice.
+
+    Args:
+        note: what stands behind it in brackets; code: whether the text is to be copied.
+    """
+
+    head: str
+    text: str
+    note: str = ""
+    code: bool = False
+
+
+def advice_lines(advice: Advice | None) -> Iterator[str]:
+    """Cause, slices and the next command, a line each; then what to change, and corrections."""
+    before = ""
+    for row in advice_rows(advice):
+        note = f"   ({row.note})" if row.note else ""
+        yield f"{('' if row.head == before else row.head).ljust(_HEAD)}{row.text}{note}"
+        before = row.head
+
+
+def advice_sentences(advice: Advice | None) -> list[str]:
+    """The same as sentences, where columns do not align."""
+    rows = advice_rows(advice)
+    return [f"{row.head}: {row.text}{f' ({row.note})' if row.note else ''}" for row in rows]
+
+
+def advice_rows(advice: Advice | None) -> Iterator[AdviceRow]:
+    """The same for a page."""
+    if advice is None:
+        return
+    if advice.cause:
+        yield AdviceRow("Likely cause", line(advice.cause))
+    for part in advice.slices:
+        note = f"{percent(part.share)} of the excess in {percent(part.tokens)} of the tokens; "
+        note += f"mean tv of the others {estimated(part.rest)}"
+        yield AdviceRow("Slice", line(part.entry), note, code=True)
+    if advice.command:
+        yield AdviceRow("Next command", advice.command, advice.experiment, code=True)
+    if advice.switch:
+        yield AdviceRow("Change", advice.switch)
+    for text in correction_lines(advice):
+        yield AdviceRow("Correction", text)
+
+
+def correction_lines(advice: Advice) -> Iterator[str]:
+    """The correction with the smallest predicted error, or several that may have it."""
+    if not advice.corrections:
+        return
+    first, *others = advice.corrections
+    none = next(c for c in advice.corrections if c.name == "none")
+    rivals = [c for c in others if c.best > _POSSIBLE] if first.best < _SURE else []
+    if none is first or none in rivals or none.error.value <= _WORTH * first.error.value:
+        best = next(c for c in advice.corrections if c is not none)
+        yield (
+            f"none is shown to be needed: predicted error {estimated(none.error)} without one, "
+            f"{estimated(best.error)} with {best.text}"
+        )
+    else:
+        names = " or ".join(c.text for c in (first, *rivals))
+        yield (
+            f"{names}: predicted error {estimated(first.error)}, without a correction "
+            f"{estimated(none.error)}; {_masked(first)}"
+        )
+    yield (
+        f"error: bound of the bias, and noise of an update of {_updates(advice)}, in units of "
+        "advantage × score norm"
+    )
+    whole = min(advice.corrections, key=lambda c: c.response_bias.value)
+    if whole is not first and whole.response_bias.value < first.response_bias.value:
+        yield (
+            f"gradient of whole responses: {whole.text}, bias at most "
+            f"{estimated(whole.response_bias)}; with {first.text} {estimated(first.response_bias)}"
+        )
+
+
+def _updates(advice: Advice) -> str:
+    return count(advice.update_tokens, "token")
+
+
+def _masked(one: CorrectionForecast) -> str:
+    if not one.masked.value:
+        return "it masks no token"
+    return f"it masks {percent(one.masked.value)} of the tokens"
+
+
+def estimated(of: Estimate) -> str:
+    """A number with its interval.
+
+    >>> estimated(Estimate(0.0123, 0.01, 0.015)), estimated(Estimate(0.5))
+    ('0.0123 [0.01, 0.015]', '0.5')
+    """
+    if of.low is None or of.high is None:
+        return number(of.value)
+    return f"{number(of.value)} [{number(of.low)}, {number(of.high)}]"
+
+
+def corrections_table(advice: Advice) -> tuple[str, list[str], list[list[str]]]:
+    """(title, heads, rows): what each correction leaves, smallest error first."""
+    heads = [
+        "correction",
+        "error",
+        "bias, token by token",
+        "bias, whole responses",
+        "noise of a token",
+        "tokens masked",
+        "smallest error in",
+    ]
+    rows = [
+        [
+            one.text,
+            estimated(one.error),
+            estimated(one.bias),
+            estimated(one.response_bias),
+            estimated(one.noise),
+            percent(one.masked.value),
+            f"{percent(one.best)} of resamples",
+        ]
+        for one in advice.corrections
+    ]
+    title = f"What each correction leaves, predicted for an update of {_updates(advice)}"
+    return title, heads, rows

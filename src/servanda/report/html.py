@@ -17,6 +17,7 @@ from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables
+from servanda.report.consequence import advice_rows
 from servanda.report.format import count
 from servanda.report.html_anchors import slug
 from servanda.report.html_cards import cards, described
@@ -170,6 +171,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "prints": fingerprints(verdict),
         "implied": implied(contract, verdict),
         "assumed": cell_text.assumed(c for c in verdict.cells if cell_text.certified(c)),
+        "advice": [*advice_rows(verdict.advice)],
         "tables": tables(verdict),
         "removed": removed_line(breakdown.removed) if breakdown and breakdown.removed else "",
         "numbers": numbers(verdict, slices),

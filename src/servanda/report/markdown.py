@@ -10,6 +10,7 @@ from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
 from servanda.report.breakdown import removed_line, tables
+from servanda.report.consequence import AdviceRow, advice_rows
 from servanda.report.format import count
 from servanda.report.summary import gate_text, headline, impact
 
@@ -28,6 +29,8 @@ def render(verdict: Verdict) -> str:
     lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
     lines.append(f"> {plain(impact(verdict))}")
     lines += [f"> {plain(text)}" for text in verdict.circumstances.differences]
+    if advice := [*map(_advised, advice_rows(verdict.advice))]:
+        lines += ["", *advice]
     lines += ["", *_table(cells[:_WORST])]
     if cells[_WORST:]:
         lines += [
@@ -54,6 +57,11 @@ def _table(cells: Sequence[CellVerdict]) -> list[str]:
         "|---|---|---|--:|--:|--:|--:|",
     ]
     return [*lines, *("| " + " | ".join(_row(cell)) + " |" for cell in cells)]
+
+
+def _advised(row: AdviceRow) -> str:
+    text = f"`{row.text}`" if row.code and "`" not in row.text else plain(row.text)
+    return f"- **{row.head}:** {text}{f' ({plain(row.note)})' if row.note else ''}"
 
 
 def _row(cell: CellVerdict) -> list[str]:

@@ -22,7 +22,7 @@ from servanda.report.cell_text import (
     short_size,
     signed_limit,
 )
-from servanda.report.consequence import consequence
+from servanda.report.consequence import advice_lines, consequence
 from servanda.report.format import count, line, number, percent, wrapped
 from servanda.report.table import table, width
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
@@ -71,7 +71,8 @@ def lines(verdict: Verdict, columns: int = 0) -> list[str]:
         top += [f"    {note}" for note in _notes(cell, verdict)]
     if dropped:
         top += [f"  (left out at {columns} columns: {', '.join(dropped)})"]
-    text = [*top, "", sentence(verdict), *consequence(verdict), *not_examined(verdict)]
+    text = [*top, "", sentence(verdict), *consequence(verdict)]
+    text += [*advice_lines(verdict.advice), *not_examined(verdict)]
     text += _small_print(verdict, cells)
     return [part.rstrip() for one in text for part in _fitted(one, columns)]
 

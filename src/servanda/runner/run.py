@@ -106,6 +106,8 @@ def check(
     Raises:
         ContractError, MeasurementError, Interrupted: as in load, compile and measure.
     """
+    from servanda.runner.round_advice import advised
+    from servanda.runner.round_files import read_rounds
     from servanda.runner.run_directory import opened
     from servanda.runner.sequential import concluded, gather, named
 
@@ -133,6 +135,7 @@ def check(
             watch = named(watch, f"attempt {run.attempt}")
         measured = gather(plan, run, opening, watch, deadline)
         verdict = concluded(plan, measured, text, deadline)
+        verdict = advised(plan, read_rounds(plan, run), verdict)
         run.finish(verdict.to_dict())
     return verdict
 

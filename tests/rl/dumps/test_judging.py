@@ -103,7 +103,7 @@ def test_a_bad_replica_is_named(tmp_path):
     answer = judged(tmp_path)
 
     assert ("gradient", "replica-r3") in red(answer)
-    assert answer.cause.startswith("replica r3: its weights")
+    assert answer.verdict.advice.cause.startswith("replica r3: its weights")
 
 
 def test_staleness_is_told_apart_from_the_kernel(tmp_path):
@@ -119,7 +119,7 @@ def test_staleness_is_told_apart_from_the_kernel(tmp_path):
     assert ("gradient", "all") in red(answer)
     adds = {c.slice: c.value for c in answer.verdict.cells if c.clause == "adds"}
     assert adds["stale-2-on"] > 10 * adds["stale-1"] > 10 * adds["stale-0"]
-    assert answer.cause.startswith(
+    assert answer.verdict.advice.cause.startswith(
         "staleness: tokens sampled by older weights; tokens of older weights have x"
     )
     assert "kernel mismatch and staleness are mixed: tokens are up to 2 updates old" in render(

@@ -30,7 +30,7 @@ def told(answer):
     """All that an answer says, but for its seconds."""
     verdict = json.loads(render(answer.verdict))
     verdict["circumstances"].pop("seconds")
-    return verdict, [(line.level, line.text) for line in answer.lines], answer.cause
+    return verdict, [(line.level, line.text) for line in answer.lines]
 
 
 def faulty(folder):

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
+from servanda.judgement.breakdown import Advice
 from servanda.promotion.notify.http_post import Hook
 from servanda.rl.watch.sinks import SINKS, GuardedSink, body
 from servanda.rl.watch.transitions import Alert
@@ -26,8 +27,7 @@ ALERT = Alert(
     limit=0.025,
     n=1000,
     words="mean total variation: 0.05, limit 0.025",
-    cause="what env a sends",
-    command="servanda tools check-dump runs --steps 14",
+    advice=Advice("", "what env a sends", command="servanda tools check-dump runs --steps 14"),
     stop=14,
 )
 
@@ -91,7 +91,9 @@ def test_a_webhook_gets_the_alert_as_documented():
                 "limit": 0.025,
                 "n": 1000,
                 "cause": "what env a sends",
+                "found_slices": [],
                 "command": "servanda tools check-dump runs --steps 14",
+                "change": None,
                 "would_have_stopped_at": 14,
             },
         )
@@ -112,8 +114,8 @@ def test_slack_gets_a_text_and_one_block_with_its_marks_escaped():
                 "type": "mrkdwn",
                 "text": ":red_circle: *step 14: violated on env &lt;a&gt;*\n"
                 "mean total variation: 0.05, limit 0.025\n"
-                "cause: what env a sends\n"
-                "next: servanda tools check-dump runs --steps 14\n"
+                "Likely cause: what env a sends\n"
+                "Next command: servanda tools check-dump runs --steps 14\n"
                 "would have stopped at step 14\n"
                 "`runs/exp`",
             },

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import msgspec
 import pytest
 
+from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import ORDER
 from servanda.rl.dumps.steps import Trend
 from servanda.rl.watch.report import last_line, step_line
@@ -90,7 +91,7 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
         "violated",
         cell("holds"),
         cell("violated", "start-2", 0.05, n=123),
-        cause="tool boundaries",
+        advice=Advice("", "tool boundaries"),
         command="servanda tools check-dump runs --steps 7 --mask masks",
     )
 
@@ -100,8 +101,8 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
         "step 7: violated on first 3 tokens of turn 2",
         "mean total variation (tv), first 3 tokens of turn 2: "
         "0.05 [0.04, 0.06], limit 0.025, n 123",
-        "cause: tool boundaries",
-        "next: servanda tools check-dump runs --steps 7 --mask masks",
+        "Likely cause: tool boundaries",
+        "Next command: servanda tools check-dump runs --steps 7 --mask masks",
         "would have stopped at step 7",
     ]
     assert (alert.slice, alert.value, alert.limit, alert.n) == ("start-2", 0.05, 0.025, 123)

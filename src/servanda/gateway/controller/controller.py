@@ -282,6 +282,7 @@ class Controller:
                     floors=worker.scorer.noise.floors,
                     gateways=gateways,
                     history=worker.history,
+                    advice=worker.advice,
                     now=now,
                 ),
                 left_out=(*worker.cells.left_out, *undrawn(rules, routing)),

@@ -17,6 +17,7 @@ from servanda.contract.identity import Description, same_policy
 from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.intake import Row
+from servanda.gateway.controller.recent_tokens import RecentTokens
 from servanda.gateway.controller.referee import Referee
 from servanda.gateway.controller.statistics import (
     SelfNoise,
@@ -116,6 +117,7 @@ class Scorer:
         self.cost_s: float | None = None
         self.scored = self.missing = 0
         self.agreement = Agreement()
+        self.recent = RecentTokens()
 
     def start(self) -> None:
         """Load the train engine and get the infer kernel's description, if not done yet.
@@ -246,6 +248,7 @@ class Scorer:
         self.missing += len(rows) - len(wanted) + failed
         pair = align(train, infer)
         self.agreement += agreement_of(pair)
+        self.recent.add(requests, pair)
         return statistics_of(self.cells, requests, pair, [row.best > 0 for row in rows])
 
     def _fits(self, request: Request, tokens: int) -> bool:
@@ -308,6 +311,7 @@ class Scorer:
             self.cost_s = other.cost_s
             if self.cells.contract.digest == other.cells.contract.digest:
                 self.noise = other.noise  # of the same cells
+                self.recent = other.recent
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from servanda.gateway.routing.evidence_price import nearness_of
 from servanda.gateway.routing.model import Pin, Status
 from servanda.gateway.routing.state import Transition
+from servanda.judgement.breakdown import Advice
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class SliceStatus:
         keys, scored: number of distinct users and of requests in the evidence.
         sample: probability with which a request of it is scored.
         history: (unix seconds, log e-value as a fraction of its log threshold), oldest first.
+        advice: of a diverted slice, the likely cause and what to do; None if unknown.
     """
 
     name: str
@@ -91,6 +93,7 @@ class SliceStatus:
     sample: float = 0.0
     relapses: int = 0
     history: tuple[tuple[float, float], ...] = ()
+    advice: Advice | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from servanda.gateway.routing.evidence_price import evidence_within, log_above, 
 from servanda.gateway.routing.model import AWAY, SliceRoute
 from servanda.gateway.routing.snapshot import acts
 from servanda.gateway.routing.state import RoutingState, Rules, SliceState, Track, WatchedCell
+from servanda.judgement.breakdown import Advice
 
 _ERRORS = 2.0  # standard errors on each side of an estimate
 
@@ -23,6 +24,7 @@ def slices_of(
     floors: Mapping[tuple[str, str], float],
     gateways: Gateways,
     history: Mapping[str, Sequence[tuple[float, float]]],
+    advice: Mapping[str, Advice],
     now: float,
 ) -> tuple[SliceStatus, ...]:
     """Every slice, in the order of the snapshot."""
@@ -47,6 +49,7 @@ def slices_of(
             sample=by_name[slice_.name].sample if slice_.name in by_name else 0.0,
             relapses=slice_.relapses,
             history=tuple(history.get(slice_.name, ())),
+            advice=advice.get(slice_.name),
         )
         for slice_ in state.slices.values()
     )

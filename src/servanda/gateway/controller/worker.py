@@ -18,6 +18,8 @@ from servanda.gateway.controller.rescoring import ScoredRow, Scorer, TrainDownEr
 from servanda.gateway.controller.state import Change, ControllerState
 from servanda.gateway.controller.status_builder import nearness
 from servanda.gateway.controller.watched_cells import WatchedCells
+from servanda.gateway.routing.model import AWAY
+from servanda.judgement.breakdown import Advice
 from servanda.runner.measurement import Open
 
 _TOKENS = 65_536  # of a batch
@@ -53,6 +55,7 @@ class Worker:
         self.intake = Intake(state.taken, rows=room)
         self.gateways = Gateways()
         self.history: dict[str, deque[tuple[float, float]]] = {}
+        self.advice: dict[str, Advice] = {}  # of each diverted slice, from its diversion
         self.scorer = self._new_scorer(cells)
         self.problem = ""
         # with the epoch of their scoring
@@ -132,14 +135,29 @@ class Worker:
             waiting = [*self._done]
             # scores of replaced kernels are no evidence
             scored = [s if e == self.state.epoch else ScoredRow(s.row) for e, s in waiting]
+            before = self._diverted()
             if not self.commit(self.state.with_evidence(scored)):
                 return False
+            self._advise(before)
             for _ in waiting:
                 self._done.popleft()
             with self.lock:
                 self.intake.durable([s.row for s in scored])
                 self._remember()
             return True
+
+    def _diverted(self) -> frozenset[str]:
+        slices = self.state.routing.slices.values()
+        return frozenset(slice_.name for slice_ in slices if slice_.status in AWAY)
+
+    def _advise(self, before: frozenset[str]) -> None:
+        """Look for the cause where a slice is diverted now; forget that of slices that returned."""
+        now = self._diverted()
+        new, kept = now - before, {n: a for n, a in self.advice.items() if n in now}
+        if new:
+            found = self.scorer.recent.advice(self.cells.contract)
+            kept |= dict.fromkeys(new, found) if found is not None else {}
+        self.advice = kept
 
     def commit(self, change: Change) -> bool:
         """Store a change; returns whether it was stored."""

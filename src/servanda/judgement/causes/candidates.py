@@ -67,12 +67,17 @@ class Candidate:
         return Candidate((*self.terms, *other.terms), self.kind)
 
     def mask(self, table: TokenTable) -> Array:
-        inside_K = np.ones(len(table), dtype=bool)
-        for field, conditions in self.terms:
-            column_K = _column(table, field)
-            for op, value in conditions:
-                inside_K &= Term(field, op, value).mask(column_K)
-        return inside_K
+        return mask_of(self.match, table)
+
+
+def mask_of(match: Mapping[str, Mapping[str, Any]], table: TokenTable) -> Array:
+    """The tokens that satisfy the conditions of a slice, [K]."""
+    inside_K = np.ones(len(table), dtype=bool)
+    for field, conditions in match.items():
+        column_K = _column(table, field)
+        for op, value in conditions.items():
+            inside_K &= Term(field, op, value).mask(column_K)
+    return inside_K
 
 
 def _column(table: TokenTable, field: str) -> Array:

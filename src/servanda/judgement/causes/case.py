@@ -12,7 +12,10 @@ from servanda.judgement.causes.slice_search import FoundSlice
 from servanda.judgement.slices.rules import modulo
 
 MOST_OF_IT = 0.5  # least share that a cause explains
+_MOST_IDS = 0.5  # of the tokens
+_OF_THE_GAP = 0.2  # least share of the gap above other tokens in the main slice
 GROWS, SURE_Z = 1.5, 3.0
+FEW_ZEROS = 0.5  # share of the gap in logprobs of 0: with more they were written, not drawn
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,22 @@ class Case:
     def main(self) -> FoundSlice | None:
         """The slice that explains most of the excess, if one does."""
         best = max(self.slices, key=lambda s: s.share, default=None)
-        return best if best is not None and best.share >= MOST_OF_IT else None
+        if best is None or best.share < MOST_OF_IT:
+            return None
+        # a slice may have all that is uneven, and next to nothing of the gap
+        own = best.tokens * (best.inside - best.outside)
+        return best if own >= _OF_THE_GAP * self.signatures.gap else None
 
     @property
     def placed(self) -> bool:
         """Whether the gap is in one place, and not everywhere."""
         return self.main is not None or self.sequences is not None
+
+    @property
+    def of_most_ids(self) -> bool:
+        """Whether the main slice is of most of the sampled ids: the tails that a cut leaves out."""
+        ids = self.sliced("outcome.token_id")
+        return ids is not None and ids.tokens > _MOST_IDS
 
     def sliced(self, *bases: str) -> FoundSlice | None:
         """The main slice, if its first condition is on one of these fields."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNEXPLAINED = "unexplained"
+from servanda.judgement.breakdown import UNEXPLAINED
+
+RAW = "raw_logprobs"
 
 _SELFTEST = "servanda tools selftest URL"
 _PREFLIGHT = "servanda preflight FILE.py:NAME"
@@ -48,7 +50,7 @@ _ALL = (
         _SELFTEST,
     ),
     Cause(
-        "raw_logprobs",
+        RAW,
         "raw logprobs: the engine does not report those that it sampled with",
         "temperature",
         "whether the sampled tokens follow the logprobs that the engine reports",
@@ -225,7 +227,7 @@ _ALL = (
     Cause(
         "numerics",
         "the arithmetic, a constant or the weights of one side, throughout: precision, "
-        "quantisation, rope, epsilon, or another checkpoint",
+        "quantisation, rope, epsilon, kernels that depend on the batch, or another checkpoint",
         "stale_weights",
         "whether both sides have the same weights, and how large the gap is in float32",
         _PREFLIGHT,

@@ -43,6 +43,7 @@ class Signatures:
         length: rate in the last quarter of context lengths over that in the first.
         length_z: the trend of the rate over the quarters, in standard errors.
         equal: share of log ratios that are exactly 0.
+        zeros: share of the gap in tokens whose sampler's logprob is exactly 0.
         ids: share of the variance of the log ratio that ids explain, from two halves.
         repeated: mean log ratio of repeated tokens above that of others, in standard errors.
         repeated_share: share of the variance that it explains.
@@ -72,6 +73,7 @@ class Signatures:
     length: float | None
     length_z: float | None
     equal: float
+    zeros: float
     ids: float | None
     repeated: float | None
     repeated_share: float | None
@@ -113,6 +115,7 @@ def signatures_of(table: TokenTable) -> Signatures:
         _turn_start(table, base_K),
         *_by_length(table, base_K),
         float((table.log_ratio_K == 0).mean()),
+        float(table.gap_K[table.infer_K == 0].sum() / max(table.gap_K.sum(), 1e-300)),
         _ids(table, ratio_K),
         repeated,
         repeated_share,

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 
-from servanda.judgement.causes.case import RULES, Case, Rule, explains, grows, rule
+from servanda.judgement.causes.case import (
+    FEW_ZEROS,
+    MOST_OF_IT,
+    RULES,
+    Case,
+    Rule,
+    explains,
+    grows,
+    rule,
+)
 from servanda.judgement.causes.gap_shape import WORST
 from servanda.judgement.causes.slice_search import FoundSlice
 from servanda.judgement.slices.rules import LABEL, modulo
 
 INFRASTRUCTURE = ("replica", "rank", "engine")
 _START = 3.0
+_SOME = 0.6  # concentration of a gap at the start of some responses, not of all
 _OLD = 2.0
 _END = 0.2  # share of the tokens that are the end of their responses
+_JUMP = 3.0  # of the gap at one length; what grows along the context has less
 _FEW_SEQUENCES = 0.75  # of concentration: stale caches .93, FP8 .39, a lost adapter .51
 
 
@@ -20,7 +31,17 @@ def _problem(*names: str) -> Rule:
     return lambda case: next((case.problems[n] for n in names if n in case.problems), "")
 
 
-RULES["missing_data"] = _problem("zeros", "coverage", "values")
+_missing = _problem("coverage", "values", "zeros")
+
+
+@rule("missing_data")
+def _(case: Case) -> str:
+    s = case.signatures
+    # a cut that leaves one token has a logprob of 0 as well, and moves all other tokens
+    cut = s.cut_share >= MOST_OF_IT and s.zeros <= FEW_ZEROS
+    return "" if cut and {*case.problems} <= {"zeros"} else _missing(case)
+
+
 RULES["shift"] = _problem("line_up")
 RULES["raw_logprobs"] = _problem("coherence")
 
@@ -112,16 +133,16 @@ def _(case: Case) -> str:
     found = case.sliced("context.length", "context.position")
     if found is None or "gte" not in found.first[1]:
         return ""
-    if found.outside > found.inside / 10:
+    if found.outside > found.inside / _JUMP:
         return ""
     edge = found.first[1]["gte"]
-    return f"from about {edge:g} tokens on, nothing before; {explains(found)}"
+    return f"from about {edge:g} tokens on; {explains(found)}"
 
 
 @rule("padding")
 def _(case: Case) -> str:
     found = case.sliced("request.prompt_tokens", "context.length")
-    if found is None or "lt" not in found.first[1]:
+    if found is None or "lt" not in found.first[1] or _early(case) is not None:
         return ""
     return explains(found)
 
@@ -129,7 +150,7 @@ def _(case: Case) -> str:
 @rule("packing")
 def _(case: Case) -> str:
     s, found = case.signatures, _early(case)
-    if found is None or s.concentration < 0.5:
+    if found is None or s.concentration < _SOME:
         return ""
     return f"the first tokens of some responses, x{s.start or math.nan:.2g}; {explains(found)}"
 
@@ -141,11 +162,12 @@ def _(case: Case) -> str:
 
 
 def _early(case: Case) -> FoundSlice | None:
-    found = case.sliced("context.position", "context.turn_position")
-    if found is None:
-        return None
-    first = found.first[1]
-    return found if "lt" in first or first.get("in") == [0] else None
+    """The main slice, if it is of the first tokens of responses or turns."""
+    for name, conditions in (case.main.match if case.main else {}).items():
+        early = "lt" in conditions or conditions.get("in") == [0]
+        if name in ("context.position", "context.turn_position") and early:
+            return case.main
+    return None
 
 
 @rule("stale_cache")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from servanda.judgement.causes.case import MOST_OF_IT, SURE_Z, Case, grows, rule
+from servanda.judgement.causes.case import FEW_ZEROS, MOST_OF_IT, SURE_Z, Case, grows, rule
 
 _AT_START = 0.35  # a first step below this share of the last: nothing was wrong before an update
 _CURVE = 0.35  # share of the variance that a function of the logprob has
 _TAIL = 0.35  # share of the gap in a hundredth of the tokens
 _IDS = 0.35
 _PENALTY_Z, _PENALTY_SHARE = 3.0, 0.03
-_LENGTH, _LATER = 1.4, 1.2  # of the rate over context lengths; the second with a slice
+_LENGTH, _LATER = 1.5, 1.2  # of the rate over context lengths; the second with a slice
 _LINEAR = 0.4  # share of the variance that a temperature explains
 _UNEVEN = 2.0  # largest over smallest rate of steps that are alike
 _SPREAD = 0.62  # concentration of sequences that are alike, as real texts have it
@@ -20,7 +20,7 @@ _SPREAD = 0.62  # concentration of sequences that are alike, as real texts have 
 @rule("top_p")
 def _(case: Case) -> str:
     s = case.signatures
-    if s.cut_share < MOST_OF_IT or case.placed:
+    if s.cut_share < MOST_OF_IT or s.zeros > FEW_ZEROS or (case.placed and not case.of_most_ids):
         return ""
     return (
         f"the engine cannot sample {100 * s.cut:.2g} % of the trainer's mass and renormalises "
@@ -92,7 +92,7 @@ def _was_there(case: Case) -> bool:
 @rule("routing")
 def _(case: Case) -> str:
     s = case.signatures
-    if s.tail < _TAIL or case.slices or s.ids is None or s.ids >= _IDS:
+    if s.tail < _TAIL or case.main is not None or s.ids is None or s.ids >= _IDS:
         return ""
     return f"{100 * s.tail:.0f} % of the gap lies in 1 % of the tokens, in all sequences and places"
 
@@ -116,7 +116,7 @@ def _(case: Case) -> str:
 @rule("numerics")
 def _(case: Case) -> str:
     s = case.signatures
-    if grows(s) or case.slices or case.sequences is not None or s.tail > _TAIL:
+    if grows(s) or case.main is not None or case.sequences is not None or s.tail > _TAIL:
         return ""
     if s.concentration > _SPREAD or (s.uneven or 1.0) > _UNEVEN:
         return ""

@@ -201,7 +201,7 @@ def _scored(
     left_K = of_K if left_K is None else left_K
     x_K = table.gap_K
     whole_x, whole_b = float(x_K[left_K].sum()), float(base_K[left_K].sum())
-    spread = float((x_K[left_K] ** 2).sum()) / max(whole_x, 1e-300)
+    spread = float((x_K[left_K] ** 2).sum()) / whole_x if whole_x else 1.0
     taken = set() if given is None else {name for name, _ in given.terms}
     for some in candidates(table, of_K, base_K, taken):
         few_C = (some.n < _LARGEST * left_K.sum()) & (some.n > 0)

@@ -1,4 +1,4 @@
-# The cause of a dump's verdict, from a sample of its steps that is read once more.
+# Advice on a dump's verdict, from a sample of its steps that is read once more.
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from servanda.judgement.breakdown import Advice
+from servanda.judgement.causes.forecast import advise
 from servanda.judgement.causes.gap_cause import Explanation, explain
 from servanda.judgement.causes.token_table import TokenTable
-from servanda.judgement.contract_text import slice_text
 from servanda.rl.dumps.blocks import blocks, paired, taken
 from servanda.rl.dumps.formats import Dump
 from servanda.traces.rollouts import Rollouts
@@ -19,19 +20,23 @@ _STEPS = 32  # most steps of the sample
 
 
 def explain_dump(
-    dump: Dump, limit: float, problems: Mapping[str, str], place: str
-) -> Explanation | None:
-    """The likely cause of a dump's gap; None without a usable token.
+    dump: Dump, limit: float, problems: Mapping[str, str], place: str, update_tokens: int
+) -> tuple[Explanation, Advice] | None:
+    """The likely cause of a dump's gap, and what to do; None without a usable token.
 
     Args:
         limit: on the mean of (1 - w)^+.
         problems: failed data quality checks, by name.
         place: of the dump, for commands.
+        update_tokens: trained tokens of one update.
     """
     steps = _spread(dump.steps)
     pairs = _pairs(blocks(dump.of(steps).read()), SAMPLE_TOKENS // max(len(steps), 1))
     table = TokenTable.of(pairs)
-    return None if table is None else explain(table, limit, problems, place)
+    if table is None:
+        return None
+    found = explain(table, limit, problems, place)
+    return found, advise(table, found, update_tokens)
 
 
 def _spread(steps: Sequence[int]) -> list[int]:
@@ -55,18 +60,3 @@ def _pairs(read: Iterator[Rollouts], each: int) -> Iterator[tuple[int, TracePair
             yield block.step, paired(part, first), part.source_S
             left -= int(part.trained_S.sum())
         first += len(block)
-
-
-def lines_of(cause: str, explanation: Explanation | None) -> Iterator[str]:
-    """Cause, slices and the next command, one line each; none without a cause."""
-    if not cause:
-        return
-    yield f"Likely cause   {cause}"
-    if explanation is None:
-        return
-    for rule, found in zip(explanation.rules, explanation.case.slices, strict=True):
-        part = (
-            f"{100 * found.share:.0f} % of the excess in {100 * found.tokens:.2g} % of the tokens"
-        )
-        yield f"Slice          {slice_text(rule)}   ({part})"
-    yield f"Next command   {explanation.command}   ({explanation.experiment})"

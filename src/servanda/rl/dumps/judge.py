@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servanda.errors import MeasurementError
-from servanda.judgement.breakdown import Breakdown
+from servanda.judgement.breakdown import Advice, Breakdown
+from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.statistical import Certificate
@@ -81,9 +82,8 @@ class DumpVerdict:
         partly: whether slices were chosen from the first tokens only.
         masked: number of tokens in `options.mask`; None if not written.
         mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
-        cause: the likely cause, in one line; "" if none was looked for.
         chart: its steps against good runs; None: not asked.
-        explanation: the cause with its evidence and slices; None: as for `cause`.
+        explanation: what the cause was decided on; None where none was looked for.
     """
 
     options: DumpOptions
@@ -96,7 +96,6 @@ class DumpVerdict:
     lines: tuple[DataLine, ...]
     since: dict[str, int]
     trend: Trend | None
-    cause: str
     out: tuple[str, ...]
     share: float
     left: float | None
@@ -197,11 +196,14 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
-    explanation = None
+    explanation: Explanation | None = None
     if verdict.outcome != "holds" or (trend is not None and trend.level):
         problems = {f.check: f.text for f in findings if f.state == "unsound"}
         place = str(options.path)
-        explanation = explain_dump(selected_dump(options), tv_limit(contract), problems, place)
+        each = round(statistics.trained / max(len(statistics.steps), 1))
+        found = explain_dump(selected_dump(options), tv_limit(contract), problems, place, each)
+        explanation, advice = found or (None, None)
+        verdict = replace(verdict, advice=_advice(advice, verdict))
     return DumpVerdict(
         options,
         dump,
@@ -213,7 +215,6 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         lines,
         dated,
         trend,
-        _cause(explanation, verdict),
         out,
         inside.n / (inside.n + outside.n) if inside.n else 0.0,
         outside.mean,
@@ -274,12 +275,12 @@ def _blind_spots(
         yield BlindSpot("sample", f"{few}: too many of their tokens have no logprob")
 
 
-def _cause(explanation: Explanation | None, verdict: Verdict) -> str:
-    """The likely cause, or that the steps have changed."""
-    found = explanation is not None and explanation.named
-    if explanation is None or (not found and changed(verdict.cells)):
-        return changed(verdict.cells)
-    return explanation.text if found or verdict.outcome != "error" else ""
+def _advice(advice: Advice | None, verdict: Verdict) -> Advice | None:
+    """The advice, with the change of the steps as the cause where no other is found."""
+    found = advice is not None and advice.named
+    if not found and (change := changed(verdict.cells)):
+        return Advice(UNEXPLAINED, change)
+    return advice if found or verdict.outcome != "error" else None
 
 
 def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:

@@ -13,10 +13,10 @@ from servanda.judgement.field_thresholds import quantile_text
 from servanda.judgement.token_profile import Portrait
 from servanda.report.breakdown import count_of, sequence_row, step_row, worst_steps
 from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
+from servanda.report.consequence import advice_lines
 from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
-from servanda.rl.dumps.cause_sample import lines_of
 from servanda.rl.dumps.filters import ONLY_FILTERED
 from servanda.rl.dumps.judge import DumpVerdict
 from servanda.rl.dumps.step_verdicts import is_step, step_of
@@ -58,7 +58,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
                 "  ! kernel mismatch and staleness are mixed: tokens are up to "
                 f"{statistics.largest_staleness:g} updates old"
             )
-    yield from lines_of(answer.cause, answer.explanation)
+    yield from advice_lines(verdict.advice)
     if verdict.outcome != "error":
         yield from _panel(answer)
     yield from _answer(answer)

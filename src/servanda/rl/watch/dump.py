@@ -16,7 +16,7 @@ from typing import Any
 
 from servanda.contract.model import WHOLE
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.judgement.contract_text import slice_text
+from servanda.judgement.breakdown import Advice
 from servanda.judgement.escalation import actions_of
 from servanda.rl.dumps import diagnosis, preset
 from servanda.rl.dumps.blocks import blocks
@@ -60,7 +60,7 @@ class DumpSource:
         self._contract: StepContract | None = None
         self._format = ""
         self._red: frozenset[str] = frozenset()  # the slices that were explained last
-        self._cause = ""
+        self._advice: Advice | None = None
         # step -> stamp of its files
         self._judged: dict[int, str] = {}
         self._before: dict[int, str] = {}
@@ -183,8 +183,11 @@ class DumpSource:
         command += f" --steps {step if since == step else f'{since}:{step}'}"
         command += " --mask masks" if any(name != WHOLE for name in red) else ""
         likely = diagnosis.likely(statistics.cuts, red, judged.atoms, before, share)
+        advice = Advice("", likely) if red and likely else None
         if red and not judged.errors:
-            likely = self._explained(dump, step, red) or likely
+            advice = self._explained(dump, step, red, statistics.trained) or advice
+        if advice is None and (change := changed(cells)):
+            advice = Advice("", change)
         return WatchedStep(
             step,
             outcome,
@@ -192,7 +195,7 @@ class DumpSource:
             statistics.trained,
             statistics.sequences,
             why=judged.errors[0] if judged.errors else "",
-            cause=(likely if red else "") or changed(cells),
+            advice=advice,
             trend=None if self._chart is not None else self._trend,
             staleness=statistics.largest_staleness if aged else None,
             actions=actions_of(contract.contract, cells),
@@ -202,25 +205,25 @@ class DumpSource:
             needs_tokens=judged.needs_tokens,
         )
 
-    def _explained(self, dump: Dump, step: int, red: Sequence[str]) -> str:
-        """The cause and its slices, searched when other slices are red; "" if none is found."""
+    def _explained(self, dump: Dump, step: int, red: Sequence[str], tokens: int) -> Advice | None:
+        """The advice, searched when other slices are red; None if no cause is found."""
         if self._red == frozenset(red):
-            return self._cause
-        self._red, self._cause = frozenset(red), ""
+            return self._advice
+        self._red, self._advice = frozenset(red), None
         known = [other for other in dump.steps if other <= step]
         few = dict.fromkeys((*known[:1], *known[-_EXPLAINED:]))
         assert self._contract is not None
         limit = tv_limit(self._contract.contract)
         try:
-            found = explain_dump(dump.of(few), limit, {}, str(self.options.path))
+            found = explain_dump(dump.of(few), limit, {}, str(self.options.path), tokens)
         except (EvidenceError, MeasurementError, OSError):  # a step that is gone by now
-            return ""
+            return None
         # where a slice of the contract is red, it says more than the shape of all tokens
-        located = found is not None and bool(found.rules or set(red) <= {WHOLE})
-        if found is not None and found.named and located:
-            slices = (f"slice {slice_text(rule)}" for rule in found.rules)
-            self._cause = "; ".join((found.text, *slices))
-        return self._cause
+        _, advice = found or (None, None)
+        located = advice is not None and bool(advice.slices or set(red) <= {WHOLE})
+        if advice is not None and advice.named and located:
+            self._advice = advice
+        return self._advice
 
     def _count(self, findings: Sequence[Finding], alike: tuple[int, int]) -> None:
         """Add the odd items of a step."""

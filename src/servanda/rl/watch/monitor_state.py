@@ -16,6 +16,7 @@ import msgspec
 
 from servanda.contract.clause import Section
 from servanda.errors import ContractError
+from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import GUARDS, CellVerdict
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.report.cell_text import GLYPH
@@ -170,7 +171,7 @@ class MonitorSource:
             line.tokens,
             line.sequences,
             why=line.cause or "the monitor gave no cause" if line.outcome == "error" else "",
-            cause=cause,
+            advice=Advice("", cause) if cause else None,
             trend=None if self._chart is not None else self._ends.trend(),
             staleness=_number(line.metrics.get("servanda/staleness/max")),
             actions=tuple(dict.fromkeys((*line.action, *line.would))),

@@ -186,6 +186,7 @@ class TensorBoard(Sink):
 
 def body(alert: Alert, at: float, watched: str) -> dict[str, Any]:
     """The JSON body of an alert for webhooks; a missing number is null."""
+    advice = alert.advice
     return {
         "servanda": "watch",
         "schema": SCHEMA,
@@ -201,8 +202,10 @@ def body(alert: Alert, at: float, watched: str) -> dict[str, Any]:
         "interval": to_plain(alert.interval),
         "limit": to_plain(alert.limit),
         "n": alert.n,
-        "cause": alert.cause or None,
-        "command": alert.command or None,
+        "cause": (advice.cause if advice else "") or None,
+        "found_slices": [part.entry for part in advice.slices] if advice else [],
+        "command": (advice.command if advice else "") or None,
+        "change": (advice.switch if advice else "") or None,
         "would_have_stopped_at": alert.stop,
     }
 

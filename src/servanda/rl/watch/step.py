@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from servanda.contract.model import WHOLE
+from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps import format
@@ -23,7 +24,7 @@ class WatchedStep:
     Args:
         step: step number of the trainer.
         why: the reason if the step is an error; otherwise "".
-        cause: likely cause of the violated slices, an estimate; "" if unknown.
+        advice: likely cause of the violated slices, and what to do; None if unknown.
         trend: ratio to the first steps of the run; None if there are too few.
         staleness: of the oldest token, in updates; None: unknown.
         actions: actions of the contract's escalation, executed or not.
@@ -42,7 +43,7 @@ class WatchedStep:
     tokens: int = 0
     sequences: int = 0
     why: str = ""
-    cause: str = ""
+    advice: Advice | None = None
     trend: Trend | None = None
     staleness: float | None = None
     actions: tuple[str, ...] = ()
@@ -53,6 +54,11 @@ class WatchedStep:
     drafts: float | None = None
     follow: str = ""
     pool: PooledSteps | None = None
+
+    @property
+    def cause(self) -> str:
+        """The likely cause, an estimate; "" if unknown."""
+        return "" if self.advice is None else self.advice.cause
 
     @property
     def enforced(self) -> tuple[CellVerdict, ...]:

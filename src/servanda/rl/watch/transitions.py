@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import interval, limit, limit_sign, of_cell
+from servanda.report.consequence import advice_sentences
 from servanda.report.format import count
 from servanda.report.format import number as number_of
 from servanda.rl.dumps import format
@@ -67,14 +69,12 @@ class Alert:
     limit: float | None = None
     n: int = 0
     words: str = ""
-    cause: str = ""
-    command: str = ""
+    advice: Advice | None = None
     stop: int | None = None
 
     def lines(self) -> list[str]:
         lines = [f"step {self.step}: {self.text}", *([self.words] if self.words else [])]
-        lines += [f"cause: {self.cause}"] if self.cause else []
-        lines += [f"next: {self.command}"] if self.command else []
+        lines += advice_sentences(self.advice)
         if self.stop is not None and self.level == "error":
             lines.append(f"would have stopped at step {self.stop}")
         return lines
@@ -231,8 +231,7 @@ def _alert(
         step.step,
         text,
         _LEVELS.get(kind, "info"),
-        cause=step.cause if kind in ("violated", "slice red") else "",
-        command=step.command if kind in _LEVELS else "",
+        advice=_advice(kind, step),
         stop=stop,
     )
     if cell is None:
@@ -249,6 +248,14 @@ def _alert(
         if cell.section == CLAUSE
         else f"{format.clause(cell)}, {step.where(cell)}: {number(cell)}, n {cell.n:,}",
     )
+
+
+def _advice(kind: Kind, step: WatchedStep) -> Advice | None:
+    """What an alert says about the cause, and its next command; None if it has neither."""
+    command = step.command if kind in _LEVELS else ""
+    if kind in ("violated", "slice red") and step.advice is not None:
+        return replace(step.advice, command=command, experiment="")
+    return Advice("", "", command=command) if command else None
 
 
 def trend_words(cell: CellVerdict) -> str:

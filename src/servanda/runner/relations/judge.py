@@ -1,6 +1,7 @@
 # A relation's answer: equal, within the kernel's own noise, violated, or not testable.
 #
 # A kernel whose replays are equal bit for bit is compared bit by bit, or with the stated limit.
+# Without one, a difference that rounding can make is undecided: the precision is not known.
 # One whose replays differ is tested: each request runs several times in both ways, and the
 # exchangeability of the two is rejected at the relation's share of alpha.
 
@@ -20,6 +21,7 @@ from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
 
 Outcome = Literal["holds", "violated", "inconclusive", "untestable"]
+ROUNDING_NATS = 0.3  # rounding in 16 bits moves few logprobs by more
 RUNS = 4  # of each request in each way at least, where replays differ
 _ROOM = 40  # labellings over 1 / alpha, so that a p-value can be far below it
 NOISY_REQUESTS = 6
@@ -72,6 +74,7 @@ class Judge:
 
     Args:
         limit: nats; 0 compares bits and draws.
+        assumed: whether no limit was stated, so that rounding is no violation.
         noisy: whether replays of one request differ; draws: whether they draw the same tokens.
         alpha: the error probability of one relation's test.
         watch: is called with (cases done, all cases).
@@ -80,6 +83,7 @@ class Judge:
     subject: Subject
     limit: float
     alpha: float
+    assumed: bool = False
     noisy: bool = False
     draws: bool = True
     watch: Callable[[int, int], None] = unwatched
@@ -156,14 +160,17 @@ class Judge:
             again = self.pair(relation, example)
             first = again if again.difference.exceeds(self.limit, self.draws) else first
         largest = max((p.difference for p in (*bad, first)), key=lambda d: d.largest)
+        rounding = self.assumed and relation.reshapes and largest.at is not None
+        rounding &= largest.largest <= ROUNDING_NATS
         size = f"|Δlogp| up to {largest.largest:.3g} nats"
         if largest.at is None:
             size = "other tokens are drawn from equal logprobs"
+        size = f"not equal bit for bit: {size}" if rounding else size
         where = relation.place(first.request, first.other)
         pattern = _pattern(relation, pairs, bad)
         return replace(
             known,
-            outcome="violated",
+            outcome="inconclusive" if rounding else "violated",
             largest_nats=largest.largest,
             answer=f"{size} in {len(bad)} of {len(pairs)} requests{pattern}; the smallest: "
             f"{_of(first.difference)} {where}",

@@ -62,11 +62,13 @@ class Relation(ABC):
     Attributes:
         name: on the command line; summary: the change that must not change an answer.
         tries: how often a case runs at most, until it differs.
+        reshapes: whether the other way may add up in another order, which rounds otherwise.
     """
 
     name: str
     summary: str
     tries = 1
+    reshapes = True
 
     @abstractmethod
     def cases(self, of: Cases) -> Iterator[Request]: ...
@@ -119,6 +121,7 @@ def relation(kind: Callable[[], Relation]) -> Callable[[], Relation]:
 @relation
 class Replay(Relation):
     name, summary = "replay", "the same request once more"
+    reshapes = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
         yield from of.some(of.requests)
@@ -226,6 +229,7 @@ def _shared(request: Request) -> int:
 @relation
 class Order(Relation):
     name, summary = "order", "requests that were answered before"
+    reshapes = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
         requests = [*of.some(of.requests)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from servanda.engines.http.transport import StatusError
 from servanda.errors import MeasurementError
 from servanda.runner.relations.draws import DRAWS, draws
 from servanda.runner.relations.judge import Finding, Judge, Pair
@@ -25,12 +26,13 @@ class Options:
 
     Args:
         only: names of relations; () for all.
-        limit: nats; alpha: the probability that any test rejects a relation that holds.
+        limit: nats; None compares bits, and a difference that may be rounding is undecided.
+        alpha: the probability that any test rejects a relation that holds.
         update: a command that lets the server take over its own weights again.
     """
 
     only: tuple[str, ...] = ()
-    limit: float = 0.0
+    limit: float | None = None
     alpha: float = 0.05
     update: str | None = None
 
@@ -43,29 +45,64 @@ def relations(
 ) -> Iterator[Finding]:
     """The findings, each as soon as it is known; replays come first, for all others need them."""
     wanted = [name for name in NAMES if name in options.only or not options.only]
-    judge = Judge(subject, options.limit, options.alpha / len(wanted))
+    limit, each = options.limit or 0.0, options.alpha / len(wanted)
+    judge = Judge(subject, limit, each, assumed=options.limit is None)
 
     def watched(name: str) -> Judge:
         return replace(judge, watch=partial(watch, name)) if watch else judge
 
-    replayed, judge = _replays(watched(REPLAY), cases)
+    try:
+        replayed, judge = _replays(watched(REPLAY), cases)
+    except MeasurementError as error:
+        yield _of_error(subject, REPLAY, error)
+        return
     if REPLAY in wanted:
         yield replayed
     for name in wanted:
         if name == REPLAY:
             continue
-        now = watched(name)
-        if name == DRAWS:
-            yield draws(now, cases)
-        elif name == UPDATE:
-            yield _update(now, cases, options.update)
-        else:
-            relation = RELATIONS[name]
-            found = now.judge(relation, relation.requests(cases))
-            if found.outcome == "violated" and not now.noisy and not _repeats(subject, found):
-                judge = replace(judge, noisy=True)  # the replays before were equal by chance
-                found = watched(name).judge(relation, relation.requests(cases))
-            yield found
+        try:
+            found, judge = _found(name, watched(name), judge, cases, options)
+        except MeasurementError as error:
+            found = _of_error(subject, name, error)
+            if subject.stopped():
+                yield found
+                return
+        yield found
+
+
+def _found(
+    name: str, now: Judge, judge: Judge, cases: Cases, options: Options
+) -> tuple[Finding, Judge]:
+    """A relation's answer, and the judge of those after it."""
+    if name == DRAWS:
+        return draws(now, cases), judge
+    if name == UPDATE:
+        return _update(now, cases, options.update), judge
+    relation = RELATIONS[name]
+    found = now.judge(relation, relation.requests(cases))
+    if found.example is None or now.noisy or _repeats(now.subject, found):
+        return found, judge
+    # the replays before were equal by chance
+    noisy = replace(now, noisy=True)
+    return noisy.judge(relation, relation.requests(cases)), replace(judge, noisy=True)
+
+
+def _of_error(subject: Subject, name: str, error: MeasurementError) -> Finding:
+    """The answer where a request ended the server, or was answered with an error of the server.
+
+    Raises:
+        MeasurementError: the error, where it is another one.
+    """
+    request, failed = subject.last, isinstance(error, StatusError) and error.status >= 500
+    stopped = request is not None and subject.stopped()
+    if request is None or not (stopped or (failed and subject.longest)):
+        raise error
+    others = f" and {len(request.others)} others at once" if request.others else ""
+    answer = f"a request of {len(request.prompt)} tokens with a seed{others}; prompts of up to "
+    answer += f"{subject.longest} tokens were answered before"
+    what = "the server stopped at" if stopped else f"{error.problems[0].message}, at"
+    return Finding(name, "violated", f"{what} {answer}", requests=1, example=request)
 
 
 def _replays(judge: Judge, cases: Cases) -> tuple[Finding, Judge]:

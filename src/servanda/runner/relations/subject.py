@@ -45,12 +45,14 @@ class Subject:
     """An open kernel.
 
     Args:
-        sent: requests so far.
+        sent: requests so far; last: the one that was sent last; longest: prompt that was answered.
     """
 
     kernel: Kernel
     engine: Engine
     sent: int = 0
+    last: Request | None = None
+    longest: int = 0
 
     @classmethod
     def open(cls, kernel: Kernel) -> Subject:
@@ -142,12 +144,24 @@ class Subject:
             warm=salt is not None and warm,
         )
         self.sent += len(prompts)
+        self.last = Request(prompts[0], width, tuple(prompts[1:]), seed)
         found = Observation.each(self.engine.generate(batch, PLAIN, seed))
         if any(not one.tokens for one in found):
             raise MeasurementError(
                 f"{self.kernel} lost a request", hint="look at the log of the server"
             )
+        self.longest = max(self.longest, *map(len, prompts))
         return found
+
+    def stopped(self) -> bool:
+        """Whether a server that has answered requests does so no longer."""
+        if not isinstance(self.engine, HTTPEngine) or not self.longest:
+            return False
+        try:
+            self.engine.transport.text("/health")
+        except MeasurementError:
+            return True
+        return False
 
     def _hits(self) -> float | None:
         """Tokens that vLLM says it has read from its prefix cache so far."""

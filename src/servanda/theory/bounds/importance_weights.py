@@ -123,7 +123,18 @@ def weight_gap(log_ratio_N: Floats, psi: Psi) -> Floats:
         )
     with np.errstate(over="ignore"):
         w_N = np.exp(log_ratio_N)
-    psi_N: Floats = np.asarray(psi.weight(w_N), dtype=np.float64)
+    return gap(w_N, np.asarray(psi.weight(w_N), dtype=np.float64))
+
+
+def gap(w_N: Floats, psi_N: Floats) -> Floats:
+    """g of importance weights and of what a trainer uses in their place, [N].
+
+    Its mean over infer's samples is sum |p - q psi|, or an upper bound where psi depends on more
+    than w: E|w - psi|, and the mass that infer cannot draw.
+
+    >>> gap(np.array([0.5, 4.0]), np.array([1.0, 2.0])).tolist()
+    [1.0, -1.0]
+    """
     small_N = np.minimum(psi_N, w_N)
     # a weight beyond float64 that psi leaves alone has no excess, and inf - inf is no number
     excess_N = np.subtract(psi_N, small_N, out=np.zeros_like(psi_N), where=psi_N > small_N)

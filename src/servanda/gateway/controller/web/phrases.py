@@ -12,6 +12,7 @@ from servanda.contract.model import WHOLE
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.web import format
 from servanda.gateway.proxy.counters import numbers
+from servanda.report.consequence import advice_sentences
 from servanda.report.format import count, duration, line, part_of, percent
 
 GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
@@ -252,7 +253,7 @@ def why(slice_: SliceStatus, now: float) -> list[str]:
         sentences.append(line(slice_.held, 200))
     if slice_.relapses:
         sentences.append(count(slice_.relapses, "relapse"))
-    return sentences
+    return [*sentences, *advice_sentences(slice_.advice)]
 
 
 def worst(slice_: SliceStatus) -> CellStatus | None:

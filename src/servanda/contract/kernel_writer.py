@@ -1,9 +1,11 @@
-# Kernels written as strings: what the parser of kernel strings is held against, there and back.
+# Kernels written as strings: the inverse of `parse_kernel`.
+
+from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from servanda.contract.kernel_string import _NEED_A_MODEL, KEYS, PACK, SERVER, SERVER_KEYS
+from servanda.contract.kernel_string import KEYS, NEED_A_MODEL, PACK, SERVER, SERVER_KEYS
 from servanda.contract.model import Kernel
 from servanda.errors import ContractError
 
@@ -17,7 +19,7 @@ def kernel_string(kernel: Kernel) -> str:
     if kernel.url is not None and kernel.sampling is None and kernel.engine == SERVER:
         plain = Kernel(engine=SERVER, url=kernel.url)  # type: ignore[call-arg]
         return kernel.url + _keys(kernel, plain, SERVER_KEYS)
-    if kernel.sampling is not None or (kernel.model is None and kernel.engine in _NEED_A_MODEL):
+    if kernel.sampling is not None or (kernel.model is None and kernel.engine in NEED_A_MODEL):
         what = "a sampling of its own" if kernel.sampling is not None else "no model"
         raise ContractError(
             f"a kernel with {what} has no kernel string", hint="write a contract for it"
