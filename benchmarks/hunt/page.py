@@ -69,8 +69,8 @@ Of the cases that differ:
 `python -m benchmarks.hunt.survey` measures the cases. A case that no entry of
 `benchmarks/hunt/differences.yaml` explains stops the page from being written.
 
-Not run: GPUs and their kernels, FlashAttention and flex attention, tensor parallelism, trained
-weights, models with images or sound, and trainers (TRL and verl) as a whole. vLLM was not surveyed:
+Not run: GPUs and their kernels, FlashAttention and flex attention, tensor parallelism, the
+weights of released models, images and sound, and trainers (TRL and verl) as a whole. vLLM was not surveyed:
 its findings are from earlier work.
 
 ## The findings
