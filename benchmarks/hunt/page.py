@@ -70,8 +70,8 @@ Of the cases that differ:
 `benchmarks/hunt/differences.yaml` explains stops the page from being written.
 
 Not run: GPUs and their kernels, FlashAttention and flex attention, tensor parallelism, the
-weights of released models, images and sound, and trainers (TRL and verl) as a whole. vLLM was not surveyed:
-its findings are from earlier work.
+weights of released models, images and sound, and trainers (TRL and verl) as a whole. vLLM was not
+surveyed: its findings are from earlier work.
 
 ## The findings
 
