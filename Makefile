@@ -232,10 +232,12 @@ $(VENVS)/hunt/.made: constraints-hunt.txt
 	@touch $@
 
 HUNT := $(CURDIR)/runs/hunt
-hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made  ## one model run in many ways, in the newest releases; writes docs/results/found.md, ten minutes
+HUNTED := ways adapters quantized onnx_graphs batching
+hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## one model run in many ways, in the newest releases; writes docs/results/found.md, twenty minutes
 	mkdir -p $(HUNT)
-	for part in ways adapters quantized; do \
-	  PYTHONPATH=. $(VENVS)/hunt/bin/python -W ignore -m benchmarks.hunt.survey $$part $(HUNT)/$$part.json || exit 1; done
+	for part in $(HUNTED); do \
+	  OMP_NUM_THREADS=1 PYTHONPATH=. $(VENVS)/hunt/bin/python -W ignore -m benchmarks.hunt.survey $$part $(HUNT)/$$part.json || exit 1; done
+	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m benchmarks.hunt.llama_server $(HUNT)/llama_server.json
 	$(BIN)/python -m benchmarks.hunt --python hunt=$(VENVS)/hunt/bin/python --python vllm=$(VENVS)/vllm/bin/python \
 	  --survey $(HUNT) --write
 

@@ -80,9 +80,9 @@ surveyed: its findings are from earlier work.
 ## How to run it
 
 `make hunt` makes an environment with the newest releases, runs the repros and the survey there,
-and those of vLLM in the environment of `make test-engines`; it then writes this page. Repros are
-in `benchmarks/hunt/repro`, the record is `benchmarks/measured/found.json`. In the commands, `DIR`
-is a model that `python -m benchmarks.hunt.architectures NAME DIR` builds.
+and what concerns vLLM and llama.cpp in the environments of `make test-engines`; then it writes
+this page. Repros are in `benchmarks/hunt/repro`, the record is `benchmarks/measured/found.json`.
+In the commands, `DIR` is a model that `python -m benchmarks.hunt.architectures NAME DIR` builds.
 """
 
 
