@@ -60,8 +60,8 @@ output.
 
 What a dump cannot separate has one name: `numerics` is a gap that is alike in all sequences,
 positions and steps, and may be precision, quantisation, a constant such as an epsilon, kernels
-that depend on the batch in every row alike, or weights of another checkpoint. A temperature and a cap on the logits look alike. The next command
-separates them.
+that depend on the batch in every row alike, or weights of another checkpoint. A temperature and a
+cap on the logits look alike. The next command separates them.
 
 ## Measured
 
@@ -73,10 +73,11 @@ holds at this strength gets no cause and does not count.
 view. Four models of other shapes were then trained from nothing; where a fault has a size, their
 dumps have one that no other dump has. The first two were measured once with the rules of then:
 precision {first} by the names that are right in this table. (0.70 and 0.76 where *numerics* is
-wrong for batch dependence, as it was then.) What was wrong there was read, and rules were changed, with the dumps of the first group
-as the only test: a slice has to have a fifth of the gap, a cut is told from logprobs that were
-written as 0, and a window is told by its jump. The last two models were trained after that. No
-rule was changed since, so only the last row says what to expect of a model of your own.
+wrong for batch dependence, as it was then.) What was wrong there was read, and rules were changed,
+with the dumps of the first group as the only test: a slice has to have a fifth of the gap, a cut is
+separated from logprobs that were written as 0, and a window has to begin with a jump. The last two
+models were trained after that. No rule was changed since, so only the last row says what to expect
+of a model of your own.
 
 {summary}
 
