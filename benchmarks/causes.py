@@ -26,6 +26,7 @@ from servanda.rl.dumps.judge import DumpOptions, judge_dump
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured" / "causes.json"
+FIRST_LOOK = ROOT / "benchmarks" / "measured" / "causes_first_look.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
 
 _TEXT = """\
@@ -58,22 +59,34 @@ output.
    If no rule fits, the answer is *unexplained*.
 
 What a dump cannot separate has one name: `numerics` is a gap that is alike in all sequences,
-positions and steps, and may be precision, quantisation, a constant such as an epsilon, or
-weights of another checkpoint. A temperature and a cap on the logits look alike. The next command
-separates them.
+positions and steps, and may be precision, quantisation, a constant such as an epsilon, kernels
+that depend on the batch in every row alike, or weights of another checkpoint. A temperature and a
+cap on the logits look alike. The next command separates them.
 
 ## Measured
 
-{faults} faults at {strengths} strengths, on {models} models. The rules and their thresholds were
-written with dumps of {train_models} in view. The other model is held out: its weights were made
-from a shipped one with biases and added noise, and its dumps have other strengths. Each fault is
+{faults} faults at {strengths} strengths, on {models} models. Each fault is
 a dump of {steps} steps and {sequences} sequences that goes through `servanda check`. A dump that
 holds at this strength gets no cause and does not count.
+
+**What is held out.** The rules and their thresholds were written with dumps of {train_models} in
+view. Four models of other shapes were then trained from nothing; where a fault has a size, their
+dumps have one that no other dump has. The first two were measured once with the rules of then:
+precision {first} by the names that are right in this table. (0.70 and 0.76 where *numerics* is
+wrong for batch dependence, as it was then.) What was wrong there was read, and rules were changed,
+with the dumps of the first group as the only test: a slice has to have a fifth of the gap, a cut is
+separated from logprobs that were written as 0, and a window has to begin with a jump. The last two
+models were trained after that. No rule was changed since, so only the last row says what to expect
+of a model of your own.
 
 {summary}
 
 *Coverage* is the share of the violated dumps that get a name; *precision* is the share of the
 names that are right. A fault may have more than one right name, which the table lists.
+
+{matrix}
+
+Each fault, and the names that the models outside of the first group got:
 
 {table}
 
@@ -136,13 +149,32 @@ def scores(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
+def matrix(rows: Sequence[dict[str, Any]]) -> str:
+    """True cause against given cause, of the dumps that are violated: all models, and held out."""
+    lines = []
+    for cause in dict.fromkeys(FAULTS[row["fault"]].causes[0] for row in rows):
+        own = [r for r in rows if FAULTS[r["fault"]].causes[0] == cause and r["outcome"] != "holds"]
+        held = [r for r in own if not MODELS[r["model"]].looked_at]
+        lines.append((cause, *(part for of in (own, held) for part in _given(of))))
+    return markdown(("cause", "right", "given instead", "held out: right", "given instead"), lines)
+
+
+def _given(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    wrong = Counter(r["cause"] or UNEXPLAINED for r in rows if _right(r) != "right")
+    right = sum(_right(r) == "right" for r in rows)
+    return f"{right} of {len(rows)}", ", ".join(f"{c} {n}" for c, n in wrong.most_common()) or "-"
+
+
 def page(rows: Sequence[dict[str, Any]]) -> str:
     broken = [row for row in rows if FAULTS[row["fault"]].causes]
     parts = {
-        "the models that the rules were written with": [r for r in broken if r["seen"]],
-        "held out": [r for r in broken if not r["seen"]],
+        "rules written with them": [r for r in broken if r["seen"]],
+        "not used for thresholds, answers read": [
+            r for r in broken if not r["seen"] and MODELS[r["model"]].looked_at
+        ],
+        "held out": [r for r in broken if not MODELS[r["model"]].looked_at],
     }
-    head = ("dumps", "violated", "named", "precision", "coverage", "hold")
+    head = ("models", "violated", "named", "precision", "coverage", "hold")
     summary = markdown(head, [(name, *scores(of)) for name, of in parts.items()])
     table = []
     for name, fault in FAULTS.items():
@@ -161,6 +193,10 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
                 str(holds),
             )
         )
+    first = json.loads(FIRST_LOOK.read_text(encoding="utf-8"))
+    looks = [
+        scores([r for r in first if r["model"] == m]) for m in sorted({r["model"] for r in first})
+    ]
     healthy = [r for r in rows if not FAULTS[r["fault"]].causes]
     named = sum(bool(r["slices"]) for r in healthy)
     return _TEXT.format(
@@ -168,10 +204,14 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         strengths=len({(r["fault"], str(r["strength"])) for r in broken}),
         models=len({r["model"] for r in rows}),
         train_models=", ".join(f"*{m}*" for m, model in MODELS.items() if model.tune),
+        first=" and ".join(
+            f"{precision} (coverage {named})" for _, _, precision, named, _ in looks
+        ),
         steps=STEPS,
         sequences=ROWS,
         summary=summary,
-        table=markdown(("fault", "made", "right causes", "given to held-out dumps", "hold"), table),
+        table=markdown(("fault", "made", "right causes", "given", "hold"), table),
+        matrix=matrix(broken),
         healthy=f"Of {len(healthy)} healthy dumps {named} got a slice. A slow test holds "
         "the rate in 240 draws that are alike everywhere (`tests/slow/test_slice_search.py`).",
     )

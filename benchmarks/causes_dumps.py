@@ -30,7 +30,8 @@ class Model:
 
     Args:
         kind, seed, moved: of `tests.trainers.trainer`; kind and seed of a trained one.
-        tune: whether thresholds may be chosen on it.
+        tune: whether thresholds may be chosen on it; looked_at: whether its answers were seen
+            before the rules were what they are.
         layers: of a model that is trained from nothing; 0: it is not.
     """
 
@@ -39,6 +40,7 @@ class Model:
     moved: float
     tune: bool
     layers: int = 0
+    looked_at: bool = True
 
 
 MODELS = {
@@ -48,8 +50,8 @@ MODELS = {
     "llama, untied, moved": Model("llama, untied", 1, 0.01, True),
     "llama, 6 layers, trained": Model("llama", 11, 0.0, False, layers=6),
     "qwen3, 2 layers, trained": Model("qwen3", 12, 0.0, False, layers=2),
-    "llama, 3 layers, trained": Model("llama", 13, 0.0, False, layers=3),
-    "qwen3, 5 layers, trained": Model("qwen3", 14, 0.0, False, layers=5),
+    "llama, 3 layers, trained": Model("llama", 13, 0.0, False, layers=3, looked_at=False),
+    "qwen3, 5 layers, trained": Model("qwen3", 14, 0.0, False, layers=5, looked_at=False),
 }
 _TRAINED_STEPS = 400
 # strengths of dumps of trained models, where those between the used ones are none or no others

@@ -1,13 +1,16 @@
 # The cause of a gap: named where a signature fits, with evidence and a command that exists.
 
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from servanda.judgement.causes.case import Case
 from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED
 from servanda.judgement.causes.decision import ORDER
-from servanda.judgement.causes.gap_cause import explain
+from servanda.judgement.causes.gap_cause import explain, explained
+from servanda.judgement.causes.slice_search import FoundSlice
 from tests import transcripts
 from tests.judgement.causes.gaps import table
 
@@ -47,7 +50,7 @@ KNOWN = {
     "no token before a length": (
         {"noise": 0.01, "wrong": lambda _, length, at, *__: length + at >= 300},
         "attention_window",
-        "from about 300 tokens on, nothing before",
+        "from about 300 tokens on",
     ),
     "few tokens anywhere": (
         {"noise": 0.02, "wrong": lambda *of: of[-1].random(of[3].shape) < 0.02},
@@ -94,3 +97,50 @@ def test_every_cause_has_a_rival_and_a_command_that_exists(name):
     command = cause.command.replace("{dir}", "DIR").replace("{step}", "3")
     transcripts.parsed(shlex.split(command))
     assert name in (*ORDER, UNEXPLAINED)
+
+
+def _case(slices=(), problems=None, **numbers):
+    """A case of noise alone, with some of its signatures changed."""
+    signatures = replace(explain(table(3), LIMIT).case.signatures, **numbers)
+    return explained(Case(signatures, slices, None, LIMIT, problems or {}))
+
+
+def _slice(match, tokens, inside, outside=0.01):
+    return FoundSlice(match, inside, outside, 1.0, tokens, 40, 20.0, 2 * outside)
+
+
+def test_a_slice_with_little_of_the_gap_is_no_place():
+    """It has all that is uneven; nearly all of the gap is even."""
+    ids = {"outcome.token_id": {"in": [30]}}
+    few = _case((_slice(ids, 0.004, 0.8),), gap=0.2)
+    most = _case((_slice(ids, 0.2, 0.8),), gap=0.2)
+    assert (few.cause, most.cause) == ("numerics", "vocabulary")
+
+
+def test_a_cut_that_leaves_one_token_is_told_from_logprobs_that_were_written_as_0():
+    zeros = {"zeros": "13 trained tokens have a logprob of exactly 0"}
+    cut = {"cut": 0.14, "cut_share": 0.99}
+    assert _case(problems=zeros, zeros=0.05, **cut).cause == "top_p"
+    assert _case(problems=zeros, zeros=0.95, **cut).cause == "missing_data"
+    assert _case(problems={**zeros, "coverage": "30 % missing"}, **cut).cause == "missing_data"
+
+
+def test_the_tails_that_a_cut_leaves_out_are_no_part_of_the_vocabulary():
+    ids = {"outcome.token_id": {"gte": 32}}
+    cut = {"cut": 0.14, "cut_share": 0.99, "gap": 0.1}
+    assert _case((_slice(ids, 0.67, 0.12),), **cut).cause == "top_p"
+    assert _case((_slice(ids, 0.3, 0.12),), **cut).cause == "vocabulary"
+
+
+def test_a_window_begins_at_a_length_and_what_grows_does_not():
+    long = {"context.length": {"gte": 58}}
+    grown = {"length": 4.0, "length_z": 9.0, "gap": 0.04}
+    assert _case((_slice(long, 0.4, 0.06, 0.015),), **grown).cause == "attention_window"
+    assert _case((_slice(long, 0.4, 0.06, 0.03),), **grown).cause == "positions"
+
+
+def test_the_first_tokens_of_short_prompts_are_a_beginning_and_not_padding():
+    short = {"request.prompt_tokens": {"lt": 28}}
+    both = {**short, "context.position": {"lt": 14}}
+    assert _case((_slice(short, 0.2, 0.1),), gap=0.03).cause == "padding"
+    assert _case((_slice(both, 0.2, 0.1),), gap=0.03, concentration=0.5).cause == "template"
