@@ -19,18 +19,8 @@ from hypothesis import strategies as st
 DOCS = committed.ROOT / "docs"
 BLOCKS = sorted(
     set(committed.KEPT.glob("*.json"))
-<<<<<<< HEAD
-    - {
-        truth.MEASURED,
-        sync_matrix.KEPT,
-        causes.MEASURED,
-        found.RECORD,
-        committed.KEPT / "theory.json",
-    }
-=======
     - {truth.MEASURED, sync_matrix.KEPT, causes.MEASURED, causes.FIRST_LOOK}
-    - {committed.KEPT / "theory.json"}
->>>>>>> main
+    - {found.RECORD, committed.KEPT / "theory.json"}
 )
 # pages whose numbers a person copied from what the command printed, which the page names
 BY_HAND = {"binning.md": "benchmarks.monitor", "monitor.md": "benchmarks.monitor"}
