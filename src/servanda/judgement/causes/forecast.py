@@ -22,7 +22,8 @@ from servanda.theory.bounds.sequence import shortfall
 from servanda.theory.stats.block_bootstrap import student_t
 
 CONFIDENCE = 0.95
-_RESAMPLES = 1000
+_RESAMPLES, _FEWEST_RESAMPLES = 1000, 200
+_COUNTS = 4_000_000  # of groups in resamples; beyond it there are fewer resamples
 _FEWEST = 5  # prompt groups for an interval
 _SEED = 0
 
@@ -68,7 +69,8 @@ class _Resamples:
         self.groups = int(self._group_K.max(initial=-1)) + 1
         rng = np.random.default_rng(_SEED)
         each = np.full(self.groups, 1 / self.groups)
-        counts_RG = rng.multinomial(self.groups, each, size=_RESAMPLES)
+        resamples = max(_FEWEST_RESAMPLES, min(_RESAMPLES, _COUNTS // max(self.groups, 1)))
+        counts_RG = rng.multinomial(self.groups, each, size=resamples)
         # the first row is the sample itself
         self.counts_RG = np.vstack([np.ones((1, self.groups), dtype=np.int64), counts_RG])
 
