@@ -219,6 +219,8 @@ def _seen(mask: Tensor) -> Tensor:
 def _real(x: Tensor, real_ST: Tensor) -> Tensor:
     """The values of real tokens, [N, D...]; all where it cannot be seen which are."""
     rows, columns = real_ST.shape
+    if x.dim() == 4 and columns not in x.shape[1:3]:  # such as ALiBi, [S, heads, 1, T]
+        return x
     if x.dim() == 4 and x.shape[0] == rows and x.shape[2] == columns and x.shape[1] != columns:
         x = x.transpose(1, 2)
     if x.dim() > 1 and x.shape[0] == rows and 0 < x.shape[1] <= columns:

@@ -15,6 +15,7 @@ from servanda.engines import open_engine  # noqa: E402
 from servanda.engines.base import AROUND  # noqa: E402
 from servanda.engines.checkpoint import quiet  # noqa: E402
 from servanda.engines.quantized import QUANTIZED  # noqa: E402
+from servanda.engines.transformers_modules import Key, Recording, errors  # noqa: E402
 from servanda.errors import ContractError  # noqa: E402
 from servanda.runner.bisect.modules import bisect_modules, drawn  # noqa: E402
 from servanda.traces.trace import Batch  # noqa: E402
@@ -319,3 +320,14 @@ def test_a_server_has_no_modules_that_can_be_reached():
     assert done.exit_code == 2
     assert "B runs outside of this process, where its modules cannot be reached" in done.stderr
     assert "hint: modules are swapped between two kernels of transformers" in done.stderr
+
+
+def test_a_tensor_without_an_axis_of_tokens_is_compared_as_a_whole():
+    """ALiBi is [sequences, heads, 1, tokens], and no axis is that of the padded tokens."""
+    key = Key("h.0", "h.0.self_attention", 0, "input", "alibi")
+    real_ST = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    alibi = torch.arange(16.0).reshape(2, 2, 1, 4)[..., :3]
+    once, twice = (Recording({key: times * alibi}, {key: real_ST}) for times in (1, 2))
+
+    assert errors(once, once) == {key: 0.0}
+    assert errors(once, twice)[key] > 0.5
