@@ -337,16 +337,20 @@ def corrupt_prefixes(folder, broken):
     return related("prefix_cache=8", "prefix_hit:offset" if broken else "", "cache")
 
 
-known(
+@bug(
     CACHE,
     "sgl-project/sglang#39830",
     what="a hit of the host's tier of the cache: 20 of 20 answers are fluent and wrong; cold and "
     "from the device 20 of 20 are right",
-    command="servanda relations URL --only cache",
-    state="in part",
-    missing="nothing makes the server move a prefix to the host before it is read; behind "
-    "`servanda serve` live answers are scored again",
+    command="servanda relations URL --only cache --between 1024",
+    state="caught",
+    exit=1,
+    says="tokens are shared with an earlier request, and 8 were read from the cache",
 )
+def wrong_in_the_second_tier(folder, broken):
+    """Right as long as the prefix is in the first tier, of 64 blocks."""
+    fault = "prefix_hit:demoted" if broken else ""
+    return related("prefix_cache=8", fault, "cache", between=1024)
 
 
 @bug(

@@ -387,3 +387,13 @@ def test_a_difference_that_rounding_can_make_is_undecided_without_a_limit(tmp_pa
     assert (code, seen["company"]["outcome"]) == (3 if size < 0.1 else 1, outcome)
     assert (bits, strict["company"]["outcome"]) == (1, "violated")
     assert ("--limit 3e-05 accepts them and decides" in words) == (outcome == "inconclusive")
+
+
+def test_a_second_tier_of_the_cache_is_read_only_after_other_requests():
+    with model(",prefix_cache=8,fault=prefix_hit:demoted") as url:
+        words = (f"{url},batch_size=2", "--only", "cache", "--limit", "0", *texts())
+        near, first = found(*words)
+        far, second = found(*words, "--between", "1024")
+    assert (near, first["cache"]["outcome"]) == (0, "holds")
+    assert (far, second["cache"]["outcome"]) == (1, "violated")
+    assert "--between 1024" in second["cache"]["example"]["command"]

@@ -97,6 +97,15 @@ class _IdsType(click.ParamType):
     "before it, or that fill the cache.",
 )
 @click.option(
+    "--between",
+    type=click.IntRange(0),
+    default=0,
+    metavar="TOKENS",
+    show_default=True,
+    help="Tokens of other requests between filling the prefix cache and reading it, such as "
+    "100000: a cache with tiers moves the prefix to the next one.",
+)
+@click.option(
     "--update",
     metavar="COMMAND",
     help="Command that lets the server load its own weights again, for the relation update.",
@@ -112,6 +121,7 @@ def relations_command(
     quiet: bool,
     format_: str,
     update: str | None,
+    between: int,
     **how: Any,
 ) -> None:
     """Compare a kernel with itself: what must not change an answer, and does it?
@@ -130,7 +140,7 @@ def relations_command(
     say = partial(click.echo, err=aside)
     say(f"relations  {shown(kernel)}")
     found: list[Finding] = []
-    subject = Subject.open(kernel)
+    subject = Subject.open(kernel, between)
     try:
         cases = _cases(subject, prompts, **how)
         with watching(quiet) as watch:
@@ -142,7 +152,7 @@ def relations_command(
                 found.append(finding)
                 say(f"{_MARK[finding.outcome]} {finding.relation:<8} {_answer(finding)}")
                 if finding.example is not None:
-                    say(f"  again: {_command(what, side, finding, options)}")
+                    say(f"  again: {_command(what, side, finding, options, between)}")
     finally:
         subject.close()
     for sentence in _next(found, limit):
@@ -208,7 +218,7 @@ def _answer(finding: Finding) -> str:
     return f"{state}{finding.answer}"
 
 
-def _command(what: str, side: str | None, finding: Finding, options: Options) -> str:
+def _command(what: str, side: str | None, finding: Finding, options: Options, between: int) -> str:
     """The command that tests the counterexample alone."""
     request = finding.example
     assert request is not None
@@ -219,6 +229,7 @@ def _command(what: str, side: str | None, finding: Finding, options: Options) ->
     words += ["--max-new-tokens", str(request.width)]
     words += ["--seed", str(request.seed)] if request.seed else []
     words += ["--limit", f"{options.limit:g}"] if options.limit is not None else []
+    words += ["--between", str(between)] if between and finding.relation == "cache" else []
     if finding.relation == "update":
         words += ["--update", options.update or ""]
     return shlex.join(words)
@@ -274,7 +285,7 @@ def _data(
                     "others": one.example.others,
                     "max_new_tokens": one.example.width,
                     "seed": one.example.seed,
-                    "command": _command(what, side, one, options),
+                    "command": _command(what, side, one, options, subject.between),
                 },
             }
             for one in found

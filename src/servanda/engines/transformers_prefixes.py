@@ -35,6 +35,10 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
+    def age(self, key: Hashable) -> int:
+        """Blocks that were kept or read after this one; 0 if it is not there."""
+        return next((n for n, other in enumerate(reversed(self._blocks)) if other == key), 0)
+
     def keep(self, key: Hashable, cache: Any) -> None:
         """Keep the last block of what a cache of Transformers holds."""
         self._blocks[key] = [

@@ -11,18 +11,19 @@ from typing import Any
 from servanda.engines.faults.base import Between, Fault, OneOf, fault
 from servanda.registry import Registry
 
+_FIRST_TIER = 64  # blocks of the tier that is read without a fault
 REQUEST_FAULTS: Registry[Fault] = Registry("fault")
 
 
 @fault(
     "prefix_hit",
     "A hit of the prefix cache is wrong: blocks of another text before (context), or the last "
-    "block one token off (offset).",
+    "block one token off, always (offset) or where 64 other blocks were used since (demoted).",
     default="context",
-    takes=OneOf(("context", "offset")),
+    takes=OneOf(("context", "offset", "demoted")),
     seen="sgl-project/sglang#39830: answers from a tier of the cache are fluent and wrong; "
     "vllm-project/tpu-inference#3412: gsm8k .01 with prefix caching, .97 without",
-    strengths=("context", "offset"),
+    strengths=("context", "offset", "demoted"),
     registry=REQUEST_FAULTS,
 )
 def prefix_hit(base: Any, value: str) -> Any:
@@ -35,10 +36,12 @@ def prefix_hit(base: Any, value: str) -> Any:
             return super()._prefix_key(salt, (len(text), *text[-size:]))
 
         def _prefix(self, salt: str, prompt: Sequence[int]) -> Any:
+            first = self._prefix_key(salt, prompt[: self.kernel.prefix_cache])
+            demoted = value == "demoted" and self._prefixes.age(first) >= _FIRST_TIER
             blocks = super()._prefix(salt, prompt)
             # the first token of the block twice, and its last one not at all
             at_T = [max(t - 1, 0) for t in range(self.kernel.prefix_cache or 0)]
-            if value == "offset" and blocks:
+            if blocks and (value == "offset" or demoted):
                 last = [tuple(x[:, :, at_T] for x in layer) for layer in blocks[-1]]
                 blocks = [*blocks[:-1], last]
             return blocks

@@ -7,15 +7,18 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from servanda.contract.model import Kernel
 from servanda.engines import Engine
 from servanda.engines.http import HTTPEngine
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from servanda.runner.relations.observation import Ids, Observation
-from servanda.theory.sampling import Sampling
+from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.trace import Batch
 
+_OTHER_TOKENS = 256  # of a request that passes by
 PLAIN = Sampling()  # type: ignore[call-arg]
 _HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
 
@@ -45,24 +48,26 @@ class Subject:
     """An open kernel.
 
     Args:
+        between: tokens of other requests that are sent after a cache is filled, before it is read.
         sent: requests so far; last: the one that was sent last; longest: prompt that was answered.
     """
 
     kernel: Kernel
     engine: Engine
+    between: int = 0
     sent: int = 0
     last: Request | None = None
     longest: int = 0
 
     @classmethod
-    def open(cls, kernel: Kernel) -> Subject:
+    def open(cls, kernel: Kernel, between: int = 0) -> Subject:
         """Open a kernel: a server here, any other in a process of its own.
 
         Raises:
             MeasurementError: the server does not respond, or the engine refuses the kernel.
         """
         engine = HTTPEngine(kernel) if kernel.url is not None else spawn(kernel, "kernel")
-        return cls(kernel, engine)
+        return cls(kernel, engine, between)
 
     def answer(self, request: Request, *, width: int | None = None) -> Observation:
         """The request alone, of which nothing is cached."""
@@ -91,6 +96,7 @@ class Subject:
         """
         if salt is None:
             salt = self.fill(request)
+            self._pass_by(request)
         before = self._hits() if self.kernel.url is not None else None
         found = self._send([request.prompt], request.seed, request.width, salt=salt)[0]
         after = self._hits() if before is not None else None
@@ -105,6 +111,15 @@ class Subject:
             # the first one computes all: what a cache without salts holds is of another run
             self._send([other], request.seed, 1, first=n + 1, salt=salt, warm=n > 0)
         return salt
+
+    def _pass_by(self, request: Request) -> None:
+        """Send other requests, so that a cache with tiers moves what it holds to the next one."""
+        most = min(_OTHER_TOKENS, (self.engine.describe().context or _OTHER_TOKENS) - 1)
+        ids = np.array(request.prompt)
+        for n in range(-(-self.between // most)):
+            drawn = uniforms(request.seed, "pass by", n, most) * len(ids)
+            other = tuple(ids[drawn.astype(np.int64)].tolist())
+            self._send([other], request.seed, 1, first=n + 1)
 
     def scored(self, request: Request, tokens: Ids) -> Observation:
         """The given tokens after the prompt, by prefill."""
