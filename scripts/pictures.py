@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "tiny-bf16-positions.kernelcontract.yaml"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SIZE = "1280,645"
+SIZE = "1280,760"
 DARK = "--blink-settings=preferredColorScheme=0"
 LARGEST = 250_000  # bytes of a picture in the repository
 
