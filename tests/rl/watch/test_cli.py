@@ -53,7 +53,9 @@ def test_a_dump_is_watched_as_it_is_checked(tmp_path):
     assert watched.exit_code == 1
     assert "step 10: violated on first 3 tokens of turn 2 and later" in watched.stdout
     assert len((tmp_path / "s").read_text().splitlines()) == 16
-    command = next(x for x in watched.stdout.splitlines() if "next: " in x).split("next: ")[1]
+    _, command = next(
+        x.split("Next command: ") for x in watched.stdout.splitlines() if "Next command: " in x
+    )
     done = servanda(*command.split()[1:-1], tmp_path / "masks", "--quiet")
     # one step alone has too few tokens for slices of its own, and the command runs
     assert done.exit_code in (0, 1, 3)
