@@ -24,6 +24,14 @@ kernels = st.builds(
     batch_size=st.integers(1, 4096),
     weights_from=st.one_of(st.none(), texts),
     python=st.one_of(st.none(), texts),
+    options=st.one_of(
+        st.none(),
+        st.dictionaries(
+            st.sampled_from(["block_size", "attention_backend"]),
+            st.one_of(st.booleans(), st.integers(), st.floats(0, 9), texts),
+            min_size=1,
+        ),
+    ),
     fault=st.one_of(
         st.none(),
         st.dictionaries(
@@ -59,6 +67,8 @@ def test_a_table_a_pack_and_a_fault():
     assert kernel_string(parse("runs/x.pack")) == "runs/x.pack"
     assert parse("table:p.json,fault=top_p:0.9").fault == {"top_p": 0.9}
     assert parse("table:p.json,fault=wrong_ids").fault == {"wrong_ids": True}
+    options = parse("transformers:m,option.block_size=32,option.backend=FLASH").options
+    assert options == {"block_size": 32, "backend": "FLASH"}
     assert parse('table:"a,b@c.json"').model == "a,b@c.json"
 
 
@@ -153,6 +163,7 @@ def test_what_is_wrong_is_said_under_its_place(text, message):
         ("table:p,batch_size=many", 20, "batch_size is a whole number, not 'many'"),
         ("table:p,batch_size=0", 20, "batch_size: Input should be greater"),
         ("table:p,title=a,title=b", 17, "title is there twice"),
+        ("transformers:m,option.a=1,option.a=2", 27, "option.a is there twice"),
         ('table:p,title="a', 15, "a quote inside a value, or one that is not closed"),
         ("table:p@w8a8", 9, "no dtype is named 'w8a8'"),
         ("http://", 1, "this is not the address of a server"),

@@ -66,3 +66,17 @@ def test_a_type_of_the_cache_is_refused_where_the_engine_does_not_have_it(
     with pytest.raises(MeasurementError, match=message) as error:
         open_engine(Kernel(engine="odd", model="none", kv_cache="fp8_e4m4"))
     assert hint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("known", "message", "hint"),
+    [
+        ((), "engine 'odd' takes no options: block_sise", "remove kernels.*.options"),
+        (("block_size",), "engine 'odd' takes no option 'block_sise'", "did you mean 'block_size'"),
+    ],
+)
+def test_an_option_is_refused_where_the_engine_does_not_take_it(monkeypatch, known, message, hint):
+    monkeypatch.setattr(ENGINES, "_things", {"odd": type("Odd", (), {"options": known})})
+    with pytest.raises(MeasurementError, match=message) as error:
+        open_engine(Kernel(engine="odd", model="none", options={"block_sise": 16}))
+    assert hint in str(error.value)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from servanda.contract.model import Kernel
+from servanda.engines import open_engine
 from servanda.rl import DraftCounts, Monitor
 from tests import kit
+from tests.engines.serving import live
 from tests.field.rows import bug, known, servanda
 from tests.field.servers import reloaded
 from tests.field.sync import observed
@@ -440,12 +443,16 @@ runtime: {clauses: [{id: drafts, metric: draft_acceptance, at_least: 0.4}]}
 """
 
 
-def drafted(target, draft, drafts=600, longest=3):
-    """What an engine counts of exact rejection sampling; logits of the next token, any context."""
+def drafted(target, draft, drafts=600, longest=3, by_draft=True):
+    """What an engine counts of exact rejection sampling; logits of the next token, any context.
+
+    Args:
+        by_draft: accept by the ratio of both probabilities, not by the target's alone.
+    """
     p, q = (np.exp(logits) / np.exp(logits).sum() for logits in (target, draft))
     rng = np.random.default_rng(22)
     token = rng.choice(len(q), size=(drafts, longest), p=q)
-    kept = rng.random((drafts, longest)) < (p / q)[token]
+    kept = rng.random((drafts, longest)) < (p / q if by_draft else p)[token]
     accepted = np.cumprod(kept, axis=1).sum(axis=1)
     by_depth = tuple(int((accepted >= d).sum()) for d in range(1, longest + 1))
     return DraftCounts(drafts, drafts * longest, sum(by_depth), by_depth)
@@ -460,7 +467,8 @@ def drafted(target, draft, drafts=600, longest=3):
     command="Monitor.observe(drafts=DraftMeter(URL))",
     state="caught",
     exit=1,
-    says="the target accepts fewer draft tokens than declared: are the draft's weights synced too",
+    says="the target accepts fewer draft tokens than declared: likely causes are draft weights "
+    "that are not synced",
 )
 def stale_draft(folder, broken):
     rng = np.random.default_rng(21)
@@ -472,12 +480,41 @@ def stale_draft(folder, broken):
     return observed(monitor.observe(step.train, step.infer, step.mask, weights=1, drafts=counts))
 
 
-known(
+@bug(
     SPECULATION,
     "vllm-project/vllm#40149",
-    what="rejection sampling without the draft's probabilities, or in another dtype: the law of "
-    "the output changes",
-    command="servanda tools selftest URL",
-    state="in part",
-    missing="`served_fidelity` sees it above a size; a fault of it in the catalogue",
+    what="rejection sampling is not given the draft's probabilities: texts keep their law, and "
+    "drafts are accepted by the target's probability alone, which is less often",
+    command="Monitor.observe(drafts=DraftMeter(URL))",
+    state="caught",
+    exit=1,
+    says="or drafts accepted without the draft's own probabilities",
 )
+def draft_probabilities_dropped(folder, broken):
+    target = np.random.default_rng(21).normal(0, 3, 256)
+    draft = target + 0.1 * np.random.default_rng(23).normal(0, 3, 256)
+    monitor = Monitor(parse(DRAFTED, "drafts.kernelcontract.yaml", engines=[])[0])
+    step = draw(10, 1, size=32)
+    counts = drafted(target, draft, by_draft=not broken)
+    return observed(monitor.observe(step.train, step.infer, step.mask, weights=1, drafts=counts))
+
+
+@bug(
+    SPECULATION,
+    "deepseek-ai/DeepSpec#31",
+    what="drafts are drawn by other probabilities than those that they are accepted by: the law "
+    "of the texts changes, and no logprob shows it",
+    command="servanda tools selftest URL",
+    state="caught",
+    exit=1,
+    says="or speculation that accepts drafts by other probabilities than it draws them by",
+)
+def drafts_drawn_otherwise(folder, broken):
+    fault = {"biased_drafts": 0.8} if broken else None
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"token_ids": [i]}) + "\n" for i in range(24)))
+    kit.table(folder, "p.json", {k: row.tolist() for k, row in policy().items()}, tokens=TOKENS)
+    kernel = Kernel(engine="table", model=str(folder / "p.json"), fault=fault)
+    with live(open_engine(kernel)) as (client, _):
+        url = str(client.base_url)
+        return servanda("tools", "selftest", url, "--prompts", prompts, "--quiet")

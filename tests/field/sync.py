@@ -7,7 +7,7 @@ from safetensors.numpy import save_file
 
 from servanda.errors import EvidenceError
 from servanda.rl import Monitor
-from tests.field.rows import Answer, bug, known, observed, servanda
+from tests.field.rows import Answer, bug, observed, servanda
 from tests.field.worlds import NOISE, draw, reference, run
 
 SYNC = "Weight sync and adapters"
@@ -414,14 +414,35 @@ def raw_scales(folder, broken):
     return drilled(folder, FP8.format(broken=broken))
 
 
-known(
+RESYNC = """
+from tests.rl.sync_drill.toys import Engine, Toy
+from servanda.rl.sync_drill.trainee import Trainee
+
+class Packed(Engine):
+    '''A backend that packs its scales at the first load, and cannot take them again.'''
+
+    def sync(self):
+        if {broken}:
+            raise RuntimeError("weight_scale: shape [32, 4] does not fit [4, 32]")
+        super().sync()
+
+def sync():
+    module = Toy()
+    engine = Packed(module)
+    return Trainee(module, engine.sync, engine.score)
+"""
+
+
+@bug(
     SYNC,
     "verl-project/verl#7136",
     "verl-project/verl#7978",
-    what="a resync of FP8 or of a bfloat16 mixture breaks with the backend that vLLM picks (a "
-    "crash)",
-    command="servanda bisect --settings FILE --run COMMAND",
-    state="in part",
-    missing="nothing is wrong silently; of a script of your own that syncs once, the command names "
-    "the settings that break it",
+    what="a resync of FP8 or of a bfloat16 mixture ends with an error under the backend that vLLM "
+    "picks, hours into the run; `servanda bisect --settings` names the backend",
+    command="servanda preflight FILE.py:NAME",
+    state="caught",
+    exit=4,
+    says="sync of unchanged weights: the sync raised RuntimeError: weight_scale",
 )
+def resync_crashes(folder, broken):
+    return drilled(folder, RESYNC.format(broken=broken))

@@ -214,6 +214,35 @@ def test_every_token_of_a_batch_is_timed(infer, batch, drawn):
         assert timing.wall >= max(timing.first_S)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"enable_chunked_prefill": True, "max_num_batched_tokens": 96},
+        {"async_scheduling": True},
+        {"enable_prefix_caching": True, "block_size": 32},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_vllm_reach_it_and_change_no_score_beyond_rounding(
+    vllm, folder, infer, given, options
+):
+    """Chunks of 96 tokens cut the longest prompt, whose scores need no seed."""
+    other = opened(vllm, folder, options=options)
+    try:
+        facts = other.describe().fingerprint
+        scored, again = (other.score(given, PLAIN, "prefill").columns["logp"] for _ in "ab")
+    finally:
+        other.close()
+
+    assert {f"option.{name}": json.dumps(value) for name, value in options.items()}.items() <= (
+        facts.items()
+    )
+    assert infer.score(given, PLAIN, "prefill").columns["logp"] == pytest.approx(
+        scored, abs=ROUNDING
+    )
+    assert again == pytest.approx(scored, abs=ROUNDING)
+
+
 def test_more_than_run_together_are_refused(infer, batch):
     with pytest.raises(MeasurementError, match="5 sequences are to run together") as refused:
         infer.generate(Batch(batch.sequence_S, batch.prompts, WIDTH, (), 5), PLAIN, 7)

@@ -1,5 +1,6 @@
 # `servanda relations` on real servers: what is broken is found, and made small; what is not, holds.
 
+import collections
 import itertools
 import json
 import shlex
@@ -105,16 +106,25 @@ def test_a_server_that_runs_each_request_by_itself_is_equal_bit_for_bit():
 
 
 class Noisy(TableEngine):
-    """Logprobs move by a random amount each time, and in company by more."""
+    """Logprobs move by another amount in each run of a request, and in company by more.
+
+    The amounts follow from the prompt and the number of its run, whatever a server runs together.
+    """
 
     company, noise = 0.0, 1e-3
 
+    def __init__(self, kernel):
+        super().__init__(kernel)
+        self.runs = collections.Counter()
+
     def steps(self, batch, sampling, seed, best=0):
-        rng = np.random.default_rng()
+        self.runs.update(batch.prompts)
+        draws_S = [np.random.default_rng([self.runs[p], *p]) for p in batch.prompts]
+        company = self.company * (len(batch) > 1)
         for step in super().steps(batch, sampling, seed, best):
-            noise_N = self.noise * rng.normal(size=len(step.token_N))
-            moved = noise_N + self.company * (len(batch) > 1)
-            yield replace(step, columns={**step.columns, "logp": step.columns["logp"] + moved})
+            noise_S = np.array([rng.normal(company, self.noise) for rng in draws_S])
+            logp_N = step.columns["logp"] + noise_S[step.length_S > 0]
+            yield replace(step, columns={**step.columns, "logp": logp_N})
 
 
 class Crowded(Noisy):

@@ -58,6 +58,10 @@ def selftest_command(
     if not rows[0].passed:
         outcome = rows[0].verdict.outcome
         say(f"the server compared with itself: {outcome}. Checks of it fail without any fault")
+        advice = rows[0].verdict.advice
+        if advice is not None and advice.cause:
+            say(f"likely cause: {advice.cause}")
+        say(f"next: servanda relations {url}")
         sys.exit(rows[0].verdict.exit_code)
     missed = [row.case for row in rows if not row.passed]
     if missed:

@@ -10,9 +10,10 @@
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
 #   key      = attention | batch_size | prefix_cache | kv_cache | path | title | weights_from
-#            | python | fault
+#            | python | fault | "option." NAME
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
+#   option   = an argument of the engine itself, as JSON, such as option.async_scheduling=true
 #
 # A model or a value in double quotes is read as a JSON text, so that it may hold any of
 # the marks above.
@@ -43,6 +44,7 @@ SERVER_KEYS = (
     *("batch_size", "path", "title", "weights_from"),
 )
 SERVER = "openai_http"
+OPTION = "option."
 NEED_A_MODEL = (
     *("transformers", "onnxruntime", "vllm", "llamacpp", "table", "recorded", "pack", SERVER),
     "external",  # and a trainer's kernel is not run here
@@ -193,7 +195,8 @@ class _Reader:
         """One key=value from `at` on; where it ends."""
         key = self.text[at:].split("=", 1)[0].split(",", 1)[0]
         equals = at + len(key)
-        if key not in keys:
+        option = key.removeprefix(OPTION) if keys is KEYS and key.startswith(OPTION) else ""
+        if key not in keys and not option:
             whose = "a url" if keys is SERVER_KEYS else "a kernel string"
             hint = did_you_mean(key, keys)
             if keys is SERVER_KEYS and key in ("model", "dtype", *KEYS):
@@ -203,13 +206,16 @@ class _Reader:
             raise self.wrong(at, f"{whose} has no key {key!r}", hint)
         if not self.text.startswith("=", equals):
             raise self.wrong(equals, f"{key} has no value", f"write {key}=...")
-        if key in fields:
+        if key in fields or key in places:
             raise self.wrong(at, f"{key} is there twice", "remove one")
         places[key] = start = equals + 1
         if key == "fault":
             fields[key], end = self._fault(start)
             return end
         value, end = self._word(start)
+        if option:
+            fields.setdefault("options", {})[option] = _json(value)
+            return end
         if key in _CHOICES and value not in _CHOICES[key]:
             raise self.wrong(
                 start, f"{key} cannot be {value!r}", f"one of {', '.join(_CHOICES[key])}"
@@ -237,10 +243,15 @@ class _Reader:
         if not self.text.startswith(":", end):
             return {name: True}, end
         value, end = self._word(end + 1)
-        try:
-            return {name: json.loads(value)}, end
-        except ValueError:
-            return {name: value}, end
+        return {name: _json(value)}, end
+
+
+def _json(text: str) -> Any:
+    """A value as JSON, or the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def shown(kernel: Kernel) -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from servanda.contract.kernel_string import KEYS, NEED_A_MODEL, PACK, SERVER, SERVER_KEYS
+from servanda.contract.kernel_string import (
+    KEYS,
+    NEED_A_MODEL,
+    OPTION,
+    PACK,
+    SERVER,
+    SERVER_KEYS,
+)
 from servanda.contract.model import Kernel
 from servanda.errors import ContractError
 
@@ -49,6 +56,8 @@ def _keys(kernel: Kernel, plain: Kernel, keys: Sequence[str]) -> str:
                     text += f":{_written(json.dumps(setting))}"
         else:
             text += f",{key}={_written(str(value))}"
+    for option, value in (kernel.options or {}).items():
+        text += f",{OPTION}{option}={_written(json.dumps(value))}"
     return text
 
 

@@ -128,6 +128,10 @@ class Kernel(Value):
         description="Type of the cache of keys and values, such as q8_0 of llamacpp; default the "
         "engine's own.",
     )
+    options: dict[str, bool | int | float | str | dict[str, Any]] | None = Field(
+        None,
+        description="Arguments of the engine itself, such as {async_scheduling: true} of vllm.",
+    )
     sampling: Sampling | None = Field(
         None, description="Of train, where its transform differs from the workload's."
     )
@@ -140,6 +144,7 @@ class Kernel(Value):
     def __str__(self) -> str:
         cache = f"kv {self.kv_cache}" if self.kv_cache else ""
         parts = [self.dtype, self.attention, self.quantization or "", cache]
+        parts += [f"{name}={value}" for name, value in (self.options or {}).items()]
         text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
         where = self.url or PurePath(self.model or "").name
         name = self.title or f"{self.engine} {where} {text}".strip()
@@ -289,7 +294,7 @@ class Contract(Value):
         if self.trend is None:
             del data["trend"]
         for kernel in (*data["kernels"].values(), data["stable"] or {}):
-            for key in ("prefix_cache", "kv_cache"):
+            for key in ("prefix_cache", "kv_cache", "options"):
                 if kernel.get(key, 0) is None:
                     del kernel[key]
         workloads = _named(data["workloads"])

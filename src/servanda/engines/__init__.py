@@ -79,6 +79,8 @@ def open_engine(kernel: Kernel) -> Engine:
         )
     if kernel.kv_cache is not None:
         _refuse_kv_cache(name, kernel.kv_cache, getattr(make, "kv_caches", ()))
+    for option in kernel.options or {}:
+        _refuse_option(name, option, getattr(make, "options", ()))
     for fault, value in (kernel.fault or {}).items():
         faults = REQUEST_FAULTS if fault in REQUEST_FAULTS else FAULTS
         if fault not in faults:
@@ -98,4 +100,18 @@ def _refuse_kv_cache(name: str, kind: str, known: Sequence[str]) -> None:
         raise MeasurementError(
             f"engine {name!r} has no KV cache of type {kind!r}",
             hint=did_you_mean(kind, known),
+        )
+
+
+def _refuse_option(name: str, option: str, known: Sequence[str]) -> None:
+    """Let an argument pass that an engine takes over as it is."""
+    if not known:
+        raise MeasurementError(
+            f"engine {name!r} takes no options: {option}",
+            hint="remove kernels.*.options; it is for vllm",
+        )
+    if option not in known:
+        raise MeasurementError(
+            f"engine {name!r} takes no option {option!r}",
+            hint=did_you_mean(option, known),
         )

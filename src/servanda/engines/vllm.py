@@ -45,7 +45,7 @@ class VllmEngine(checkpoint.Tokenized):
     and others join as they end.
     """
 
-    kv_caches = vllm_launch.KV_CACHES
+    kv_caches, options = vllm_launch.KV_CACHES, vllm_launch.OPTIONS
 
     def __init__(self, kernel: Kernel) -> None:
         vllm_launch.refuse_options(kernel)

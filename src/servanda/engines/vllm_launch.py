@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -23,6 +24,16 @@ from servanda.errors import MeasurementError
 
 DTYPES = ("float32", "bfloat16", "float16")
 KV_CACHES = ("float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM refuses some by device
+
+# arguments of vLLM that a kernel may give as they are: none of them runs code of a checkpoint, nor
+# changes what is recorded.  vLLM has no logits processors, and so no taps, beside speculation.
+OPTIONS = (
+    *("async_scheduling", "attention_backend", "block_size", "cpu_offload_gb"),
+    *("disable_cascade_attn", "enable_chunked_prefill", "enable_expert_parallel"),
+    *("enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "linear_backend"),
+    *("long_prefill_token_threshold", "max_num_batched_tokens", "moe_backend"),
+    *("optimization_level", "pipeline_parallel_size", "tensor_parallel_size"),
+)
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -112,6 +123,7 @@ def start(
             # on a CPU vLLM dies where a seeded request is prefilled in pieces (0.32: "CPU
             # Generator does not use offset"), so that all of a batch has to fit at once
             options["max_num_batched_tokens"] = kernel.batch_size * context
+    chosen = {"enforce_eager": True, "enable_prefix_caching": False, "async_scheduling": False}
     try:
         return vllm.LLM(
             str(place),
@@ -120,14 +132,11 @@ def start(
             max_num_seqs=kernel.batch_size,
             max_logprobs=-1,
             logprobs_mode="processed_logprobs",
-            enforce_eager=True,
-            enable_prefix_caching=False,
             kv_cache_dtype=kernel.kv_cache or "auto",
             generation_config="vllm",  # no sampling defaults of the folder
             skip_tokenizer_init=True,
             distributed_executor_backend="uni",
-            async_scheduling=False,
-            **options,
+            **chosen | options | (kernel.options or {}),
         )
     except Exception as error:  # it raises anything, bare Exception included
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -159,8 +168,9 @@ def fingerprint(
         "attention": ", ".join(sorted(backends)),  # kernel.attention is not vLLM's to follow
         "quantization": config.model_config.quantization or "none",
         "kv_cache": str(config.cache_config.cache_dtype),
-        "enforce_eager": "true",
-        "prefix_caching": "false",
+        "enforce_eager": str(config.model_config.enforce_eager).lower(),
+        "prefix_caching": str(config.cache_config.enable_prefix_caching).lower(),
+        **{f"option.{name}": json.dumps(value) for name, value in (kernel.options or {}).items()},
         "max_num_seqs": str(config.scheduler_config.max_num_seqs),
         "max_num_batched_tokens": str(config.scheduler_config.max_num_batched_tokens),
         "model_runner": "2" if config.use_v2_model_runner else "1",

@@ -166,6 +166,7 @@ MOVES = [
     Move("Kernel", "batch_size", f"{INFER}/batch_size", 32, 16, "retargeted"),
     Move("Kernel", "prefix_cache", f"{INFER}/prefix_cache", ABSENT, 16, "retargeted"),
     Move("Kernel", "kv_cache", f"{INFER}/kv_cache", ABSENT, "q8_0", "retargeted"),
+    Move("Kernel", "options", f"{INFER}/options", ABSENT, {"block_size": 16}, "retargeted"),
     Move("Kernel", "sampling", f"{INFER}/sampling", ABSENT, SAMPLING, "added"),
     Move("Kernel", "mask", f"{INFER}/mask", "own", "replayed", "retargeted"),
     Move("Kernel", "weights_from", f"{INFER}/weights_from", ABSENT, "0a", "retargeted"),

@@ -23,7 +23,10 @@ MODEL = Path(__file__).parents[3] / "models" / "tiny-lm"
 WIDTH, PLAIN = 6, Sampling()
 ROUNDING = 1e-4  # float32, nats
 IDENTITY = {"permuted_ids", "stale_weights"}
-SAMPLERS = ["undisclosed_top_p", "undisclosed_min_p", "undisclosed_temperature", "lost_top_token"]
+SAMPLERS = (
+    *("undisclosed_top_p", "undisclosed_min_p", "undisclosed_temperature"),
+    *("lost_top_token", "biased_drafts"),
+)
 every = pytest.mark.parametrize("name", [*FAULTS])
 both_attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 

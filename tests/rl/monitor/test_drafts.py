@@ -76,7 +76,7 @@ def test_a_draft_that_is_synced_keeps_its_floor_and_one_that_is_not_breaks_it():
     stale = a_run(Monitor(contract()), 12, synced=False)
     last, _ = stale[-1]
     assert last.outcome == "violated" and last.exit_code == 1
-    assert "are the draft's weights synced too" in last.cause
+    assert "draft weights that are not synced" in last.cause
     assert BEFORE_AN_UPDATE not in last.cause
     assert FELL in last.notes and last.metrics["servanda/draft_acceptance/fell_at_least"] > 0.1
 

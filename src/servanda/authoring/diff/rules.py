@@ -58,6 +58,7 @@ _KERNEL: Fields = {
     "batch_size": other("rounding depends on what runs together"),
     "prefix_cache": other("a cached prefix is read, and not computed"),
     "kv_cache": other("keys and values are rounded otherwise"),
+    "options": other("the engine runs with other arguments"),
     "sampling": Part("train's own transform; without it, the workload's"),
     "mask": other(_OTHER_DRAWS),
     "weights_from": other("other weights"),

@@ -126,3 +126,48 @@ def lost_top_token(base: Any, value: float) -> Any:
             return super()._draw(np.where(lost_S[:, None], rest_SV, logp_SV), uniform_S)
 
     return Lossy
+
+
+_DRAFT_TEMPERATURE = 1.5  # the draft is the target's own distribution, but less certain
+
+
+@fault(
+    "biased_drafts",
+    "Tokens are drafted at temperature `value`, and accepted as if they were drafted at 1.",
+    default=0.5,
+    takes=Between(0, 2),
+    seen="deepseek-ai/DeepSpec#31: drafts are drawn from bfloat16 logits, and accepted by the "
+    "probabilities of float32 ones",
+    strengths=(0.95, 0.9, 0.8, 0.5),
+)
+def biased_drafts(base: Any, value: float) -> Any:
+    """The law of a token that rejection sampling accepts, or draws in the draft's place.
+
+    The token after a draft that is accepted as a whole is the target's own, and left out.
+    """
+
+    class Drafted(base):
+        def _draw(self, logp_SV: Floats, uniform_S: Floats) -> Ints:
+            target_SV = np.exp(logp_SV)
+            believed_SV = _tempered(logp_SV, _DRAFT_TEMPERATURE)
+            drafted_SV = _tempered(logp_SV, _DRAFT_TEMPERATURE * value)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                accepted_SV = np.where(
+                    believed_SV > 0, drafted_SV * np.minimum(1, target_SV / believed_SV), 0
+                )
+                rest_SV = np.maximum(target_SV - believed_SV, 0)
+                whole_S1 = rest_SV.sum(axis=-1, keepdims=True)
+                # two equal distributions reject nothing
+                rest_SV = np.where(whole_S1 > 0, rest_SV / whole_S1, target_SV)
+                rejected_S1 = 1 - accepted_SV.sum(axis=-1, keepdims=True)
+                law_SV = np.log(accepted_SV + np.maximum(rejected_S1, 0) * rest_SV)
+            return super()._draw(law_SV, uniform_S)
+
+    return Drafted
+
+
+def _tempered(logp_SV: Floats, temperature: float) -> Floats:
+    """Probabilities at another temperature; what cannot be drawn stays so."""
+    scaled_SV = logp_SV / temperature
+    weights_SV = np.exp(scaled_SV - scaled_SV.max(axis=-1, keepdims=True))
+    return weights_SV / weights_SV.sum(axis=-1, keepdims=True)

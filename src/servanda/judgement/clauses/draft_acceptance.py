@@ -52,13 +52,14 @@ class DraftAcceptance(Kind):
         if look.intervals:
             verdict = verdict.but(interval=interval(drafts, look.alpha, limit))
         if e_violated >= look.log_price_violated:
-            return verdict.but(outcome="violated", note=NOT_SYNCED)
+            return verdict.but(outcome="violated", note=TOO_FEW_ACCEPTED)
         if e_holds >= look.log_price_holds:
             return verdict.but(outcome="holds")
         return verdict.but(note="too near the limit for this number of drafts")
 
 
-NOT_SYNCED = (
-    "the target accepts fewer draft tokens than declared: are the draft's weights synced too, and "
-    "is it trained on the target's texts?"
+TOO_FEW_ACCEPTED = (
+    "the target accepts fewer draft tokens than declared: likely causes are draft weights that are "
+    "not synced, a draft trained on other texts, or drafts accepted without the draft's own "
+    "probabilities"
 )

@@ -155,7 +155,8 @@ class SamplerFidelity(_Fidelity):
     counts = True
     rejection: ClassVar[str] = (
         "served tokens do not follow the reported distribution: an undisclosed "
-        "temperature, top-p or mask, or logprobs of another transform"
+        "temperature, top-p or mask, logprobs of another transform, or speculation that accepts "
+        "drafts by other probabilities than it draws them by"
     )
     unseen: ClassVar[str] = (
         "{side} records neither where its tokens rank nor its best tokens, so no one can tell what "
@@ -267,7 +268,8 @@ class ServedFidelity(_Fidelity):
     counts = True
     rejection: ClassVar[str] = (
         "served tokens do not follow the distribution that their logprobs describe, as train "
-        "ranks them: an undisclosed temperature, top-p or mask, or a token that is never drawn"
+        "ranks them: an undisclosed temperature, top-p or mask, a token that is never drawn, or "
+        "speculation that accepts drafts by other probabilities than it draws them by"
     )
     unseen: ClassVar[str] = (
         "train records neither where the served tokens rank nor its best tokens: let it report "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from servanda.contract.identity import EvidenceKey
 from servanda.judgement.bitwise import objection, remarks
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, NOT_SYNCED
+from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, TOO_FEW_ACCEPTED
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
@@ -105,7 +105,7 @@ def cause_of(
     if red and not weights and not of_loss:
         causes.append(BEFORE_AN_UPDATE)
     if any(c.metric == DRAFT_ACCEPTANCE for c in violated):
-        causes.append(NOT_SYNCED)
+        causes.append(TOO_FEW_ACCEPTED)
     return "; ".join(filter(None, causes))
 
 
