@@ -10,17 +10,22 @@
 # and corpus, and few steps, three minutes on one core: such tests want trained weights, not good
 # ones.  Its held-out losses, in nats per token: arith .42, code 1.07, json .89, prose 1.57.
 #
+# models/tiny-moe is a mixture of 16 experts, four of which a token is routed to in each of three
+# layers: for the routes of experts.  It is trained with the loss that balances their loads.
+#
 #     python scripts/train_tiny_lm.py
 #     python scripts/train_tiny_lm.py --architecture qwen3 --threads 1
+#     python scripts/train_tiny_lm.py --architecture qwen3_moe --threads 1
 
 import argparse
 import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -34,6 +39,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.utils.logging import disable_progress_bar
 
@@ -86,11 +93,23 @@ class Shipped:
     heads: tuple[int, int]  # of queries; of keys and values
     mlp: int
     steps: int
+    more: dict[str, Any] = field(default_factory=dict)  # of its config alone
 
 
 SHIPPED = {
     "llama": Shipped("tiny-lm", LlamaConfig, LlamaForCausalLM, 4, (4, 2), 512, Recipe.steps),
     "qwen3": Shipped("tiny-qwen3", Qwen3Config, Qwen3ForCausalLM, 3, (4, 1), 256, steps=500),
+    "qwen3_moe": Shipped(
+        *("tiny-moe", Qwen3MoeConfig, Qwen3MoeForCausalLM, 3, (4, 1), 256),
+        steps=600,
+        more={
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "router_aux_loss_coef": 0.01,
+        },
+    ),
 }
 
 
@@ -141,6 +160,7 @@ def architecture(shipped: Shipped, eos: int) -> PreTrainedConfig:
         bos_token_id=None,
         eos_token_id=eos,
         pad_token_id=eos,
+        **shipped.more,
     )
 
 
@@ -177,14 +197,18 @@ def train(model: PreTrainedModel, data: Iterator[list], recipe: Recipe) -> None:
         fused=True,
     )
     model.train()
+    # a router alone sends most tokens to few experts
+    routed = {"output_router_logits": True} if hasattr(model.config, "num_experts") else {}
     started, running = time.monotonic(), 0.0
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)
         batch = torch.tensor(list(islice(data, recipe.rows)))
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(batch[:, :-1], use_cache=False).logits
-        loss = cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+            answer = model(batch[:, :-1], use_cache=False, **routed)
+        loss = cross_entropy(answer.logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        if routed:
+            loss = loss + model.config.router_aux_loss_coef * answer.aux_loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         optimizer.step()

@@ -250,19 +250,24 @@ class LocalEngine(ABC):
         """Logits before each given token, sequence by sequence, in one piece [R, V] or more."""
         if path == "prefill":
             return self._prefill(chunk)
-        return self._pieces(chunk, self._forced(chunk), np.zeros(len(chunk), dtype=np.int64))
+        return self._pieces(chunk, self._forced(chunk), path)
 
     def _after_prompts(self, chunk: Batch, logits_STV: Any) -> Iterator[Any]:
         """The same, of one forward over `_right_padded`: column 0 follows the shortest prompt."""
-        prompt_S = np.array([len(prompt) for prompt in chunk.prompts])
-        return self._pieces(chunk, logits_STV, prompt_S - prompt_S.min())
+        return self._pieces(chunk, logits_STV, "prefill")
 
-    def _pieces(self, chunk: Batch, logits_STV: Any, first_S: Ints) -> Iterator[Any]:
-        """The same, of logits whose column first_S is before a row's first given token."""
+    def _places(self, chunk: Batch, path: Path) -> tuple[Ints, Ints]:
+        """Row and column, [N] each, of the logits before each given token."""
         length_S = np.array([len(given) for given in chunk.continuations])
         row_N = np.repeat(np.arange(len(chunk)), length_S)
         position_N = np.arange(len(row_N)) - np.repeat(length_S.cumsum() - length_S, length_S)
-        column_N = first_S[row_N] + position_N
+        prompt_S = np.array([len(prompt) for prompt in chunk.prompts])
+        first_S = prompt_S - prompt_S.min() if path == "prefill" else np.zeros_like(prompt_S)
+        return row_N, first_S[row_N] + position_N
+
+    def _pieces(self, chunk: Batch, logits_STV: Any, path: Path) -> Iterator[Any]:
+        """The same, in pieces of a limited size."""
+        row_N, column_N = self._places(chunk, path)
         rows = max(1, CHUNK_ELEMENTS // logits_STV.shape[-1])
         for start in range(0, max(1, len(row_N)), rows):  # one piece, be it empty
             piece = slice(start, start + rows)

@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from servanda.contract.identity import Description, digest_of
-from servanda.contract.model import Kernel
+from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
+from servanda.engines.transformers_routes import RouteRecorder, route_columns
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints, Sampling
-from servanda.traces.trace import Batch
+from servanda.traces.trace import Batch, Trace
 
 
 @ENGINES.register("transformers")
@@ -68,6 +69,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             config=folder.config_values(config_json),
         )
         self._finish(kernel.quantization)
+        self._recorder = RouteRecorder(self.model)
+        self._routes: list[NDArray[np.int64] | None] | None = None  # of forwards, if recorded
         self._prefixes = None
         if kernel.prefix_cache is not None:
             self._prefixes = PrefixCache(kernel.prefix_cache)
@@ -151,12 +154,16 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         """Logits of the columns asked for; `mask_ST` also covers what the cache holds."""
         with torch.inference_mode():
             position_ST = self._positions(mask_ST)[:, -ids_ST.shape[1] :]
-            return self.model(
+            logits_SCV = self.model(
                 input_ids=ids_ST,
                 attention_mask=self._attended(mask_ST, ids_ST.shape[1]),
                 position_ids=position_ST,
                 **options,
             ).logits
+            route_SCLK = self._recorder.taken(len(ids_ST), logits_SCV.shape[1])
+            if self._routes is not None:
+                self._routes.append(route_SCLK)
+            return logits_SCV
 
     def _prefix_key(self, salt: str, text: Sequence[int]) -> Hashable:
         """What the last block of a text is cached under."""
@@ -169,10 +176,34 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     def _steps(self, chunk: Batch, sampling: Sampling, seed: int, **options: Any) -> Iterator[Step]:
         cached = self._prefixes is not None and bool(chunk.salts)
+        self._routes = []
         for step in super()._steps(chunk, sampling, seed, **options):
-            if cached:
-                step = replace(step, columns={**step.columns, "cached": self._cached_S})
-            yield step
+            more = {"cached": self._cached_S} if cached else {}
+            route_SCLK = self._recorded_routes()
+            if route_SCLK is not None and step.columns:
+                more |= route_columns(route_SCLK[:, -1])
+            yield replace(step, columns={**step.columns, **more}) if more else step
+            self._routes = []  # whatever ran meanwhile
+
+    def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
+        self._routes = []
+        trace = super()._score(chunk, sampling, path)
+        route_SCLK = self._recorded_routes()
+        if route_SCLK is None:
+            return trace
+        route_NLK = route_SCLK[self._places(chunk, path)]
+        return replace(trace, columns={**trace.columns, **route_columns(route_NLK)})
+
+    def _recorded_routes(self) -> NDArray[np.int64] | None:
+        """The routes of the last forwards, one after another, [S, C, L, K]; they are forgotten.
+
+        With a prefix cache, sequences run one by one, and a cached token is routed by no forward.
+        """
+        routes, self._routes = self._routes or [], None
+        known = [route_SCLK for route_SCLK in routes if route_SCLK is not None]
+        if not known or len(known) < len(routes) or self._prefixes is not None:
+            return None
+        return np.concatenate(known, axis=1)
 
     def _decode(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
         self._refuse_own_state()

@@ -23,6 +23,7 @@ from servanda.judgement.schedule import Schedule
 from servanda.judgement.slices.columns import CLASS_FIELDS, columns
 from servanda.judgement.slices.rules import FIELDS
 from servanda.judgement.verdict import Caught
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.traces.trace import Trace, TracePair
 
 _FIELDS = frozenset(FIELDS) - CLASS_FIELDS - {"outcome.token_id"}  # signatures have no ids
@@ -119,7 +120,10 @@ def _on_workload(
 
 
 def _computable(cell: Cell) -> bool:
-    """Whether a cell can be computed from a signature, which lacks labels and peers."""
+    """Whether a cell can be computed from a signature: of a dense model, without labels and peers."""
+    metric = DIVERGENCES.get(cell.clause.metric)
+    if metric is not None and metric.sampled_form == "routes":
+        return False
     return cell.kind.source == "workload" and not cell.kind.peers and cell.cut.fields <= _FIELDS
 
 

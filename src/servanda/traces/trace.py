@@ -16,6 +16,13 @@ from servanda.errors import EvidenceError
 
 Array = NDArray[Any]
 
+_ROUTE = "route."
+
+
+def route_column(layer: int, k: int) -> str:
+    """The column of the k-th expert of a layer."""
+    return f"{_ROUTE}{layer}.{k}"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -110,6 +117,40 @@ class Trace:
         ids_NK = np.stack([self.columns[f"id.{i}"] for i in range(k)], axis=-1)
         logp_NK = np.stack([self.columns[f"logp.{i}"] for i in range(k)], axis=-1)
         return np.where(np.isnan(ids_NK), -1, ids_NK).astype(np.int64), logp_NK
+
+    def recorded(self, name: str, side: str) -> Array:
+        """A column, [N], or the routes, [N, L, K].
+
+        Args:
+            side: whose trace it is, for the message.
+
+        Raises:
+            EvidenceError: it was not recorded.
+        """
+        found = self.routes if name == "routes" else self.columns.get(name)
+        if found is None:
+            experts = "of experts; it needs a mixture of experts in an engine that records its routes"
+            raise EvidenceError(
+                f"{side} recorded no {name}" + (f" {experts}" if name == "routes" else ""),
+                hint="remove the clauses that need them, or let engine transformers run the model",
+            )
+        return found
+
+    @property
+    def routes(self) -> Array | None:
+        """The experts that each token was routed to, [N, L, K]; None if not recorded.
+
+        L layers with a router, K experts, in columns "route.0.0", "route.0.1", ...  They are those
+        of the position whose logits predict the token, sorted in each layer.
+        """
+        shape = [name.split(".")[1:] for name in self.columns if name.startswith(_ROUTE)]
+        if not shape:
+            return None
+        layers, experts = (1 + max(int(part) for part in parts) for parts in zip(*shape, strict=True))
+        columns = [
+            [self.columns[route_column(layer, k)] for k in range(experts)] for layer in range(layers)
+        ]
+        return np.moveaxis(np.array(columns), -1, 0)
 
     @classmethod
     def of(

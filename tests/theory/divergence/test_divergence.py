@@ -162,6 +162,9 @@ def test_identical_kernels_do_not_diverge(name):
         assert (sampled(name, {"logp_train": logits[0], "logp_infer": logits[0]}) == 0).all()
     if "top1" in DIVERGENCES[name].forms:
         assert (sampled(name, {"top1_train": logits[0], "top1_infer": logits[0]}) == 0).all()
+    if "routes" in DIVERGENCES[name].forms:
+        same = {side: logits[:, :6].reshape(5, 3, 2) for side in ("routes_train", "routes_infer")}
+        assert (sampled(name, same) == 0).all()
 
 
 @pytest.mark.parametrize("name", [*oracles.EXACT])

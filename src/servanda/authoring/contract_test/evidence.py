@@ -230,12 +230,13 @@ def _lacks(cell: Cell, run: Recording) -> str:
         return ""
     missing = [name for name in kind.peers if name not in first.peers]
     divergence = DIVERGENCES.get(metric)
-    if divergence is not None and divergence.sampled_form == "top1":
-        missing += [
-            f"top1 of {side}"
-            for side in ("train", "infer")
-            if "top1" not in getattr(first.pair, side).columns
-        ]
+    form = divergence.sampled_form if divergence is not None else None
+    for side in ("train", "infer"):
+        trace = getattr(first.pair, side)
+        if form == "top1" and "top1" not in trace.columns:
+            missing.append(f"top1 of {side}")
+        if form == "routes" and trace.routes is None:
+            missing.append(f"routes of {side}")
     return f"the run did not record {', '.join(missing)}" if missing else ""
 
 

@@ -18,7 +18,7 @@ from servanda.contract.clause import Claim, Clause, Place, Section
 from servanda.errors import Where
 from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
-from servanda.theory.divergence.base import sampled
+from servanda.theory.divergence.base import DIVERGENCES, sampled
 from servanda.traces.trace import TracePair
 
 if TYPE_CHECKING:
@@ -129,9 +129,10 @@ class View:
         """The metric at each token, [N]; NaN for unusable tokens."""
         key = ("metric", metric)
         if key not in self._cache:
-            train, infer, usable_N = self.pair.train.columns, self.pair.infer.columns, self.usable_N
-            columns = {f"{c}_train": train[c][usable_N] for c in ("logp", "top1") if c in train}
-            columns |= {f"{c}_infer": infer[c][usable_N] for c in ("logp", "top1") if c in infer}
+            form, usable_N = DIVERGENCES[metric].sampled_form, self.usable_N
+            name = "logp" if form == "logprob" else str(form)
+            sides = {"train": self.pair.train, "infer": self.pair.infer}
+            columns = {f"{name}_{k}": t.recorded(name, k)[usable_N] for k, t in sides.items()}
             values_N = np.full(len(usable_N), np.nan)
             values_N[usable_N] = sampled(metric, columns)
             self._cache[key] = values_N

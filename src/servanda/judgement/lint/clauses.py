@@ -155,7 +155,7 @@ def _divergence(path: Path, section: Section, clause: Clause) -> Iterator[Findin
     if section == "numerical" and "logits" not in metric.forms:
         message = f"{metric.name} has no form on full logits, which numerical judges"
         yield Finding((*path, "metric"), message, "move the clause to statistical")
-    elif section == "statistical" and not {"logprob", "top1"} & set(metric.forms):
+    elif section == "statistical" and metric.sampled_form is None:
         message = f"{metric.name} needs full logits; a sampled token has none"
         hint = "move the clause to numerical: golden texts are scored with full logits"
         yield Finding((*path, "metric"), message, hint)

@@ -17,6 +17,11 @@ from servanda.theory.divergence.base import DIVERGENCES, Divergence
 _METRICS = {
     "tv": "the share of the probability that the two kernels place on different next tokens "
     "(total variation: 0 is identical, 1 is nothing in common)",
+    "router_flip": "the share of a mixture's layers in which the two kernels route a token to "
+    "different sets of experts",
+    "router_distance": "the share of a token's experts that only one of the two kernels picks, as "
+    "a mean over layers",
+    "router_touched": "whether any layer routes a token to different sets of experts (1) or not (0)",
     "top1_flip": "whether the top-1 next tokens of the two kernels differ (1) or not (0)",
     "abs_log_ratio_nats": "the distance between the two kernels' logprobs of the sampled "
     "token, up or down (0.1 is about 10 %)",
@@ -62,6 +67,7 @@ _FORMS = {
     "logits": "exactly, from full logits of golden texts (numerical)",
     "logprob": "from the two logprobs of each sampled token (statistical)",
     "top1": "from the top-1 tokens of both kernels (statistical)",
+    "routes": "from the experts that both kernels routed a token to (statistical)",
 }
 _WHEN = {
     "request": "before the request, so traffic can be routed by it",
@@ -114,7 +120,7 @@ def explain_metric(name: str) -> str | None:
 
 
 def _promise(metric: Divergence) -> str:
-    if not {"logprob", "top1"} & set(metric.forms):
+    if metric.sampled_form is None:
         return f"numerical: {{id: x, metric: {metric.name}, aggregate: max, at_most: 0.5}}"
     if metric.bounded:
         return f"statistical: {{id: x, metric: {metric.name}, aggregate: mean, at_most: 0.02}}"

@@ -12,6 +12,7 @@ from servanda.theory.divergence import (  # noqa: F401
     linf,
     log_ratio,
     osc,
+    routes,
     topk,
     tv,
 )

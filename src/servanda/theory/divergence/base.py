@@ -20,8 +20,9 @@ from servanda.theory.divergence.pairs import Floats, Pairs
 from servanda.theory.divergence.row_sums import RowSums, row_sums
 from servanda.theory.sampling import entropy_nats, log_softmax
 
-Form = Literal["logprob", "top1", "logits", "topk"]
+Form = Literal["logprob", "top1", "routes", "logits", "topk"]
 Span = tuple[float, float]
+SAMPLED: tuple[Form, ...] = ("logprob", "top1", "routes")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Divergence:
         unit: "nat", or "" for a pure number.
         outcome: whether it is defined on slices of outcomes.
         forms: "logprob" uses the sampled token's two logprobs, "top1" the two top-1 tokens,
-            "logits" whole rows (exact), "topk" the top-k tokens (an interval that contains the
+            "routes" the experts of both sides, "logits" whole rows (exact), "topk" the top-k tokens (an interval that contains the
             exact value).
         spans: smallest and largest value of each form.
         sources: source of each form.
@@ -48,7 +49,7 @@ class Divergence:
     @property
     def sampled_form(self) -> Form | None:
         """The form on sampled tokens; None if full rows are needed."""
-        return next((form for form in ("logprob", "top1") if form in self.forms), None)
+        return next((form for form in SAMPLED if form in self.forms), None)
 
     def span_of(self, form: Form) -> Span:
         """Smallest and largest value of a form."""
@@ -281,10 +282,13 @@ def sampled(name: str, columns: Mapping[str, Floats]) -> Floats:
     """The value of a metric at each sampled token, [N].
 
     Args:
-        columns: "logp_train", "logp_infer", and for flips "top1_train", "top1_infer".
+        columns: "logp_train", "logp_infer", for flips "top1_train", "top1_infer", and for routes
+            "routes_train", "routes_infer", [N, L, K].
     """
-    forms = DIVERGENCES[name].forms
-    if "logprob" in forms:
+    metric = DIVERGENCES[name]
+    form = metric.sampled_form
+    if form == "logprob":
         with np.errstate(over="ignore"):  # a weight beyond the range of floats is infinite
-            return forms["logprob"](columns["logp_train"], columns["logp_infer"])
-    return forms["top1"](columns["top1_train"], columns["top1_infer"])
+            return metric.forms[form](columns["logp_train"], columns["logp_infer"])
+    assert form is not None
+    return metric.forms[form](columns[f"{form}_train"], columns[f"{form}_infer"])
