@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 import transformers
 
 from servanda.contract.model import Kernel
@@ -33,7 +32,7 @@ SMALL = {
     "bos_token_id": None,
     "pad_token_id": 0,
 }
-# architecture -> what its config has beside, its experts by its own names among them
+# architecture -> what its config has beside
 MIXTURES = {
     "qwen3_moe": {"num_experts": EXPERTS, "head_dim": 32},
     "qwen2_moe": {"num_experts": EXPERTS, "shared_expert_intermediate_size": 32},
@@ -81,7 +80,10 @@ def test_they_are_those_of_the_position_that_predicts_the_token(tmp_path, kind):
         ]
     )
     assert drawn.routes.shape == (len(drawn.token_N), LAYERS, PICKED)
-    for trace in (drawn, *(engine.score(given, Sampling(), path) for path in ("decode", "prefill"))):
+    for trace in (
+        drawn,
+        *(engine.score(given, Sampling(), path) for path in ("decode", "prefill")),
+    ):
         assert np.array_equal(trace.routes, expected)
 
 

@@ -120,7 +120,7 @@ def _on_workload(
 
 
 def _computable(cell: Cell) -> bool:
-    """Whether a cell can be computed from a signature: of a dense model, without labels and peers."""
+    """Whether a cell can be computed from a signature, which lacks labels, peers and experts."""
     metric = DIVERGENCES.get(cell.clause.metric)
     if metric is not None and metric.sampled_form == "routes":
         return False

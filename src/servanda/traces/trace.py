@@ -129,7 +129,9 @@ class Trace:
         """
         found = self.routes if name == "routes" else self.columns.get(name)
         if found is None:
-            experts = "of experts; it needs a mixture of experts in an engine that records its routes"
+            experts = (
+                "of experts; it needs a mixture of experts in an engine that records its routes"
+            )
             raise EvidenceError(
                 f"{side} recorded no {name}" + (f" {experts}" if name == "routes" else ""),
                 hint="remove the clauses that need them, or let engine transformers run the model",
@@ -146,9 +148,12 @@ class Trace:
         shape = [name.split(".")[1:] for name in self.columns if name.startswith(_ROUTE)]
         if not shape:
             return None
-        layers, experts = (1 + max(int(part) for part in parts) for parts in zip(*shape, strict=True))
+        layers, experts = (
+            1 + max(int(part) for part in parts) for parts in zip(*shape, strict=True)
+        )
         columns = [
-            [self.columns[route_column(layer, k)] for k in range(experts)] for layer in range(layers)
+            [self.columns[route_column(layer, k)] for k in range(experts)]
+            for layer in range(layers)
         ]
         return np.moveaxis(np.array(columns), -1, 0)
 

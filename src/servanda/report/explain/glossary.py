@@ -19,9 +19,10 @@ _METRICS = {
     "(total variation: 0 is identical, 1 is nothing in common)",
     "router_flip": "the share of a mixture's layers in which the two kernels route a token to "
     "different sets of experts",
-    "router_distance": "the share of a token's experts that only one of the two kernels picks, as "
-    "a mean over layers",
-    "router_touched": "whether any layer routes a token to different sets of experts (1) or not (0)",
+    "router_distance": "the share of a token's experts that infer picks and train does not, as a "
+    "mean over the layers of a mixture",
+    "router_touched": "whether any layer of a mixture routes a token to different sets of experts "
+    "(1) or not (0)",
     "top1_flip": "whether the top-1 next tokens of the two kernels differ (1) or not (0)",
     "abs_log_ratio_nats": "the distance between the two kernels' logprobs of the sampled "
     "token, up or down (0.1 is about 10 %)",

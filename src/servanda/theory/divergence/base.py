@@ -33,8 +33,8 @@ class Divergence:
         unit: "nat", or "" for a pure number.
         outcome: whether it is defined on slices of outcomes.
         forms: "logprob" uses the sampled token's two logprobs, "top1" the two top-1 tokens,
-            "routes" the experts of both sides, "logits" whole rows (exact), "topk" the top-k tokens (an interval that contains the
-            exact value).
+            "routes" the experts of both sides, "logits" whole rows (exact), "topk" the top-k
+            tokens (an interval that contains the exact value).
         spans: smallest and largest value of each form.
         sources: source of each form.
     """

@@ -44,7 +44,9 @@ def shared_experts(train_NLK: Routes, infer_NLK: Routes) -> Floats:
         ValueError: the routes are of another number of layers or experts.
     """
     if train_NLK.shape != infer_NLK.shape:
-        raise ValueError(f"routes of {train_NLK.shape} and of {infer_NLK.shape} are not of one model")
+        raise ValueError(
+            f"routes of {train_NLK.shape} and of {infer_NLK.shape} are not of one model"
+        )
     return (infer_NLK[..., :, None] == train_NLK[..., None, :]).any(axis=-1).mean(axis=-1)
 
 
