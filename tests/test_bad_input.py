@@ -70,6 +70,14 @@ def test_a_missing_contract(tmp_path):
     assert code == 2 and "cannot be read: No such file or directory" in err
 
 
+def test_routes_that_no_kernel_records(tmp_path):
+    more = "  - {id: routes, metric: router_flip, aggregate: mean, at_most: 0.02}\n"
+    path, _ = kit.write(tmp_path, more=more)
+    code, _, err = check(path)
+    assert code == 4 and "train recorded no routes of experts" in err
+    assert "let engine transformers run the model" in err
+
+
 def test_a_contract_that_is_not_text(tmp_path):
     path = tmp_path / "x.kernelcontract.yaml"
     path.write_bytes(b"\xff\xfe\x00")
