@@ -184,6 +184,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
                 more |= route_columns(route_SCLK[:, -1])
             yield replace(step, columns={**step.columns, **more}) if more else step
             self._routes = []  # whatever ran meanwhile
+        self._routes = None
 
     def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
         self._routes = []
