@@ -438,7 +438,7 @@ def sync():
     "verl-project/verl#7136",
     "verl-project/verl#7978",
     what="a resync of FP8 or of a bfloat16 mixture ends with an error under the backend that vLLM "
-    "picks, hours into the run; `servanda bisect --settings` names the backend",
+    "picks; of a script that syncs once, `servanda bisect --settings` names the backend",
     command="servanda preflight FILE.py:NAME",
     state="caught",
     exit=4,

@@ -77,10 +77,20 @@ def open_engine(kernel: Kernel) -> Engine:
             f"{kernel.prefix_cache}",
             hint="remove the key prefix_cache, or use engine: transformers",
         )
-    if kernel.kv_cache is not None:
-        _refuse_kv_cache(name, kernel.kv_cache, getattr(make, "kv_caches", ()))
+    if (kind := kernel.kv_cache) is not None:
+        nothing = MeasurementError(
+            f"engine {name!r} has no choice of its KV cache: kv_cache={kind}",
+            hint="remove the key kv_cache; it is for llamacpp and vllm",
+        )
+        other = f"engine {name!r} has no KV cache of type {kind!r}"
+        _refuse_unknown(kind, getattr(make, "kv_caches", ()), nothing, other)
     for option in kernel.options or {}:
-        _refuse_option(name, option, getattr(make, "options", ()))
+        nothing = MeasurementError(
+            f"engine {name!r} takes no options: {option}",
+            hint="remove kernels.*.options; it is for vllm",
+        )
+        other = f"engine {name!r} takes no option {option!r}"
+        _refuse_unknown(option, getattr(make, "options", ()), nothing, other)
     for fault, value in (kernel.fault or {}).items():
         faults = REQUEST_FAULTS if fault in REQUEST_FAULTS else FAULTS
         if fault not in faults:
@@ -89,29 +99,16 @@ def open_engine(kernel: Kernel) -> Engine:
     return make(kernel)
 
 
-def _refuse_kv_cache(name: str, kind: str, known: Sequence[str]) -> None:
-    """Let a type of the KV cache pass that an engine has."""
-    if not known:
-        raise MeasurementError(
-            f"engine {name!r} has no choice of its KV cache: kv_cache={kind}",
-            hint="remove the key kv_cache; it is for llamacpp and vllm",
-        )
-    if kind not in known:
-        raise MeasurementError(
-            f"engine {name!r} has no KV cache of type {kind!r}",
-            hint=did_you_mean(kind, known),
-        )
+def _refuse_unknown(
+    value: str, known: Sequence[str], nothing: MeasurementError, other: str
+) -> None:
+    """Let a value pass that an engine has.
 
-
-def _refuse_option(name: str, option: str, known: Sequence[str]) -> None:
-    """Let an argument pass that an engine takes over as it is."""
+    Args:
+        nothing: the error of an engine that has no values at all; other: the message of one that
+            has others.
+    """
     if not known:
-        raise MeasurementError(
-            f"engine {name!r} takes no options: {option}",
-            hint="remove kernels.*.options; it is for vllm",
-        )
-    if option not in known:
-        raise MeasurementError(
-            f"engine {name!r} takes no option {option!r}",
-            hint=did_you_mean(option, known),
-        )
+        raise nothing
+    if value not in known:
+        raise MeasurementError(other, hint=did_you_mean(value, known))

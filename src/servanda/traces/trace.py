@@ -118,25 +118,24 @@ class Trace:
         logp_NK = np.stack([self.columns[f"logp.{i}"] for i in range(k)], axis=-1)
         return np.where(np.isnan(ids_NK), -1, ids_NK).astype(np.int64), logp_NK
 
-    def recorded(self, name: str, side: str) -> Array:
-        """A column, [N], or the routes, [N, L, K].
+    def values(self, name: str) -> Array | None:
+        """A column, [N], or the "routes", [N, L, K]; None if not recorded."""
+        return self.routes if name == "routes" else self.columns.get(name)
 
-        Args:
-            side: whose trace it is, for the message.
+    def recorded(self, name: str, side: str) -> Array:
+        """The same, of the trace of a side.
 
         Raises:
             EvidenceError: it was not recorded.
         """
-        found = self.routes if name == "routes" else self.columns.get(name)
-        if found is None:
-            experts = (
-                "of experts; it needs a mixture of experts in an engine that records its routes"
-            )
-            raise EvidenceError(
-                f"{side} recorded no {name}" + (f" {experts}" if name == "routes" else ""),
-                hint="remove the clauses that need them, or let engine transformers run the model",
-            )
-        return found
+        if (found := self.values(name)) is not None:
+            return found
+        what = "routes of experts" if name == "routes" else name
+        raise EvidenceError(
+            f"{side} recorded no {what}",
+            hint="remove the clauses that need them, or let engine transformers run the model, "
+            "which has routes only as a mixture of experts",
+        )
 
     @property
     def routes(self) -> Array | None:

@@ -231,12 +231,9 @@ def _lacks(cell: Cell, run: Recording) -> str:
     missing = [name for name in kind.peers if name not in first.peers]
     divergence = DIVERGENCES.get(metric)
     form = divergence.sampled_form if divergence is not None else None
-    for side in ("train", "infer"):
-        trace = getattr(first.pair, side)
-        if form == "top1" and "top1" not in trace.columns:
-            missing.append(f"top1 of {side}")
-        if form == "routes" and trace.routes is None:
-            missing.append(f"routes of {side}")
+    if form in ("top1", "routes"):
+        sides = {"train": first.pair.train, "infer": first.pair.infer}
+        missing += [f"{form} of {side}" for side, t in sides.items() if t.values(form) is None]
     return f"the run did not record {', '.join(missing)}" if missing else ""
 
 

@@ -20,25 +20,23 @@ _SOURCE = "definition; R3, arXiv 2510.11370"
 @divergence("router_flip", needs="routes", unit="", span=_SPAN, source=_SOURCE)
 def router_flip(train_NLK: Routes, infer_NLK: Routes) -> Floats:
     """The share of the layers whose two sets of experts differ, [N]; NaN if one is not recorded."""
-    return (shared_experts(train_NLK, infer_NLK) < 1).mean(axis=-1) + _unknown(train_NLK, infer_NLK)
+    return np.ceil(_unshared(train_NLK, infer_NLK)).mean(axis=-1)
 
 
 @divergence("router_distance", needs="routes", unit="", span=_SPAN, source=_SOURCE)
 def router_distance(train_NLK: Routes, infer_NLK: Routes) -> Floats:
     """The share of a token's experts that train did not pick, mean over layers, [N]."""
-    shared_NL = shared_experts(train_NLK, infer_NLK)
-    return (1 - shared_NL).mean(axis=-1) + _unknown(train_NLK, infer_NLK)
+    return _unshared(train_NLK, infer_NLK).mean(axis=-1)
 
 
 @divergence("router_touched", needs="routes", unit="", span=_SPAN, source=_SOURCE)
 def router_touched(train_NLK: Routes, infer_NLK: Routes) -> Floats:
     """1 if the sets of any layer differ, else 0, [N]; NaN if a route is not recorded."""
-    differs_N = (shared_experts(train_NLK, infer_NLK) < 1).any(axis=-1).astype(np.float64)
-    return differs_N + _unknown(train_NLK, infer_NLK)
+    return np.ceil(_unshared(train_NLK, infer_NLK)).max(axis=-1)
 
 
-def shared_experts(train_NLK: Routes, infer_NLK: Routes) -> Floats:
-    """The share of infer's experts that train picked too, [N, L].
+def _unshared(train_NLK: Routes, infer_NLK: Routes) -> Floats:
+    """The share of infer's experts that train did not pick, [N, L]; NaN if one is not recorded.
 
     Raises:
         ValueError: the routes are of another number of layers or experts.
@@ -47,10 +45,6 @@ def shared_experts(train_NLK: Routes, infer_NLK: Routes) -> Floats:
         raise ValueError(
             f"routes of {train_NLK.shape} and of {infer_NLK.shape} are not of one model"
         )
-    return (infer_NLK[..., :, None] == train_NLK[..., None, :]).any(axis=-1).mean(axis=-1)
-
-
-def _unknown(train_NLK: Routes, infer_NLK: Routes) -> Floats:
-    """NaN where a route is not recorded, else 0; [N]."""
-    unknown_N = (np.isnan(train_NLK) | np.isnan(infer_NLK)).any(axis=(-1, -2))
-    return np.where(unknown_N, np.nan, 0.0)
+    shared_NL = (infer_NLK[..., :, None] == train_NLK[..., None, :]).any(axis=-1).mean(axis=-1)
+    unknown_NL = np.isnan(train_NLK + infer_NLK).any(axis=-1)
+    return np.where(unknown_NL, np.nan, 1 - shared_NL)
