@@ -273,26 +273,6 @@ def weights_of_sequences(folder, broken):
     return observed(found)
 
 
-MOE = "Routing of experts"
-known(
-    MOE,
-    "NVIDIA/Megatron-LM#4256",
-    what="some 10 % of the routers disagree, which touches 94 % of the tokens; Pearson's r is .6",
-    command="servanda check DIR",
-    state="in part",
-    missing="the gap is seen; routed experts of both sides as evidence",
-)
-known(
-    MOE,
-    "NovaSky-AI/SkyRL#1908",
-    "verl-project/verl#7106",
-    "verl-project/verl#7786",
-    "verl-project/verl#7805",
-    what="rows of routed experts are misaligned; their replay is dropped, or global",
-    command="servanda check DIR",
-    state="in part",
-    missing="the gap is seen; routed experts of both sides as evidence",
-)
 known(
     "Vendors",
     "MoonshotAI/K2-Vendor-Verifier#19",

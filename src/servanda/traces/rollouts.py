@@ -19,6 +19,9 @@ Array = NDArray[Any]
 REMOVED = "removed"  # of per_token: 1 for a sampled token that a filter removed
 # of per_token, and of the columns of a trace: what the loss applied to a token
 LOSS_WEIGHT, LOSS_MASK = "loss_weight", "loss_mask"
+# of per_token: the experts of a mixture that the sampler recorded, [N, L, K], whole numbers, of the
+# forward that predicted the token
+ROUTE, UNROUTED = "route", -1
 
 
 class Turns(NamedTuple):
@@ -53,7 +56,7 @@ class Rollouts:
         labels: name -> text of each sequence, [S]: "env", "replica".
         per_sequence: name -> number of each sequence, [S]: "reward".
         per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats",
-            "removed", "loss_weight", "loss_mask", "weight_version".
+            "removed", "loss_weight", "loss_mask", "weight_version"; "route", [N, layers, experts].
     """
 
     step: int

@@ -13,7 +13,7 @@ import numpy as np
 
 from servanda.rl.dumps.slicing import FILLED
 from servanda.traces.pair import pair_of
-from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, REMOVED, Array, Rollouts
+from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, REMOVED, UNROUTED, Array, Rollouts
 from servanda.traces.trace import TracePair
 
 BLOCK_TOKENS = 262_144  # prompts included
@@ -68,7 +68,10 @@ def taken(chunk: Rollouts, first: int, end: int) -> Rollouts:
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """Parts of one step as one; a column that a part lacks is NaN there, or "" for a label."""
+    """Parts of one step as one.
+
+    A column that a part lacks is NaN there, "" for a label, and UNROUTED for a route.
+    """
     if len(parts) == 1:
         return parts[0]
 
@@ -76,7 +79,7 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
         return np.concatenate([getattr(p, name) for p in parts])
 
     labels, per_sequence, per_token = (
-        dict.fromkeys(name for p in parts for name in getattr(p, of))
+        {name: column for p in parts for name, column in getattr(p, of).items()}
         for of in ("labels", "per_sequence", "per_token")
     )
     return Rollouts(
@@ -90,18 +93,23 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
         tuple(source for p in parts for source in p.source_S),
         {n: tuple(v for p in parts for v in p.labels.get(n, ("",) * len(p))) for n in labels},
         {
-            n: np.concatenate([_known(p.per_sequence, n, len(p)) for p in parts])
-            for n in per_sequence
+            n: np.concatenate([_known(p.per_sequence, n, len(p), like) for p in parts])
+            for n, like in per_sequence.items()
         },
         {
-            n: np.concatenate([_known(p.per_token, n, len(p.token_N)) for p in parts])
-            for n in per_token
+            n: np.concatenate([_known(p.per_token, n, len(p.token_N), like) for p in parts])
+            for n, like in per_token.items()
         },
     )
 
 
-def _known(columns: Mapping[str, Array], name: str, size: int) -> Array:
-    return columns[name] if name in columns else np.full(size, np.nan)
+def _known(columns: Mapping[str, Array], name: str, size: int, like: Array) -> Array:
+    """A column, or its missing values, of which each is shaped as in `like`."""
+    if name in columns:
+        return columns[name]
+    if like.ndim > 1:
+        return np.full((size, *like.shape[1:]), UNROUTED, like.dtype)
+    return np.full(size, np.nan)
 
 
 def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
@@ -142,7 +150,7 @@ class ContentDigest:
             "train": block.logp_train_N.astype(np.float64),
             "infer": block.logp_infer_N.astype(np.float64),
             **{
-                f"per_token {name}": values.astype(np.float64)
+                f"per_token {name}": values.astype(np.float64 if values.ndim == 1 else np.int32)
                 for name, values in sorted(block.per_token.items())
                 if not np.isnan(values).all()
             },

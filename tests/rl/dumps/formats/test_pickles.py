@@ -273,6 +273,10 @@ def test_a_call_in_a_file_of_torch_never_runs(tmp_path):
         ({"tokens": [1 << 80] * 4}, "tokens are not a list of numbers"),
         ({"log_probs": [0.0, 0.0]}, "the trainer's logprobs are all zero"),
         ({"log_probs": [[1.0], [2.0]]}, "log_probs are not a list of numbers"),
+        ({"rollout_routed_experts": [[[0, 1]]] * 4}, "have not one row for each token but the"),
+        ({"rollout_routed_experts": [[[0.5, 1]]] * 3}, "are not whole numbers, [tokens, layers"),
+        ({"rollout_routed_experts": [[0, 1]] * 3}, "are not whole numbers, [tokens, layers"),
+        ({"rollout_routed_experts": "none"}, "are not whole numbers, [tokens, layers"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -283,6 +287,25 @@ def test_samples_that_cannot_be_trusted_are_refused(tmp_path, changes, reason):
     (refusal,) = dump.refused.values()
     assert reason in refusal.reason
     assert refusal.first == "train_data/3.pt:2"
+
+
+def test_routed_experts_are_of_the_forward_that_predicted_the_token(tmp_path):
+    torch = pytest.importorskip("torch")
+    route_TLK = torch.arange(12).reshape(3, 2, 2).to(torch.uint8)
+    slime(tmp_path, sample(rollout_routed_experts=route_TLK), sample())
+    (step,) = open_dump(tmp_path).read()
+    route_NLK = step.per_token["route"]
+    assert (route_NLK[0] == -1).all() and (route_NLK[4:] == -1).all()
+    assert (route_NLK[1:4] == route_TLK.numpy()).all()
+
+
+def test_routed_experts_of_another_model_are_refused(tmp_path):
+    routes = [[[[0, 1]]] * 3, [[[0, 1], [2, 3]]] * 3]
+    slime(tmp_path, *(sample(rollout_routed_experts=route) for route in routes))
+    dump = open_dump(tmp_path)
+    assert len(read(dump).rows) == 1
+    (refusal,) = dump.refused.values()
+    assert refusal.reason == "rollout_routed_experts are of another model than those before"
 
 
 def test_rewards_are_those_before_the_group_was_normalised(tmp_path):

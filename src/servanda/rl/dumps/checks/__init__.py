@@ -17,6 +17,7 @@ from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module regist
     loss_mask,
     precision,
     retokenisation,
+    routes,
     valid_logprobs,
     zeros,
 )
@@ -27,7 +28,7 @@ __all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "errors_of", "of_
 
 _ORDER = (  # order in reports; others follow
     *("coverage", "zeros", "line_up", "coherence", "copies", "ends", "precision", "prompts"),
-    *("retokenised", "trained", "values"),
+    *("retokenised", "routes", "trained", "values"),
 )
 
 

@@ -2,7 +2,8 @@
 #
 # slime (format 2) keeps `samples`, one dict each; miles keeps one file per rank with columns in
 # `rollout_data`, and tensor-parallel ranks write the same samples again.  Tokens are whole
-# sequences; masks, logprobs and advantages cover the response, the last tokens of it.
+# sequences; masks, logprobs and advantages cover the response, the last tokens of it.  Routed
+# experts, [T - 1, layers, experts], are those of the tokens that are fed: all but the last.
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
 from servanda.rl.dumps.storage import Place, local, seekable
-from servanda.traces.rollouts import Array
+from servanda.traces.rollouts import ROUTE, UNROUTED, Array
 
 _FILE = re.compile(r"train_data/(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _NEEDED = ("tokens", "loss_masks", "log_probs", "rollout_log_probs")
+_ROUTES = "rollout_routed_experts"
 _HEAD = 1 << 16  # bytes of a file's index that are read
 
 
@@ -42,6 +44,7 @@ class SlimeImporter:
 
     def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
         known: set[tuple[str, bytes]] = set()
+        routed: tuple[int, ...] = ()  # layers and experts, of the first sequence that has any
         loaded = [(file, _samples(_loaded(file), file)) for file in files]
         # of a step: miles counts updates since its process started, and rollout numbers continue
         newest = max((v for _, many in loaded for s in many for v in _versions(s)), default=0)
@@ -53,6 +56,11 @@ class SlimeImporter:
                 except Unusable as unusable:
                     refused.add(str(unusable), place)
                     continue
+                if (route_TLK := row.per_token.get(ROUTE)) is not None:
+                    routed = routed or route_TLK.shape[1:]
+                    if route_TLK.shape[1:] != routed:
+                        refused.add(f"{_ROUTES} are of another model than those before", place)
+                        continue
                 if len(files) > 1:  # tensor-parallel ranks have the same samples
                     data = row.token.tobytes() + row.logp_infer.tobytes()
                     key = (str(sample.get("sample_index")), hashlib.blake2b(data).digest())
@@ -139,6 +147,8 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
 
     optional = {"advantage": "advantages", "entropy_nats": "entropy"}
     per_token = {n: whole(key) for n, key in optional.items() if sample.get(key) is not None}
+    if sample.get(_ROUTES) is not None:
+        per_token[ROUTE] = _route(sample[_ROUTES], len(token))
     if versions := _versions(sample):
         per_token["staleness"] = np.full(len(token), float(newest - min(versions)))
     reward = sample.get("raw_reward")
@@ -160,11 +170,28 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
     )
 
 
-def _column(value: Any, name: str, kinds: str) -> Array:
+def _route(value: Any, tokens: int) -> Array:
+    """The experts that predicted each token, [T, layers, experts]; the first has none."""
+    route_TLK = _array(value, _ROUTES)
+    if route_TLK.ndim != 3 or route_TLK.dtype.kind not in "iu" or not route_TLK[0:1].size:
+        raise Unusable(f"{_ROUTES} are not whole numbers, [tokens, layers, experts]")
+    if len(route_TLK) != tokens - 1:
+        raise Unusable(f"{_ROUTES} have not one row for each token but the last")
+    if route_TLK.max() > np.iinfo(np.int16).max:
+        raise Unusable(f"{_ROUTES} name expert {int(route_TLK.max())}, which is no expert's number")
+    none_1LK = np.full((1, *route_TLK.shape[1:]), UNROUTED, np.int16)
+    return np.concatenate([none_1LK, route_TLK.astype(np.int16)])
+
+
+def _array(value: Any, name: str) -> Array:
     try:
-        array = plain(value)
+        return plain(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise Unusable(f"{name} are not numbers") from None
+
+
+def _column(value: Any, name: str, kinds: str) -> Array:
+    array = _array(value, name)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
         raise Unusable(f"{name} are not a list of numbers")
     return array

@@ -1,0 +1,127 @@
+# Recorded experts against their tokens: a router of which the first layer sees the fed token.
+
+from collections import Counter
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from servanda.rl.dumps.blocks import blocks, joined, taken
+from servanda.rl.dumps.checks.line_up import LAGS
+from servanda.rl.dumps.checks.routes import RoutesCheck
+from servanda.traces.rollouts import ROUTE, UNROUTED
+from tests.rl.dumps.checks.made import rollouts
+
+TOKENS, WORDS, EXPERTS, PICKED, LAYERS = 60, 12, 16, 4, 2
+
+
+def routed(lag=0, follows=0.7, **more):
+    """Row t holds the experts of token t + lag, whose favourites follow the token in a share."""
+    chunk = rollouts(tokens=TOKENS, **more)
+    rng = np.random.default_rng(3)
+    token_N = rng.integers(0, WORDS, len(chunk.token_N))
+    favourite_VE = rng.normal(size=(WORDS, EXPERTS))
+    noise_NLE = rng.normal(size=(len(token_N), LAYERS, EXPERTS))
+    score_NLE = follows * favourite_VE[token_N][:, None] + (1 - follows) * noise_NLE
+    route_NLK = np.argsort(-score_NLE)[..., :PICKED].astype(np.int32)
+    route_NLK = np.roll(route_NLK, 1 - lag, axis=0)  # of the token that is fed before
+    route_NLK[chunk.start_S] = UNROUTED
+    return with_routes(chunk, route_NLK, token_N=token_N)
+
+
+def with_routes(chunk, route_NLK, **more):
+    return replace(chunk, per_token={ROUTE: route_NLK}, **more)
+
+
+def finding(*chunks):
+    check = RoutesCheck()
+    for chunk in chunks:
+        check.add(chunk)
+    return check.finding()
+
+
+def test_routes_of_the_tokens_themselves_are_sound():
+    found = finding(routed())
+    assert found.state == "ok"
+    assert found.text.startswith("recorded experts fit their tokens (tokens that recur share ")
+
+
+@pytest.mark.parametrize("lag", [-2, -1, 1, 2])
+def test_shifted_rows_are_unsound_and_their_token_is_named(lag):
+    found = finding(routed(lag))
+    assert found.state == "unsound"
+    assert f"row t is that of token t{lag:+d}" in found.text
+
+
+def test_routes_of_other_sequences_fit_at_no_lag():
+    chunk, other = routed(), routed(follows=0.0)
+    found = finding(with_routes(chunk, other.per_token[ROUTE]))
+    assert found.state == "unsound"
+    assert "fit the tokens at no lag" in found.text
+
+
+def test_rows_that_no_router_picks_are_named_with_their_place():
+    chunk = routed()
+    route_NLK = chunk.per_token[ROUTE].copy()
+    route_NLK[-TOKENS:] = 0
+    found = finding(with_routes(chunk, route_NLK))
+    assert found.state == "unsound"
+    assert "have one expert twice, which no router picks" in found.text
+    assert found.first == chunk.source_S[-1]
+    assert found.odd[:2] == (TOKENS, 20 * TOKENS - 19)  # its first row counts as filled in, too
+
+
+def test_one_set_of_experts_for_all_tokens_was_not_recorded():
+    chunk = routed()
+    same = np.broadcast_to(np.arange(PICKED, dtype=np.int32), chunk.per_token[ROUTE].shape)
+    found = finding(with_routes(chunk, same))
+    assert (found.state, found.text.partition(":")[0]) == (
+        "unsound",
+        "all tokens have the same recorded experts",
+    )
+
+
+def test_sequences_without_routes_among_others_are_counted():
+    chunk = routed()
+    bare = replace(chunk, per_token={})
+    part = joined([taken(chunk, 0, 15), taken(bare, 15, 20)])
+    assert (part.per_token[ROUTE][-1] == UNROUTED).all()
+    for chunks in ([part], [taken(chunk, 0, 15), taken(bare, 15, 20)]):
+        found = finding(*chunks)
+        assert found.state == "warning"
+        assert found.text.startswith("5 of 20 sequences have no recorded experts")
+        assert found.first == chunk.source_S[15]
+
+
+def test_a_dump_without_routes_is_not_spoken_of_and_few_pairs_decide_nothing():
+    assert finding(rollouts()).text == ""
+    found = finding(taken(routed(), 0, 1))
+    assert found.state == "warning"
+    assert "too few to check recorded experts" in found.text
+
+
+def test_shares_are_those_of_pairs_taken_one_by_one_whatever_the_chunks():
+    chunk = routed(sequences=2)
+    route_NK, found = chunk.per_token[ROUTE][:, 0], {}
+    for lag in LAGS:
+        counts = Counter()
+        for start in chunk.start_S:
+            rows = [
+                (chunk.token_N[t - 1 + lag], {*route_NK[t].tolist()})
+                for t in range(start + 1, start + TOKENS)
+                if start <= t - 1 + lag < start + TOKENS
+            ]
+            for (token, own), (other, theirs) in permutations(rows, 2):
+                counts["all"] += 1
+                counts["chance"] += len(own & theirs) / PICKED
+                counts["pairs"] += token == other
+                counts["same"] += (token == other) * len(own & theirs) / PICKED
+        found[lag] = [counts[name] for name in ("pairs", "same", "all", "chance")]
+    whole, parts = RoutesCheck(), RoutesCheck()
+    whole.add(chunk)
+    for piece in blocks([chunk], tokens=TOKENS):
+        parts.add(piece)
+    for check in (whole, parts):
+        total = check.sums.total(np.zeros((len(LAGS), 4)))
+        np.testing.assert_allclose(total, [found[lag] for lag in LAGS], rtol=1e-12)
