@@ -1,10 +1,13 @@
 # Routes: the experts that the sampler recorded are those of these tokens, in their order.
 #
 # The first router of a mixture sees little but the token that it is fed, so that two occurrences
-# of a token in a sequence share more experts than two tokens at random.  They do so at lag 0; rows
-# that are shifted do so at another.  Pairs are taken within a sequence, so that the sums do not
-# depend on the chunks of a reader.
-# Axes: N tokens of all sequences, R of them whose route is known, L layers, K experts of a token.
+# of a token in a sequence share more experts than two tokens at random.  Row t is compared with the
+# token that was fed for it, at lag 0, and with its neighbours.  Where one token often follows
+# another, pairs that are equal at one lag are equal at the next as well, so that only those pairs
+# count that are equal at one of the two.  Pairs are taken within a sequence: the sums do not depend
+# on the chunks of a reader.
+# Axes: N tokens of all sequences, R of them whose route is known, S sequences, L layers, K experts
+# of a token.
 
 from __future__ import annotations
 
@@ -14,40 +17,39 @@ from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, c
 from servanda.rl.dumps.checks.line_up import LAGS
 from servanda.traces.rollouts import ROUTE, UNROUTED, Array, Rollouts
 
-ENOUGH = 2000  # fewest pairs of occurrences of a token at each lag for a finding
-_MARGIN = 0.05  # of the share of common experts above chance
+OTHERS = tuple(lag for lag in LAGS if lag)
+ENOUGH = 1000  # fewest ordered pairs of tokens that are equal at one lag only, for a finding
+_MARGIN = 0.05  # of the share of common experts beyond chance
 _INVALID_SHARE = 0.01
 
 
 @check("routes")
 class RoutesCheck(Sums):
-    """Sums per lag: pairs and common experts of the same token, and of any two tokens."""
+    """Sums per lag of pairs and common experts, see `_sums`; and rows that no router picks."""
 
     def __init__(self) -> None:
-        self.sums = StepSums()  # [lags, 4]
+        self.sums = StepSums()  # [lags, 3, 2]
         self.known = self.invalid = self.sequences = self.without = 0
         self.first, self.first_without = FirstPlace(), FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        route_NLK = rollouts.per_token.get(ROUTE)
-        known_N = np.zeros(len(rollouts.token_N), dtype=bool)
-        if route_NLK is not None:
+        some_S = np.zeros(len(rollouts), dtype=bool)
+        if (route_NLK := rollouts.per_token.get(ROUTE)) is not None and route_NLK.size:
             known_N = (route_NLK != UNROUTED).all(axis=(1, 2))
-            invalid_N = known_N & _repeats(route_NLK)
+            routed_SL = _routed(rollouts, route_NLK, known_N)
+            routed_NL = routed_SL[rollouts.sequence_N]
+            invalid_N = (_repeats(route_NLK) & routed_NL).any(axis=1) | ~routed_NL.any(axis=1)
+            invalid_N &= known_N
             self.known += int(known_N.sum())
             self.invalid += int(invalid_N.sum())
-            self._place(rollouts, self.first, invalid_N)
-            self.sums.add(rollouts.step, _sums(rollouts, route_NLK[:, 0], known_N & ~invalid_N))
-        # the last token of a sequence is sampled by a forward, so one row at least is there
-        some_S = np.bincount(rollouts.sequence_N[known_N], minlength=len(rollouts)) > 0
+            self.first.add_sequence(rollouts, _some(rollouts, invalid_N))
+            first_N = routed_SL.argmax(axis=1)[rollouts.sequence_N]
+            route_NK = route_NLK[np.arange(len(first_N)), first_N]
+            self.sums.add(rollouts.step, _sums(rollouts, route_NK, known_N & ~invalid_N))
+            some_S = _some(rollouts, known_N)
         self.sequences += len(rollouts)
         self.without += int((~some_S).sum())
         self.first_without.add_sequence(rollouts, ~some_S)
-
-    @staticmethod
-    def _place(rollouts: Rollouts, first: FirstPlace, flag_N: Array) -> None:
-        flag_S = np.bincount(rollouts.sequence_N[flag_N], minlength=len(rollouts)) > 0
-        first.add_sequence(rollouts, flag_S)
 
     def finding(self) -> Finding:
         if not self.known:
@@ -68,64 +70,94 @@ class RoutesCheck(Sums):
         return self._lag()
 
     def _lag(self) -> Finding:
-        pairs, same, all_pairs, chance = self.sums.total(np.zeros((len(LAGS), 4))).T
-        numbers = {"tokens": float(self.known), "pairs": float(pairs.min())}
-        if pairs.min() < ENOUGH:
-            text = f"{pairs.min():,.0f} pairs of equal tokens are too few to check recorded experts"
+        sums_L32 = self.sums.total(np.zeros((len(OTHERS), 3, 2)))
+        any_2, apart_L22 = sums_L32[0, 2], sums_L32[:, :2]
+        numbers = {"tokens": float(self.known), "pairs": float(apart_L22[..., 0].min())}
+        if numbers["pairs"] < ENOUGH:
+            text = (
+                f"{numbers['pairs']:,.0f} pairs of equal tokens are too few to check recorded "
+                "experts"
+            )
             return Finding("routes", "warning", text, numbers)
-        level = chance / all_pairs
-        if level.min() > 1 - _MARGIN:
+        chance = any_2[1] / any_2[0]
+        if chance > 1 - _MARGIN:
             text = "all tokens have the same recorded experts: they were not recorded"
             return Finding("routes", "unsound", text, numbers)
-        share = dict(zip(LAGS, ((same / pairs - level) / (1 - level)).tolist(), strict=True))
-        numbers |= {f"lag{lag:+d}": value for lag, value in share.items()}
-        best = max((lag for lag in LAGS if lag), key=lambda lag: share[lag])
+        share_L2 = (apart_L22[..., 1] / apart_L22[..., 0] - chance) / (1 - chance)
+        at = int((share_L2[:, 0] - share_L2[:, 1]).argmax())
+        lag, (there, here) = OTHERS[at], share_L2[at].tolist()
+        numbers |= {"lag+0": here, f"lag{lag:+d}": there}
         common = (
-            f"tokens that recur share {share[0]:.0%} of their experts beyond chance at lag 0, "
-            f"{share[best]:.0%} at lag {best:+d}"
+            f"tokens that recur at lag 0 share {max(here, 0):.0%} of their experts beyond chance, "
+            f"at lag {lag:+d} {max(there, 0):.0%}"
         )
-        if share[best] > share[0] + _MARGIN:
+        if there > here + _MARGIN:
             text = (
-                f"the recorded experts are shifted: row t is that of token t{best:+d} ({common}), "
+                f"the recorded experts are shifted: row t is that of token t{lag:+d} ({common}), "
                 "so a replay routes each token as another one"
             )
             return Finding("routes", "unsound", text, numbers)
-        if share[0] < _MARGIN:
+        if here < _MARGIN:
             text = (
                 f"the recorded experts fit the tokens at no lag ({common}): are they of these "
                 "sequences?"
             )
-            return Finding("routes", "unsound", text, numbers)
+            return Finding("routes", "warning", text, numbers)
         return Finding("routes", "ok", f"recorded experts fit their tokens ({common})", numbers)
 
 
+def _some(rollouts: Rollouts, flag_N: Array) -> Array:
+    """Whether a sequence has a flag, [S]."""
+    return np.bincount(rollouts.sequence_N[flag_N], minlength=len(rollouts)) > 0
+
+
+def _routed(rollouts: Rollouts, route_NLK: Array, known_N: Array) -> Array:
+    """Whether a layer has a router, [S, L]: servers write 0 for those that have none."""
+    filled_NL = (route_NLK != 0).any(axis=-1) & known_N[:, None]
+    return np.stack([_some(rollouts, filled_N) for filled_N in filled_NL.T], axis=1)
+
+
 def _repeats(route_NLK: Array) -> Array:
-    """Whether a layer of a token has one expert twice, [N]."""
+    """Whether a layer of a token has one expert twice, [N, L]."""
     sorted_NLK = np.sort(route_NLK, axis=-1)
-    return (sorted_NLK[..., 1:] == sorted_NLK[..., :-1]).any(axis=(1, 2))
+    return (sorted_NLK[..., 1:] == sorted_NLK[..., :-1]).any(axis=-1)
 
 
 def _sums(rollouts: Rollouts, route_NK: Array, known_N: Array) -> Array:
-    """For each lag, [lags, 4]: pairs of equal fed tokens and the experts that they share, as a mean
-    over K, and both of all pairs of the sequence."""
+    """For each other lag, pairs of rows and the experts that they share over K, [lags, 3, 2].
+
+    Of pairs whose fed tokens are equal at that lag and not at lag 0, equal at lag 0 and not at that
+    lag, and of all pairs of a sequence.
+    """
     sequence_N, at_N = rollouts.sequence_N, np.flatnonzero(known_N)
-    sums_L4 = np.zeros((len(LAGS), 4))
-    for row, lag in enumerate(LAGS):
+    at_N = at_N[rollouts.start_S[sequence_N[at_N]] < at_N]  # no token is fed for the first
+    sums_L32 = np.zeros((len(OTHERS), 3, 2))
+    every_2 = _common(sequence_N[at_N], route_NK[at_N])
+    words = int(rollouts.token_N.max(initial=0)) + 1
+    for sums_32, lag in zip(sums_L32, OTHERS, strict=True):
         # the route of a token is of the forward that was fed the token before it
         fed_R = at_N - 1 + lag
         inside_R = (fed_R >= 0) & (fed_R < len(sequence_N))
         inside_R[inside_R] = sequence_N[fed_R[inside_R]] == sequence_N[at_N[inside_R]]
-        rows_R, token_R = at_N[inside_R], rollouts.token_N[fed_R[inside_R]]
-        sequence_R, route_RK = sequence_N[rows_R], route_NK[rows_R].astype(np.int64)
-        if len(rows_R):
-            of_token_R = sequence_R * (int(token_R.max()) + 1) + token_R
-            sums_L4[row] = (*_common(of_token_R, route_RK), *_common(sequence_R, route_RK))
-    return sums_L4
+        row_R, there_R = at_N[inside_R], rollouts.token_N[fed_R[inside_R]]
+        here_R, route_RK = rollouts.token_N[row_R - 1], route_NK[row_R]
+        there_R, here_R = (sequence_N[row_R] * words + token_R for token_R in (there_R, here_R))
+        both_R = _numbered(there_R) * len(row_R) + _numbered(here_R)
+        there_2, here_2, both_2 = (_common(of_R, route_RK) for of_R in (there_R, here_R, both_R))
+        sums_32[:] = there_2 - both_2, here_2 - both_2, every_2
+    return sums_L32
 
 
-def _common(class_R: Array, route_RK: Array) -> tuple[float, float]:
-    """Ordered pairs of rows of one class, and the mean number of experts they share over K."""
+def _numbered(class_R: Array) -> Array:
+    """Classes by numbers from 0 on, so that two of them fit into one integer."""
+    return np.unique(class_R, return_inverse=True)[1]
+
+
+def _common(class_R: Array, route_RK: Array) -> Array:
+    """Ordered pairs of rows of one class, and the mean number of experts they share over K, [2]."""
+    if not len(class_R):
+        return np.zeros(2)
     _, n = np.unique(class_R, return_counts=True)
     experts = int(route_RK.max()) + 1
     _, c = np.unique(class_R[:, None] * experts + route_RK, return_counts=True)
-    return float((n * (n - 1)).sum()), float((c * (c - 1)).sum()) / route_RK.shape[1]
+    return np.array([(n * (n - 1)).sum(), (c * (c - 1)).sum() / route_RK.shape[1]])
