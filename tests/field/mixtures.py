@@ -53,10 +53,7 @@ def rollout():
 @bug(
     MOE,
     "NovaSky-AI/SkyRL#1908",
-    "verl-project/verl#7106",
-    "verl-project/verl#7786",
-    "verl-project/verl#7805",
-    what="rows of routed experts are misaligned; their replay is dropped, or global",
+    what="rows of routed experts are misaligned with their tokens",
     command="servanda check DIR",
     state="caught",
     exit=4,
@@ -82,6 +79,16 @@ def misaligned_replay(folder, broken):
     return servanda("check", folder / "dump", "--quiet")
 
 
+known(
+    MOE,
+    "verl-project/verl#7106",
+    "verl-project/verl#7786",
+    "verl-project/verl#7805",
+    what="the replay of routed experts is dropped, or global",
+    command="servanda check DIR",
+    state="in part",
+    missing="sequences without recorded experts are a warning; the trainer's routes are in no dump",
+)
 known(
     MOE,
     "NVIDIA/Megatron-LM#4256",
