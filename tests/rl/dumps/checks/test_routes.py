@@ -99,6 +99,22 @@ def test_a_dump_without_routes_is_not_spoken_of_and_few_pairs_decide_nothing():
     assert "too few to check recorded experts" in found.text
 
 
+def test_few_pairs_of_tokens_that_decide_nothing_are_no_shift():
+    """Experts that follow no token: a shift is found in no run, at the least number of pairs."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        chunk = rollouts(sequences=5, tokens=TOKENS, seed=seed)
+        token_N = rng.integers(0, WORDS, len(chunk.token_N))
+        route_NLK = rng.integers(0, 8, (len(token_N), 1, 1))
+        assert finding(with_routes(chunk, route_NLK, token_N=token_N)).state == "warning"
+
+
+def test_token_ids_may_be_any_number():
+    chunk = routed()
+    large = replace(chunk, token_N=chunk.token_N << 55)
+    assert finding(large) == finding(chunk)
+
+
 def test_layers_without_a_router_are_written_as_0_and_skipped():
     chunk = routed()
     route_NLK = chunk.per_token[ROUTE].copy()

@@ -277,6 +277,7 @@ def test_a_call_in_a_file_of_torch_never_runs(tmp_path):
         ({"rollout_routed_experts": [[[0.5, 1]]] * 3}, "are not whole numbers, [tokens, layers"),
         ({"rollout_routed_experts": [[0, 1]] * 3}, "are not whole numbers, [tokens, layers"),
         ({"rollout_routed_experts": "none"}, "are not whole numbers, [tokens, layers"),
+        ({"rollout_routed_experts": [[[0, 1 << 20]]] * 3}, "name expert 1048576, which is no"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -297,6 +298,15 @@ def test_routed_experts_are_of_the_forward_that_predicted_the_token(tmp_path):
     route_NLK = step.per_token["route"]
     assert (route_NLK[0] == -1).all() and (route_NLK[4:] == -1).all()
     assert (route_NLK[1:4] == route_TLK.numpy()).all()
+
+
+def test_routed_experts_of_miles_are_read_from_its_columns(tmp_path):
+    torch = pytest.importorskip("torch")
+    columns = {name: [value] for name, value in sample().items()}
+    columns["rollout_routed_experts"] = [torch.arange(6).reshape(3, 1, 2)]
+    pt(tmp_path, {"rollout_id": 3, "rank": 0, "rollout_data": columns}, "3_0.pt")
+    (step,) = open_dump(tmp_path).read()
+    assert step.per_token["route"][1:].ravel().tolist() == [*range(6)]
 
 
 def test_routed_experts_of_another_model_are_refused(tmp_path):

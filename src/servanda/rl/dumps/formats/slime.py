@@ -173,7 +173,7 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
 def _route(value: Any, tokens: int) -> Array:
     """The experts that predicted each token, [T, layers, experts]; the first has none."""
     route_TLK = _array(value, _ROUTES)
-    if route_TLK.ndim != 3 or route_TLK.dtype.kind not in "iu" or not route_TLK[0:1].size:
+    if route_TLK.ndim != 3 or route_TLK.dtype.kind not in "iu" or not route_TLK.size:
         raise Unusable(f"{_ROUTES} are not whole numbers, [tokens, layers, experts]")
     if len(route_TLK) != tokens - 1:
         raise Unusable(f"{_ROUTES} have not one row for each token but the last")
