@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-gateway docs hunt test check test-all test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -88,6 +88,17 @@ $(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
 
 test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real engines in environments of their own; gigabytes, and ten minutes
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real
+
+# A machine with a GPU needs a CUDA build of torch, Transformers, pytest and Hypothesis, and the few
+# packages of Servanda itself.  Where it reaches no index: `pip download` them here, install them
+# there, and name its Python.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu:  ## engines, exact metrics, monitors and the drill over CUDA IPC, on an NVIDIA GPU
+	PYTHONPATH=src:$(PYTHONPATH) $(GPU_PYTHON) -m pytest -W default -rs tests/gpu
+
+GPU_NUMBERS ?= runs/gpu.json
+bench-gpu:  ## divergences by dtype and attention, and what a check and a drill cost there; ten minutes
+	PYTHONPATH=src:$(PYTHONPATH) $(GPU_PYTHON) -m benchmarks.gpu -o $(GPU_NUMBERS)
 
 $(VENVS)/moto/.made:
 	$(PYTHON) -m venv $(VENVS)/moto

@@ -15,7 +15,7 @@ import torch
 from servanda.engines import tensor_sums
 
 
-def worked(train_RV, infer_RV, dtype, token_R=None, cuts=()):
+def worked(train_RV, infer_RV, dtype, token_R=None, cuts=(), device="cpu"):
     """Every metric and every sum of each row, as arrays.
 
     Args:
@@ -23,9 +23,9 @@ def worked(train_RV, infer_RV, dtype, token_R=None, cuts=()):
         cuts: where the vocabulary is cut into shards; they are added up from the last to the first.
     """
     train, infer = (
-        torch.from_numpy(side).to(getattr(torch, dtype)) for side in (train_RV, infer_RV)
+        torch.from_numpy(side).to(device, getattr(torch, dtype)) for side in (train_RV, infer_RV)
     )
-    token = None if token_R is None else torch.from_numpy(token_R)
+    token = None if token_R is None else torch.from_numpy(token_R).to(device)
     if cuts:
         edges = [0, *cuts, train.shape[1]]
         shards = [(train[:, i:j], infer[:, i:j], i) for i, j in pairwise(edges)]
@@ -38,7 +38,9 @@ def worked(train_RV, infer_RV, dtype, token_R=None, cuts=()):
         )
     else:
         sums = tensor_sums.row_sums_of(train, infer, token)
-    return {name: value.numpy() for name, value in sums.items()} | tensor_sums.metrics_of(sums)
+    return {name: value.cpu().numpy() for name, value in sums.items()} | tensor_sums.metrics_of(
+        sums
+    )
 
 
 def hidden_case():

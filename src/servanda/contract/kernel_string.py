@@ -9,8 +9,8 @@
 #            | url {"," key "=" value}, of engine openai_http
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
-#   key      = attention | batch_size | prefix_cache | kv_cache | path | title | weights_from
-#            | python | fault | "option." NAME
+#   key      = attention | device | batch_size | prefix_cache | kv_cache | path | title
+#            | weights_from | python | fault | "option." NAME
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #   option   = an argument of the engine itself, as JSON, such as option.async_scheduling=true
@@ -36,8 +36,8 @@ from servanda.registry import did_you_mean
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
 KEYS = (
-    *("attention", "batch_size", "prefix_cache", "kv_cache", "path", "title", "weights_from"),
-    *("python", "fault"),
+    *("attention", "device", "batch_size", "prefix_cache", "kv_cache", "path", "title"),
+    *("weights_from", "python", "fault"),
 )
 SERVER_KEYS = (
     *("dialect", "logprobs", "served", "timeout_s", "key_env"),

@@ -113,7 +113,18 @@ class Kernel(Value):
     )
     title: str = Field("", description="What reports call it.")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    attention: Literal["eager", "sdpa"] = "eager"
+    attention: Literal[
+        "eager", "sdpa", "sdpa_math", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn"
+    ] = Field(
+        "eager",
+        description="sdpa: torch chooses the backend; sdpa_NAME: the backend of that name, of "
+        "transformers.",
+    )
+    device: str | None = Field(
+        None,
+        pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$",
+        description="cpu, cuda or cuda:1, of transformers; default the CPU.",
+    )
     quantization: str | None = Field(None, description="The exact name, such as int8_weight_only.")
     path: Path | None = Field(None, description="prefill or decode, where it can be chosen.")
     batch_size: Whole = Field(32, ge=1, le=4096, description="Sequences that run together.")
@@ -143,7 +154,7 @@ class Kernel(Value):
 
     def __str__(self) -> str:
         cache = f"kv {self.kv_cache}" if self.kv_cache else ""
-        parts = [self.dtype, self.attention, self.quantization or "", cache]
+        parts = [self.dtype, self.attention, self.quantization or "", cache, self.device or ""]
         parts += [f"{name}={value}" for name, value in (self.options or {}).items()]
         text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
         where = self.url or PurePath(self.model or "").name
@@ -294,7 +305,7 @@ class Contract(Value):
         if self.trend is None:
             del data["trend"]
         for kernel in (*data["kernels"].values(), data["stable"] or {}):
-            for key in ("prefix_cache", "kv_cache", "options"):
+            for key in ("device", "prefix_cache", "kv_cache", "options"):
                 if kernel.get(key, 0) is None:
                     del kernel[key]
         workloads = _named(data["workloads"])

@@ -71,6 +71,17 @@ def open_engine(kernel: Kernel) -> Engine:
                 hint=_INSTALL.get(name, "install it beside servanda, or name its `python:`"),
             ) from error
     make = ENGINES[name]
+    backend, device = kernel.attention, kernel.device
+    if backend.startswith("sdpa_") and not getattr(make, "chooses_backends", False):
+        raise MeasurementError(
+            f"engine {name!r} has no choice of the backend of its attention: attention={backend}",
+            hint="write attention: sdpa, or use engine: transformers",
+        )
+    if device not in (None, "cpu") and not getattr(make, "chooses_devices", False):
+        raise MeasurementError(
+            f"engine {name!r} has no choice of its device here: device={device}",
+            hint="remove the key device: vllm takes what its build is for, the others the CPU",
+        )
     if kernel.prefix_cache is not None and not getattr(make, "caches_prefixes", False):
         raise MeasurementError(
             f"engine {name!r} has no prefix cache of its own here: prefix_cache="

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,7 @@ def build_model(
             config=config,
             state_dict=dict(state),
             dtype=getattr(torch, kernel.dtype),
-            attn_implementation=kernel.attention,
+            attn_implementation=kernel.attention.partition("_")[0],
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
@@ -119,14 +121,14 @@ def tensor_digests(state: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -
     Args:
         tied: name -> the tensor it is, as a model's `all_tied_weights_keys` has it.
     """
-    return {
-        name: tensor_digest(tensor) for name, tensor in state.items() if tied.get(name) not in state
-    }
+    named = {name: tensor for name, tensor in state.items() if tied.get(name) not in state}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing releases the lock
+        return dict(zip(named, pool.map(tensor_digest, named.values()), strict=True))
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """`values_digest` of a tensor, whatever the precision it is stored in."""
-    return values_digest(tensor.detach().to(torch.float32).contiguous().numpy(), tensor.shape)
+    return values_digest(tensor.detach().cpu().to(torch.float32).contiguous().numpy(), tensor.shape)
 
 
 class Tokenized:

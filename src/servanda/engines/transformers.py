@@ -1,4 +1,4 @@
-# Engine `transformers`: a causal language model of Hugging Face Transformers, on the CPU.
+# Engine `transformers`: a causal language model of Hugging Face Transformers, on the CPU or a GPU.
 #
 # How it pads, draws and scores is in local_engine.py.  The last column of a prefill is always
 # padding, and so the attention kernel, which Transformers picks by whether a mask is full,
@@ -25,6 +25,7 @@ from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.local_engine import LocalEngine, Step
+from servanda.engines.devices import device_facts, sdpa_backend, usable_device
 from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
 from servanda.engines.transformers_routes import RouteRecorder, route_columns
@@ -42,13 +43,14 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     prompt is cached), `_draw` and `_biased`.
     """
 
-    caches_prefixes = True
+    caches_prefixes = chooses_backends = chooses_devices = True
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.quantization is not None:
             check_quantization(kernel.quantization)  # before anything is read
         torch.set_num_threads(1)
         super().__init__(kernel)
+        self._device = usable_device(kernel.device)
         self.folder = folder.checkpoint_folder(kernel.model)
         config_json = folder.read_json(self.folder / "config.json")
         self._config = checkpoint.read_config(self.folder)
@@ -69,6 +71,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             config=folder.config_values(config_json),
         )
         self._finish(kernel.quantization)
+        self.model.to(self._device)  # what was made on the CPU has the same bits on each device
         self._recorder = RouteRecorder(self.model)
         self._routes: list[NDArray[np.int64] | None] | None = None  # of forwards, if recorded
         self._prefixes = None
@@ -105,7 +108,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         self._description = replace(self._description, tensors={})  # also if it is cut short
         if self._prefixes is not None:
             self._prefixes.clear()  # keys and values of other weights
-        return _take_over(self.model, named, getattr(torch, self.kernel.dtype))
+        return take_over(self.model, named, getattr(torch, self.kernel.dtype))
 
     # loading
 
@@ -127,8 +130,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             "dtype": self.kernel.dtype,
             "attention": self.kernel.attention,
             "quantization": self.kernel.quantization or "none",
-            "device": "cpu",
-            "cpu": torch.backends.cpu.get_cpu_capability(),
+            **device_facts(self._device),
             "threads": str(torch.get_num_threads()),
             **({"prefix_cache": str(cache)} if (cache := self.kernel.prefix_cache) else {}),
             "architecture": self._config.model_type,
@@ -152,7 +154,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     def _forward(self, ids_ST: Tensor, mask_ST: Tensor, **options: Any) -> Tensor:
         """Logits of the columns asked for; `mask_ST` also covers what the cache holds."""
-        with torch.inference_mode():
+        ids_ST, mask_ST = ids_ST.to(self._device), mask_ST.to(self._device)
+        with torch.inference_mode(), sdpa_backend(self.kernel.attention):
             position_ST = self._positions(mask_ST)[:, -ids_ST.shape[1] :]
             logits_SCV = self.model(
                 input_ids=ids_ST,
@@ -292,10 +295,10 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     def _numpy(self, logits: Tensor) -> NDArray[np.floating]:
         wide = logits.dtype in (torch.float32, torch.float64)
-        return (logits if wide else logits.float()).numpy()
+        return (logits if wide else logits.float()).cpu().numpy()
 
 
-def _take_over(model: Any, named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> set[str]:
+def take_over(model: Any, named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> set[str]:
     """Copy tensors into a model, in its own precision; a quantised layer is quantised anew.
 
     Raises:

@@ -53,6 +53,7 @@ _KERNEL: Fields = {
     "title": cosmetic(_FOR_PEOPLE),
     "dtype": other(_OTHER_KERNEL),
     "attention": other(_OTHER_KERNEL),
+    "device": other("another processor rounds otherwise"),
     "quantization": other(_OTHER_KERNEL),
     "path": other(_OTHER_KERNEL),
     "batch_size": other("rounding depends on what runs together"),

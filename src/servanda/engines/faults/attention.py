@@ -42,12 +42,12 @@ def attention_window(base: Any, value: int) -> Any:
 
             if int(mask_ST.sum(dim=-1).max()) <= value:
                 return super()._attended(mask_ST, columns)
-            at_T = torch.arange(mask_ST.shape[1])
+            at_T = torch.arange(mask_ST.shape[1], device=mask_ST.device)
             back_CT = at_T[-columns:, None] - at_T
             near_CT = (back_CT >= 0) & (back_CT < value)
             # a column of padding sees itself: a row without a key would turn NaN
             seen_SCT = (near_CT & mask_ST[:, None, :].bool()) | (back_CT == 0)
-            if self.kernel.attention == "sdpa":
+            if self.kernel.attention.startswith("sdpa"):
                 return seen_SCT[:, None]
             dtype = self.model.dtype
             return torch.where(seen_SCT, 0.0, torch.finfo(dtype).min).to(dtype)[:, None]
