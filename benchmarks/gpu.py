@@ -63,8 +63,9 @@ apiVersion: servanda.dev/v1alpha1
 kind: KernelContract
 metadata: {{name: gpu}}
 kernels:
-  train: {{engine: transformers, model: {model}, device: {device}, attention: eager, batch_size: 8}}
-  infer: {{engine: transformers, model: {model}, device: {device}, dtype: bfloat16, attention: sdpa}}
+  train: {{engine: transformers, model: {model}, device: {device}, batch_size: 8}}
+  infer: {{engine: transformers, model: {model}, device: {device}, dtype: bfloat16,
+    attention: sdpa}}
 workload:
   prompts: {root}/data/prompts.jsonl
   sampling: {{temperature: 1.0, max_new_tokens: {width}, seed: 7}}
@@ -79,7 +80,7 @@ promotion: {{offline: {{prompt_groups: [{groups}, {groups}]}}}}
 
 
 def made(shape: Mapping[str, Any], folder: Path) -> Path:
-    """A checkpoint in bfloat16 of this shape, drawn on the GPU; the tokenizer is that of tiny-lm."""
+    """A checkpoint in bfloat16 of this shape, drawn on the GPU, with the tokenizer of tiny-lm."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

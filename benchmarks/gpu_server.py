@@ -61,7 +61,7 @@ def _served(inbox: Any, back: Any, opened: Any, load: Any) -> None:
 
     from servanda.rl.sync_drill.trainee import forward_logprobs
 
-    model, verb = None, "open"
+    model, verb, given = None, "open", None
     while verb != "close":
         try:
             if model is None:

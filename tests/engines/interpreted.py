@@ -38,9 +38,8 @@ def worked(train_RV, infer_RV, dtype, token_R=None, cuts=(), device="cpu"):
         )
     else:
         sums = tensor_sums.row_sums_of(train, infer, token)
-    return {name: value.cpu().numpy() for name, value in sums.items()} | tensor_sums.metrics_of(
-        sums
-    )
+    found = {name: value.cpu().numpy() for name, value in sums.items()}
+    return found | tensor_sums.metrics_of(sums)
 
 
 def hidden_case():

@@ -24,8 +24,8 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
-from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.devices import device_facts, sdpa_backend, usable_device
+from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
 from servanda.engines.transformers_routes import RouteRecorder, route_columns
