@@ -3,7 +3,7 @@
 Models have the shapes of published ones and random weights, with a head that makes logits spread
 over a few nats.  Each part writes its numbers into one file; the page is made from it anywhere.
 
-    python -m benchmarks.gpu [--only metrics monitor small check large] [-o FILE]
+    python -m benchmarks.gpu [--only metrics monitor small check drill large] [-o FILE]
     python -m benchmarks.gpu --page FILE     # writes docs/results/gpu.md from such a file
 """
 
@@ -79,8 +79,8 @@ promotion: {{offline: {{prompt_groups: [{groups}, {groups}]}}}}
 # models
 
 
-def made(shape: Mapping[str, Any], folder: Path) -> Path:
-    """A checkpoint in bfloat16 of this shape, drawn on the GPU, with the tokenizer of tiny-lm."""
+def made(shape: Mapping[str, Any]) -> Any:
+    """A model in bfloat16 of this shape, drawn on the GPU: the same one wherever it is made."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -106,18 +106,18 @@ def made(shape: Mapping[str, Any], folder: Path) -> Path:
         ids = torch.randint(1, own["vocab_size"], (2, 64))
         spread = model(input_ids=ids).logits.float().std()
         model.get_output_embeddings().weight.mul_(SPREAD / spread)
-        model.save_pretrained(folder, max_shard_size="4GB")
-    for file in (ROOT / "models" / "tiny-lm").glob("*token*.json"):
-        shutil.copy(file, folder)
-    return folder
+    return model
 
 
 @contextmanager
 def in_memory(shape: Mapping[str, Any]) -> Any:
-    """A folder in memory, where there is one, with a made checkpoint."""
+    """A checkpoint of a made model with the tokenizer of tiny-lm, in memory where there is some."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        yield made(shape, Path(folder))
+        made(shape).save_pretrained(folder, max_shard_size="4GB")
+        for file in (ROOT / "models" / "tiny-lm").glob("*token*.json"):
+            shutil.copy(file, folder)
+        yield Path(folder)
 
 
 def opened(folder: Path, **kernel: Any) -> Any:
@@ -138,11 +138,12 @@ def prompts(vocabulary: int, count: int) -> Batch:
 
 Variant = tuple[str, dict[str, Any]]
 _BF16 = {"dtype": "bfloat16", "attention": "sdpa"}
+_EAGER = ("bfloat16, eager", {"dtype": "bfloat16", "attention": "eager"})
 VARIANTS: tuple[Variant, ...] = (
     ("float32, sdpa", {"attention": "sdpa"}),
+    _EAGER,
     *(
-        (f"{dtype}, {attention}", {"dtype": dtype, "attention": attention})
-        for dtype in ("bfloat16", "float16")
+        (f"float16, {attention}", {"dtype": "float16", "attention": attention})
         for attention in ("eager", "sdpa_math", "sdpa_efficient", "sdpa_cudnn")
     ),
     ("bfloat16, sdpa, int8 weights", {**_BF16, "quantization": "int8_weight_only"}),
@@ -150,19 +151,18 @@ VARIANTS: tuple[Variant, ...] = (
 )
 
 
-def divergences(folder: Path, shape: Mapping[str, Any], variants: Iterable[Variant]) -> list[Any]:
-    """Each variant beside float32 with eager attention, on tokens that it drew in bfloat16."""
+def divergences(folder: Path, shape: Mapping[str, Any], variants: Iterable[Variant]) -> Any:
+    """Each variant beside float32 with eager attention, on tokens that bfloat16 drew."""
     import torch
 
-    reference = opened(folder)
-    drawer = opened(folder, dtype="bfloat16", attention="sdpa")
+    drawer = opened(folder, **_BF16)
     some = prompts(shape["vocab_size"], 32)
     began = time.perf_counter()
     trace = drawer.generate(some, _plain(), 7)
     drawn_s = time.perf_counter() - began
     given = replace(some, continuations=trace.continuations)
-    del drawer
     token = torch.tensor([t for row in given.continuations for t in row], device=DEVICE)
+    reference = opened(folder)
     exact = _logits(reference, given, "prefill")
     rows = [
         _row("float32, eager, again", reference, given, exact, token),
@@ -174,15 +174,16 @@ def divergences(folder: Path, shape: Mapping[str, Any], variants: Iterable[Varia
     rows.append(_row("float32 by TF32, eager", reference, given, exact, token))
     matmul.allow_tf32 = False
     del reference
-    torch.cuda.empty_cache()
+    for backend in ("sdpa_math", "sdpa_efficient", "sdpa_cudnn"):
+        drawer.kernel = drawer.kernel.model_copy(update={"attention": backend})
+        rows.append(_row(f"bfloat16, {backend}", drawer, given, exact, token))
+    rows.append(_row("bfloat16, sdpa_cudnn, decoding", drawer, given, exact, token, "decode"))
+    del drawer
     for name, kernel in variants:
-        engine = opened(folder, **kernel)
-        rows.append(_row(name, engine, given, exact, token))
-        if name == "bfloat16, sdpa_efficient":
-            rows.append(_row(f"{name}, decoding", engine, given, exact, token, "decode"))
-        del engine
         torch.cuda.empty_cache()
-    return [{"drawn_s": drawn_s, "tokens": len(token), "rows": rows}]
+        rows.append(_row(name, opened(folder, **kernel), given, exact, token))
+    entropy = float((-exact.log_softmax(-1).exp() * exact.log_softmax(-1)).sum(-1).mean())
+    return {"drawn_s": drawn_s, "tokens": len(token), "entropy": entropy, "rows": rows}
 
 
 def _plain() -> Any:
@@ -279,7 +280,12 @@ def monitor_part() -> Any:
     return found
 
 
-def check_part(folder: Path, groups: int = 128) -> Any:
+def check() -> Any:
+    with in_memory(SMALL) as folder:
+        return check_of(folder)
+
+
+def check_of(folder: Path, groups: int = 128) -> Any:
     """`servanda check` from its start to its end, beside the engines' own work in one process."""
     from servanda.engines import open_engine
 
@@ -322,7 +328,7 @@ def check_part(folder: Path, groups: int = 128) -> Any:
     }
 
 
-def drill_part(folder: Path) -> Any:
+def drill() -> Any:
     """The preflight test of a sync over CUDA IPC into another process on the same GPU."""
     import torch
 
@@ -331,10 +337,8 @@ def drill_part(folder: Path) -> Any:
     from servanda.engines.weight_sync import WeightSync
     from servanda.rl import Trainee, preflight
 
-    engine = ServedByIpc(
-        partial(bare_model, folder, "bfloat16"), partial(take_over, dtype=torch.bfloat16)
-    )
-    module = bare_model(folder, "bfloat16")
+    engine = ServedByIpc(partial(made, LARGE), partial(take_over, dtype=torch.bfloat16))
+    module = made(LARGE)
     syncs: list[float] = []
     sync = WeightSync(module, engine)
 
@@ -342,11 +346,13 @@ def drill_part(folder: Path) -> Any:
         began = time.perf_counter()
         sync()
         syncs.append(time.perf_counter() - began)
+        print(f"sync {len(syncs)}: {syncs[-1]:.2f} s", flush=True)
 
     began = time.perf_counter()
     result = preflight(Trainee(module, timed, engine.score))
     took = time.perf_counter() - began
     engine.close()
+    print(result)
     return {
         "exit": result.exit_code,
         "groups": len(result.groups),
@@ -358,47 +364,25 @@ def drill_part(folder: Path) -> Any:
     }
 
 
-def bare_model(folder: Path, dtype: str) -> Any:
-    """The torch module alone, without the digests of an engine."""
-    from servanda.engines import checkpoint
-
-    kernel = Kernel(engine="transformers", model=str(folder), dtype=dtype, attention="sdpa")  # type: ignore[arg-type]
-    state, config = checkpoint.read_weights(folder), checkpoint.read_config(folder)
-    with checkpoint.quiet():
-        return checkpoint.build_model(folder, config, state, kernel).to(DEVICE)
-
-
 # the parts
 
 
 def small() -> Any:
     with in_memory(SMALL) as folder:
-        return divergences(folder, SMALL, VARIANTS)[0]
-
-
-def check() -> Any:
-    with in_memory(SMALL) as folder:
-        return check_part(folder)
+        return divergences(folder, SMALL, VARIANTS)
 
 
 def large() -> Any:
-    import torch
-
     with in_memory(LARGE) as folder:
-        torch.cuda.empty_cache()
-        drilled = drill_part(folder)
-        print(json.dumps(drilled), flush=True)
-        torch.cuda.empty_cache()
-        some = [variant for variant in VARIANTS if variant[0] in _LARGE]
-        return {"drill": drilled, **divergences(folder, LARGE, some)[0]}
+        return divergences(folder, LARGE, [_EAGER])
 
 
-_LARGE = ("bfloat16, eager", "bfloat16, sdpa_efficient", "bfloat16, sdpa_cudnn")
 PARTS: dict[str, Callable[[], Any]] = {
     "metrics": metrics_part,
     "monitor": monitor_part,
     "small": small,
     "check": check,
+    "drill": drill,
     "large": large,
 }
 

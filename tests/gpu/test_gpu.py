@@ -96,7 +96,7 @@ def test_shards_on_the_gpu_add_up_to_the_whole_vocabulary(gpu):
 @pytest.mark.parametrize(
     ("dtype", "attention", "within"),
     [
-        ("float64", "eager", 1e-10),
+        ("float64", "eager", 5e-5),  # the rotations of positions are in float32, and so are logits
         ("float32", "eager", 2e-4),
         ("float32", "sdpa", 2e-4),
         ("float32", "sdpa_math", 2e-4),
@@ -144,7 +144,7 @@ def test_an_engine_on_the_gpu_keeps_the_laws_of_engines(gpu, dtype):
 
 def test_an_engine_in_a_process_of_its_own_says_which_gpu_it_ran_on(gpu):
     kernel = Kernel(engine="transformers", model=str(MODELS / "tiny-lm"), device=gpu)
-    engine = spawn(kernel)
+    engine = spawn(kernel, "infer")
     facts = engine.describe().fingerprint
     engine.close()
     assert facts["device"] == torch.cuda.get_device_name() and facts["tf32"] == "False"
@@ -178,6 +178,12 @@ def test_a_fault_on_the_gpu_is_the_one_on_the_cpu(gpu, name):
     on_cpu, on_gpu = found(), found(device=gpu)
     if isinstance(on_cpu, str):
         assert on_gpu == on_cpu
+    elif name == "dropout_in_train":  # each device draws masks of its own
+        healthy = logits(opened(attention="sdpa"), "decode").ravel()
+        found, wanted = (
+            np.abs(side[-healthy.size :] - healthy).mean() for side in (on_gpu, on_cpu)
+        )
+        assert found == pytest.approx(wanted, rel=0.5)
     else:
         np.testing.assert_allclose(on_gpu, on_cpu, rtol=0, atol=5e-3)
 

@@ -37,7 +37,8 @@ def dropout_in_train(base: Any, value: float) -> Any:
             # that a run that is resumed or repeated reads the same numbers.
             fed = ids_ST.numpy().tobytes() + str(tuple(mask_ST.shape)).encode()
             seed = int.from_bytes(hashlib.blake2b(fed, digest_size=7).digest(), "big")
-            with torch.random.fork_rng(devices=[]):
+            there = [self._device] if self._device.type == "cuda" else []
+            with torch.random.fork_rng(devices=there):
                 torch.manual_seed(seed)
                 return super()._forward(ids_ST, mask_ST, **options)
 
