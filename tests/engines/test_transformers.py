@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from servanda import engines
 from servanda.contract.model import Kernel
 from servanda.engines import local_engine
 from servanda.engines.base import ENGINES
@@ -122,7 +123,7 @@ def columns_equal(one, other):
 # what the numbers are
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "sdpa_math", "sdpa_flash"])
 @PATHS
 def test_scores_are_those_of_the_plain_forward_of_one_sequence(folder, drawn, path, attention):
     trace = open_engine(folder, attention=attention).score(drawn, PLAIN, path)
@@ -705,3 +706,27 @@ def test_a_model_that_keeps_its_own_state_is_scored_by_prefill_and_not_decoded(c
     ):
         with pytest.raises(MeasurementError, match=f"{kind.__name__} takes no past_key_values"):
             decodes()
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ({"attention": "sdpa_cudnn"}, "has no sdpa_cudnn for this kernel"),
+        ({"device": "cuda:99"}, "the kernel asks for device cuda:99, and torch"),
+    ],
+)
+def test_a_backend_or_a_device_that_is_not_there_is_refused(folder, key, says):
+    with pytest.raises(MeasurementError, match=says):
+        open_engine(folder, **key).generate(launched(), PLAIN, 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ({"attention": "sdpa_math"}, "no choice of the backend of its attention"),
+        ({"device": "cuda"}, "no choice of its device here: device=cuda"),
+    ],
+)
+def test_engines_without_backends_and_devices_refuse_them(key, says):
+    with pytest.raises(MeasurementError, match=says):
+        engines.open_engine(Kernel(engine="table", model="p.json", **key))

@@ -15,7 +15,7 @@ from servanda.engines import open_engine, tensor_sums
 from servanda.engines.conformance import check_engine
 from servanda.engines.faults import FAULTS
 from servanda.engines.transformers import take_over
-from servanda.engines.transformers_modules import errors, record
+from servanda.engines.transformers_modules import errors, module_classes, record, swapped
 from servanda.engines.weight_sync import WeightSync
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError, ServandaError
@@ -193,6 +193,15 @@ def test_the_modules_of_two_attentions_are_compared_on_the_gpu(gpu):
     a, b = (record(opened(attention=of, device=gpu), some, "prefill") for of in ("eager", "sdpa"))
     found = errors(a, b)
     assert 0 < max(found.values()) < 1e-2 and len(found) > 20
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_a_module_of_either_device_runs_in_the_place_of_one_of_the_gpu(gpu, where):
+    some = batch(*MIXED)
+    a, b = opened(attention="eager", device=where), opened(attention="sdpa", device=gpu)
+    names = [name for name in module_classes(b) if name.startswith("model.layers.1.self_attn")]
+    found = swapped(a, b, names, some, "prefill")
+    np.testing.assert_allclose(found, logits(b, "prefill", some), rtol=0, atol=2e-4)
 
 
 # monitors

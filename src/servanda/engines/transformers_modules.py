@@ -133,7 +133,8 @@ class _Hooks:
         given = self.given.get(key)
         if given is None or not (at_root or _alike(given, x)):
             return x
-        return given.to(x.dtype).clone() if given.is_floating_point() else given.clone()
+        dtype = x.dtype if given.is_floating_point() else given.dtype
+        return given.to(x.device, dtype, copy=True)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -199,6 +200,7 @@ def _error(key: Key, a: Tensor, b: Tensor, real_ST: Tensor) -> float | None:
         a, b = _seen(a), _seen(b)
     if a.shape != b.shape:
         return float("inf")
+    real_ST, b = real_ST.to(a.device), b.to(a.device)
     a, b = (x.reshape(len(x), -1) for x in (_real(a, real_ST), _real(b, real_ST)))
     if not a.is_floating_point() or not b.is_floating_point():
         return float((a != b).float().mean()) if a.numel() else 0.0
@@ -265,6 +267,7 @@ class _Side:
         own = ((name, vars(module)) for name, module in self.modules.items())
         self.patched = {name: values["forward"] for name, values in own if "forward" in values}
         self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
         self.attention: str = model.config._attn_implementation
 
 
@@ -277,14 +280,14 @@ def _crossed(name: str, *, caller: _Side, code: _Side) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if caller.attention != code.attention and "attention_mask" in kwargs:
             kwargs = _other_form(kwargs, code)
-        into, back = _cast(caller.dtype, code.dtype), _cast(code.dtype, caller.dtype)
+        into, back = _cast(caller, code), _cast(code, caller)
         return mapped(forward(*mapped(args, into), **mapped(kwargs, into)), back)
 
     return run
 
 
-def _cast(source: torch.dtype, target: torch.dtype) -> Callable[[str, Tensor], Tensor]:
-    return lambda _, x: x.to(target) if x.dtype == source else x
+def _cast(source: _Side, target: _Side) -> Callable[[str, Tensor], Tensor]:
+    return lambda _, x: x.to(target.device, target.dtype if x.dtype == source.dtype else x.dtype)
 
 
 def _other_form(kwargs: dict[str, Any], code: _Side) -> dict[str, Any]:
@@ -292,14 +295,15 @@ def _other_form(kwargs: dict[str, Any], code: _Side) -> dict[str, Any]:
     mask, states = kwargs["attention_mask"], kwargs.get("hidden_states")
     if mask is None and states is not None:  # a causal one; of one column all keys are seen
         columns = states.shape[1]
-        mask = torch.ones(1, 1, columns, columns, dtype=torch.bool).tril()
+        mask = torch.ones(1, 1, columns, columns, dtype=torch.bool, device=states.device).tril()
         mask = mask if columns > 1 else None
     if mask is None or mask.dim() != 4:
         return kwargs
     seen = _seen(mask)
     if code.attention == "eager":
         least = max(torch.finfo(code.dtype).min, torch.finfo(torch.float32).min) / 2
-        seen = torch.zeros(seen.shape, dtype=code.dtype).masked_fill(~seen, least)
+        allowed = torch.zeros(seen.shape, dtype=code.dtype, device=seen.device)
+        seen = allowed.masked_fill(~seen, least)
     return {**kwargs, "attention_mask": seen}
 
 

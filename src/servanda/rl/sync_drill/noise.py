@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from servanda.rl.sync_drill.parallel.shards import Place
-from servanda.rl.sync_drill.parallel.zero3 import FlatPlace
+from servanda.rl.sync_drill.parallel.zero3 import FlatPlace, at_once
 
 # below this share of a fresh layer's spread a tensor is nearly constant: an adapter's B at its
 # start, the scales of an untrained norm
 _HARDLY = 1e-3
-_CHUNK = 1 << 20  # values that are summed at once
 # the finalizer of SplitMix64 (Steele, Lea and Flood, 2014), as signed numbers
 _GAMMA, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
 _LANE = 1 << 16  # a value is the sum of four uniform numbers below this
@@ -36,7 +35,7 @@ class Sums:
     @classmethod
     def of(cls, tensor: Tensor) -> Sums:
         sums = cls()
-        for chunk in tensor.detach().reshape(-1).split(_CHUNK):
+        for chunk in tensor.detach().reshape(-1).split(at_once(tensor.device)):
             wide = chunk.double()
             nonzero = int(torch.count_nonzero(wide))
             wide = wide[torch.isfinite(wide)]

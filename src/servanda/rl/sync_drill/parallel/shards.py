@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.parallel import zero3
 
-_CHUNK = 1 << 20  # values whose places are computed at once
-
 
 class Place(NamedTuple):
     """Where the values of a shard lie in the whole tensor.
@@ -53,13 +51,13 @@ class Place(NamedTuple):
             yield slice(None), torch.zeros((), dtype=torch.int64, device=device)
             return
         sizes = self.sizes()
-        step = max(1, _CHUNK // max(1, math.prod(sizes[1:])))
+        step = max(1, zero3.at_once(device) // max(1, math.prod(sizes[1:])))
         for first in range(0, sizes[0], step):
             rows = slice(first, min(first + step, sizes[0]))
             index = torch.zeros((), dtype=torch.int64, device=device)
             for dim, (size, own) in enumerate(zip(self.shape, self.at, strict=True)):
-                here = torch.arange(size) if own is None else own
-                here = (here[rows] if dim == 0 else here).to(device)
+                here = torch.arange(size, device=device) if own is None else own.to(device)
+                here = here[rows] if dim == 0 else here
                 index = index[..., None] * size + here
             yield rows, index
 

@@ -39,8 +39,9 @@ class FlatPlace(NamedTuple):
 
     def chunks(self, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """(values of the part, index of each in the whole tensor, flattened)."""
-        for low in range(self.first, self.stop, _CHUNK):
-            high = min(low + _CHUNK, self.stop)
+        step = at_once(device)
+        for low in range(self.first, self.stop, step):
+            high = min(low + step, self.stop)
             yield (
                 slice(low - self.first, high - self.first),
                 torch.arange(low, high, device=device),
@@ -48,6 +49,11 @@ class FlatPlace(NamedTuple):
 
     def __str__(self) -> str:
         return f"values {self.first}:{self.stop}"
+
+
+def at_once(device: torch.device) -> int:
+    """Values that are computed at once: what a cache holds, or what is worth a launch."""
+    return 1 << 20 if device.type == "cpu" else 1 << 26
 
 
 def is_partitioned(parameter: Tensor) -> bool:
