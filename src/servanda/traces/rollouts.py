@@ -19,9 +19,11 @@ Array = NDArray[Any]
 REMOVED = "removed"  # of per_token: 1 for a sampled token that a filter removed
 # of per_token, and of the columns of a trace: what the loss applied to a token
 LOSS_WEIGHT, LOSS_MASK = "loss_weight", "loss_mask"
-# of per_token: the experts of a mixture that the sampler recorded, [N, L, K], whole numbers, of the
-# forward that predicted the token
-ROUTE, UNROUTED = "route", -1
+# of per_token: the experts of a mixture that the sampler recorded, and those of the trainer's
+# forward pass, [N, L, K], int16, of the forward that predicted the token
+ROUTE, ROUTE_TRAIN, UNROUTED = "route", "route_train", -1
+# of per_sequence: 1 where the trainer says that it replays the sampler's experts
+REPLAYS = "replays_routes"
 
 
 class Turns(NamedTuple):
@@ -56,7 +58,8 @@ class Rollouts:
         labels: name -> text of each sequence, [S]: "env", "replica".
         per_sequence: name -> number of each sequence, [S]: "reward".
         per_token: name -> number of each token, [N]: "staleness", "advantage", "entropy_nats",
-            "removed", "loss_weight", "loss_mask", "weight_version"; "route", [N, layers, experts].
+            "removed", "loss_weight", "loss_mask", "weight_version"; "route" and "route_train", of
+            [N, layers, experts].
     """
 
     step: int

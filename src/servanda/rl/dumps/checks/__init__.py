@@ -16,6 +16,7 @@ from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module regist
     loss,
     loss_mask,
     precision,
+    replay,
     retokenisation,
     routes,
     valid_logprobs,

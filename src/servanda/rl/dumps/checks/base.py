@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
@@ -100,6 +101,8 @@ class Sums:
 
 
 def _sum(value: Any, later: Any) -> Any:
+    if isinstance(value, Counter):
+        return value + later
     if isinstance(value, dict):
         return {key: _sum(value[key], later[key]) for key in value}
     if not isinstance(value, Sums | FirstPlace | StepSums):

@@ -37,18 +37,18 @@ class RoutesCheck(Sums):
     def add(self, rollouts: Rollouts) -> None:
         some_S = np.zeros(len(rollouts), dtype=bool)
         if (route_NLK := rollouts.per_token.get(ROUTE)) is not None and route_NLK.size:
-            known_N = (route_NLK != UNROUTED).all(axis=(1, 2))
+            known_N = known(route_NLK)
             routed_SL = _routed(rollouts, route_NLK, known_N)
             routed_NL = routed_SL[rollouts.sequence_N]
             invalid_N = (_repeats(route_NLK) & routed_NL).any(axis=1) | ~routed_NL.any(axis=1)
             invalid_N &= known_N
             self.known += int(known_N.sum())
             self.invalid += int(invalid_N.sum())
-            self.first.add_sequence(rollouts, _some(rollouts, invalid_N))
+            self.first.add_sequence(rollouts, some(rollouts, invalid_N))
             first_N = routed_SL.argmax(axis=1)[rollouts.sequence_N]
             route_NK = route_NLK[np.arange(len(first_N)), first_N]
             self.sums.add(rollouts.step, _sums(rollouts, route_NK, known_N & ~invalid_N))
-            some_S = _some(rollouts, known_N)
+            some_S = some(rollouts, known_N)
         self.sequences += len(rollouts)
         self.without += int((~some_S).sum())
         self.first_without.add_sequence(rollouts, ~some_S)
@@ -120,15 +120,20 @@ def _percent(share: float) -> str:
     return f"{100 * max(share, 0.0):.0f} %"
 
 
-def _some(rollouts: Rollouts, flag_N: Array) -> Array:
-    """Whether a sequence has a flag, [S]."""
+def known(route_NLK: Array) -> Array:
+    """Whether the route of a token was recorded, [N]."""
+    return (route_NLK != UNROUTED).all(axis=(1, 2))
+
+
+def some(rollouts: Rollouts, flag_N: Array) -> Array:
+    """Whether a sequence has a flagged token, [S]."""
     return np.bincount(rollouts.sequence_N[flag_N], minlength=len(rollouts)) > 0
 
 
 def _routed(rollouts: Rollouts, route_NLK: Array, known_N: Array) -> Array:
     """Whether a layer has a router, [S, L]: servers write 0 for those that have none."""
     filled_NL = (route_NLK != 0).any(axis=-1) & known_N[:, None]
-    return np.stack([_some(rollouts, filled_N) for filled_N in filled_NL.T], axis=1)
+    return np.stack([some(rollouts, filled_N) for filled_N in filled_NL.T], axis=1)
 
 
 def _repeats(route_NLK: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.traces.rollouts import Array
+from servanda.traces.rollouts import UNROUTED, Array
 
 
 def plain(value: Any) -> Array:
@@ -86,6 +86,35 @@ def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
             raise EvidenceError(f"{name} of sequence {at} holds what is no number") from None
         aligned.append(whole)
     return aligned
+
+
+def aligned_routes(name: str, values: Any, token_S: list[Array]) -> list[Array]:
+    """Experts over all tokens of each sequence, [T, L, K] each, int16, filled with UNROUTED."""
+    parts = _parts(values, name)
+    _same(name, parts, len(token_S))
+    shapes = {part.shape[1:] for part in parts}
+    whole = []
+    for at, (part, token_T) in enumerate(zip(parts, token_S, strict=True)):
+        if part.ndim != 3 or part.dtype.kind not in "iu" or not all(part.shape[1:]):
+            raise EvidenceError(
+                f"{name} of sequence {at} has shape {list(part.shape)} and type {part.dtype}",
+                hint="whole numbers, [tokens, layers, experts]",
+            )
+        if len(part) > len(token_T):
+            raise EvidenceError(
+                f"{name} of sequence {at} has {len(part)} rows, and the sequence {len(token_T)} "
+                "tokens"
+            )
+        if len(shapes) > 1:
+            raise EvidenceError(f"{name} has sequences of {len(shapes)} shapes: of one model?")
+        low, high = int(part.min(initial=0)), int(part.max(initial=0))
+        if low < UNROUTED or high > np.iinfo(np.int16).max:
+            odd = low if low < UNROUTED else high
+            raise EvidenceError(f"{name} of sequence {at} names expert {odd}")
+        filled = np.full((len(token_T), *part.shape[1:]), UNROUTED, np.int16)
+        filled[len(token_T) - len(part) :] = part
+        whole.append(filled)
+    return whole
 
 
 def _same(name: str, column: Sequence[Any], sequences: int) -> None:

@@ -2,7 +2,7 @@
 #
 # One Parquet file per step and rank, one sequence per row.  Columns: token_ids, mask, logp_train,
 # logp_infer (lists), group, and "label.<name>", "sequence.<name>", "token.<name>".  A missing value
-# is null.
+# is null.  Routes are lists of lists of lists: of tokens, of layers, of experts.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.rows import BATCH_TOKENS, Rows
-from servanda.rl.dumps.formats.writer import KEY, SCHEMA, Writer, is_text
+from servanda.rl.dumps.formats.writer import KEY, SCHEMA, Writer, is_route, is_text
 from servanda.rl.dumps.storage import Place, seekable
 from servanda.traces.rollouts import Array
 
@@ -140,7 +140,14 @@ def _fits(name: str, kind: Any) -> bool:
     if not (pt.is_list(kind) or pt.is_large_list(kind)):
         return False
     inner = {"token_ids": pt.is_integer, "mask": pt.is_boolean}.get(name, pt.is_floating)
-    return bool(inner(kind.value_type))
+    kind = kind.value_type
+    if is_route(name):
+        for _ in range(2):
+            if not (pt.is_fixed_size_list(kind) and kind.list_size):
+                return False
+            kind = kind.value_type
+        inner = pt.is_integer
+    return bool(inner(kind))
 
 
 def _batch_size(metadata: Any) -> int:
@@ -162,7 +169,8 @@ def _rows(batch: Any, places: Sequence[str]) -> Rows | None:
         return None
     if not all(np.array_equal(end - end[0], ends[0] - ends[0][0]) for end in ends):
         return None
-    if lists["token_ids"].flatten().null_count or lists["mask"].flatten().null_count:
+    whole = [array for name, array in lists.items() if is_route(name)]
+    if any(_holed(array) for array in (lists["token_ids"], lists["mask"], *whole)):
         return None
     texts = {n: batch.column(n).to_pylist() for n in batch.schema.names if is_text(n)}
     numbers = {n: batch.column(n) for n in batch.schema.names if n.startswith("sequence.")}
@@ -181,19 +189,38 @@ def _rows(batch: Any, places: Sequence[str]) -> Rows | None:
             if array.null_count < len(array)
         },
         {
-            name[6:]: _flat(array).astype(np.float64, copy=False)
+            name[6:]: _flat(array).astype(_kept(name), copy=False)
             for name, array in lists.items()
             if name.startswith("token.")
         },
     )
 
 
+def _kept(name: str) -> type[np.generic]:
+    """The type of a token's number in memory."""
+    return np.int16 if is_route(name) else np.float64
+
+
+def _holed(array: Any) -> bool:
+    """Whether a list of a column holds a null, at any depth."""
+    import pyarrow.types as pt
+
+    while not array.null_count and pt.is_nested(array.type):
+        array = array.flatten()
+    return bool(array.null_count)
+
+
 def _flat(array: Any) -> Array:
-    """All values of a column of lists; a null number is NaN."""
+    """All values of a column of lists, [N], or of routes, [N, L, K]; a null number is NaN."""
     import pyarrow as pa
     import pyarrow.types as pt
 
-    flat = array.flatten()
+    flat, sizes = array.flatten(), []
+    while pt.is_fixed_size_list(flat.type):
+        sizes.append(flat.type.list_size)
+        flat = flat.flatten()
+    if sizes:
+        return flat.to_numpy(zero_copy_only=False).reshape(-1, *sizes)
     if pt.is_boolean(flat.type):  # through bytes: far faster than from bits
         return flat.cast(pa.uint8()).to_numpy(zero_copy_only=False).view(bool)
     return flat.to_numpy(zero_copy_only=False)
@@ -221,6 +248,12 @@ def _pieces(array: Any) -> list[Any]:
     ends = np.cumsum(lengths.fill_null(0).to_numpy(zero_copy_only=False))
     if not len(ends):
         return []
+    valid = array.is_valid().to_pylist()
+    if pt.is_fixed_size_list(array.type.value_type):  # routes
+        if _holed(array.drop_null()):
+            return [None] * len(ends)
+        routes = np.split(_flat(array), ends[:-1])
+        return [part if ok else None for part, ok in zip(routes, valid, strict=True)]
     flat = array.flatten()
     null = None
     if flat.null_count and not pt.is_floating(flat.type):  # a missing number is NaN
@@ -230,7 +263,7 @@ def _pieces(array: Any) -> list[Any]:
     if null is not None:
         holes = np.split(null, ends[:-1])
         pieces = [_HOLED if h.any() else p for p, h in zip(pieces, holes, strict=True)]
-    return [p if ok else None for p, ok in zip(pieces, array.is_valid().to_pylist(), strict=True)]
+    return [p if ok else None for p, ok in zip(pieces, valid, strict=True)]
 
 
 def _row(values: Mapping[str, Any]) -> base.RolloutRow | str:
@@ -252,5 +285,5 @@ def _row(values: Mapping[str, Any]) -> base.RolloutRow | str:
         group=values["group"] or "",
         labels={n[6:]: v for n, v in values.items() if n.startswith("label.") and v},
         per_sequence={name: float(value) for name, value in numbers.items()},
-        per_token={name: value.astype(np.float64) for name, value in per_token.items()},
+        per_token={n: value.astype(_kept(f"token.{n}")) for n, value in per_token.items()},
     )

@@ -13,8 +13,16 @@ import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.rl.dumps.formats import base
-from servanda.rl.dumps.formats.padding import aligned, cells, flags, plain, split, texts
-from servanda.traces.rollouts import Array
+from servanda.rl.dumps.formats.padding import (
+    aligned,
+    aligned_routes,
+    cells,
+    flags,
+    plain,
+    split,
+    texts,
+)
+from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, Array
 
 SCHEMA = "1"
 KEY = b"servanda.rollouts"
@@ -51,6 +59,9 @@ class Writer:
         loss_weights: Any = None,
         loss_mask: Any = None,
         versions: Any = None,
+        routes: Any = None,
+        routes_train: Any = None,
+        replays: bool = False,
     ) -> Path:
         """Write the sequences of a step; writing a step again replaces it.
 
@@ -74,6 +85,11 @@ class Writer:
             loss_mask: 1 if the loss used the token, after every filter, the shape of the mask.
             versions: number of updates of the sampling weights, [S] or the shape of the mask; the
                 staleness is then the step less the version.
+            routes: the experts of a mixture that the sampler recorded, whole numbers, [S, T, L, K]
+                for L layers and K experts a token: row t is of the forward that predicted token t.
+                Rows of the token that is fed are passed as routes[:, :-1].  -1 where unknown.
+            routes_train: those of the trainer's forward pass, as routes.
+            replays: whether the trainer replays the sampler's experts, so that both are equal.
 
         Returns:
             The file.
@@ -103,6 +119,17 @@ class Writer:
             name: [part[cells_T] for part, cells_T in zip(parts, cells_S, strict=True)]
             for name, parts in lists.items()
         }
+        if replays and routes is None:
+            raise EvidenceError("the trainer replays routes, and there are none: routes is None")
+        given = ("routes", ROUTE, routes), ("routes_train", ROUTE_TRAIN, routes_train)
+        for argument, name, values in given:
+            if values is not None:
+                parts = aligned_routes(argument, values, token_S)
+                columns[f"token.{name}"] = [
+                    part[cells_T] for part, cells_T in zip(parts, cells_S, strict=True)
+                ]
+        if replays:
+            columns[f"sequence.{REPLAYS}"] = np.ones(len(token_S))
         columns["mask"] = [flags(values) for values in columns["mask"]]
         columns["group"] = texts("groups", groups, len(token_S))
         for name, values in (labels or {}).items():
@@ -129,10 +156,12 @@ class Writer:
             if name.startswith("sequence."):
                 return pa.array(values, pa.float64())
             # without nulls it is decoded in two thirds of the time
-            element = pa.field("element", _stored(name, values), nullable=False)
             end_S = np.cumsum([0, *map(len, values)], dtype=np.int32)
-            flat_N = np.concatenate(values) if values else []
-            flat = pa.array(flat_N, element.type)
+            flat_N = np.concatenate(values) if values else np.zeros(0)
+            flat = pa.array(flat_N.reshape(-1), _stored(name, values))
+            for size in reversed(flat_N.shape[1:]):  # the layers of a token, the experts of a layer
+                flat = pa.FixedSizeListArray.from_arrays(flat, size)
+            element = pa.field("element", flat.type, nullable=False)
             return pa.ListArray.from_arrays(end_S, flat, type=pa.list_(element))
 
         arrays = {name: column(name, values) for name, values in columns.items()}
@@ -181,10 +210,16 @@ def _stored(name: str, values: Sequence[Array]) -> Any:
 
     if name == "mask":
         return pa.bool_()
+    if is_route(name):
+        return pa.int16()
     if name == "token_ids":
         largest = max((int(ids.max(initial=0)) for ids in values), default=0)
         return pa.int32() if largest < 1 << 31 else pa.int64()
     return pa.float32() if all(v.dtype == np.float32 for v in values) else pa.float64()
+
+
+def is_route(name: str) -> bool:
+    return name in (f"token.{ROUTE}", f"token.{ROUTE_TRAIN}")
 
 
 def is_text(name: str) -> bool:

@@ -1,0 +1,158 @@
+# Replay: the trainer's forward pass used the experts that the sampler recorded.
+#
+# A trainer that replays (R3, arXiv 2510.11370) has the recorded experts in every layer of every
+# token.  One that routes by itself has others where rounding decides.  Where the trainer's rows
+# equal their neighbours of the sampler more often than themselves, they are misaligned.
+# Axes: N tokens of all sequences, L layers, K experts of a token.
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, check
+from servanda.rl.dumps.checks.line_up import LAGS
+from servanda.rl.dumps.checks.routes import known, some
+from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, Array, Rollouts
+
+_MARGIN = 0.05  # of the share of equal experts, beyond that of lag 0
+_STRAY = 0.001  # share of tokens that a replay may miss before the data are unsound
+_MOST = 0.5  # share of touched tokens from which two routers are called different
+_SHOWN = 5  # layers that are named
+
+
+@check("replay")
+class ReplayCheck(Sums):
+    """Counts of tokens and of (token, layer) pairs that are known on both sides.
+
+    Of tokens whose trainer says that it replays (`said`) and of all.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = self.touched = self.said = self.missed = self.pairs = self.shapes = 0
+        self.at: Counter[int] = Counter()  # layer -> pairs that differ
+        self.missed_at: Counter[int] = Counter()  # the same, of tokens that are said to be replayed
+        self.lags: Counter[tuple[int, bool]] = Counter()  # (lag, whether the pair is equal)
+        self.gap = StepSums()  # [2, 2]: tokens and sum of |log ratio|, of untouched and of touched
+        self.first, self.first_touched = FirstPlace(), FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        train_NLK, infer_NLK = (rollouts.per_token.get(name) for name in (ROUTE_TRAIN, ROUTE))
+        if train_NLK is None or infer_NLK is None:
+            return
+        if train_NLK.shape != infer_NLK.shape:
+            self.shapes += 1
+            return
+        train_NLK, infer_NLK = np.sort(train_NLK), np.sort(infer_NLK)
+        known_N = known(train_NLK) & known(infer_NLK)
+        differ_NL = (train_NLK != infer_NLK).any(axis=-1) & known_N[:, None]
+        touched_N = differ_NL.any(axis=1)
+        says_S = rollouts.per_sequence.get(REPLAYS, np.zeros(len(rollouts))) == 1
+        says_N = says_S[rollouts.sequence_N] & known_N
+        missed_NL = differ_NL & says_N[:, None]
+        self.tokens += int(known_N.sum())
+        self.pairs += int(known_N.sum()) * differ_NL.shape[1]
+        self.touched += int(touched_N.sum())
+        self.said += int(says_N.sum())
+        self.missed += int((touched_N & says_N).sum())
+        for counts, of_NL in ((self.at, differ_NL), (self.missed_at, missed_NL)):
+            counts.update({at: n for at, n in enumerate(of_NL.sum(axis=0).tolist()) if n})
+        for lag in LAGS:
+            equal, pairs = _equal_at(rollouts, train_NLK, infer_NLK, known_N, lag)
+            self.lags.update({(lag, True): equal, (lag, False): pairs - equal})
+        self.first.add_sequence(rollouts, some(rollouts, touched_N & says_N))
+        self.first_touched.add_sequence(rollouts, some(rollouts, touched_N))
+        self.gap.add(rollouts.step, _gap(rollouts, touched_N, known_N))
+
+    def finding(self) -> Finding:
+        if self.shapes:
+            text = "the experts of the trainer and those of the sampler are of other models"
+            return Finding("replay", "unsound", text)
+        if not self.tokens:
+            return Finding("replay", "ok", "")
+        share = {lag: self._equal(lag) for lag in LAGS}
+        best = max(share, key=lambda lag: share[lag])
+        numbers = {
+            "tokens": float(self.tokens),
+            "touched": self.touched / self.tokens,
+            "flipped": self.at.total() / self.pairs,
+        }
+        if best and share[best] > share[0] + _MARGIN:
+            text = (
+                f"the trainer's experts are misaligned: row t is the sampler's row t{best:+d} "
+                f"({_percent(share[best])} of the layers of a token are equal at that lag, "
+                f"{_percent(share[0])} at lag 0)"
+            )
+            return Finding("replay", "unsound", text, numbers, self.first_touched.place)
+        if self.missed:
+            text = (
+                "the trainer says that it replays the sampler's experts, and "
+                f"{self.missed:,} of {self.said:,} tokens have others ({_layers(self.missed_at)})"
+            )
+            odd = self.missed, self.said, _STRAY
+            state = "unsound" if self.missed > _STRAY * self.said else "warning"
+            return Finding("replay", state, text, numbers, self.first.place, odd)
+        if not self.touched:
+            text = (
+                f"the trainer's experts are the sampler's, in every layer of {self.tokens:,} tokens"
+            )
+            return Finding("replay", "ok", text, numbers)
+        text = (
+            "the trainer routes by itself: other experts than the sampler's in "
+            f"{_percent(numbers['flipped'])} of the layers of a token, and in one or more layers "
+            f"of {_percent(numbers['touched'])} of the tokens ({_layers(self.at)}{self._of_gap()})"
+        )
+        state = "warning" if numbers["touched"] > _MOST else "ok"
+        return Finding("replay", state, text, numbers, self.first_touched.place)
+
+    def _equal(self, lag: int) -> float:
+        equal, other = self.lags[lag, True], self.lags[lag, False]
+        return equal / (equal + other) if equal else 0.0
+
+    def _of_gap(self) -> str:
+        """What touched tokens have of the sum of |log ratio|."""
+        (others, near), (tokens, far) = self.gap.total(np.zeros((2, 2)))
+        if not (others and tokens and far):
+            return ""
+        return (
+            f"; their mean |log ratio| is {far / tokens:.2g} nats, that of the others "
+            f"{near / others:.2g}, and {_percent(far / (far + near))} of the gap is theirs"
+        )
+
+
+def _percent(share: float) -> str:
+    """A share, with two digits where it is small.
+
+    >>> _percent(0.9412), _percent(0.0123), _percent(1.0)
+    ('94 %', '1.2 %', '100 %')
+    """
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def _layers(at: Counter[int]) -> str:
+    """The layers with most of the pairs, in their order."""
+    most = sorted(layer for layer, _ in at.most_common(_SHOWN))
+    more = f" and {len(at) - _SHOWN} others" if len(at) > _SHOWN else ""
+    return f"layer{'s' if len(at) > 1 else ''} {', '.join(map(str, most))}{more}"
+
+
+def _equal_at(
+    rollouts: Rollouts, train_NLK: Array, infer_NLK: Array, known_N: Array, lag: int
+) -> tuple[int, int]:
+    """Pairs (token, layer) whose trainer's experts are those of the sampler `lag` rows on; all."""
+    row_R = np.flatnonzero(known_N)
+    row_R = row_R[(row_R + lag >= 0) & (row_R + lag < len(known_N))]
+    there_R = row_R + lag
+    inside_R = known_N[there_R] & (rollouts.sequence_N[row_R] == rollouts.sequence_N[there_R])
+    row_R, there_R = row_R[inside_R], there_R[inside_R]
+    equal_RL = (train_NLK[row_R] == infer_NLK[there_R]).all(axis=-1)
+    return int(equal_RL.sum()), equal_RL.size
+
+
+def _gap(rollouts: Rollouts, touched_N: Array, known_N: Array) -> Array:
+    """Trained tokens and their sum of |log ratio|, of those that are not touched and that are."""
+    ratio_K, at_K = np.abs(rollouts.ratio_K), rollouts.trained_K
+    usable_K = np.isfinite(ratio_K) & known_N[at_K]
+    sides = (usable_K & ~touched_N[at_K], usable_K & touched_N[at_K])
+    return np.array([[side_K.sum(), ratio_K[side_K].sum()] for side_K in sides])
