@@ -1,6 +1,7 @@
 # Routes of experts that engine `transformers` records, against the router's own numbers.
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import transformers
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.checkpoint import quiet
+from servanda.engines.worker import spawn
+from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 
@@ -40,11 +43,26 @@ MIXTURES = {
     "mixtral": {"num_local_experts": EXPERTS},
     "gpt_oss": {"num_local_experts": EXPERTS, "head_dim": 32},
 }
+# a router that picks groups of experts before it picks experts
+GROUPED = {
+    "deepseek_v3": {
+        "n_routed_experts": EXPERTS,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 0,
+        "num_key_value_heads": 2,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    },
+}
 
 
 def made(folder, kind):
     """A small model of random weights, and the tokenizer of a shipped one."""
-    config = transformers.AutoConfig.for_model(kind, **SMALL | MIXTURES[kind])
+    config = transformers.AutoConfig.for_model(kind, **SMALL | (MIXTURES | GROUPED)[kind])
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -96,3 +114,106 @@ def test_a_cached_token_is_routed_by_no_forward(tmp_path):
     made(tmp_path, "qwen3_moe")
     trace = opened(tmp_path, prefix_cache=2).generate(Batch((0, 1), PROMPTS[:2], 2), Sampling(), 1)
     assert trace.routes is None
+
+
+# replay: a kernel that scores with the experts of another
+
+
+def given(engine, seed=1):
+    drawn = engine.generate(Batch((0, 1, 2), PROMPTS, WIDTH), Sampling(), seed)
+    return Batch((0, 1, 2), PROMPTS, WIDTH, drawn.continuations), drawn
+
+
+def others(batch, seed=0):
+    """Experts of nobody's choice."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        np.sort(
+            rng.permuted(np.tile(np.arange(EXPERTS), (len(row), LAYERS, 1)), axis=-1)[..., :PICKED]
+        ).astype(np.int16)
+        for row in batch.continuations
+    )
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+@pytest.mark.parametrize("kind", MIXTURES | GROUPED)
+def test_the_replay_of_its_own_experts_changes_no_bit(tmp_path, kind, path):
+    made(tmp_path, kind)
+    engine = opened(tmp_path)
+    batch, _ = given(engine)
+    own = engine.score(batch, Sampling(), path)
+    again = engine.score(replace(batch, routes=own.routes_S), Sampling(), path)
+    for name, column in own.columns.items():
+        np.testing.assert_array_equal(again.columns[name], column, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", MIXTURES | GROUPED)
+def test_given_experts_are_used_in_every_layer_on_both_paths(tmp_path, kind):
+    made(tmp_path, kind)
+    engine = opened(tmp_path)
+    batch, drawn = given(engine)
+    routes = others(batch)
+    prefill, decode = (
+        engine.score(replace(batch, routes=routes), Sampling(), path)
+        for path in ("prefill", "decode")
+    )
+    np.testing.assert_array_equal(prefill.routes, np.concatenate(routes))
+    np.testing.assert_array_equal(decode.routes, np.concatenate(routes))
+    np.testing.assert_allclose(prefill.columns["logp"], decode.columns["logp"], atol=1e-4)
+    assert np.abs(prefill.columns["logp"] - drawn.columns["logp"]).max() > 0.01
+    own = engine.score(batch, Sampling(), "prefill")  # nothing is left behind
+    np.testing.assert_allclose(own.columns["logp"], drawn.columns["logp"], atol=1e-4)
+
+
+def test_a_layer_and_a_token_without_a_given_expert_pick_by_themselves(tmp_path):
+    made(tmp_path, "qwen3_moe")
+    engine = opened(tmp_path)
+    batch, _ = given(engine)
+    routes = others(batch)
+    for route in routes:
+        route[:, 1] = -1
+        route[-1:] = -1
+    found = engine.score(replace(batch, routes=routes), Sampling(), "prefill").routes
+    known = np.concatenate(routes) >= 0
+    np.testing.assert_array_equal(found[known], np.concatenate(routes)[known])
+
+
+def test_given_experts_travel_to_the_process_of_an_engine(tmp_path):
+    made(tmp_path, "qwen3_moe")
+    here = opened(tmp_path)
+    batch, _ = given(here)
+    batch = replace(batch, routes=others(batch))
+    there = spawn(here.kernel, "train")
+    try:
+        found = there.score(batch, Sampling(), "prefill")
+    finally:
+        there.close()
+    wanted = here.score(batch, Sampling(), "prefill")
+    np.testing.assert_array_equal(found.columns["logp"], wanted.columns["logp"])
+
+
+def test_the_experts_of_another_mixture_are_refused(tmp_path):
+    made(tmp_path, "qwen3_moe")
+    engine = opened(tmp_path)
+    batch, _ = given(engine)
+    fewer = tuple(route[:, :2] for route in others(batch))
+    with pytest.raises(MeasurementError, match="are of 2 layers, and this model has 3 routers"):
+        engine.score(replace(batch, routes=fewer), Sampling(), "prefill")
+    one = tuple(route[..., :1] for route in others(batch))
+    with pytest.raises(
+        MeasurementError,
+        match=r"1 experts a token were recorded, and a router \(Qwen3MoeTopKRouter\) has 0 calls",
+    ):
+        engine.score(replace(batch, routes=one), Sampling(), "prefill")
+    with pytest.raises(MeasurementError, match="of 3 layers, and this model has 0 routers"):
+        opened(ROOT / "models" / "tiny-lm").score(
+            replace(batch, routes=others(batch)), Sampling(), "prefill"
+        )
+
+
+def test_a_prefix_cache_and_a_replay_exclude_each_other(tmp_path):
+    made(tmp_path, "qwen3_moe")
+    engine = opened(tmp_path, prefix_cache=2)
+    batch, _ = given(engine)
+    with pytest.raises(MeasurementError, match="exclude each other"):
+        engine.score(replace(batch, routes=others(batch)), Sampling(), "decode")

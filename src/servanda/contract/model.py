@@ -117,8 +117,7 @@ class Kernel(Value):
         "eager", "sdpa", "sdpa_math", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn"
     ] = Field(
         "eager",
-        description="sdpa: torch chooses the backend; sdpa_NAME: the backend of that name, of "
-        "transformers.",
+        description="sdpa: torch chooses the backend; sdpa_NAME, of transformers: this one.",
     )
     device: str | None = Field(
         None,
@@ -148,6 +147,11 @@ class Kernel(Value):
     )
     mask: Literal["own", "replayed"] = Field(
         "own", description="replayed: it takes over the tokens that infer's filters kept."
+    )
+    routes: Literal["replayed"] | None = Field(
+        None,
+        description="Of train, for a mixture of experts: replayed, it uses the experts that infer "
+        "recorded; default its own.",
     )
     weights_from: str | None = Field(None, description="Digest of the weights it was made from.")
     fault: dict[str, Any] | None = Field(None, description="One fault, injected on purpose.")
@@ -305,7 +309,7 @@ class Contract(Value):
         if self.trend is None:
             del data["trend"]
         for kernel in (*data["kernels"].values(), data["stable"] or {}):
-            for key in ("device", "prefix_cache", "kv_cache", "options"):
+            for key in ("device", "prefix_cache", "kv_cache", "options", "routes"):
                 if kernel.get(key, 0) is None:
                     del kernel[key]
         workloads = _named(data["workloads"])

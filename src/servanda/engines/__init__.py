@@ -82,6 +82,12 @@ def open_engine(kernel: Kernel) -> Engine:
             f"engine {name!r} has no choice of its device here: device={device}",
             hint="remove the key device: vllm takes what its build is for, the others the CPU",
         )
+    if kernel.routes and not getattr(make, "replays_routes", False):
+        raise MeasurementError(
+            f"engine {name!r} cannot replay the experts that infer recorded: "
+            f"routes={kernel.routes}",
+            hint="remove the key routes, or use engine: transformers",
+        )
     if kernel.prefix_cache is not None and not getattr(make, "caches_prefixes", False):
         raise MeasurementError(
             f"engine {name!r} has no prefix cache of its own here: prefix_cache="

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -130,3 +130,40 @@ def quantize_(model: Any, name: str) -> None:
         except MeasurementError as error:
             (problem,) = error.problems
             raise MeasurementError(f"{path}: {problem.message}", hint=problem.hint) from None
+
+
+def take_over(model: Any, named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> set[str]:
+    """Copy tensors into a model, in its own precision; a quantised layer is quantised anew.
+
+    Raises:
+        MeasurementError: a tensor that the model does not have, or of another shape.
+    """
+    quantized = {
+        path: layer for path, layer in model.named_modules() if type(layer) in QUANTIZED.values()
+    }
+    plain = model.state_dict()
+    for path, layer in quantized.items():
+        for leaf, _ in layer.named_buffers():
+            del plain[f"{path}.{leaf}"]
+    taken: set[str] = set()
+    for name, tensor in named:
+        path, _, leaf = name.rpartition(".")
+        layer = quantized.get(path) if leaf == "weight" else None
+        if layer is None and name not in plain:
+            raise MeasurementError(
+                f"the sync sends {name!r}, which the model does not have",
+                hint="send tensors by the names of the checkpoint, adapters merged",
+            )
+        shape = plain[name].shape if layer is None else layer.dequantize().shape
+        if tensor.shape != shape:
+            raise MeasurementError(
+                f"the sync sends {name!r} as {tuple(tensor.shape)}, and the model has "
+                f"{tuple(shape)}",
+                hint="send whole tensors, by the names of the checkpoint",
+            )
+        if layer is None:
+            plain[name].copy_(tensor.detach())
+        else:
+            requantize_(layer, tensor.detach().to(dtype))
+        taken.add(name)
+    return taken

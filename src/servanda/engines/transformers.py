@@ -26,9 +26,9 @@ from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.devices import device_facts, sdpa_backend, usable_device
 from servanda.engines.local_engine import LocalEngine, Step
-from servanda.engines.quantized import QUANTIZED, check_quantization, quantize_, requantize_
+from servanda.engines.quantized import check_quantization, quantize_, take_over
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
-from servanda.engines.transformers_routes import RouteRecorder, route_columns
+from servanda.engines.transformers_routes import RouteRecorder, given_routes, route_columns
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.trace import Batch, Trace
@@ -43,7 +43,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     prompt is cached), `_draw` and `_biased`.
     """
 
-    caches_prefixes = chooses_backends = chooses_devices = True
+    caches_prefixes = chooses_backends = chooses_devices = replays_routes = True
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.quantization is not None:
@@ -74,6 +74,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         self.model.to(self._device)  # what was made on the CPU has the same bits on each device
         self._recorder = RouteRecorder(self.model)
         self._routes: list[NDArray[np.int64] | None] | None = None  # of forwards, if recorded
+        self._replay: Iterator[NDArray[np.int16]] = iter(())  # the routes of the next forwards
         self._prefixes = None
         if kernel.prefix_cache is not None:
             self._prefixes = PrefixCache(kernel.prefix_cache)
@@ -155,7 +156,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     def _forward(self, ids_ST: Tensor, mask_ST: Tensor, **options: Any) -> Tensor:
         """Logits of the columns asked for; `mask_ST` also covers what the cache holds."""
         ids_ST, mask_ST = ids_ST.to(self._device), mask_ST.to(self._device)
-        with torch.inference_mode(), sdpa_backend(self.kernel.attention):
+        replay = self._recorder.replaying(next(self._replay, None), self._device)
+        with torch.inference_mode(), sdpa_backend(self.kernel.attention), replay:
             position_ST = self._positions(mask_ST)[:, -ids_ST.shape[1] :]
             logits_SCV = self.model(
                 input_ids=ids_ST,
@@ -191,6 +193,13 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
         self._routes = []
+        if chunk.routes and self._prefixes is not None:
+            raise MeasurementError(
+                "a prefix cache and routes=replayed exclude each other: no router runs for a "
+                "cached token",
+                hint="remove the key prefix_cache of the kernel that replays",
+            )
+        self._replay = iter(given_routes(chunk, path))
         trace = super()._score(chunk, sampling, path)
         route_SCLK = self._recorded_routes()
         if route_SCLK is None:
@@ -296,40 +305,3 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     def _numpy(self, logits: Tensor) -> NDArray[np.floating]:
         wide = logits.dtype in (torch.float32, torch.float64)
         return (logits if wide else logits.float()).cpu().numpy()
-
-
-def take_over(model: Any, named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> set[str]:
-    """Copy tensors into a model, in its own precision; a quantised layer is quantised anew.
-
-    Raises:
-        MeasurementError: a tensor that the model does not have, or of another shape.
-    """
-    quantized = {
-        path: layer for path, layer in model.named_modules() if type(layer) in QUANTIZED.values()
-    }
-    plain = model.state_dict()
-    for path, layer in quantized.items():
-        for leaf, _ in layer.named_buffers():
-            del plain[f"{path}.{leaf}"]
-    taken: set[str] = set()
-    for name, tensor in named:
-        path, _, leaf = name.rpartition(".")
-        layer = quantized.get(path) if leaf == "weight" else None
-        if layer is None and name not in plain:
-            raise MeasurementError(
-                f"the sync sends {name!r}, which the model does not have",
-                hint="send tensors by the names of the checkpoint, adapters merged",
-            )
-        shape = plain[name].shape if layer is None else layer.dequantize().shape
-        if tensor.shape != shape:
-            raise MeasurementError(
-                f"the sync sends {name!r} as {tuple(tensor.shape)}, and the model has "
-                f"{tuple(shape)}",
-                hint="send whole tensors, by the names of the checkpoint",
-            )
-        if layer is None:
-            plain[name].copy_(tensor.detach())
-        else:
-            requantize_(layer, tensor.detach().to(dtype))
-        taken.add(name)
-    return taken

@@ -1,4 +1,5 @@
-# Which experts the routers of a mixture pick, as a model of Transformers runs.
+# Which experts the routers of a mixture pick, as a model of Transformers runs; and a run in which
+# they pick given ones.
 #
 # Transformers names the modules that route (`_can_record_outputs["router_logits"]`); of what one
 # returns, the whole numbers are the experts.
@@ -6,15 +7,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from servanda.traces.trace import route_column
+from servanda.contract.model import Path
+from servanda.errors import MeasurementError
+from servanda.traces.trace import Batch, route_column
 
 
 class RouteRecorder:
@@ -46,6 +51,100 @@ class RouteRecorder:
         route_LSTK = route_LNK.unflatten(1, (rows, -1))[:, :, -columns:]
         return route_LSTK.sort(dim=-1).values.permute(1, 2, 0, 3).cpu().numpy()
 
+    @contextmanager
+    def replaying(
+        self, route_SCLK: NDArray[np.integer] | None, device: torch.device
+    ) -> Iterator[None]:
+        """Let the routers of one forward pick these experts, with weights of their own scores.
+
+        Args:
+            route_SCLK: for each column that is fed; -1 where the router picks by itself.  None: it
+                always does.
+
+        Raises:
+            MeasurementError: the model has other routers, or one that does not pick by one topk.
+        """
+        if route_SCLK is None:
+            yield
+            return
+        if len(self.routers) != route_SCLK.shape[2]:
+            raise MeasurementError(
+                f"the recorded experts are of {route_SCLK.shape[2]} layers, and this model has "
+                f"{len(self.routers)} routers",
+                hint="replay the experts of the same mixture, or remove the key routes",
+            )
+        given_LRK = torch.from_numpy(route_SCLK).long().to(device).movedim(2, 0).flatten(1, 2)
+        for router, given_RK in zip(self.routers, given_LRK, strict=True):
+            router.forward = _picking(router, given_RK)
+        try:
+            yield
+        finally:
+            for router in self.routers:
+                del router.forward
+
+
+class _Given(TorchFunctionMode):
+    """Replaces what `topk` returns by the given experts, and their scores.
+
+    A router that picks groups of experts first calls `topk` for them too; those calls stay.
+
+    Args:
+        given_RK: -1 where the router picks by itself.
+        experts: of the layer; None if unknown.
+    """
+
+    def __init__(self, given_RK: Tensor, experts: int | None) -> None:
+        super().__init__()
+        self.given_RK, self.experts, self.picks = given_RK, experts, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, Tensor.topk):
+            return found
+        score, own = (args[0] if args else kwargs["input"]), found[1]
+        same = own.shape[-1] == self.given_RK.shape[-1] and own.numel() == self.given_RK.numel()
+        if not same or self.experts not in (None, score.shape[-1]):
+            return found
+        self.picks += 1
+        given = self.given_RK.reshape(own.shape)
+        given = given.where(given >= 0, own)
+        # in the order of topk, so that what is equal is equal in every bit
+        value, order = score.gather(-1, given).sort(dim=-1, descending=True, stable=True)
+        return torch.return_types.topk((value, given.gather(-1, order)))
+
+
+def _picking(router: Any, given_RK: Tensor) -> Callable[..., Any]:
+    forward, weight = router.forward, getattr(router, "weight", None)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _Given(given_RK, None if weight is None else len(weight)) as given:
+            output = forward(*args, **kwargs)
+        if given.picks != 1:
+            raise MeasurementError(
+                f"{given_RK.shape[-1]} experts a token were recorded, and a router "
+                f"({type(router).__name__}) has {given.picks} calls of topk that pick as many",
+                hint="replay the experts of the same mixture; if they are, its architecture is "
+                "not supported: remove the key routes",
+            )
+        return output
+
+    return run
+
+
+def given_routes(chunk: Batch, path: Path) -> list[NDArray[np.int16]]:
+    """The routes of each forward that scores a chunk, [S, C, L, K]; -1 where none is given."""
+    if not chunk.routes:
+        return []
+    longest, shape = max(map(len, chunk.prompts)), chunk.routes[0].shape[1:]
+    whole = np.full((len(chunk), longest + chunk.width, *shape), -1, dtype=np.int16)
+    for row, (prompt, route) in enumerate(zip(chunk.prompts, chunk.routes, strict=True)):
+        # the last column of a prompt predicts the first token; decoding pads prompts on the left
+        first = (len(prompt) if path == "prefill" else longest) - 1
+        whole[row, first : first + len(route)] = route
+    if path == "prefill":
+        return [whole]
+    return [whole[:, :longest], *np.split(whole[:, longest:], chunk.width, axis=1)]
+
 
 def route_columns(route_NLK: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     """Routes as columns of a trace, [N] each."""
@@ -65,5 +164,6 @@ def _routers(model: Any) -> Iterator[Any]:
         if hasattr(part, "_can_record_outputs")
     ]
     recorders = [found["router_logits"] for found in named if "router_logits" in found]
-    kinds = {getattr(one, "target_class", one) for one in recorders}
+    each = [one for of in recorders for one in (of if isinstance(of, list | tuple) else [of])]
+    kinds = {getattr(one, "target_class", one) for one in each}
     yield from (part for part in model.modules() if type(part) in kinds)

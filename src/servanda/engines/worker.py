@@ -74,6 +74,9 @@ def _pack(batch: Batch) -> bytes:
     }
     if batch.continuations:
         columns["continuation"] = pa.array(batch.continuations, pa.list_(pa.int64()))
+    if batch.routes:
+        flat = [route_NLK.reshape(-1) for route_NLK in batch.routes]
+        columns["route"] = pa.array(flat, pa.list_(pa.int16()))
     return to_bytes(pa.table(columns))
 
 
@@ -91,6 +94,10 @@ def _unpack(body: bytes, head: dict[str, Any]) -> Batch:
         head["together"],
         tuple(head.get("salts", ())),
         head.get("warm", False),
+        tuple(
+            np.array(flat, dtype=np.int16).reshape(-1, *head["routed"])
+            for flat in (table["route"].to_pylist() if "routed" in head else ())
+        ),
     )
 
 
@@ -187,6 +194,7 @@ class Worker:
         """A call about a batch, whose head says how wide it is, and whose body has its tokens."""
         options |= {"width": batch.width, "together": batch.together}
         options |= {"salts": batch.salts, "warm": batch.warm} if batch.salts else {}
+        options |= {"routed": batch.routes[0].shape[1:]} if batch.routes else {}
         return self._call(verb, options, _pack(batch))
 
     def _reply(self, verb: str) -> tuple[dict[str, Any], bytes]:

@@ -166,7 +166,8 @@ class RoundRunner:
     ) -> dict[str, Future[Trace]]:
         """Train's scores of infer's samples, the noise floor scores, and the stable kernel."""
         batch = self._batch(schedule, units, infer.continuations)
-        again = batch.take([r for r in schedule.noise_rows(len(units)) if not infer.lost_S[r]])
+        replayed = self._replayed(batch, infer, "infer")
+        again = replayed.take([r for r in schedule.noise_rows(len(units)) if not infer.lost_S[r]])
 
         def score(side: str, what: str, given: Batch) -> Future[Trace]:
             path = path_of(self.kernels[side], side)
@@ -182,12 +183,13 @@ class RoundRunner:
 
             return self.pools[side].submit(scored)
 
-        scores = {"train": score("train", "train", batch)}
+        scores = {"train": score("train", "train", replayed)}
         if len(again):
             for side in SIDES:
                 what = f"self_{side}"
                 if path_of(self.kernels[side], side) in self.descriptions[side].scores:
-                    scores[what] = score(side, what, again)
+                    own = again if side == "train" else replace(again, routes=())
+                    scores[what] = score(side, what, own)
                 else:  # it cannot score its own samples: its noise floor is unknown
                     nothing = partial(some, infer, ())
                     name = round_name(schedule, index, what)
@@ -200,5 +202,19 @@ class RoundRunner:
             scores["stable"] = pool.submit(self.drawn, schedule, index, units, "stable")
             drawn = scores["stable"].result()
             served = self._batch(schedule, units, drawn.continuations)
+            served = self._replayed(served, drawn, "stable")
             scores["stable_train"] = score("train", "stable_train", served)
         return scores
+
+    def _replayed(self, batch: Batch, drawn: Trace, side: str) -> Batch:
+        """A batch that train scores, with the experts that another side used if it replays them."""
+        if self.kernels["train"].routes is None:
+            return batch
+        routes = drawn.routes_S
+        if routes is None:
+            raise MeasurementError(
+                f"kernels.train.routes is replayed, and the {side} engine "
+                f"{self.kernels[side].engine!r} recorded no experts",
+                hint="remove the key routes, or let engine transformers run a mixture of experts",
+            )
+        return replace(batch, routes=routes)

@@ -35,6 +35,9 @@ class Batch:
     Sequences of one salt may share cached prefixes, and those of other salts may not; without
     `salts` it is the engine's own affair.  `warm`: what is cached may be read; an engine whose
     caches know no salts computes everything anew without it.
+
+    `routes`: of each continuation, the experts that an engine that scores it has to use, whole
+    numbers, [tokens, L, K] as `Trace.routes` has them; without them, the engine routes by itself.
     """
 
     sequence_S: tuple[int, ...]
@@ -44,6 +47,7 @@ class Batch:
     together: int | None = None
     salts: tuple[str, ...] = ()
     warm: bool = False
+    routes: tuple[Array, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sequence_S)
@@ -56,6 +60,7 @@ class Batch:
             prompts=tuple(self.prompts[r] for r in rows),
             continuations=tuple(self.continuations[r] for r in rows) if self.continuations else (),
             salts=tuple(self.salts[r] for r in rows) if self.salts else (),
+            routes=tuple(self.routes[r] for r in rows) if self.routes else (),
         )
 
     def chunks(self, size: int) -> list[Batch]:
@@ -136,6 +141,15 @@ class Trace:
             hint="remove the clauses that need them, or let engine transformers run the model, "
             "which has routes only as a mixture of experts",
         )
+
+    @property
+    def routes_S(self) -> tuple[Array, ...] | None:
+        """The routes of each sequence, for `Batch.routes`; None if not recorded."""
+        route_NLK = self.routes
+        if route_NLK is None:
+            return None
+        ends_S = np.cumsum(self.length_S)[:-1]
+        return tuple(np.split(route_NLK.astype(np.int16), ends_S))
 
     @property
     def routes(self) -> Array | None:

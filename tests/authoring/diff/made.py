@@ -170,6 +170,7 @@ MOVES = [
     Move("Kernel", "options", f"{INFER}/options", ABSENT, {"block_size": 16}, "retargeted"),
     Move("Kernel", "sampling", f"{INFER}/sampling", ABSENT, SAMPLING, "added"),
     Move("Kernel", "mask", f"{INFER}/mask", "own", "replayed", "retargeted"),
+    Move("Kernel", "routes", f"{INFER}/routes", ABSENT, "replayed", "retargeted"),
     Move("Kernel", "weights_from", f"{INFER}/weights_from", ABSENT, "0a", "retargeted"),
     Move("Kernel", "fault", f"{INFER}/fault", ABSENT, FAULT, "retargeted"),
     Move("Kernels", "train", "kernels/train/dtype", "float32", "float16", "retargeted"),

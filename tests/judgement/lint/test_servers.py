@@ -40,6 +40,7 @@ def test_a_server_is_a_kernel():
         ("dialect: vllm", "model: m", "a server has loaded its model already", "remove model"),
         ("models/tiny", 'models/tiny, url: "http://a"', "takes no url", "engine: openai_http"),
         ("models/tiny", "models/tiny, logprobs: raw", "takes no logprobs", "openai_http"),
+        ("dialect: vllm", "routes: replayed", "has no experts to replay", "kernels.train"),
     ],
 )
 def test_what_a_server_has_not_is_a_problem_with_its_place(old, new, said, hint):

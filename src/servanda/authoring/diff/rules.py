@@ -62,6 +62,7 @@ _KERNEL: Fields = {
     "options": other("the engine runs with other arguments"),
     "sampling": Part("train's own transform; without it, the workload's"),
     "mask": other(_OTHER_DRAWS),
+    "routes": other(_OTHER_KERNEL),
     "weights_from": other("other weights"),
     "fault": other(_OTHER_KERNEL),
 }

@@ -44,6 +44,10 @@ def kernels(
             message = f"{path[-1]} samples as workload.sampling says"
             hint = "declare it there; kernels.train.sampling is for a trainer's own transform"
             yield Finding((*path, "sampling"), message, hint, key=True)
+        if kernel.routes is not None and path[-1] != "train":
+            message = f"{path[-1]} draws, and has no experts to replay"
+            hint = "declare it of kernels.train, which scores what infer drew"
+            yield Finding((*path, "routes"), message, hint, key=True)
         yield from _server(path, kernel)
         yield from _fault(path, kernel, faults)
 
