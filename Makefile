@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-moe demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -37,6 +37,10 @@ MOE := runs/moe
 demo-moe: $(VENV)/.demo  ## a mixture of experts: a route that rounding flips, its replay, and two replays that are wrong; half a minute
 	rm -rf $(MOE)
 	$(BIN)/python examples/moe/run.py --out $(MOE)
+
+LONG := runs/long
+demo-long: $(VENV)/.demo  ## a check of prompts from 1k to 128k tokens, and its memory; half an hour
+	$(BIN)/python examples/long/run.py --out $(LONG)
 
 GATEWAY := runs/gateway
 demo-gateway: $(VENV)/.gateway  ## two servers, users, and a slice that goes wrong, leaves, and comes back: five minutes

@@ -730,3 +730,46 @@ def test_a_backend_or_a_device_that_is_not_there_is_refused(folder, key, says):
 def test_engines_without_backends_and_devices_refuse_them(key, says):
     with pytest.raises(MeasurementError, match=says):
         engines.open_engine(Kernel(engine="table", model="p.json", **key))
+
+
+# a prefill in steps
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("size", [2, 5, 12, 40])
+@PATHS
+def test_a_prefill_in_steps_has_the_scores_of_one_at_once(folder, drawn, path, size, attention):
+    """Of prompts of several lengths together, shorter and longer than a step."""
+    in_steps = open_engine(folder, attention=attention, prefill_chunk=size)
+    found, wanted = (
+        engine.score(drawn, FILTERED, path)
+        for engine in (in_steps, open_engine(folder, attention=attention))
+    )
+    for name in wanted.columns:
+        np.testing.assert_allclose(found.columns[name], wanted.columns[name], atol=ROUNDING)
+    logits = (np.concatenate([*e.logits(drawn, path)]) for e in (in_steps, open_engine(folder)))
+    np.testing.assert_allclose(*logits, atol=ROUNDING)
+
+
+def test_a_prefill_in_steps_keeps_no_logits_of_the_prompt(folder, monkeypatch):
+    kept = []
+    own = TransformersEngine._forward
+
+    def forward(self, *args, **options):
+        logits = own(self, *args, **options)
+        kept.append(logits.shape[1])
+        return logits
+
+    monkeypatch.setattr(TransformersEngine, "_forward", forward)
+    batch = Batch((0, 1), ((5,) * 30, (6,) * 7), 4, ((9, 8, 7, 6), (9, 8)))
+    [*open_engine(folder, prefill_chunk=8).logits(batch, "prefill")]
+    # columns 29 to 32 of the long text and 6, 7 of the short one; otherwise the one that is least
+    assert kept == [2, 1, 1, 3, 1]
+
+
+def test_steps_are_in_the_fingerprint_and_refused_elsewhere(folder):
+    facts = open_engine(folder, prefill_chunk=8).describe().fingerprint
+    assert facts["prefill_chunk"] == "8"
+    assert "prefill_chunk" not in open_engine(folder).describe().fingerprint
+    with pytest.raises(MeasurementError, match="no choice of the steps of a prefill"):
+        engines.open_engine(Kernel(engine="table", model="p.json", prefill_chunk=8))

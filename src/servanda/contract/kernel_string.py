@@ -9,8 +9,8 @@
 #            | url {"," key "=" value}, of engine openai_http
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
-#   key      = attention | device | batch_size | prefix_cache | kv_cache | path | title
-#            | weights_from | python | fault | "option." NAME
+#   key      = attention | device | batch_size | prefill_chunk | prefix_cache | kv_cache
+#            | path | title | weights_from | python | fault | "option." NAME
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #   option   = an argument of the engine itself, as JSON, such as option.async_scheduling=true
@@ -36,8 +36,8 @@ from servanda.registry import did_you_mean
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
 KEYS = (
-    *("attention", "device", "batch_size", "prefix_cache", "kv_cache", "path", "title"),
-    *("weights_from", "python", "fault"),
+    *("attention", "device", "batch_size", "prefill_chunk", "prefix_cache", "kv_cache"),
+    *("path", "title", "weights_from", "python", "fault"),
 )
 SERVER_KEYS = (
     *("dialect", "logprobs", "served", "timeout_s", "key_env"),
@@ -220,7 +220,7 @@ class _Reader:
             raise self.wrong(
                 start, f"{key} cannot be {value!r}", f"one of {', '.join(_CHOICES[key])}"
             )
-        if key in ("batch_size", "prefix_cache"):
+        if key in ("batch_size", "prefill_chunk", "prefix_cache"):
             if not re.fullmatch(r"[0-9]{1,6}", value):
                 raise self.wrong(start, f"{key} is a whole number, not {value!r}", "write 32")
             fields[key] = int(value)

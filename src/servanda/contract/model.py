@@ -120,18 +120,16 @@ class Kernel(Value):
         description="sdpa: torch chooses the backend; sdpa_NAME, of transformers: this one.",
     )
     device: str | None = Field(
-        None,
-        pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$",
-        description="cpu, cuda or cuda:1, of transformers; default the CPU.",
+        None, pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$", description="cpu, cuda or cuda:1; default cpu."
     )
     quantization: str | None = Field(None, description="The exact name, such as int8_weight_only.")
     path: Path | None = Field(None, description="prefill or decode, where it can be chosen.")
     batch_size: Whole = Field(32, ge=1, le=4096, description="Sequences that run together.")
+    prefill_chunk: Whole | None = Field(
+        None, ge=2, le=1 << 20, description="Tokens of a step of a prefill; default all at once."
+    )
     prefix_cache: Whole | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description="Tokens of a block of the prefix cache, of transformers; default no cache.",
+        None, ge=1, le=4096, description="Tokens of a block of the prefix cache; default none."
     )
     kv_cache: str | None = Field(
         None,
@@ -309,7 +307,7 @@ class Contract(Value):
         if self.trend is None:
             del data["trend"]
         for kernel in (*data["kernels"].values(), data["stable"] or {}):
-            for key in ("device", "prefix_cache", "kv_cache", "options", "routes"):
+            for key in _OPTIONAL:
                 if kernel.get(key, 0) is None:
                     del kernel[key]
         workloads = _named(data["workloads"])
@@ -331,6 +329,7 @@ def _named(workloads: Any) -> dict[str, Any]:
     return {w.pop("name", n): {k: v for k, v in w.items() if k != "prompts"} for n, w in items}
 
 
+_OPTIONAL = ("device", "prefill_chunk", "prefix_cache", "kv_cache", "options", "routes")
 # the place of a kernel does not change its results: its engine reports the build; each row of
 # traffic has its sampling parameters
 _KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python", "key_env"}

@@ -88,6 +88,13 @@ def open_engine(kernel: Kernel) -> Engine:
             f"routes={kernel.routes}",
             hint="remove the key routes, or use engine: transformers",
         )
+    if kernel.prefill_chunk is not None and not getattr(make, "chunks_prefills", False):
+        raise MeasurementError(
+            f"engine {name!r} has no choice of the steps of a prefill: prefill_chunk="
+            f"{kernel.prefill_chunk}",
+            hint="remove the key prefill_chunk, or use engine: transformers; vllm has the option "
+            "max_num_batched_tokens",
+        )
     if kernel.prefix_cache is not None and not getattr(make, "caches_prefixes", False):
         raise MeasurementError(
             f"engine {name!r} has no prefix cache of its own here: prefix_cache="

@@ -29,6 +29,7 @@ from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.quantized import check_quantization, quantize_, take_over
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
 from servanda.engines.transformers_routes import RouteRecorder, given_routes, route_columns
+from servanda.engines.transformers_steps import NOTHING, logits_in_steps, steps_of
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.trace import Batch, Trace
@@ -43,7 +44,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     prompt is cached), `_draw` and `_biased`.
     """
 
-    caches_prefixes = chooses_backends = chooses_devices = replays_routes = True
+    caches_prefixes = chooses_backends = chooses_devices = chunks_prefills = True
+    replays_routes = True
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.quantization is not None:
@@ -133,6 +135,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             "quantization": self.kernel.quantization or "none",
             **device_facts(self._device),
             "threads": str(torch.get_num_threads()),
+            **({"prefill_chunk": str(step)} if (step := self.kernel.prefill_chunk) else {}),
             **({"prefix_cache": str(cache)} if (cache := self.kernel.prefix_cache) else {}),
             "architecture": self._config.model_type,
             "config": digest_of(dict(config_json)),
@@ -154,7 +157,14 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         return transformers.DynamicCache(config=self._config)
 
     def _forward(self, ids_ST: Tensor, mask_ST: Tensor, **options: Any) -> Tensor:
-        """Logits of the columns asked for; `mask_ST` also covers what the cache holds."""
+        """Logits of the columns asked for; `mask_ST` also covers what the cache holds.
+
+        Columns are asked for by `logits_to_keep`, or by their indexes `kept` among those fed.
+        """
+        kept_C = options.pop("kept", None)
+        if kept_C is not None:  # a model keeps one column or more
+            kept = torch.from_numpy(kept_C).to(self._device) if len(kept_C) else 1
+            options["logits_to_keep"] = kept
         ids_ST, mask_ST = ids_ST.to(self._device), mask_ST.to(self._device)
         replay = self._recorder.replaying(next(self._replay, None), self._device)
         with torch.inference_mode(), sdpa_backend(self.kernel.attention), replay:
@@ -165,7 +175,9 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
                 position_ids=position_ST,
                 **options,
             ).logits
-            route_SCLK = self._recorder.taken(len(ids_ST), logits_SCV.shape[1])
+            if kept_C is None:
+                kept_C = np.arange(ids_ST.shape[1])[-logits_SCV.shape[1] :]
+            route_SCLK = self._recorder.taken(len(ids_ST), kept_C)
             if self._routes is not None:
                 self._routes.append(route_SCLK)
             return logits_SCV
@@ -199,7 +211,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
                 "cached token",
                 hint="remove the key prefix_cache of the kernel that replays",
             )
-        self._replay = iter(given_routes(chunk, path))
+        self._replay = iter(given_routes(chunk, path, self.kernel.prefill_chunk))
         trace = super()._score(chunk, sampling, path)
         route_SCLK = self._recorded_routes()
         if route_SCLK is None:
@@ -224,11 +236,13 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             yield from self._decode_alone(chunk)
             return
         ids_ST, mask_ST = map(torch.from_numpy, self._left_padded(chunk.prompts))
-        cache = self._cache()
+        cached = partial(self._forward, past_key_values=self._cache(), use_cache=True)
+        *before, last = steps_of(ids_ST.shape[1], self.kernel.prefill_chunk)
+        for step in before:
+            cached(ids_ST[:, step], mask_ST[:, : step.stop], kept=NOTHING)
+        ids_ST = ids_ST[:, last]
         while True:
-            logits_S1V = self._forward(
-                ids_ST, mask_ST, past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
+            logits_S1V = cached(ids_ST, mask_ST, logits_to_keep=1)
             token_S = yield logits_S1V[:, -1]
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
@@ -293,11 +307,25 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             logits_to_keep=1,
         )
 
+    def _places(self, chunk: Batch, path: Path) -> tuple[Ints, Ints]:
+        row_N, column_N = super()._places(chunk, path)
+        if path != "prefill" or self.kernel.prefill_chunk is None:
+            return row_N, column_N
+        # of a prefill in steps, only columns that some row asks for are kept
+        return row_N, np.unique(column_N, return_inverse=True)[1].astype(np.int64)
+
     def _prefill(self, chunk: Batch) -> Iterator[Tensor]:
         ids_ST, mask_ST, keep = self._right_padded(chunk)
         ids_ST, mask_ST = torch.from_numpy(ids_ST), torch.from_numpy(mask_ST)
-        logits_STV = self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
-        return self._after_prompts(chunk, logits_STV)
+        size = self.kernel.prefill_chunk
+        if size is None:
+            logits_STV = self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
+            yield from self._after_prompts(chunk, logits_STV)
+            return
+        row_N, column_N = super()._places(chunk, "prefill")
+        cached = partial(self._forward, past_key_values=self._cache(), use_cache=True)
+        places = row_N, column_N + ids_ST.shape[1] - keep
+        yield logits_in_steps(cached, ids_ST, mask_ST, places, size)
 
     def _stack(self, logits_TSV: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(logits_TSV), dim=1)

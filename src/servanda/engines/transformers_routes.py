@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from servanda.contract.model import Path
+from servanda.engines.transformers_steps import steps_of
 from servanda.errors import MeasurementError
 from servanda.traces.trace import Batch, route_column
 
@@ -35,11 +36,11 @@ class RouteRecorder:
         parts = output if isinstance(output, tuple) else (output,)
         self._picked += [p for p in parts if isinstance(p, Tensor) and not p.is_floating_point()]
 
-    def taken(self, rows: int, columns: int) -> NDArray[np.int64] | None:
+    def taken(self, rows: int, kept_C: NDArray[np.integer]) -> NDArray[np.int64] | None:
         """The experts of the forward that has just run, sorted, [S, C, L, K].
 
         Args:
-            rows: S of that forward; columns: C, the last of its columns.
+            rows: S of that forward; kept_C: indexes of the columns.
 
         Returns:
             None where the routers do not return their experts.
@@ -48,7 +49,7 @@ class RouteRecorder:
         if not picked or len(picked) != len(self.routers):
             return None
         route_LNK = torch.stack([part.reshape(-1, part.shape[-1]) for part in picked])
-        route_LSTK = route_LNK.unflatten(1, (rows, -1))[:, :, -columns:]
+        route_LSTK = route_LNK.unflatten(1, (rows, -1))[:, :, kept_C]
         return route_LSTK.sort(dim=-1).values.permute(1, 2, 0, 3).cpu().numpy()
 
     @contextmanager
@@ -131,8 +132,12 @@ def _picking(router: Any, given_RK: Tensor) -> Callable[..., Any]:
     return run
 
 
-def given_routes(chunk: Batch, path: Path) -> list[NDArray[np.int16]]:
-    """The routes of each forward that scores a chunk, [S, C, L, K]; -1 where none is given."""
+def given_routes(chunk: Batch, path: Path, size: int | None = None) -> list[NDArray[np.int16]]:
+    """The routes of each forward that scores a chunk, [S, C, L, K]; -1 where none is given.
+
+    Args:
+        size: columns of each forward of a prefill; None: all at once.
+    """
     if not chunk.routes:
         return []
     longest, shape = max(map(len, chunk.prompts)), chunk.routes[0].shape[1:]
@@ -141,9 +146,9 @@ def given_routes(chunk: Batch, path: Path) -> list[NDArray[np.int16]]:
         # the last column of a prompt predicts the first token; decoding pads prompts on the left
         first = (len(prompt) if path == "prefill" else longest) - 1
         whole[row, first : first + len(route)] = route
-    if path == "prefill":
-        return [whole]
-    return [whole[:, :longest], *np.split(whole[:, longest:], chunk.width, axis=1)]
+    fed = whole.shape[1] if path == "prefill" else longest
+    steps = [*steps_of(fed, size), *(slice(at, at + 1) for at in range(fed, whole.shape[1]))]
+    return [whole[:, step] for step in steps]
 
 
 def route_columns(route_NLK: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:

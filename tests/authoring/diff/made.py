@@ -161,6 +161,7 @@ MOVES = [
     Move("Kernel", "title", f"{INFER}/title", ABSENT, "ours", "cosmetic"),
     Move("Kernel", "dtype", f"{INFER}/dtype", "float32", "bfloat16", "retargeted"),
     Move("Kernel", "attention", f"{INFER}/attention", "eager", "sdpa", "retargeted"),
+    Move("Kernel", "prefill_chunk", f"{INFER}/prefill_chunk", ABSENT, 512, "retargeted"),
     Move("Kernel", "device", f"{INFER}/device", "cpu", "cuda", "retargeted"),
     Move("Kernel", "quantization", f"{INFER}/quantization", ABSENT, "w8a8", "retargeted"),
     Move("Kernel", "path", f"{INFER}/path", "prefill", "decode", "retargeted"),

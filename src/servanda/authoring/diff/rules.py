@@ -57,6 +57,7 @@ _KERNEL: Fields = {
     "quantization": other(_OTHER_KERNEL),
     "path": other(_OTHER_KERNEL),
     "batch_size": other("rounding depends on what runs together"),
+    "prefill_chunk": other("rounding depends on what runs together"),
     "prefix_cache": other("a cached prefix is read, and not computed"),
     "kv_cache": other("keys and values are rounded otherwise"),
     "options": other("the engine runs with other arguments"),
