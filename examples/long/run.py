@@ -36,7 +36,8 @@ slices:
   - {{name: length, split: request.prompt_tokens, at: {edges}}}
 claim: realised
 statistical:
-  - {{id: tv, metric: tv, aggregate: mean, at_most: 0.05, slices: [all, kind, length]}}
+  - {{id: tv, metric: tv, aggregate: mean, at_most: 0.05, slices: all}}
+  - {{id: tv-slice, metric: tv, aggregate: mean, at_most: 0.2, slices: [kind, length]}}
 promotion: {{offline: {{prompt_groups: [{groups}, {groups}]}}}}
 """
 
