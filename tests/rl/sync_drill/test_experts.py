@@ -2,6 +2,7 @@
 # routed to is said to be untested.
 
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +10,13 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from servanda.engines.checkpoint import quiet  # noqa: E402
 from servanda.rl.sync_drill.drill import preflight  # noqa: E402
 from servanda.rl.sync_drill.result import Part  # noqa: E402
 from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs  # noqa: E402
 from tests.rl.sync_drill.toys import WIDTH, Toy  # noqa: E402
 
+MOE = Path(__file__).parents[3] / "models" / "tiny-moe"
 EXPERTS, PICKED, UNREACHED = 6, 2, 4
 
 
@@ -96,3 +99,30 @@ def test_a_part_without_any_effect_is_neither_right_nor_wrong():
     part = Part("expert 3", float("nan"), float("inf"), 0.0)
 
     assert part.unseen and not part.deaf and not part.partly_deaf
+
+
+def mixture_in_bfloat16(lost, seed=0):
+    """A drill of models/tiny-moe against an engine whose rounding flips routes."""
+    transformers = pytest.importorskip("transformers")
+    with quiet():
+        module = transformers.AutoModelForCausalLM.from_pretrained(MOE, dtype=torch.float32)
+    engine = copy.deepcopy(module).bfloat16().eval()
+
+    def sync():
+        mine = dict(engine.named_parameters())
+        with torch.no_grad():
+            for name, tensor in module.named_parameters():
+                kept = mine[name].clone()
+                mine[name].copy_(tensor)
+                if lost is not None and f"layers.{lost[0]}.mlp.experts." in name:
+                    mine[name][lost[1]] = kept[lost[1]]
+
+    return preflight(Trainee(module, sync, lambda rows: forward_logprobs(engine, rows)), seed=seed)
+
+
+def test_an_expert_of_few_tokens_is_named_among_the_noise_of_flipped_routes():
+    result = mixture_in_bfloat16((0, 2))
+
+    assert result.cause == "experts_stale", str(result)
+    (wrong,) = (group for group in result.groups if group.mark == "violated")
+    assert (wrong.name, wrong.lost) == ("layers.0.mlp", ("expert 2",))
