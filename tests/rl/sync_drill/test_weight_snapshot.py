@@ -56,6 +56,22 @@ def test_whatever_was_done_to_them_weights_return_bit_for_bit(values):
         assert same(parameter, value)
 
 
+def test_each_row_of_a_tensor_may_have_a_size_of_its_own():
+    value = torch.randn(4, 3, 2, dtype=torch.float64)
+    module = held(value)
+    weights = Weights(module)
+    sizes = (0.5, 0.0, 1.0, 8.0)
+
+    weights.perturb({"p0": 0.5})
+    at_half = module.p0.detach() - value
+    weights.perturb({"p0": sizes})
+
+    scale_E = torch.tensor(sizes, dtype=torch.float64)[:, None, None] / 0.5
+    torch.testing.assert_close(module.p0.detach() - value, scale_E * at_half)
+    weights.restore()
+    assert same(module.p0, value)
+
+
 @given(tensors())
 def test_a_journal_keeps_every_bit(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("journal") / "j"

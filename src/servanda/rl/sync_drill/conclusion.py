@@ -140,15 +140,21 @@ def _blind_spots(groups: Sequence[Response], unprobed: int | None) -> Iterator[B
             "not synced goes unnoticed",
         )
     unseen = [
-        f"{part.name} of {group.name}"
+        (f"{part.name} of {group.name}", part.moved > 0)
         for group in groups
-        if group.mark == "holds"
+        if group.mark == "holds" or group.lost
         for part in group.parts
         if part.unseen
     ]
-    if unseen:
+    if faint := [name for name, moves in unseen if moves]:
         yield BlindSpot(
             "sample",
             "some parts change too few logprobs to be told from the rest of their group: "
-            f"{_few(unseen)}",
+            f"{_few(faint)}",
+        )
+    if idle := [name for name, moves in unseen if not moves]:
+        yield BlindSpot(
+            "sample",
+            "no probe token changes with some parts, such as an expert that none is routed to: "
+            f"{_few(idle)}; pass rows that reach them as tokens=",
         )

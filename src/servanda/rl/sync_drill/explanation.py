@@ -18,6 +18,7 @@ from servanda.theory.sampling import Floats
 
 _TRIED = 8  # most parts that are omitted in turn
 _BETTER = 0.8  # reduction of the rest that justifies omitting another part
+_CHANGED = 4  # fewest tokens that an omission changes, for that to be judged on them alone
 _LIMIT = 2.5  # noise floors that an explanation may leave, as a working sync does
 _STEP, _STEPS = 0.02, 6  # steps of the search for a factor
 _FACTORS = (0.02, 50.0)
@@ -45,16 +46,16 @@ def explain(
         damaged: whether the two sides differ at equal weights, so that no part can be named.
         scales: whether a factor is looked for.
     """
-    lack = distance(change_N, perturbation.own_N)
+    lack_N = change_N - perturbation.own_N
+    lack = _mean(lack_N)
     if damaged:
         return replace(response, left=lack / floor)
 
-    def left_by(pieces: Sequence[Piece]) -> float:
-        own_N = trials.without(perturbation.sizes, pieces) - train_N
-        return distance(change_N, own_N)
+    def rest_of(pieces: Sequence[Piece]) -> Floats:
+        return change_N - (trials.without(perturbation.sizes, pieces) - train_N)
 
-    lost, left = _lost(trials, perturbation, response, left_by, lack, floor)
-    shards, rest = _lost_shards(trials, perturbation, left_by, train_N, change_N)
+    lost, left = _lost(trials, perturbation, response, rest_of, lack_N, floor)
+    shards, rest = _lost_shards(trials, perturbation, rest_of, train_N, change_N)
     if rest <= _enough(lack, floor) and (not lost or rest <= _ALIKE * left):
         lost, left = shards, rest
     if lost:
@@ -74,8 +75,8 @@ def _lost(
     trials: Trials,
     perturbation: Perturbation,
     response: Response,
-    left_by: Callable[[Sequence[Piece]], float],
-    lack: float,
+    rest_of: Callable[[Sequence[Piece]], Floats],
+    lack_N: Floats,
     floor: float,
 ) -> tuple[list[Piece], float]:
     """The parts without which the trainer reproduces the engine, and the unexplained rest, nats;
@@ -86,39 +87,54 @@ def _lost(
         p for p in perturbation.pieces if follow[p.name].follow < 1 - 3 * follow[p.name].spread
     ]
     suspects.sort(key=lambda piece: follow[piece.name].follow)
-    limit = _enough(lack, floor)
+    limit = max(_LIMIT * floor, EXPLAINED * _mean(lack_N))
 
-    def enough(left: float) -> bool:
-        return left <= limit
+    def enough(rest_N: Floats) -> bool:
+        return _mean(rest_N) <= limit and _is_better(rest_N, lack_N, floor)
 
     # all parts that are clearly not synced; of a tied tensor one use, or rows, not both
-    best, chosen = lack, []
+    best_N, chosen = lack_N, []
     for family in (("tensor", "use"), ("rows",)):
         deaf = [p for p in suspects if follow[p.name].deaf and p.family in family]
-        if deaf and enough(left := left_by(deaf)) and left < best:
-            best, chosen = left, deaf
+        if deaf and enough(rest_N := rest_of(deaf)) and _mean(rest_N) < _mean(best_N):
+            best_N, chosen = rest_N, deaf
     if chosen:
-        return chosen, best
+        return chosen, _mean(best_N)
     # single experts of the bundles that are not clear
     suspects = [one for piece in suspects[:_TRIED] for one in trials.split(piece) or [piece]]
     for _ in range(_TRIED):
-        tried = [(left_by([*chosen, piece]), piece) for piece in suspects]
+        tried = [(rest_of([*chosen, piece]), piece) for piece in suspects]
         if not tried:
             break
-        left, piece = min(tried, key=lambda pair: pair[0])
-        if left > _BETTER * best:
+        rest_N, piece = min(tried, key=lambda pair: _mean(pair[0]))
+        if not _is_better(rest_N, best_N, floor):
             break
-        best, chosen = left, [*chosen, piece]
+        best_N, chosen = rest_N, [*chosen, piece]
         suspects.remove(piece)
-        if enough(best):
-            return chosen, best
-    return [], best
+        if enough(best_N):
+            return chosen, _mean(best_N)
+    return [], _mean(best_N)
+
+
+def _mean(rest_N: Floats) -> float:
+    return float(np.abs(rest_N).mean())
+
+
+def _is_better(rest_N: Floats, before_N: Floats, floor: float) -> bool:
+    """Whether an omission reduces the rest clearly, on the tokens that it changes.
+
+    An expert changes few tokens: among all others its effect is lost in their noise.
+    """
+    changed_N = np.abs(rest_N - before_N) > floor
+    if changed_N.sum() < _CHANGED:
+        changed_N = np.ones_like(changed_N)
+    return _mean(rest_N[changed_N]) <= _BETTER * _mean(before_N[changed_N])
 
 
 def _lost_shards(
     trials: Trials,
     perturbation: Perturbation,
-    left_by: Callable[[Sequence[Piece]], float],
+    rest_of: Callable[[Sequence[Piece]], Floats],
     train_N: Floats,
     change_N: Floats,
 ) -> tuple[list[Piece], float]:
@@ -133,7 +149,7 @@ def _lost_shards(
     follows = each if np.isnan(fits).any() else fits
     order = [shards[at] for at in np.argsort(follows)]
     # the one before the last: without all of them the group is not synced as a whole
-    tried = [(left_by(order[:count]), count) for count in range(1, len(order))]
+    tried = [(_mean(rest_of(order[:count])), count) for count in range(1, len(order))]
     left, count = min(tried)
     return sorted(order[:count], key=lambda shard: shard.rows), left
 

@@ -213,7 +213,8 @@ def remark(response: Response) -> str:
         return f"not synced: {', '.join(response.lost[:4])}"
     if response.scale:
         return f"explained by {response.scale}"
-    low = sorted(response.parts, key=lambda part: part.follow)[:3]
+    known = [part for part in response.parts if not math.isnan(part.follow)]
+    low = sorted(known, key=lambda part: part.follow)[:3]
     parts = ", ".join(f"{p.name} {p.follow:.2f} ± {2 * p.spread:.2f}" for p in low)
     return "; ".join(filter(None, (f"unexplained: {response.left:.1f} x noise floor", parts)))
 

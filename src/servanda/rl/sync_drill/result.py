@@ -151,7 +151,9 @@ class Part:
 
     @property
     def partly_deaf(self) -> bool:
-        return self.follow + SURE * self.spread < 1 - max(PART_OFF, 1 / self.moved)
+        # of what no probe reaches, such as an expert without a token, nothing is sure
+        off = max(PART_OFF, 1 / self.moved) if self.moved else math.inf
+        return self.follow + SURE * self.spread < 1 - off
 
     @property
     def unseen(self) -> bool:

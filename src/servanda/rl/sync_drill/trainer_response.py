@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ import numpy as np
 from servanda.rl.sync_drill.response_slope import response_slope
 from servanda.rl.sync_drill.result import AIM, AIM_LEAST, AIM_NATS
 from servanda.rl.sync_drill.weight_groups import PARTS, WeightGroup, expert_of
-from servanda.rl.sync_drill.weight_snapshot import Weights
+from servanda.rl.sync_drill.weight_snapshot import Size, Weights
 from servanda.theory.sampling import Floats
 
 _FIRST, _LAST = 2.0**-8, 16.0  # sizes of a perturbation, in spreads
@@ -58,14 +59,15 @@ class Perturbation:
 
     Args:
         size: the perturbation, in spreads of each tensor.
-        sizes: tensor -> its own size, if a small one is perturbed more.
+        sizes: tensor -> its own size, if a small one is perturbed more; for a stacked tensor, one
+            for each expert, if one of few tokens is perturbed more.
         own_N: the trainer's change, nats.
         pieces: for each piece, the change that is missing if only this piece is unchanged.
     """
 
     group: WeightGroup
     size: float
-    sizes: Mapping[str, float]
+    sizes: Mapping[str, Size]
     own_N: Floats
     pieces: Mapping[Piece, Floats] = field(default_factory=dict)
 
@@ -85,7 +87,7 @@ class Trials:
 
     def without(
         self,
-        sizes: Mapping[str, float],
+        sizes: Mapping[str, Size],
         left_out: Sequence[Piece] = (),
         scaled: Sequence[str] = (),
         factor: float = 1.0,
@@ -186,25 +188,43 @@ class Trials:
             logp_N: the trainer's scores before.
         """
         size, own_N = perturbation_size(self.weights, group.tensors, logp_N, self.scores, floor)
-        sizes = dict.fromkeys(group.tensors, size)
+        sizes: dict[str, Size] = dict.fromkeys(group.tensors, size)
         while True:
             # the effect of each while the others are perturbed too, because factors interact
             pieces = {
                 piece: own_N - (self.without(sizes, [piece]) - logp_N)
                 for piece in self.pieces_of(group)
             }
-            weak = [
-                piece
-                for piece, own in pieces.items()
-                if piece.family == "tensor"
-                and np.linalg.norm(own) < _POWER * floor
-                and sizes[piece.tensors[0]] < _LAST
-            ]
-            if not weak:
+            larger = dict(sizes)
+            for piece, piece_N in pieces.items():
+                self._grow(larger, piece, float(np.linalg.norm(piece_N)) / floor)
+            if larger == sizes:
                 return Perturbation(group, size, sizes, own_N, pieces)
-            for piece in weak:
-                sizes.update(dict.fromkeys(piece.tensors, 2 * sizes[piece.tensors[0]]))
+            sizes = larger
             own_N = self.without(sizes) - logp_N
+
+    def _grow(self, sizes: dict[str, Size], piece: Piece, power: float) -> None:
+        """Enlarge the perturbation of a tensor or an expert that has too little effect.
+
+        Args:
+            power: its effect, root of the sum of squares, in noise floors.
+        """
+        is_expert = piece.name.startswith("expert") or bool(expert_of(piece.tensors[0]))
+        # an expert that no token is routed to has no effect at any size
+        if power >= _POWER or (is_expert and not power):
+            return
+        grows = piece.family == "tensor" and np.max(sizes[piece.tensors[0]]) < _LAST
+        for name in piece.tensors:
+            size = sizes[name]
+            if grows:
+                sizes[name] = (
+                    tuple(2 * row for row in size) if isinstance(size, tuple) else 2 * size
+                )
+            elif piece.family == "rows" and is_expert:
+                rows = [*size] if isinstance(size, tuple) else [size] * self.weights.shapes[name][0]
+                for row in range(*piece.rows):
+                    rows[row] = max(rows[row], min(2 * rows[row], _LAST))
+                sizes[name] = tuple(rows)
 
 
 def _spans(count: int) -> list[tuple[int, int]]:
@@ -245,7 +265,7 @@ def perturbation_size(
         wanted = enough / moved if moved > 0 else _LEAP
         # a group's response is linear in its size, or quadratic if two of its tensors are
         # multiplied
-        size = min(_LAST, size * min(_LEAP, max(2.0, 2.0 ** np.ceil(np.log2(wanted) / 2))))
+        size = min(_LAST, size * min(_LEAP, max(2.0, 2.0 ** math.ceil(math.log2(wanted) / 2))))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.noise import Sums
-from servanda.rl.sync_drill.parallel.local_weights import LocalWeights
+from servanda.rl.sync_drill.parallel.local_weights import LocalWeights, Size
 from servanda.rl.sync_drill.parallel.process_group import ALONE, Ranks
 
 
@@ -85,9 +85,13 @@ class Weights:
         self.anchored = bool(scales)
         return self.anchored
 
-    def perturb(self, sizes: Mapping[str, float]) -> None:
+    def perturb(self, sizes: Mapping[str, Size]) -> None:
         """Add noise to some tensors, as a multiple of each one's spread."""
-        scales = {name: size * self._moments(name)[1] for name, size in sizes.items()}
+        scales: dict[str, Size] = {}
+        for name, size in sizes.items():
+            spread = self._moments(name)[1]
+            each = isinstance(size, tuple)
+            scales[name] = tuple(row * spread for row in size) if each else size * spread
         self.ranks.post(self.local.perturb, scales)
 
     def settle(self, names: Iterable[str]) -> None:

@@ -116,3 +116,29 @@ def test_routes_of_two_models_are_unsound_and_none_are_no_finding():
     columns = {**chunk.per_token, ROUTE_TRAIN: chunk.per_token[ROUTE_TRAIN][:, :2]}
     assert finding(replace(chunk, per_token=columns)).state == "unsound"
     assert finding(replace(chunk, per_token={ROUTE: chunk.per_token[ROUTE]})).text == ""
+
+
+@pytest.mark.parametrize("absent", ["column", "cells"])
+def test_a_replay_that_is_claimed_and_not_recorded_is_a_warning(absent):
+    chunk, _ = routed(says=True)
+    columns = dict(chunk.per_token)
+    if absent == "column":
+        del columns[ROUTE_TRAIN]
+    else:
+        columns[ROUTE_TRAIN] = np.full_like(columns[ROUTE_TRAIN], UNROUTED)
+    found = finding(replace(chunk, per_token=columns))
+    assert found.state == "warning"
+    assert found.text == (
+        "the trainer says that it replays the sampler's experts, and of "
+        f"{len(chunk.token_N) - len(chunk):,} tokens its own are not in the dump, so whether it "
+        "does is unknown: pass routes_train="
+    )
+    # a trainer that does not say so owes nothing
+    assert finding(replace(chunk, per_token=columns, per_sequence={})).text == ""
+
+
+def test_a_replay_of_which_a_part_is_recorded_is_a_warning():
+    whole, _ = routed(says=True)
+    columns = {name: of for name, of in whole.per_token.items() if name != ROUTE_TRAIN}
+    found = finding(whole, replace(whole, per_token=columns))
+    assert found.state == "warning" and "are not in the dump" in found.text

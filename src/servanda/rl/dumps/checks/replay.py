@@ -14,7 +14,7 @@ import numpy as np
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, check
 from servanda.rl.dumps.checks.line_up import LAGS
 from servanda.rl.dumps.checks.routes import known, some
-from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, Array, Rollouts
+from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED, Array, Rollouts
 
 _MARGIN = 0.05  # of the share of equal experts, beyond that of lag 0
 _STRAY = 0.001  # share of tokens that a replay may miss before the data are unsound
@@ -31,6 +31,7 @@ class ReplayCheck(Sums):
 
     def __init__(self) -> None:
         self.tokens = self.touched = self.said = self.missed = self.pairs = self.shapes = 0
+        self.claimed = 0  # tokens that are said to be replayed, without the trainer's experts
         self.at: Counter[int] = Counter()  # layer -> pairs that differ
         self.missed_at: Counter[int] = Counter()  # the same, of tokens that are said to be replayed
         self.lags: Counter[tuple[int, bool]] = Counter()  # (lag, whether the pair is equal)
@@ -39,8 +40,11 @@ class ReplayCheck(Sums):
 
     def add(self, rollouts: Rollouts) -> None:
         train_NLK, infer_NLK = (rollouts.per_token.get(name) for name in (ROUTE_TRAIN, ROUTE))
-        if train_NLK is None or infer_NLK is None:
+        says_S = rollouts.per_sequence.get(REPLAYS, np.zeros(len(rollouts))) == 1
+        if infer_NLK is None or (train_NLK is None and not says_S.any()):
             return
+        if train_NLK is None:
+            train_NLK = np.full_like(infer_NLK, UNROUTED)
         if train_NLK.shape != infer_NLK.shape:
             self.shapes += 1
             return
@@ -48,8 +52,9 @@ class ReplayCheck(Sums):
         known_N = known(train_NLK) & known(infer_NLK)
         differ_NL = (train_NLK != infer_NLK).any(axis=-1) & known_N[:, None]
         touched_N = differ_NL.any(axis=1)
-        says_S = rollouts.per_sequence.get(REPLAYS, np.zeros(len(rollouts))) == 1
-        says_N = says_S[rollouts.sequence_N] & known_N
+        says_N = says_S[rollouts.sequence_N]
+        self.claimed += int((says_N & known(infer_NLK) & ~known(train_NLK)).sum())
+        says_N &= known_N
         missed_NL = differ_NL & says_N[:, None]
         self.tokens += int(known_N.sum())
         self.pairs += int(known_N.sum()) * differ_NL.shape[1]
@@ -70,7 +75,7 @@ class ReplayCheck(Sums):
             text = "the experts of the trainer and those of the sampler are of other models"
             return Finding("replay", "unsound", text)
         if not self.tokens:
-            return Finding("replay", "ok", "")
+            return self._unproven() or Finding("replay", "ok", "")
         share = {lag: self._equal(lag) for lag in LAGS}
         best = max(share, key=lambda lag: share[lag])
         numbers = {
@@ -93,6 +98,8 @@ class ReplayCheck(Sums):
             odd = self.missed, self.said, _STRAY
             state = "unsound" if self.missed > _STRAY * self.said else "warning"
             return Finding("replay", state, text, numbers, self.first.place, odd)
+        if unproven := self._unproven():
+            return unproven
         if not self.touched:
             text = (
                 f"the trainer's experts are the sampler's, in every layer of {self.tokens:,} tokens"
@@ -105,6 +112,17 @@ class ReplayCheck(Sums):
         )
         state = "warning" if numbers["touched"] > _MOST else "ok"
         return Finding("replay", state, text, numbers, self.first_touched.place)
+
+    def _unproven(self) -> Finding | None:
+        """That a replay is claimed, and cannot be seen."""
+        if self.claimed <= _STRAY * (self.said + self.claimed):
+            return None
+        text = (
+            "the trainer says that it replays the sampler's experts, and of "
+            f"{self.claimed:,} tokens its own are not in the dump, so whether it does is unknown: "
+            "pass routes_train="
+        )
+        return Finding("replay", "warning", text)
 
     def _equal(self, lag: int) -> float:
         equal, other = self.lags[lag, True], self.lags[lag, False]

@@ -20,6 +20,8 @@ from servanda.rl.sync_drill.parallel.shards import (
     whole,
 )
 
+Size = float | tuple[float, ...]  # of a tensor, or of each row of one
+
 
 class LocalWeights:
     """The trained parameters of a module, or this process's shards of them.
@@ -96,10 +98,12 @@ class LocalWeights:
             self._anchors[name] = noise_.to("cpu", self.kept[name].dtype)
         self.settle(scales)
 
-    def perturb(self, scales: Mapping[str, float]) -> None:
+    def perturb(self, scales: Mapping[str, Size]) -> None:
         """Add noise of a scale to the start of tensors."""
         for name, scale in scales.items():
-            step = scale * self._noise("nudge", name)
+            step = self._noise("nudge", name)
+            for row, own in enumerate(scale) if isinstance(scale, tuple) else [(None, scale)]:
+                step[... if row is None else self.places[name].rows(row, row + 1)] *= own
             self._write(name, self.start(name).to(step.device, step.dtype) + step)
 
     def cast(self, format_: str) -> None:
