@@ -141,7 +141,7 @@ class CheckpointParts:
             rename_source_key,
         )
 
-        self._conversions = get_model_conversion_mapping(self.model)
+        self._conversions: Any = get_model_conversion_mapping(self.model)
         renamed = [c for c in self._conversions if isinstance(c, WeightRenaming)]
         merged = [c for c in self._conversions if isinstance(c, WeightConverter)]
         known, prefix = self.model.state_dict(), self.model.base_model_prefix
@@ -196,8 +196,8 @@ def _empty_model(config: Any, kernel: Kernel) -> Any:
 def _parameters_without_numbers() -> Iterator[None]:
     register = nn.Module.register_parameter
 
-    def registered(module: nn.Module, name: str, tensor: nn.Parameter | None) -> None:
-        register(module, name, None if tensor is None else _without_numbers(tensor))
+    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, None if param is None else _without_numbers(param))
 
     nn.Module.register_parameter = registered
     try:

@@ -44,6 +44,9 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     """
 
     caches_prefixes = chooses_backends = chooses_devices = True
+    options = ("ranks", "offload")
+    model: Any
+    _without_gradients: Any = torch.inference_mode
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.quantization is not None:
@@ -163,7 +166,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     def _forward(self, ids_ST: Tensor, mask_ST: Tensor, **options: Any) -> Tensor:
         """Logits of the columns asked for; `mask_ST` also covers what the cache holds."""
         ids_ST, mask_ST = ids_ST.to(self._device), mask_ST.to(self._device)
-        with torch.inference_mode(), sdpa_backend(self.kernel.attention):
+        with self._without_gradients(), sdpa_backend(self.kernel.attention):
             position_ST = self._positions(mask_ST)[:, -ids_ST.shape[1] :]
             logits_SCV = self.model(
                 input_ids=ids_ST,

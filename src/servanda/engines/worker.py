@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path as FilePath
@@ -101,7 +101,9 @@ def _trace(reply: tuple[dict[str, Any], bytes]) -> Trace:
 class Worker:
     """The parent's end: an Engine whose verbs run in the child."""
 
-    def __init__(self, kernel: Kernel, side: str) -> None:
+    def __init__(
+        self, kernel: Kernel, side: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.kernel, self.side = kernel, side
         interpreter = interpreter_of(kernel.python)
         with MeasurementError.of_system(
@@ -114,7 +116,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         assert self._process.stdin and self._process.stdout
