@@ -146,7 +146,8 @@ class RankEngine(_InParts):
 
     def close(self) -> None:
         super().close()
-        distributed.destroy_process_group()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
     # loading
 
@@ -211,8 +212,13 @@ class RankEngine(_InParts):
         bias: Any = self._head.bias
         if bias is not None:
             bias = bias.to_local() if hasattr(bias, "to_local") else bias[start : start + size]
+        # products of one shape round a row alike, whatever rows are asked for beside it, so that
+        # given tokens have the bits they were drawn with; of eight: elsewhere, the place counts
+        block = 8 * -(-self.kernel.batch_size // 8)
+        padded_RD = F.pad(hidden_RD, (0, 0, 0, -len(hidden_RD) % block))
         with self._without_gradients():
-            return self._after_head(F.linear(hidden_RD, weight.to_local(), bias)), start
+            parts = [F.linear(rows, weight.to_local(), bias) for rows in padded_RD.split(block)]
+            return self._after_head(torch.cat(parts)[: len(hidden_RD)]), start
 
     def _numpy(self, logits: Tensor) -> NDArray[np.floating]:
         """Logits [R, V] of hidden states [R, D]: of few rows, on every rank."""
