@@ -58,7 +58,8 @@ def measured(folder: Path, options: dict[str, Any] | None) -> tuple[float, float
         engine.describe()
         ids = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, PROMPT + GIVEN))
         prompts, given = (
-            tuple(tuple(row) for row in part.tolist()) for part in (ids[:, :PROMPT], ids[:, PROMPT:])
+            tuple(tuple(row) for row in part.tolist())
+            for part in (ids[:, :PROMPT], ids[:, PROMPT:])
         )
         batch = Batch(tuple(range(ROWS)), prompts, GIVEN, given)
         begun = time.perf_counter()

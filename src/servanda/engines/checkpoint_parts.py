@@ -99,8 +99,11 @@ class CheckpointParts:
 
     def fill(self, part: str) -> None:
         """Read a part's tensors from the files, in the kernel's dtype, on its device."""
-        for one in self._together(part):
-            self._fill(self._read(one))
+        # whether a weight could have gradients decides how torch folds a product with it, and so
+        # its last bits: as in a model that is loaded as a whole, it could
+        with torch.inference_mode(False):
+            for one in self._together(part):
+                self._fill(self._read(one))
 
     def empty(self, part: str) -> None:
         """Forget a part's numbers; buffers stay."""
