@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import click
@@ -9,6 +11,7 @@ import click
 from servanda.cli.options import DASH, FILE_OR_DASH, shared
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show_json
+from servanda.engines.sharded import joined, started_by_torchrun
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 from servanda.runner.ray_engines import engines_on
 
@@ -38,12 +41,31 @@ def measure_command(
 
     Give a CONTRACT with --side, or a kernel string with --prompts.  `servanda compare x.pack
     KERNEL` then needs the engine of the candidate only.
+
+    Under torchrun the processes are the ranks of one kernel (option.ranks=8), on one machine or on
+    several: torchrun --nproc-per-node 8 -m servanda tools measure KERNEL -o x.pack
     """
     if str(output) == DASH:
         raise click.UsageError("a pack is no text: it cannot be printed\n  hint: -o x.pack")
     contract, of = pack_contract(PackOptions(what, side, **options))  # type: ignore[arg-type]
-    with engines_on(on, actors) as open_, watching(quiet) as watch:
-        pack = measure_pack(contract, of, output, open=open_, watch=watch)
+    shared_out = started_by_torchrun()
+    if shared_out and (on or actors):
+        raise click.UsageError(
+            "torchrun starts the ranks of a kernel, and Ray would start them again\n"
+            "  hint: remove --on and --ray-actor, or torchrun"
+        )
+    follows = shared_out and os.environ["RANK"] != "0"
+    with (
+        engines_on(on, actors) as open_,
+        watching(quiet or follows) as watch,
+        tempfile.TemporaryDirectory() as elsewhere,
+    ):
+        # all ranks make the same pack; one of them writes it
+        out = Path(elsewhere) / output.name if follows else output
+        opened = joined if shared_out else open_
+        pack = measure_pack(contract, of, out, open=opened, watch=watch)
+    if follows:
+        return
     if format_ == "json":
         data = {
             "file": str(output),

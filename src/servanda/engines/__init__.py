@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Collection, Iterator, Sequence
 
 from servanda.contract.model import Kernel
@@ -57,6 +58,11 @@ def open_engine(kernel: Kernel) -> Engine:
         MeasurementError: no such engine, its library is missing, or it refuses the kernel.
     """
     name = kernel.engine
+    if name == "transformers" and "ranks" in (kernel.options or {}):
+        from servanda.engines import sharded  # its ranks come back here, each in a process
+
+        if sharded.MEETING not in os.environ:
+            return sharded.ShardedEngine(kernel)
     if name not in ENGINES:
         module = BUILTIN.get(name) or dict(_plugins()).get(name)
         if module is None:
@@ -111,7 +117,7 @@ def open_engine(kernel: Kernel) -> Engine:
     for option in kernel.options or {}:
         nothing = MeasurementError(
             f"engine {name!r} takes no options: {option}",
-            hint="remove kernels.*.options; it is for vllm",
+            hint="remove kernels.*.options; it is for transformers and vllm",
         )
         other = f"engine {name!r} takes no option {option!r}"
         _refuse_unknown(option, getattr(make, "options", ()), nothing, other)
@@ -120,6 +126,10 @@ def open_engine(kernel: Kernel) -> Engine:
         if fault not in faults:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
         make = faults[fault].inject(make, value)
+    if name == "transformers" and kernel.options:
+        from servanda.engines.transformers_parts import class_of
+
+        make = class_of(kernel)
     return make(kernel)
 
 

@@ -66,6 +66,19 @@ def build_model(
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
+    refuse_misfit(folder, report)
+    return ready(model, kernel)
+
+
+def refuse_misfit(folder: Path, report: Mapping[str, Any]) -> None:
+    """Refuse tensors that are not those of config.json.
+
+    Args:
+        report: of Transformers' loading; missing_keys, unexpected_keys and mismatched_keys.
+
+    Raises:
+        MeasurementError: with the first of them.
+    """
     for kind, says in (
         ("missing_keys", "lacks the tensor"),
         ("unexpected_keys", "has a tensor that config.json does not know,"),
@@ -77,6 +90,10 @@ def build_model(
                 f"the checkpoint {str(folder)!r} {says} {first!r} ({len(report[kind])} such)",
                 hint="config.json and weights must come from one save_pretrained",
             )
+
+
+def ready(model: Any, kernel: Kernel) -> Any:
+    """A model that is to be evaluated, with masks that survive its dtype."""
     if kernel.attention == "eager" and kernel.dtype in ("float16", "float64"):
         for module in model.modules():
             if type(module).__name__.endswith("Attention"):

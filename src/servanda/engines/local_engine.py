@@ -240,11 +240,15 @@ class LocalEngine(ABC):
         parts, start = [], 0
         for logits_RV in self._given_logits(chunk, path):
             token_R = token_N[start : start + len(logits_RV)]
-            parts.append(columns_of(self._logprobs(logits_RV, sampling), token_R))
+            parts.append(self._columns(logits_RV, token_R, sampling))
             start += len(logits_RV)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         length_S = np.array([len(given) for given in chunk.continuations])
         return self._trace(chunk, length_S, token_N, columns, path, sampling)
+
+    def _columns(self, logits_RV: Any, token_R: Ints, sampling: Sampling) -> dict[str, Floats]:
+        """The record of given tokens, [R] each, from the logits before them."""
+        return columns_of(self._logprobs(logits_RV, sampling), token_R)
 
     def _given_logits(self, chunk: Batch, path: Path) -> Iterator[Any]:
         """Logits before each given token, sequence by sequence, in one piece [R, V] or more."""
@@ -268,7 +272,7 @@ class LocalEngine(ABC):
     def _pieces(self, chunk: Batch, logits_STV: Any, path: Path) -> Iterator[Any]:
         """The same, in pieces of a limited size."""
         row_N, column_N = self._places(chunk, path)
-        rows = max(1, CHUNK_ELEMENTS // logits_STV.shape[-1])
+        rows = max(1, CHUNK_ELEMENTS // self._description.vocab_size)
         for start in range(0, max(1, len(row_N)), rows):  # one piece, be it empty
             piece = slice(start, start + rows)
             yield logits_STV[row_N[piece], column_N[piece]]

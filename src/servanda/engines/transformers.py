@@ -46,6 +46,9 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     caches_prefixes = chooses_backends = chooses_devices = chunks_prefills = True
     replays_routes = True
+    options = ("ranks", "offload")
+    model: Any
+    _without_gradients: Any = torch.inference_mode
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.quantization is not None:
@@ -59,12 +62,11 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
         self._tokenizer = checkpoint.read_tokenizer(self.folder)
         with checkpoint.quiet():
-            state = self._load_state()
-            self.model: Any = checkpoint.build_model(self.folder, self._config, state, kernel)
+            self.model, tensors = self._load_model()
         text_config = self._config.get_text_config()
         self._description = Description(
             fingerprint=self._fingerprint(config_json),
-            tensors=checkpoint.tensor_digests(state, self.model.all_tied_weights_keys),
+            tensors=tensors,
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
             vocab_size=text_config.vocab_size,
             eos=folder.end_tokens(self.folder, text_config.to_dict()),
@@ -72,8 +74,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             timed=True,
             config=folder.config_values(config_json),
         )
-        self._finish(kernel.quantization)
-        self.model.to(self._device)  # what was made on the CPU has the same bits on each device
+        self._place()
         self._recorder = RouteRecorder(self.model)
         self._routes: list[NDArray[np.int64] | None] | None = None  # of forwards, if recorded
         self._replay: Iterator[NDArray[np.int16]] = iter(())  # the routes of the next forwards
@@ -115,6 +116,12 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     # loading
 
+    def _load_model(self) -> tuple[Any, dict[str, str]]:
+        """The model, and the digests of the checkpoint's tensors."""
+        state = self._load_state()
+        model = checkpoint.build_model(self.folder, self._config, state, self.kernel)
+        return model, checkpoint.tensor_digests(state, model.all_tied_weights_keys)
+
     def _load_state(self) -> dict[str, Tensor]:
         """The checkpoint's tensors, by name, at the precision they are stored in."""
         return checkpoint.read_weights(self.folder)
@@ -123,6 +130,10 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         """The last step of loading: `model` is quantised, in place."""
         if quantization is not None:
             quantize_(self.model, quantization)
+
+    def _place(self) -> None:
+        self._finish(self.kernel.quantization)
+        self.model.to(self._device)  # what was made on the CPU has the same bits on each device
 
     def _fingerprint(self, config_json: Mapping[str, Any]) -> dict[str, str]:
         return {
@@ -167,7 +178,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             options["logits_to_keep"] = kept
         ids_ST, mask_ST = ids_ST.to(self._device), mask_ST.to(self._device)
         replay = self._recorder.replaying(next(self._replay, None), self._device)
-        with torch.inference_mode(), sdpa_backend(self.kernel.attention), replay:
+        with self._without_gradients(), sdpa_backend(self.kernel.attention), replay:
             position_ST = self._positions(mask_ST)[:, -ids_ST.shape[1] :]
             logits_SCV = self.model(
                 input_ids=ids_ST,

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path as FilePath
@@ -44,6 +44,8 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
+# weights that come and go are handed back, or the heap keeps them in pieces
+_IN_PARTS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 20))
 # not `-m`, which would put the current folder first among the places to import from
 _CHILD = "import sys; sys.path.pop(0); from servanda.engines.worker import main; main()"
 _TAIL = 2000  # characters of a dead child's last words
@@ -108,9 +110,13 @@ def _trace(reply: tuple[dict[str, Any], bytes]) -> Trace:
 class Worker:
     """The parent's end: an Engine whose verbs run in the child."""
 
-    def __init__(self, kernel: Kernel, side: str) -> None:
+    def __init__(
+        self, kernel: Kernel, side: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.kernel, self.side = kernel, side
         interpreter = interpreter_of(kernel.python)
+        in_parts = {"ranks", "offload"} & (kernel.options or {}).keys()
+        own = {**_ENVIRONMENT, **(_IN_PARTS if in_parts else {}), **(environment or {})}
         with MeasurementError.of_system(
             f"the {side} worker cannot be started",
             hint="free memory, or space in the folder for temporary files",
@@ -121,7 +127,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **own},
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         assert self._process.stdin and self._process.stdout
