@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,16 +71,46 @@ def test_logits_that_change_after_the_head_in_an_unknown_way_are_refused(tmp_pat
     engine = open_engine(large.kernel(folder, {"ranks": 2}, dtype="float32"))
     try:
         with pytest.raises(MeasurementError, match=r"falcon_h1 changes the logits") as no:
-            engine.score(_given(), large.PLAIN, "prefill")
+            engine.score(large.given(large.launched()), large.PLAIN, "prefill")
         assert "offload: layers" in str(no.value)
     finally:
         engine.close()
 
 
-def _given():
-    batch = large.launched()
-    given = tuple((2, 3, 4) for _ in batch.prompts)
-    return type(batch)(batch.sequence_S, batch.prompts, batch.width, given)
+@pytest.mark.parametrize("options", [{"offload": "layers"}, {"ranks": 2}])
+def test_a_prefill_in_steps_is_the_one_process_to_rounding(tmp_path, options):
+    folder = large.save_model(tmp_path)
+    keys = {"prefill_chunk": 5, "batch_size": 3}
+    expected, _ = large.in_one_process(folder, large.launched(), **keys)
+
+    engine = open_engine(large.kernel(folder, options, **keys))
+    try:
+        large.assert_alike(large.everything(engine, large.launched()), expected, 1e-11)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("options", [{"offload": "layers"}, {"ranks": 2}])
+def test_recorded_experts_are_replayed_as_in_one_process(options):
+    keys = {"dtype": "float32", "routes": "replayed"}
+    batch = large.given(large.launched(size=1000))
+    places, model = sum(map(len, batch.continuations)), ROOT / "models" / "tiny-moe"
+    rng = np.random.default_rng(1)
+    routes = [
+        rng.permuted(np.tile(np.arange(16), (len(tokens), 3, 1)), axis=-1)[..., :4]
+        for tokens in batch.continuations
+    ]
+    batch = replace(batch, routes=tuple(route.astype(np.int16) for route in routes))
+    expected = open_engine(large.kernel(model, **keys)).score(batch, large.PLAIN, "prefill")
+    engine = open_engine(large.kernel(model, options, **keys))
+    try:
+        found = engine.score(batch, large.PLAIN, "prefill")
+    finally:
+        engine.close()
+
+    assert found.columns.keys() == expected.columns.keys() and len(found.token_N) == places
+    for name, value_N in expected.columns.items():
+        np.testing.assert_allclose(found.columns[name], value_N, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("options", [{"offload": "layers"}, {"ranks": 2}])

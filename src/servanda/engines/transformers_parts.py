@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
-from servanda.contract.model import Kernel
+from servanda.contract.model import Kernel, Path
+from servanda.engines.base import CHUNK_ELEMENTS
 from servanda.engines.checkpoint_parts import REST, CheckpointParts
 from servanda.engines.sharded import MEETING, ranks_of
 from servanda.engines.transformers import TransformersEngine
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Floats, Ints, Sampling
 from servanda.theory.vocabulary_shards import columns_of_shards, summary_of, summed_up, sums_of
+from servanda.traces.trace import Batch
 
 _Whole: Any = TransformersEngine
 
@@ -203,6 +205,11 @@ class RankEngine(_InParts):
         if (scaling := getattr(config, "logits_scaling", None)) is not None:
             logits = logits / scaling
         return logits
+
+    def _given_logits(self, chunk: Batch, path: Path) -> Iterator[Tensor]:
+        rows = max(1, CHUNK_ELEMENTS // self._description.vocab_size)
+        for hidden_RD in super()._given_logits(chunk, path):
+            yield from hidden_RD.split(rows)
 
     def _shard(self, hidden_RD: Tensor) -> tuple[Tensor, int]:
         """Logits of this rank's tokens, [R, W], and the id of the first."""
