@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from servanda.contract.model import Kernel, Path
 from servanda.engines.base import CHUNK_ELEMENTS
 from servanda.engines.checkpoint_parts import REST, CheckpointParts
-from servanda.engines.sharded import MEETING, ranks_of
+from servanda.engines.rank_processes import MEETING, ranks_of
 from servanda.engines.transformers import TransformersEngine
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Floats, Ints, Sampling
@@ -34,13 +34,18 @@ from servanda.traces.trace import Batch
 _Whole: Any = TransformersEngine
 
 
-def class_of(kernel: Kernel) -> Callable[[Kernel], Any]:
-    """The engine of a kernel with options, in this process.
+def class_of(kernel: Kernel, whole: Callable[[Kernel], Any]) -> Callable[[Kernel], Any]:
+    """The engine of a kernel by its options, in this process.
+
+    Args:
+        whole: the engine of a kernel without any.
 
     Raises:
         MeasurementError: options that exclude each other, or another key of the kernel.
     """
     options = kernel.options or {}
+    if not options:
+        return whole
     if options.get("offload", "layers") != "layers":
         raise MeasurementError(
             f"options.offload is {options['offload']!r}, and layers are what can be offloaded",
@@ -51,8 +56,7 @@ def class_of(kernel: Kernel) -> Callable[[Kernel], Any]:
             "options.ranks shards a model over processes, and options.offload is for one of them",
             hint="remove one of the two",
         )
-    whole = {"fault": kernel.fault, "quantization": kernel.quantization}
-    for key, value in whole.items():
+    for key, value in {"fault": kernel.fault, "quantization": kernel.quantization}.items():
         if value is not None:
             raise MeasurementError(
                 f"{key} needs the whole model in one process, and options.{min(options)} loads it "
@@ -73,9 +77,10 @@ class _InParts(_Whole):
             hint="remove options.ranks and options.offload, or write a checkpoint and open it",
         )
 
-    def _load_model(self) -> tuple[Any, dict[str, str]]:
+    def _load_model(self) -> dict[str, str]:
         self._parts = CheckpointParts(self.folder, self._config, self.kernel, self._device)
-        return self._parts.model, self._parts.untied(self._digests())
+        self.model = self._parts.model
+        return self._parts.untied(self._digests())
 
     def _digests(self) -> dict[str, str]:
         raise NotImplementedError
