@@ -113,3 +113,6 @@ def test_torchrun_must_start_as_many_processes_as_the_kernel_has_ranks(folder, m
     with pytest.raises(MeasurementError, match=r"torchrun started 4 .* kernel has no ranks"):
         joined(large.kernel(folder), "train")
     assert "ranks: 4" in str(other.value)
+    with pytest.raises(MeasurementError, match=r"each of them would start ranks") as inside:
+        open_engine(large.kernel(folder, RANKS))  # as `check` would, in each process
+    assert "servanda tools measure" in str(inside.value)

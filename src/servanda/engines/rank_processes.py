@@ -72,6 +72,12 @@ class ShardedEngine(Worker):
 
     def __init__(self, kernel: Kernel) -> None:
         count = ranks_of(kernel)
+        if started_by_torchrun():
+            raise MeasurementError(
+                "torchrun started this process beside others, and each of them would start ranks",
+                hint="run the command without torchrun, which starts them on this machine; on "
+                "several, torchrun is for `servanda tools measure`",
+            )
         self.kernel, self.side = kernel, "ranks"
         self._lost: MeasurementError | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="servanda-ranks-")
