@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from servanda.contract.model import Kernel
-from servanda.engines.sharded import ShardedEngine
+from servanda.engines.rank_processes import ShardedEngine
 from servanda.engines.worker import spawn
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch

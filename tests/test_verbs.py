@@ -15,8 +15,8 @@ from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
 from servanda.cli.main import main
 from servanda.contract.presets import PRESETS
 from servanda.engines import engine_names
+from servanda.engines.child_process import interpreter_of
 from servanda.engines.faults import FAULTS
-from servanda.engines.worker import interpreter_of
 from servanda.errors import MeasurementError
 from servanda.report.explain.glossary import names
 from servanda.runner import run

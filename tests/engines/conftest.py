@@ -5,9 +5,9 @@ from importlib.util import find_spec
 NEEDS = {
     "test_transformers.py": {"torch"},
     "test_quantized.py": {"torch"},
-    "test_offloaded.py": {"torch"},
     "test_routes.py": {"torch"},
-    "test_sharded.py": {"torch"},
+    "test_rank_processes.py": {"torch"},
+    "test_transformers_parts.py": {"torch"},
     "test_stored.py": {"torch"},
     "test_tensor_sums.py": {"torch"},
     "interpreted.py": {"torch"},

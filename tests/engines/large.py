@@ -54,6 +54,12 @@ def launched(n=6, size=VOCABULARY):
     return Batch(tuple(range(10, 10 + n)), prompts, WIDTH)
 
 
+def given(batch):
+    """The batch with tokens to score, of which only the last sequence has as many as fit."""
+    rows = [tuple(range(2, 3 + row)) for row in range(len(batch))]
+    return Batch(batch.sequence_S, batch.prompts, batch.width, tuple(rows))
+
+
 def everything(engine, batch):
     """Traces by name, and logits [N, V] by path, of every verb of an engine."""
     drawn = engine.generate(batch, PLAIN, 3)

@@ -10,7 +10,7 @@ from servanda.cli.options import shared
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names, open_engine
-from servanda.engines.worker import interpreter_of
+from servanda.engines.child_process import interpreter_of
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.runner.compare.sides import refuse_missing
 

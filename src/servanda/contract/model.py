@@ -138,7 +138,8 @@ class Kernel(Value):
     )
     options: dict[str, bool | int | float | str | dict[str, Any]] | None = Field(
         None,
-        description="Arguments of the engine itself, such as {async_scheduling: true} of vllm.",
+        description="Arguments of the engine itself, such as {async_scheduling: true} of vllm or "
+        "{ranks: 2} of transformers.",
     )
     sampling: Sampling | None = Field(
         None, description="Of train, where its transform differs from the workload's."

@@ -59,10 +59,10 @@ def open_engine(kernel: Kernel) -> Engine:
     """
     name = kernel.engine
     if name == "transformers" and "ranks" in (kernel.options or {}):
-        from servanda.engines import sharded  # its ranks come back here, each in a process
+        from servanda.engines import rank_processes  # its ranks come back here, each in a process
 
-        if sharded.MEETING not in os.environ:
-            return sharded.ShardedEngine(kernel)
+        if rank_processes.MEETING not in os.environ:
+            return rank_processes.ShardedEngine(kernel)
     if name not in ENGINES:
         module = BUILTIN.get(name) or dict(_plugins()).get(name)
         if module is None:
@@ -126,11 +126,7 @@ def open_engine(kernel: Kernel) -> Engine:
         if fault not in faults:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
         make = faults[fault].inject(make, value)
-    if name == "transformers" and kernel.options:
-        from servanda.engines.transformers_parts import class_of
-
-        make = class_of(kernel)
-    return make(kernel)
+    return getattr(make, "opened", make)(kernel)
 
 
 def _refuse_unknown(

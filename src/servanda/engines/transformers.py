@@ -44,11 +44,15 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     prompt is cached), `_draw` and `_biased`.
     """
 
-    caches_prefixes = chooses_backends = chooses_devices = chunks_prefills = True
-    replays_routes = True
+    caches_prefixes = chooses_backends = chooses_devices = chunks_prefills = replays_routes = True
     options = ("ranks", "offload")
-    model: Any
     _without_gradients: Any = torch.inference_mode
+
+    @classmethod
+    def opened(cls, kernel: Kernel) -> Any:
+        from servanda.engines.transformers_parts import class_of
+
+        return class_of(kernel, cls)(kernel)
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.quantization is not None:
@@ -62,7 +66,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         tokenizer_json = folder.read_json(self.folder / "tokenizer.json")
         self._tokenizer = checkpoint.read_tokenizer(self.folder)
         with checkpoint.quiet():
-            self.model, tensors = self._load_model()
+            tensors = self._load_model()
         text_config = self._config.get_text_config()
         self._description = Description(
             fingerprint=self._fingerprint(config_json),
@@ -116,11 +120,11 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     # loading
 
-    def _load_model(self) -> tuple[Any, dict[str, str]]:
-        """The model, and the digests of the checkpoint's tensors."""
+    def _load_model(self) -> dict[str, str]:
+        """The digests of the checkpoint's tensors, once `model` has them."""
         state = self._load_state()
-        model = checkpoint.build_model(self.folder, self._config, state, self.kernel)
-        return model, checkpoint.tensor_digests(state, model.all_tied_weights_keys)
+        self.model: Any = checkpoint.build_model(self.folder, self._config, state, self.kernel)
+        return checkpoint.tensor_digests(state, self.model.all_tied_weights_keys)
 
     def _load_state(self) -> dict[str, Tensor]:
         """The checkpoint's tensors, by name, at the precision they are stored in."""

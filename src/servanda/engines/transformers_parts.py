@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,31 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
-from servanda.contract.model import Kernel
+from servanda.contract.model import Kernel, Path
+from servanda.engines.base import CHUNK_ELEMENTS
 from servanda.engines.checkpoint_parts import REST, CheckpointParts
-from servanda.engines.sharded import MEETING, ranks_of
+from servanda.engines.rank_processes import MEETING, ranks_of
 from servanda.engines.transformers import TransformersEngine
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Floats, Ints, Sampling
 from servanda.theory.vocabulary_shards import columns_of_shards, summary_of, summed_up, sums_of
+from servanda.traces.trace import Batch
 
 _Whole: Any = TransformersEngine
 
 
-def class_of(kernel: Kernel) -> Callable[[Kernel], Any]:
-    """The engine of a kernel with options, in this process.
+def class_of(kernel: Kernel, whole: Callable[[Kernel], Any]) -> Callable[[Kernel], Any]:
+    """The engine of a kernel by its options, in this process.
+
+    Args:
+        whole: the engine of a kernel without any.
 
     Raises:
         MeasurementError: options that exclude each other, or another key of the kernel.
     """
     options = kernel.options or {}
+    if not options:
+        return whole
     if options.get("offload", "layers") != "layers":
         raise MeasurementError(
             f"options.offload is {options['offload']!r}, and layers are what can be offloaded",
@@ -49,8 +56,7 @@ def class_of(kernel: Kernel) -> Callable[[Kernel], Any]:
             "options.ranks shards a model over processes, and options.offload is for one of them",
             hint="remove one of the two",
         )
-    whole = {"fault": kernel.fault, "quantization": kernel.quantization}
-    for key, value in whole.items():
+    for key, value in {"fault": kernel.fault, "quantization": kernel.quantization}.items():
         if value is not None:
             raise MeasurementError(
                 f"{key} needs the whole model in one process, and options.{min(options)} loads it "
@@ -71,9 +77,10 @@ class _InParts(_Whole):
             hint="remove options.ranks and options.offload, or write a checkpoint and open it",
         )
 
-    def _load_model(self) -> tuple[Any, dict[str, str]]:
+    def _load_model(self) -> dict[str, str]:
         self._parts = CheckpointParts(self.folder, self._config, self.kernel, self._device)
-        return self._parts.model, self._parts.untied(self._digests())
+        self.model = self._parts.model
+        return self._parts.untied(self._digests())
 
     def _digests(self) -> dict[str, str]:
         raise NotImplementedError
@@ -203,6 +210,11 @@ class RankEngine(_InParts):
         if (scaling := getattr(config, "logits_scaling", None)) is not None:
             logits = logits / scaling
         return logits
+
+    def _given_logits(self, chunk: Batch, path: Path) -> Iterator[Tensor]:
+        rows = max(1, CHUNK_ELEMENTS // self._description.vocab_size)
+        for hidden_RD in super()._given_logits(chunk, path):
+            yield from hidden_RD.split(rows)
 
     def _shard(self, hidden_RD: Tensor) -> tuple[Tensor, int]:
         """Logits of this rank's tokens, [R, W], and the id of the first."""

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path as FilePath
 from typing import IO, Any
 
 import numpy as np
@@ -30,22 +29,13 @@ from servanda.contract.model import Kernel, Path
 from servanda.engines import open_engine
 from servanda.engines.arrow import from_bytes, from_table, to_bytes, to_table
 from servanda.engines.base import verb_of
+from servanda.engines.child_process import environment_of, interpreter_of
 from servanda.errors import MeasurementError, ServandaError
 from servanda.theory.sampling import Sampling
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace
 
 _HEAD = struct.Struct("<QQ")
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-    # keep freed activations: handing each back to the system costs a tenth of the time
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
-# weights that come and go are handed back, or the heap keeps them in pieces
-_IN_PARTS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 20))
 # not `-m`, which would put the current folder first among the places to import from
 _CHILD = "import sys; sys.path.pop(0); from servanda.engines.worker import main; main()"
 _TAIL = 2000  # characters of a dead child's last words
@@ -115,8 +105,6 @@ class Worker:
     ) -> None:
         self.kernel, self.side = kernel, side
         interpreter = interpreter_of(kernel.python)
-        in_parts = {"ranks", "offload"} & (kernel.options or {}).keys()
-        own = {**_ENVIRONMENT, **(_IN_PARTS if in_parts else {}), **(environment or {})}
         with MeasurementError.of_system(
             f"the {side} worker cannot be started",
             hint="free memory, or space in the folder for temporary files",
@@ -127,7 +115,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**os.environ, **own},
+                env={**environment_of(kernel), **(environment or {})},
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         assert self._process.stdin and self._process.stdout
@@ -271,20 +259,6 @@ def kept() -> Iterator[Callable[[Kernel, str], Worker]]:
     finally:
         for worker in workers.values():
             Worker.close(worker)
-
-
-def interpreter_of(python: str | None) -> str:
-    """The interpreter of a virtual environment, or the one that is named; default this one."""
-    if python is None:
-        return sys.executable
-    place = FilePath(python)
-    executable = place / "bin" / "python" if place.is_dir() else place
-    if not os.access(executable, os.X_OK) or executable.is_dir():
-        raise MeasurementError(
-            f"{FilePath(python).resolve()} is no virtual environment and no Python interpreter",
-            hint="the kernel's `python` names a folder with bin/python in it, or an interpreter",
-        )
-    return str(executable)
 
 
 def spawn(kernel: Kernel, side: str) -> Worker:

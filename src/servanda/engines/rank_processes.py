@@ -72,6 +72,12 @@ class ShardedEngine(Worker):
 
     def __init__(self, kernel: Kernel) -> None:
         count = ranks_of(kernel)
+        if started_by_torchrun():
+            raise MeasurementError(
+                "torchrun started this process beside others, and each of them would start ranks",
+                hint="run the command without torchrun, which starts them on this machine; on "
+                "several, torchrun is for `servanda tools measure`",
+            )
         self.kernel, self.side = kernel, "ranks"
         self._lost: MeasurementError | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="servanda-ranks-")
@@ -130,7 +136,8 @@ class ShardedEngine(Worker):
         if not died and len(all_) == len(workers) and len(texts) == 1:
             return MeasurementError(texts.pop(), hint=all_[0].hint)
         rank = min(died & first.keys() or died or first)
-        hint = _LOST if rank in died else all_[rank].hint
+        killed = (workers[rank]._process.poll() or 0) < 0
+        hint = _LOST if killed else all_[rank].hint
         self._lost = MeasurementError(all_[rank].message, hint=hint)
         for worker in workers:  # those that wait for it in a collective would wait for long
             worker._process.kill()

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch.distributed.fsdp")
 
-from servanda.engines import open_engine, sharded
-from servanda.engines.sharded import ShardedEngine, joined, started_by_torchrun
+from servanda.engines import open_engine, rank_processes
+from servanda.engines.rank_processes import ShardedEngine, joined, started_by_torchrun
 from servanda.errors import MeasurementError
 from tests.engines import large
 
@@ -84,14 +84,14 @@ def test_a_rank_that_is_killed_in_a_call_is_named_and_no_rank_stays(folder):
 
 
 def test_an_error_on_one_rank_ends_the_others_and_is_named(folder, monkeypatch):
-    worker = sharded.Worker
+    worker = rank_processes.Worker
 
     def misled(kernel, side, environment):  # rank 1 refuses, while rank 0 waits for it
         odd = {"WORLD_SIZE": "3"} if side.startswith("rank 1") else {}
         return worker(kernel, side, environment | odd)
 
-    monkeypatch.setattr(sharded, "Worker", misled)
-    monkeypatch.setattr(sharded, "_ECHO_S", 0.1)
+    monkeypatch.setattr(rank_processes, "Worker", misled)
+    monkeypatch.setattr(rank_processes, "_ECHO_S", 0.1)
 
     with pytest.raises(MeasurementError, match=r"^rank 1 of 2: 3 processes are ranks of a kernel"):
         ShardedEngine(large.kernel(folder, RANKS))
@@ -113,3 +113,6 @@ def test_torchrun_must_start_as_many_processes_as_the_kernel_has_ranks(folder, m
     with pytest.raises(MeasurementError, match=r"torchrun started 4 .* kernel has no ranks"):
         joined(large.kernel(folder), "train")
     assert "ranks: 4" in str(other.value)
+    with pytest.raises(MeasurementError, match=r"each of them would start ranks") as inside:
+        open_engine(large.kernel(folder, RANKS))  # as `check` would, in each process
+    assert "servanda tools measure" in str(inside.value)
