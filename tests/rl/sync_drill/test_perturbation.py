@@ -56,6 +56,8 @@ def test_a_token_that_decides_a_part_alone_makes_it_no_sure_loss(large, seed):
 
     part = Part("expert 4", follow, spread, 12)
     assert not part.deaf and not part.partly_deaf
+    whole = response_slope(part_N, change_N)
+    assert whole.follow == pytest.approx(follow) and whole.spread > 0.5
 
 
 def test_parts_that_do_the_same_are_not_told_apart():

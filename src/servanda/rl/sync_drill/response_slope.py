@@ -23,8 +23,8 @@ class ResponseSlope:
 
     Args:
         follow: the slope of engine on trainer: 1 is synced, 0 is not synced.
-        spread: its standard error for independent tokens; the larger of the usual one and White's,
-            for noise that grows with a token's change.
+        spread: its standard error for independent tokens; the larger of the usual one and HC3, for
+            noise that grows with a token's change, and a token that dominates the others.
         residual_nats: mean distance of the engine's change from slope times the trainer's.
     """
 
@@ -66,7 +66,8 @@ def response_slope(train_N: Floats, infer_N: Floats) -> ResponseSlope:
     slope = float(train_N @ infer_N) / square
     rest_N = infer_N - slope * train_N
     even = rest_N @ rest_N / max(rest_N.size - 1, 1) / square
-    uneven = (rest_N * train_N) @ (rest_N * train_N) / square**2
+    left_N = rest_N / np.maximum(1 - train_N**2 / square, _ALONE) * train_N
+    uneven = left_N @ left_N / square**2
     return ResponseSlope(slope, float(np.sqrt(max(even, uneven))), float(np.abs(rest_N).mean()))
 
 
