@@ -41,6 +41,25 @@ def test_the_standard_error_covers():
     assert 0.92 < inside / 400 < 0.98
 
 
+@given(st.floats(5, 500), st.integers(0, 99))
+def test_a_token_that_decides_a_part_alone_makes_it_no_sure_loss(large, seed):
+    """White's standard error has no such token's rest: the slope passes through it."""
+    rng = np.random.default_rng(seed)
+    part_N = np.zeros(640)
+    part_N[:8] = rng.choice([-1.0, 1.0], 8)
+    part_N[0] = large
+    rest_N = 0.1 * rng.normal(size=640)
+    change_N = part_N + rest_N
+    change_N[0] = rest_N[0]  # the engine did not use the part there
+
+    ((follow, spread),) = part_slopes([part_N], part_N, change_N)
+
+    part = Part("expert 4", follow, spread, 12)
+    assert not part.deaf and not part.partly_deaf
+    whole = response_slope(part_N, change_N)
+    assert whole.follow == pytest.approx(follow) and whole.spread > 0.5
+
+
 def test_parts_that_do_the_same_are_not_told_apart():
     x = np.arange(5.0)
 

@@ -10,10 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from servanda.rl.sync_drill.explanation import explain
-from servanda.rl.sync_drill.response_slope import distance, part_slopes, response_slope
+from servanda.rl.sync_drill.response_slope import (
+    distance,
+    part_slopes,
+    response_slope,
+    tokens_of,
+)
 from servanda.rl.sync_drill.result import PLAIN, SEEN, Part, Response
 from servanda.rl.sync_drill.sides import Sides
-from servanda.rl.sync_drill.trainer_response import Family, Perturbation, Piece, Trials
+from servanda.rl.sync_drill.trainer_response import FEWEST, Family, Perturbation, Piece, Trials
 from servanda.rl.sync_drill.weight_groups import WeightGroup, block_name
 from servanda.theory.sampling import Floats
 
@@ -189,6 +194,9 @@ def _parts(
         for (number, piece, piece_N), (follow, spread) in zip(placed, fits, strict=True):
             total = float(np.abs(piece_N).sum())
             moved = float(piece_N @ piece_N) / total / floor if total else 0.0
+            if piece.is_expert and tokens_of(piece_N) < FEWEST:
+                # an engine that routes these otherwise would not use the expert at all
+                follow, spread = np.nan, np.inf
             yield number, Part(piece.name, follow, spread, moved)
 
 

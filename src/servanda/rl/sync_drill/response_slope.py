@@ -14,6 +14,7 @@ from servanda.theory.sampling import Floats
 
 # smallest noise floor, nats: the resolution of logprobs of -10 in float32
 RESOLUTION = 1e-5
+_ALONE = 1e-9  # least share of a token's fit that the other tokens have
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class ResponseSlope:
 
     Args:
         follow: the slope of engine on trainer: 1 is synced, 0 is not synced.
-        spread: its standard error for independent tokens; the larger of the usual one and White's,
-            for noise that grows with a token's change.
+        spread: its standard error for independent tokens; the larger of the usual one and HC3, for
+            noise that grows with a token's change, and a token that dominates the others.
         residual_nats: mean distance of the engine's change from slope times the trainer's.
     """
 
@@ -41,6 +42,16 @@ def distance(logp_a_N: Floats, logp_b_N: Floats) -> float:
     return float(np.abs(logp_a_N - logp_b_N).mean())
 
 
+def tokens_of(part_N: Floats) -> float:
+    """The effective number of tokens that a part changes: of n equal changes, n.
+
+    >>> tokens_of(np.array([0.0, 2.0, -2.0, 0.0])), tokens_of(np.zeros(3))
+    (2.0, 0.0)
+    """
+    square = float(part_N @ part_N)
+    return float(np.abs(part_N).sum()) ** 2 / square if square else 0.0
+
+
 def response_slope(train_N: Floats, infer_N: Floats) -> ResponseSlope:
     """The least-squares slope through zero of the engine's change on the trainer's.
 
@@ -55,7 +66,8 @@ def response_slope(train_N: Floats, infer_N: Floats) -> ResponseSlope:
     slope = float(train_N @ infer_N) / square
     rest_N = infer_N - slope * train_N
     even = rest_N @ rest_N / max(rest_N.size - 1, 1) / square
-    uneven = (rest_N * train_N) @ (rest_N * train_N) / square**2
+    left_N = rest_N / np.maximum(1 - train_N**2 / square, _ALONE) * train_N
+    uneven = left_N @ left_N / square**2
     return ResponseSlope(slope, float(np.sqrt(max(even, uneven))), float(np.abs(rest_N).mean()))
 
 
@@ -78,7 +90,8 @@ def part_slopes(
         cannot be distinguished.
 
     Source:
-        H. White, A heteroskedasticity-consistent covariance matrix estimator, 1980.
+        J. MacKinnon and H. White, Some heteroskedasticity-consistent covariance matrix estimators
+        with improved finite sample properties, 1985 (HC3, nearly the jackknife).
 
     >>> x, y = np.array([1.0, 0.0, 2.0, 1.0]), np.array([0.0, 3.0, 1.0, -1.0])
     >>> [round(follow, 6) for follow, _ in part_slopes([x, y], x + y, x)]
@@ -95,7 +108,11 @@ def part_slopes(
     rest_N = lack_N - unit_NP @ slope_P
     inverse_PP = np.linalg.inv(unit_NP.T @ unit_NP)
     even_P = rest_N @ rest_N / max(rest_N.size - unit_NP.shape[1], 1) * np.diag(inverse_PP)
-    uneven_P = (((unit_NP @ inverse_PP) * rest_N[:, None]) ** 2).sum(axis=0)
+    # as if each token in turn were left out: a token that dominates a part has little rest itself
+    weight_NP = unit_NP @ inverse_PP
+    alone_N = (weight_NP * unit_NP).sum(axis=1)
+    left_N = rest_N / np.maximum(1 - alone_N, _ALONE)
+    uneven_P = ((weight_NP * left_N[:, None]) ** 2).sum(axis=0)
     follow_P = np.full(len(parts_PN), np.nan)
     spread_P = np.full(len(parts_PN), np.inf)
     follow_P[known] = 1 + slope_P / norm_P[known]

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from servanda.rl.sync_drill.response_slope import response_slope
+from servanda.rl.sync_drill.response_slope import response_slope, tokens_of
 from servanda.rl.sync_drill.result import AIM, AIM_LEAST, AIM_NATS
 from servanda.rl.sync_drill.weight_groups import PARTS, WeightGroup, expert_of
 from servanda.rl.sync_drill.weight_snapshot import Size, Weights
@@ -24,6 +24,9 @@ _LEAP = 64.0  # largest growth factor of a size
 # of 1.25 floors each give 1.8 per token, so its slope has a precision of 0.03 alone, and 0.1 with
 # similar pieces
 _POWER = 60.0
+# fewest effective tokens of an expert that is judged: an engine's rounding may route some of them
+# elsewhere, where they do not use it
+FEWEST = 6
 # formats to which a sync may round by mistake; an engine intended for these also has scales, and
 # rounds differently
 _CASTS = ("float8_e4m3fn", "float8_e5m2")
@@ -51,6 +54,13 @@ class Piece:
     tensors: tuple[str, ...]
     use: str = ""
     rows: tuple[int, int] = (0, 0)
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it is one expert of a layer, or a bundle of them."""
+        if self.family == "rows":
+            return self.name.startswith("expert")
+        return self.family == "tensor" and all(map(expert_of, self.tensors))
 
 
 @dataclass(frozen=True)
@@ -197,22 +207,18 @@ class Trials:
             }
             larger = dict(sizes)
             for piece, piece_N in pieces.items():
-                self._grow(larger, piece, float(np.linalg.norm(piece_N)) / floor)
+                self._grow(larger, piece, piece_N, floor)
             if larger == sizes:
                 return Perturbation(group, size, sizes, own_N, pieces)
             sizes = larger
             own_N = self.without(sizes) - logp_N
 
-    def _grow(self, sizes: dict[str, Size], piece: Piece, power: float) -> None:
-        """Enlarge the perturbation of a tensor or an expert that has too little effect.
-
-        Args:
-            power: its effect, root of the sum of squares, in noise floors.
-        """
-        is_expert = piece.name.startswith("expert") or bool(expert_of(piece.tensors[0]))
-        # an expert that no token is routed to has no effect at any size
-        if power >= _POWER or (is_expert and not power):
+    def _grow(self, sizes: dict[str, Size], piece: Piece, piece_N: Floats, floor: float) -> None:
+        """Enlarge the perturbation of a tensor or an expert that has too little effect."""
+        if np.linalg.norm(piece_N) >= _POWER * floor:
             return
+        if piece.is_expert and tokens_of(piece_N) < FEWEST:
+            return  # a larger one would not reach more tokens
         grows = piece.family == "tensor" and np.max(sizes[piece.tensors[0]]) < _LAST
         for name in piece.tensors:
             size = sizes[name]
@@ -220,7 +226,7 @@ class Trials:
                 sizes[name] = (
                     tuple(2 * row for row in size) if isinstance(size, tuple) else 2 * size
                 )
-            elif piece.family == "rows" and is_expert:
+            elif piece.family == "rows" and piece.is_expert:
                 rows = [*size] if isinstance(size, tuple) else [size] * self.weights.shapes[name][0]
                 for row in range(*piece.rows):
                     rows[row] = max(rows[row], min(2 * rows[row], _LAST))
