@@ -24,6 +24,30 @@ _INSTALL = {
     "`vllm:MODEL@bfloat16,python=.venvs/vllm` on the command line; "
     "docs/how-to/engines.md says how one is made",
 }
+# keys of a kernel that an engine may not have (`keys` of its class): what it lacks, the next move
+_OF_SOME = {
+    "attention": (
+        "has no choice of the backend of its attention",
+        "write attention: sdpa, or use engine: transformers",
+    ),
+    "device": (
+        "has no choice of its device here",
+        "remove the key device: vllm takes what its build is for, the others the CPU",
+    ),
+    "routes": (
+        "cannot replay the experts that infer recorded",
+        "remove the key routes, or use engine: transformers",
+    ),
+    "prefill_chunk": (
+        "has no choice of the steps of a prefill",
+        "remove the key prefill_chunk, or use engine: transformers; vllm has the option "
+        "max_num_batched_tokens",
+    ),
+    "prefix_cache": (
+        "has no prefix cache of its own here",
+        "remove the key prefix_cache, or use engine: transformers",
+    ),
+}
 
 
 def _plugins() -> Iterator[tuple[str, str]]:
@@ -77,36 +101,10 @@ def open_engine(kernel: Kernel) -> Engine:
                 hint=_INSTALL.get(name, "install it beside servanda, or name its `python:`"),
             ) from error
     make = ENGINES[name]
-    backend, device = kernel.attention, kernel.device
-    if backend.startswith("sdpa_") and not getattr(make, "chooses_backends", False):
-        raise MeasurementError(
-            f"engine {name!r} has no choice of the backend of its attention: attention={backend}",
-            hint="write attention: sdpa, or use engine: transformers",
-        )
-    if device not in (None, "cpu") and not getattr(make, "chooses_devices", False):
-        raise MeasurementError(
-            f"engine {name!r} has no choice of its device here: device={device}",
-            hint="remove the key device: vllm takes what its build is for, the others the CPU",
-        )
-    if kernel.routes and not getattr(make, "replays_routes", False):
-        raise MeasurementError(
-            f"engine {name!r} cannot replay the experts that infer recorded: "
-            f"routes={kernel.routes}",
-            hint="remove the key routes, or use engine: transformers",
-        )
-    if kernel.prefill_chunk is not None and not getattr(make, "chunks_prefills", False):
-        raise MeasurementError(
-            f"engine {name!r} has no choice of the steps of a prefill: prefill_chunk="
-            f"{kernel.prefill_chunk}",
-            hint="remove the key prefill_chunk, or use engine: transformers; vllm has the option "
-            "max_num_batched_tokens",
-        )
-    if kernel.prefix_cache is not None and not getattr(make, "caches_prefixes", False):
-        raise MeasurementError(
-            f"engine {name!r} has no prefix cache of its own here: prefix_cache="
-            f"{kernel.prefix_cache}",
-            hint="remove the key prefix_cache, or use engine: transformers",
-        )
+    for key, value in _asked(kernel).items():
+        if key not in getattr(make, "keys", ()):
+            lacks, hint = _OF_SOME[key]
+            raise MeasurementError(f"engine {name!r} {lacks}: {key}={value}", hint=hint)
     if (kind := kernel.kv_cache) is not None:
         nothing = MeasurementError(
             f"engine {name!r} has no choice of its KV cache: kv_cache={kind}",
@@ -127,6 +125,13 @@ def open_engine(kernel: Kernel) -> Engine:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
         make = faults[fault].inject(make, value)
     return getattr(make, "opened", make)(kernel)
+
+
+def _asked(kernel: Kernel) -> dict[str, object]:
+    """The keys of a kernel that ask an engine for what it may not have."""
+    asked = {key: getattr(kernel, key) for key in _OF_SOME}
+    every = {"attention": ("eager", "sdpa"), "device": ("cpu",)}  # what each engine takes
+    return {k: v for k, v in asked.items() if v is not None and v not in every.get(k, ())}
 
 
 def _refuse_unknown(

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -82,8 +83,9 @@ class _InParts(_Whole):
         self.model = self._parts.model
         return self._parts.untied(self._digests())
 
+    @abstractmethod
     def _digests(self) -> dict[str, str]:
-        raise NotImplementedError
+        """Those of the checkpoint's tensors, once each part is where it stays."""
 
     def _place(self) -> None:
         """Move what code computes, not what files hold, to the device."""
