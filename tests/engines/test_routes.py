@@ -206,6 +206,9 @@ def test_the_experts_of_another_mixture_are_refused(tmp_path):
         match=r"1 experts a token were recorded, and a router \(Qwen3MoeTopKRouter\) has 0 calls",
     ):
         engine.score(replace(batch, routes=one), Sampling(), "prefill")
+    more = tuple(route + EXPERTS for route in others(batch))
+    with pytest.raises(MeasurementError, match=r"expert \d+ was recorded, and a layer of this"):
+        engine.score(replace(batch, routes=more), Sampling(), "prefill")
     with pytest.raises(MeasurementError, match="of 3 layers, and this model has 0 routers"):
         opened(ROOT / "models" / "tiny-lm").score(
             replace(batch, routes=others(batch)), Sampling(), "prefill"
@@ -218,3 +221,15 @@ def test_a_prefix_cache_and_a_replay_exclude_each_other(tmp_path):
     batch, _ = given(engine)
     with pytest.raises(MeasurementError, match="exclude each other"):
         engine.score(replace(batch, routes=others(batch)), Sampling(), "decode")
+
+
+def test_a_replay_that_fails_leaves_nothing_to_the_next_call(tmp_path):
+    made(tmp_path, "qwen3_moe")
+    engine = opened(tmp_path)
+    batch, drawn = given(engine)
+    odd = tuple(route + EXPERTS for route in others(batch))
+    with pytest.raises(MeasurementError):
+        engine.score(replace(batch, routes=odd), Sampling(), "decode")
+    again = engine.generate(replace(batch, continuations=()), Sampling(), 1)
+    np.testing.assert_array_equal(again.routes, drawn.routes)
+    np.testing.assert_array_equal(again.columns["logp"], drawn.columns["logp"])

@@ -44,7 +44,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     prompt is cached), `_draw` and `_biased`.
     """
 
-    caches_prefixes = chooses_backends = chooses_devices = chunks_prefills = replays_routes = True
+    keys = ("attention", "device", "prefill_chunk", "prefix_cache", "routes")
     options = ("ranks", "offload")
     _without_gradients: Any = torch.inference_mode
 
@@ -219,15 +219,13 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         self._routes = None
 
     def _score(self, chunk: Batch, sampling: Sampling, path: Path) -> Trace:
-        self._routes = []
-        if chunk.routes and self._prefixes is not None:
-            raise MeasurementError(
-                "a prefix cache and routes=replayed exclude each other: no router runs for a "
-                "cached token",
-                hint="remove the key prefix_cache of the kernel that replays",
-            )
-        self._replay = iter(given_routes(chunk, path, self.kernel.prefill_chunk))
-        trace = super()._score(chunk, sampling, path)
+        cached = self._prefixes is not None
+        routes = given_routes(chunk, path, self.kernel.prefill_chunk, cached=cached)
+        self._routes, self._replay = [], iter(routes)
+        try:
+            trace = super()._score(chunk, sampling, path)
+        finally:
+            self._replay = iter(())
         route_SCLK = self._recorded_routes()
         if route_SCLK is None:
             return trace

@@ -75,13 +75,16 @@ class RouteRecorder:
                 hint="replay the experts of the same mixture, or remove the key routes",
             )
         given_LRK = torch.from_numpy(route_SCLK).long().to(device).movedim(2, 0).flatten(1, 2)
+        own = [vars(router).get("forward") for router in self.routers]  # if it was replaced before
         for router, given_RK in zip(self.routers, given_LRK, strict=True):
             router.forward = _picking(router, given_RK)
         try:
             yield
         finally:
-            for router in self.routers:
+            for router, forward in zip(self.routers, own, strict=True):
                 del router.forward
+                if forward is not None:
+                    router.forward = forward
 
 
 class _Given(TorchFunctionMode):
@@ -107,6 +110,11 @@ class _Given(TorchFunctionMode):
         if not same or self.experts not in (None, score.shape[-1]):
             return found
         self.picks += 1
+        if (most := int(self.given_RK.max())) >= score.shape[-1]:
+            raise MeasurementError(
+                f"expert {most} was recorded, and a layer of this model has {score.shape[-1]}",
+                hint="replay the experts of the same mixture, or remove the key routes",
+            )
         given = self.given_RK.reshape(own.shape)
         given = given.where(given >= 0, own)
         # in the order of topk, so that what is equal is equal in every bit
@@ -132,14 +140,26 @@ def _picking(router: Any, given_RK: Tensor) -> Callable[..., Any]:
     return run
 
 
-def given_routes(chunk: Batch, path: Path, size: int | None = None) -> list[NDArray[np.int16]]:
+def given_routes(
+    chunk: Batch, path: Path, size: int | None, *, cached: bool
+) -> list[NDArray[np.int16]]:
     """The routes of each forward that scores a chunk, [S, C, L, K]; -1 where none is given.
 
     Args:
         size: columns of each forward of a prefill; None: all at once.
+        cached: whether the engine has a prefix cache.
+
+    Raises:
+        MeasurementError: it has.
     """
     if not chunk.routes:
         return []
+    if cached:
+        raise MeasurementError(
+            "a prefix cache and routes=replayed exclude each other: no router runs for a cached "
+            "token",
+            hint="remove the key prefix_cache of the kernel that replays",
+        )
     longest, shape = max(map(len, chunk.prompts)), chunk.routes[0].shape[1:]
     whole = np.full((len(chunk), longest + chunk.width, *shape), -1, dtype=np.int16)
     for row, (prompt, route) in enumerate(zip(chunk.prompts, chunk.routes, strict=True)):
