@@ -102,8 +102,11 @@ class LocalWeights:
         """Add noise of a scale to the start of tensors."""
         for name, scale in scales.items():
             step = self._noise("nudge", name)
-            for row, own in enumerate(scale) if isinstance(scale, tuple) else [(None, scale)]:
-                step[... if row is None else self.places[name].rows(row, row + 1)] *= own
+            if isinstance(scale, tuple):
+                for row, own in enumerate(scale):
+                    step[self.places[name].rows(row, row + 1)] *= own
+            else:
+                step *= scale
             self._write(name, self.start(name).to(step.device, step.dtype) + step)
 
     def cast(self, format_: str) -> None:

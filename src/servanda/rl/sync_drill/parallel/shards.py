@@ -51,13 +51,15 @@ class Place(NamedTuple):
             yield slice(None), torch.zeros((), dtype=torch.int64, device=device)
             return
         sizes = self.sizes()
+        first_I, *others = (
+            torch.arange(size, device=device) if own is None else own.to(device)
+            for size, own in zip(self.shape, self.at, strict=True)
+        )
         step = max(1, zero3.at_once(device) // max(1, math.prod(sizes[1:])))
         for first in range(0, sizes[0], step):
             rows = slice(first, min(first + step, sizes[0]))
-            index = torch.zeros((), dtype=torch.int64, device=device)
-            for dim, (size, own) in enumerate(zip(self.shape, self.at, strict=True)):
-                here = torch.arange(size, device=device) if own is None else own.to(device)
-                here = here[rows] if dim == 0 else here
+            index = first_I[rows]
+            for size, here in zip(self.shape[1:], others, strict=True):
                 index = index[..., None] * size + here
             yield rows, index
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from servanda.errors import MeasurementError
 
-_CHUNK = 1 << 20  # values whose places are computed at once
-
 
 class FlatPlace(NamedTuple):
     """Where the values of a part lie in the whole tensor, flattened: [first, stop).
