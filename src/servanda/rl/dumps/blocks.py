@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from servanda.errors import EvidenceError
 from servanda.rl.dumps.slicing import FILLED
 from servanda.traces.pair import pair_of
 from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, REMOVED, UNROUTED, Array, Rollouts
@@ -71,6 +72,9 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
     """Parts of one step as one.
 
     A column that a part lacks is NaN there, "" for a label, and UNROUTED for a route.
+
+    Raises:
+        EvidenceError: the routes of the parts are of models with other layers or experts.
     """
     if len(parts) == 1:
         return parts[0]
@@ -106,10 +110,21 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
 def _known(columns: Mapping[str, Array], name: str, size: int, like: Array) -> Array:
     """A column, or its missing values, of which each is shaped as in `like`."""
     if name in columns:
+        if (found := columns[name].shape[1:]) != like.shape[1:]:
+            raise EvidenceError(
+                f"{name} has {_sizes(found)} in one part of a step, and {_sizes(like.shape[1:])} "
+                "in another",
+                hint="a dump holds the experts of one model: write the other one to its own folder",
+            )
         return columns[name]
     if like.ndim > 1:
         return np.full((size, *like.shape[1:]), UNROUTED, like.dtype)
     return np.full(size, np.nan)
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    layers, experts = shape
+    return f"{layers} layers of {experts} experts a token"
 
 
 def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:

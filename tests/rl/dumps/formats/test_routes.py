@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
+from servanda.rl.dumps.blocks import blocks
 from servanda.rl.dumps.formats import open_dump, parquet
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED
@@ -119,3 +120,12 @@ def test_a_sequence_whose_route_is_null_has_none(tmp_path):
     chunk = chunk_of(tmp_path)
     assert (chunk.per_token[ROUTE][: LENGTHS[0]] == UNROUTED).all()
     np.testing.assert_array_equal(chunk.per_token[ROUTE][-LENGTHS[-1] :], routes[-1])
+
+
+def test_ranks_that_wrote_the_experts_of_two_models_are_refused(tmp_path):
+    written(tmp_path, [5])
+    ids, logp = [[1, 2, 3]], [[-0.1, -0.2, -0.3]]
+    fewer = [np.zeros((3, LAYERS - 1, PICKED), dtype=np.int64)]
+    Writer(tmp_path, rank=1).step(1, ids, [[1, 1, 1]], logp, logp, routes=fewer)
+    with pytest.raises(EvidenceError, match="has 3 layers of 2 experts a token in one part of a"):
+        [*blocks(open_dump(tmp_path).read())]
