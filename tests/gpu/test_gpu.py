@@ -19,14 +19,13 @@ from servanda.engines.transformers_modules import errors, module_classes, record
 from servanda.engines.weight_sync import WeightSync
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError, ServandaError
-from servanda.rl import Monitor, Trainee, preflight
-from servanda.rl.monitor import device_batch
+from servanda.rl import Trainee, preflight
 from servanda.theory.divergence.base import OF_SUMS
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 from tests.engines.interpreted import worked
 from tests.engines.test_tensor_sums import DTYPES, NOISES, assert_same, drawn, hard, readable
-from tests.rl.monitor.test_device import KINDS, arrays
+from tests.rl.monitor.test_device import KINDS, judged_alike
 
 MODELS = Path(__file__).parents[2] / "models"
 ALL = ("tiny-lm", "tiny-qwen3", "tiny-moe")
@@ -209,25 +208,7 @@ def test_a_module_of_either_device_runs_in_the_place_of_one_of_the_gpu(gpu, wher
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_on_the_gpu_is_judged_as_in_numpy(gpu, kind):
-    rng = np.random.default_rng(2)
-    in_numpy, on_gpu = Monitor("verl-async"), Monitor("verl-async")
-    for weights in range(2):
-        train, infer, mask, given = arrays(kind, rng)
-        tensors = [torch.from_numpy(of.copy()).to(gpu) for of in (train, infer, mask)]
-        if kind == "bfloat16":
-            tensors[0] = tensors[0].bfloat16()
-            train = tensors[0].float().cpu().numpy()
-        more = {
-            name: torch.from_numpy(values).to(gpu) if isinstance(values, np.ndarray) else values
-            for name, values in given.items()
-        }
-        wanted = in_numpy.observe(train, infer, mask, weights=weights, **given)
-        found = on_gpu.observe(*tensors, weights=weights, **more)
-        taken = device_batch.batch_of(*tensors, weights=0, **more)
-        assert isinstance(taken, device_batch.DeviceBatch)
-        assert str(found) == str(wanted)
-        assert found.metrics == pytest.approx(wanted.metrics, rel=1e-6)
-        np.testing.assert_array_equal(found.token_weights, wanted.token_weights)
+    judged_alike(kind, gpu)
 
 
 # the drill, with an engine in a process of its own that takes weights by CUDA IPC
