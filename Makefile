@@ -101,12 +101,15 @@ test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real 
 # A machine with a GPU needs a CUDA build of torch, Transformers, pytest and Hypothesis, and the few
 # packages of Servanda itself.  Where it reaches no index: `pip download` them here, install them
 # there, and name its Python.
-GPU_PYTHON ?= $(BIN)/python
-test-gpu:  ## engines, exact metrics, monitors and the drill over CUDA IPC, on an NVIDIA GPU
+ifndef GPU_PYTHON
+GPU_PYTHON := $(BIN)/python
+GPU_NEEDS := $(VENV)/.dev
+endif
+test-gpu: $(GPU_NEEDS)  ## engines, exact metrics, monitors and the drill over CUDA IPC, on an NVIDIA GPU
 	PYTHONPATH=src:$(PYTHONPATH) $(GPU_PYTHON) -m pytest -W default -rs tests/gpu
 
 GPU_NUMBERS ?= runs/gpu.json
-bench-gpu:  ## divergences by dtype and attention, and what a check and a drill cost there; ten minutes
+bench-gpu: $(GPU_NEEDS)  ## divergences by dtype and attention, and what a check and a drill cost there; ten minutes
 	PYTHONPATH=src:$(PYTHONPATH) $(GPU_PYTHON) -m benchmarks.gpu -o $(GPU_NUMBERS)
 
 $(VENVS)/moto/.made:

@@ -161,6 +161,7 @@ def test_what_is_wrong_is_said_under_its_place(text, message):
         ("table:p,path", 13, "path has no value"),
         ("table:p,path=both", 14, "path cannot be 'both'"),
         ("table:p,batch_size=many", 20, "batch_size is a whole number, not 'many'"),
+        ("table:p,device=gpu", 16, "device: a device is cpu, cuda or cuda:N"),
         ("table:p,batch_size=0", 20, "batch_size: Input should be greater"),
         ("table:p,title=a,title=b", 17, "title is there twice"),
         ("transformers:m,option.a=1,option.a=2", 27, "option.a is there twice"),

@@ -21,6 +21,7 @@ from pydantic import (
 
 # the name of a variable: in capitals, so that hardly any API key matches
 VARIABLE = re.compile("[A-Z_][A-Z0-9_]{0,127}")
+_DEVICE = re.compile(r"(cpu|cuda(:[0-9]{1,2})?)")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -73,6 +74,12 @@ def _finite(number: float) -> float:
     return number
 
 
+def _device(name: str) -> str:
+    if _DEVICE.fullmatch(name) is None:
+        raise ValueError("a device is cpu, cuda or cuda:N")
+    return name
+
+
 # strict: '0.95' in quotes is text, true is no number, and yes is neither
 Flag = Annotated[bool, Strict()]
 Number = Annotated[float, Strict(), AllowInfNan(False)]
@@ -83,6 +90,11 @@ Duration = Annotated[
     AfterValidator(_finite),
     PlainSerializer(_canonical),
     WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"}),
+]
+Device = Annotated[
+    str,
+    AfterValidator(_device),
+    WithJsonSchema({"type": "string", "pattern": f"^{_DEVICE.pattern}$"}),
 ]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$", max_length=80)]
 Range = Annotated[tuple[Number, Number], Field()]

@@ -155,7 +155,8 @@ class _Reader:
         except ValidationError as error:
             first = error.errors()[0]
             place = places.get(str(first["loc"][0]), 0)
-            raise self.wrong(place, f"{first['loc'][0]}: {first['msg']}", _EXAMPLE) from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise self.wrong(place, f"{first['loc'][0]}: {message}", _EXAMPLE) from None
 
     def _word(self, at: int) -> tuple[str, int]:
         """The text up to the next comma, or one in quotes; and where it ends."""

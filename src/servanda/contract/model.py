@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section, SliceRule, Trend
-from servanda.contract.fields import Name, Number, Range, Value, Whole
+from servanda.contract.fields import Device, Name, Number, Range, Value, Whole
 from servanda.contract.objective import Gradient, Reward
 from servanda.contract.policy import Escalation, Promotion, Routing
 from servanda.contract.workload import Golden, LabelSource, Path, Workload, Workloads
@@ -119,9 +119,7 @@ class Kernel(Value):
         "eager",
         description="sdpa: torch chooses the backend; sdpa_NAME, of transformers: this one.",
     )
-    device: str | None = Field(
-        None, pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$", description="cpu, cuda or cuda:1; default cpu."
-    )
+    device: Device | None = Field(None, description="cpu, cuda or cuda:1; default cpu.")
     quantization: str | None = Field(None, description="The exact name, such as int8_weight_only.")
     path: Path | None = Field(None, description="prefill or decode, where it can be chosen.")
     batch_size: Whole = Field(32, ge=1, le=4096, description="Sequences that run together.")
