@@ -81,7 +81,6 @@ COLUMNS = (
     Column("Transformers, in steps", {**_HF, "prefill_chunk": 7}),
     Column("ONNX Runtime", {"engine": "onnxruntime"}),
     Column("llama.cpp", {"engine": "llamacpp"}, environment="llamacpp"),
-    Column("vLLM", {"engine": "vllm"}, environment="vllm"),
 )
 
 
@@ -124,7 +123,13 @@ def cell(folder: Path, column: Column, reference: np.ndarray) -> dict[str, Any]:
     try:
         return {"most": float(np.abs(scores(folder, column) - reference).max())}
     except ServandaError as error:
-        return {"refused": error.problems[0].message.replace(str(folder), "MODEL")}
+        return {"refused": _plain(error.problems[0].message, folder)}
+
+
+def _plain(message: str, folder: Path) -> str:
+    """A refusal without the place and the name of this model, so that equal ones are one."""
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    return message.replace(str(folder), "MODEL").replace(f"{kind!r}", "'NAME'")
 
 
 def rows(names: list[str], columns: tuple[Column, ...]) -> Iterator[dict[str, Any]]:
