@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from servanda.contract.kernel_string import DTYPES, parse_kernel, shown
 from servanda.contract.kernel_writer import kernel_string
-from servanda.contract.model import QUANTIZATIONS, Kernel
+from servanda.contract.model import Kernel
+from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.errors import ContractError
 
 ENGINES = ["openai_http", "pack", "table", "transformers"]

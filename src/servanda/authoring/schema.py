@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from servanda.authoring.contract_test.model import ContractTest
 from servanda.contract.clause import METRIC_ALIASES, SECTIONS
 from servanda.contract.key_aliases import ALIASES, stored_key
-from servanda.contract.model import EXTERNAL, QUANTIZATIONS, Contract
+from servanda.contract.model import EXTERNAL, Contract
+from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import OUTCOME_METRICS

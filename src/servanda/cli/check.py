@@ -25,7 +25,7 @@ _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump en
 @click.command()
 @click.argument("contract", type=PLACE_OR_DASH)
 @shared("--run-dir", help="[default: runs/NAME]")
-@shared("--fresh")
+@shared("--fresh", "--ladder")
 @REPORT_OPTIONS
 @shared("--report")
 @click.option(
@@ -53,6 +53,7 @@ def check(
     contract: Path,
     run_dir: Path | None,
     fresh: bool,
+    ladder: bool,
     format_: str | None,
     output: Path | None,
     reports: tuple[Path, ...],
@@ -77,7 +78,7 @@ def check(
     """
     remote = not isinstance(contract, Path)
     if remote or contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
-        for option in given("run_dir", "fresh", "max_time", "record", "actors"):
+        for option in given("run_dir", "fresh", "ladder", "max_time", "record", "actors"):
             raise click.UsageError(f"{option} is for a contract: a dump was measured already")
         from servanda.cli.check_dump import judged
         from servanda.rl.dumps.judge import DumpOptions
@@ -113,6 +114,7 @@ def check(
             deadline=deadline,
             record=record,
             record_side=record_side,
+            ladder=ladder,
         )
     if not quiet:
         click.echo(f"measured in {run_dir or run.RUNS / verdict.contract}", err=True)

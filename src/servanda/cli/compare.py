@@ -47,7 +47,7 @@ _VIOLATED = 1
     help="Print the cost and the effect sizes that the run can detect, and stop.",
 )
 @shared("--run-dir", help="[default: runs/B-vs-A-...]")
-@shared("--fresh", "--save-contract")
+@shared("--fresh", "--ladder", "--save-contract")
 @shared("--format", type=click.Choice(sorted(FORMATS)))
 @shared("--on", help="Each kernel runs in an actor.")
 @shared("--ray-actor", "--quiet", "--no-code")
@@ -55,6 +55,7 @@ def compare_command(
     max_time: float | None,
     plan: bool,
     fresh: bool,
+    ladder: bool,
     save: Path | None,
     format_: str,
     on: str | None,
@@ -98,7 +99,9 @@ def compare_command(
         cost = costed(size, engines, watch=watch)
         if not plan:
             say(f"cost      {cost_line(cost)}", "")
-            verdict = compare(comparison, engines, watch=watch, deadline=deadline, fresh=fresh)
+            verdict = compare(
+                comparison, engines, watch=watch, deadline=deadline, fresh=fresh, ladder=ladder
+            )
             if request.referee is not None and verdict.sequences and not (deadline and deadline()):
                 try:
                     third = pair_score(comparison.folder, verdict, open_, watch=watch)

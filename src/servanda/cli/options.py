@@ -175,6 +175,12 @@ _share(
     type=click.Choice(["text", "json"]),
     default="text",
 )
+_share(
+    "--ladder",
+    "Also measure standard formats (bfloat16, FP8, MXFP8, int4, NVFP4, an FP8 cache, ...) of A or "
+    "train on the same texts, so that the report shows which of them the candidate is like.",
+    is_flag=True,
+)
 _share("--fresh", "Start a new attempt, judged at a smaller α.", is_flag=True)
 _share("--golden", "Fixed texts for the drift of logits, such as golden.jsonl.", type=FILE)
 _share("--host", "Address to listen on.", default="127.0.0.1")

@@ -10,7 +10,7 @@
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
 #   key      = attention | device | batch_size | prefill_chunk | prefix_cache | kv_cache
-#            | path | title | weights_from | python | fault | "option." NAME
+#            | head_dtype | path | title | weights_from | python | fault | "option." NAME
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #   option   = an argument of the engine itself, as JSON, such as option.async_scheduling=true
@@ -29,7 +29,8 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from servanda.contract.fields import VARIABLE
-from servanda.contract.model import QUANTIZATIONS, Kernel, quantization_hint
+from servanda.contract.model import Kernel
+from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
 from servanda.errors import ContractError, Where
 from servanda.registry import did_you_mean
 
@@ -37,7 +38,7 @@ PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
 KEYS = (
     *("attention", "device", "batch_size", "prefill_chunk", "prefix_cache", "kv_cache"),
-    *("path", "title", "weights_from", "python", "fault"),
+    *("head_dtype", "path", "title", "weights_from", "python", "fault"),
 )
 SERVER_KEYS = (
     *("dialect", "logprobs", "served", "timeout_s", "key_env"),
@@ -54,6 +55,7 @@ _URL = re.compile(r"https?://[^/,\s]+(/[^,\s?#]*)?")
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[^",]*')
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "attention": get_args(Kernel.model_fields["attention"].annotation),
+    "head_dtype": ("float32", "bfloat16", "float16"),
     "path": ("prefill", "decode"),
     "dialect": ("vllm", "sglang", "llamacpp", "plain"),
     "logprobs": ("raw", "processed"),

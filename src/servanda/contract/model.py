@@ -20,7 +20,6 @@ from servanda.contract.objective import Gradient, Reward
 from servanda.contract.policy import Escalation, Promotion, Routing
 from servanda.contract.workload import Golden, LabelSource, Path, Workload, Workloads
 from servanda.errors import Where
-from servanda.registry import nearest
 from servanda.theory.sampling import Sampling
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "BEST_ONLY",
     "EXTERNAL",
     "PACK",
-    "QUANTIZATIONS",
     "RECORDS",
     "WHOLE",
     "Clause",
@@ -45,10 +43,6 @@ __all__ = [
 ]
 
 API_VERSION = "servanda.dev/v1alpha1"
-QUANTIZATIONS = (
-    *("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32"),
-    *("q8_0", "q4_0", "q4_k_m"),  # of GGUF
-)
 RECORDS = ("fingerprint", "token_ids", "processed_logprobs", "sampling", "path", "batch_size")
 PACK = "pack"  # the engine of a kernel that drew elsewhere, and was recorded
 EXTERNAL = "external"  # the engine of a kernel that a trainer runs, and no one here opens
@@ -67,14 +61,6 @@ class Metadata(Value):
     title: str = ""
     description: str = ""
     annotations: dict[str, Any] = Field(default_factory=dict, description="Free.")
-
-
-def quantization_hint(name: str) -> str:
-    """Names are exact: two that begin alike are two kernels."""
-    alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
-    if len(alike) > 1:
-        return f"which one: {' or '.join(alike)}? They are different kernels"
-    return nearest(name, QUANTIZATIONS)
 
 
 def base_of(url: str) -> str:
@@ -121,6 +107,9 @@ class Kernel(Value):
     )
     device: Device | None = Field(None, description="cpu, cuda or cuda:1; default cpu.")
     quantization: str | None = Field(None, description="The exact name, such as int8_weight_only.")
+    head_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Of the product that makes the logits; default dtype."
+    )
     path: Path | None = Field(None, description="prefill or decode, where it can be chosen.")
     batch_size: Whole = Field(32, ge=1, le=4096, description="Sequences that run together.")
     prefill_chunk: Whole | None = Field(
@@ -155,7 +144,9 @@ class Kernel(Value):
 
     def __str__(self) -> str:
         cache = f"kv {self.kv_cache}" if self.kv_cache else ""
-        parts = [self.dtype, self.attention, self.quantization or "", cache, self.device or ""]
+        head = f"head {self.head_dtype}" if self.head_dtype else ""
+        parts = [self.dtype, self.attention, self.quantization or "", cache, head]
+        parts += [self.device or ""]
         parts += [f"{name}={value}" for name, value in (self.options or {}).items()]
         text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
         where = self.url or PurePath(self.model or "").name
@@ -328,7 +319,9 @@ def _named(workloads: Any) -> dict[str, Any]:
     return {w.pop("name", n): {k: v for k, v in w.items() if k != "prompts"} for n, w in items}
 
 
-_OPTIONAL = ("device", "prefill_chunk", "prefix_cache", "kv_cache", "options", "routes")
+_OPTIONAL = (
+    *("device", "head_dtype", "prefill_chunk", "prefix_cache", "kv_cache", "options", "routes"),
+)
 # the place of a kernel does not change its results: its engine reports the build; each row of
 # traffic has its sampling parameters
 _KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python", "key_env"}

@@ -34,6 +34,10 @@ _OF_SOME = {
         "has no choice of its device here",
         "remove the key device: vllm takes what its build is for, the others the CPU",
     ),
+    "head_dtype": (
+        "has no choice of the precision of its head",
+        "remove the key head_dtype, or use engine: transformers",
+    ),
     "routes": (
         "cannot replay the experts that infer recorded",
         "remove the key routes, or use engine: transformers",
@@ -108,7 +112,7 @@ def open_engine(kernel: Kernel) -> Engine:
     if (kind := kernel.kv_cache) is not None:
         nothing = MeasurementError(
             f"engine {name!r} has no choice of its KV cache: kv_cache={kind}",
-            hint="remove the key kv_cache; it is for llamacpp and vllm",
+            hint="remove the key kv_cache; it is for llamacpp, transformers and vllm",
         )
         other = f"engine {name!r} has no KV cache of type {kind!r}"
         _refuse_unknown(kind, getattr(make, "kv_caches", ()), nothing, other)

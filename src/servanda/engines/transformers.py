@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import inspect
 import platform
 from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,13 +25,22 @@ from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.devices import device_facts, sdpa_backend, usable_device
 from servanda.engines.local_engine import LocalEngine, Step
-from servanda.engines.quantized import check_quantization, quantize_, take_over
+from servanda.engines.precision.head import set_head_dtype_
+from servanda.engines.precision.kv_cache import ROUNDED, RoundedCache
+from servanda.engines.precision.model import check_quantization, quantize_, take_over
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
 from servanda.engines.transformers_routes import RouteRecorder, given_routes, route_columns
-from servanda.engines.transformers_steps import NOTHING, logits_in_steps, steps_of
+from servanda.engines.transformers_steps import (
+    NOTHING,
+    logits_in_steps,
+    refuse_cacheless,
+    steps_of,
+)
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.trace import Batch, Trace
+
+_FACTS = ("head_dtype", "prefill_chunk", "prefix_cache", "kv_cache")  # keys that change the numbers
 
 
 @ENGINES.register("transformers")
@@ -44,7 +52,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     prompt is cached), `_draw` and `_biased`.
     """
 
-    keys = ("attention", "device", "prefill_chunk", "prefix_cache", "routes")
+    keys = ("attention", "device", "head_dtype", "prefill_chunk", "prefix_cache", "routes")
+    kv_caches = (*ROUNDED,)
     options = ("ranks", "offload")
     _without_gradients: Any = torch.inference_mode
 
@@ -101,13 +110,10 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         self.model = None
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Take over a trainer's weights: tensors by the names of the checkpoint.
+        """Take over a trainer's weights, tensors by the names of the checkpoint; returns the names.
 
         Each is rounded, and quantised, as it was at the start; what is not named stays.  From then
         on the engine reports no digests of its weights.
-
-        Returns:
-            The names.
 
         Raises:
             MeasurementError: a tensor that the model does not have, or of another shape; those
@@ -137,6 +143,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     def _place(self) -> None:
         self._finish(self.kernel.quantization)
+        if self.kernel.head_dtype is not None:
+            set_head_dtype_(self.model, self.kernel.head_dtype)
         self.model.to(self._device)  # what was made on the CPU has the same bits on each device
 
     def _fingerprint(self, config_json: Mapping[str, Any]) -> dict[str, str]:
@@ -150,8 +158,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             "quantization": self.kernel.quantization or "none",
             **device_facts(self._device),
             "threads": str(torch.get_num_threads()),
-            **({"prefill_chunk": str(step)} if (step := self.kernel.prefill_chunk) else {}),
-            **({"prefix_cache": str(cache)} if (cache := self.kernel.prefix_cache) else {}),
+            **{k: str(v) for k in _FACTS if (v := getattr(self.kernel, k)) is not None},
             "architecture": self._config.model_type,
             "config": digest_of(dict(config_json)),
             **folder.sampling_defaults(self.folder),
@@ -169,6 +176,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     def _cache(self) -> Any:
         """An empty cache of keys and values, for one chunk of sequences."""
+        if self.kernel.kv_cache is not None:
+            return RoundedCache(self._config, self.kernel.kv_cache)
         return transformers.DynamicCache(config=self._config)
 
     def _forward(self, ids_ST: Tensor, mask_ST: Tensor, **options: Any) -> Tensor:
@@ -244,7 +253,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         return np.concatenate(known, axis=1)
 
     def _decode(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
-        self._refuse_own_state()
+        refuse_cacheless(self.model)
         if self._prefixes is not None:
             yield from self._decode_alone(chunk)
             return
@@ -259,16 +268,6 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             token_S = yield logits_S1V[:, -1]
             ids_ST = torch.from_numpy(token_S)[:, None]
             mask_ST = torch.nn.functional.pad(mask_ST, (0, 1), value=1)
-
-    def _refuse_own_state(self) -> None:
-        # any other keyword is swallowed: each token would be scored without those before it
-        taken = inspect.signature(inspect.unwrap(type(self.model).forward)).parameters
-        if not {"past_key_values", "cache"} & taken.keys():
-            raise MeasurementError(
-                f"{type(self.model).__name__} takes no past_key_values, so it cannot be decoded "
-                "with a cache here",
-                hint="score given tokens by prefill, or run the model in another engine",
-            )
 
     def _decode_alone(self, chunk: Batch) -> Generator[Tensor, Ints | None, None]:
         """Each sequence by itself: neither its company nor a hit of the cache changes a shape."""
@@ -296,7 +295,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         blocks = [] if salt is None else self._prefix(salt, prompt)
         for block in blocks:
             for layer, (key, value) in enumerate(block):
-                cache.update(key, value, layer)
+                cache.layers[layer].update(key, value)  # as they were kept, not rounded again
         done = cached = size * len(blocks)
         logits_11V = None
         while done < len(prompt):
@@ -332,7 +331,9 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         ids_ST, mask_ST = torch.from_numpy(ids_ST), torch.from_numpy(mask_ST)
         size = self.kernel.prefill_chunk
         if size is None:
-            logits_STV = self._forward(ids_ST, mask_ST, use_cache=False, logits_to_keep=keep)
+            kept = {"past_key_values": self._cache()} if self.kernel.kv_cache else {}
+            run = partial(self._forward, use_cache=bool(kept), **kept)
+            logits_STV = run(ids_ST, mask_ST, logits_to_keep=keep)
             yield from self._after_prompts(chunk, logits_STV)
             return
         row_N, column_N = super()._places(chunk, "prefill")

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
 
 NOTHING = np.zeros(0, dtype=np.int64)  # columns of a step of which no logits are asked
@@ -46,3 +48,18 @@ def logits_in_steps(
         if len(kept_C):
             logits_NV[in_N] = logits_SCV[row_N[in_N], at_N]
     return logits_NV
+
+
+def refuse_cacheless(model: Any) -> None:
+    """Refuse a model that takes no cache.
+
+    Raises:
+        MeasurementError: it would swallow the keyword, and score each token without those before.
+    """
+    taken = inspect.signature(inspect.unwrap(type(model).forward)).parameters
+    if not {"past_key_values", "cache"} & taken.keys():
+        raise MeasurementError(
+            f"{type(model).__name__} takes no past_key_values, so it cannot be decoded with a "
+            "cache here",
+            hint="score given tokens by prefill, or run the model in another engine",
+        )

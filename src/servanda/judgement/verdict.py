@@ -17,6 +17,7 @@ from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome,
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
+from servanda.judgement.precision_rungs import Rung
 from servanda.judgement.token_profile import Portrait, added
 from servanda.judgement.verdict_table import CellTable
 from servanda.judgement.workload_coverage import OF_A_TRAINER, uncovered
@@ -43,6 +44,7 @@ class Circumstances:
         contract_text: the judged YAML text.
         differences: differences between the sides' files, one sentence each.
         e_values: of the cells that matter most; empty if only the end was evaluated.
+        rungs: the precision ladder, if it was measured; the candidate among them.
     """
 
     fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class Circumstances:
     contract_text: str = ""
     differences: tuple[str, ...] = ()
     e_values: tuple[EValuePath, ...] = ()
+    rungs: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True)

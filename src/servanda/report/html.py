@@ -15,7 +15,7 @@ from servanda.errors import ContractError
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
-from servanda.report import cell_text, format, summary
+from servanda.report import cell_text, format, precision_ladder, summary
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.consequence import advice_rows
 from servanda.report.format import count
@@ -157,6 +157,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "names": _names(verdict),
         "size": _size(verdict),
         "ladder": ladder(verdict, slices),
+        "rungs": precision_ladder.picture(verdict),
         "gates_title": _gates_title(verdict, known),
         "gates": _gates(verdict),
         "cards": cards(verdict),

@@ -89,6 +89,7 @@ def check(
     deadline: Callable[[], bool] | None = None,
     record: str | Path | None = None,
     record_side: str = "infer",
+    ladder: bool = False,
 ) -> Verdict:
     """Measure and judge a contract at the offline stage.
 
@@ -102,10 +103,12 @@ def check(
         record: a file for all results of one kernel, which the engine `recorded` replays; it is
             written with the verdict, and needs an attempt without measurements.
         record_side: the recorded kernel: infer, train or stable.
+        ladder: measure standard formats of the reference model beside the candidate.
 
     Raises:
         ContractError, MeasurementError, Interrupted: as in load, compile and measure.
     """
+    from servanda.runner.measurement import unwatched
     from servanda.runner.round_advice import advised
     from servanda.runner.round_files import read_rounds
     from servanda.runner.run_directory import opened
@@ -136,6 +139,12 @@ def check(
         measured = gather(plan, run, opening, watch, deadline)
         verdict = concluded(plan, measured, text, deadline)
         verdict = advised(plan, read_rounds(plan, run), verdict)
+        if ladder:
+            from servanda.runner.precision_ladder import measured_ladder
+
+            rungs = measured_ladder(plan, open, watch or unwatched)
+            around = replace(verdict.circumstances, rungs=rungs)
+            verdict = replace(verdict, circumstances=around)
         run.finish(verdict.to_dict())
     return verdict
 

@@ -164,6 +164,7 @@ MOVES = [
     Move("Kernel", "prefill_chunk", f"{INFER}/prefill_chunk", ABSENT, 512, "retargeted"),
     Move("Kernel", "device", f"{INFER}/device", "cpu", "cuda", "retargeted"),
     Move("Kernel", "quantization", f"{INFER}/quantization", ABSENT, "w8a8", "retargeted"),
+    Move("Kernel", "head_dtype", f"{INFER}/head_dtype", ABSENT, "float32", "retargeted"),
     Move("Kernel", "path", f"{INFER}/path", "prefill", "decode", "retargeted"),
     Move("Kernel", "batch_size", f"{INFER}/batch_size", 32, 16, "retargeted"),
     Move("Kernel", "prefix_cache", f"{INFER}/prefix_cache", ABSENT, 16, "retargeted"),

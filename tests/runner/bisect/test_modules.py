@@ -14,7 +14,8 @@ from servanda.contract.model import Kernel  # noqa: E402
 from servanda.engines import open_engine  # noqa: E402
 from servanda.engines.base import AROUND  # noqa: E402
 from servanda.engines.checkpoint import quiet  # noqa: E402
-from servanda.engines.quantized import QUANTIZED  # noqa: E402
+from servanda.engines.precision.formats import QUANTIZED  # noqa: E402
+from servanda.engines.precision.layers import QuantizedLinear  # noqa: E402
 from servanda.engines.transformers_modules import Key, Recording, errors  # noqa: E402
 from servanda.errors import ContractError  # noqa: E402
 from servanda.runner.bisect.modules import bisect_modules, drawn  # noqa: E402
@@ -108,7 +109,7 @@ def stale_matrix(engine):
 
 def quantized_layer(engine):
     mlp = engine.model.model.layers[3].mlp
-    mlp.down_proj = QUANTIZED["int4_g32"](mlp.down_proj)
+    mlp.down_proj = QuantizedLinear(mlp.down_proj, QUANTIZED["int4_g32"])
     return "model.layers.3.mlp.down_proj"
 
 

@@ -55,6 +55,7 @@ _KERNEL: Fields = {
     "attention": other(_OTHER_KERNEL),
     "device": other("another processor rounds otherwise"),
     "quantization": other(_OTHER_KERNEL),
+    "head_dtype": other("logits are rounded otherwise"),
     "path": other(_OTHER_KERNEL),
     "batch_size": other("rounding depends on what runs together"),
     "prefill_chunk": other("rounding depends on what runs together"),

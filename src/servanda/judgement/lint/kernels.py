@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator
 from servanda.contract.fields import VARIABLE
 from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
-from servanda.contract.model import EXTERNAL, QUANTIZATIONS, Contract, Kernel, quantization_hint
+from servanda.contract.model import EXTERNAL, Contract, Kernel
+from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
 from servanda.registry import nearest, quoted
 
 _SERVER = "openai_http"

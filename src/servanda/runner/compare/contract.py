@@ -315,6 +315,7 @@ def compare(
     watch: Watch | None = None,
     deadline: Callable[[], bool] | None = None,
     fresh: bool = False,
+    ladder: bool = False,
 ) -> Verdict:
     """Write the contract into the run directory, and check it there."""
     path = comparison.folder / CONTRACT
@@ -326,4 +327,5 @@ def compare(
         open=engines.open,
         watch=watch,
         deadline=deadline,
+        ladder=ladder,
     )

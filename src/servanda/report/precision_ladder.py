@@ -1,0 +1,96 @@
+# The precision ladder: standard formats of the reference model, and the candidate among them.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from servanda.judgement.precision_rungs import Rung, by_distance, place
+from servanda.judgement.verdict import Verdict
+from servanda.report.format import count, line, number, percent
+from servanda.report.html_ladder import Track
+from servanda.report.html_shapes import Scale
+from servanda.report.table import table
+
+HEADS = ("format", "mean tv", "mean |log ratio|", "flips")
+
+
+class RungRow(NamedTuple):
+    """One format of the picture."""
+
+    name: str
+    value: str
+    candidate: bool
+    track: Track
+
+
+class RungPicture(NamedTuple):
+    """The formats on one axis, nearest first.
+
+    Args:
+        place: where the candidate is, in a sentence; missing: formats that were not measured.
+    """
+
+    rows: tuple[RungRow, ...]
+    scale: Scale
+    tokens: str
+    place: str
+    missing: tuple[str, ...]
+
+
+def cells(rung: Rung) -> list[str]:
+    return [
+        line(rung.name, 60) + (" (infer)" if rung.candidate else ""),
+        number(rung.tv),
+        number(rung.abs_log_ratio_nats),
+        percent(rung.flips) if rung.flips is not None else "",
+    ]
+
+
+def heading(rungs: tuple[Rung, ...]) -> str:
+    tokens = max((rung.tokens for rung in rungs), default=0)
+    return f"Precision ladder: the model of train in other formats, {count(tokens, 'given token')}"
+
+
+def lines(verdict: Verdict) -> Iterator[str]:
+    """The ladder as text; nothing where none was measured."""
+    rungs = verdict.circumstances.rungs
+    if not rungs:
+        return
+    yield heading(rungs)
+    order = by_distance(rungs)
+    head, *rows = table([[*HEADS], *map(cells, order)], right=range(1, len(HEADS)))
+    yield f"  {head}"
+    for rung, row in zip(order, rows, strict=True):
+        yield f"{'→' if rung.candidate else ' '} {row}"
+    yield from (f"  {text}" for text in (place(rungs), *missing(rungs)) if text)
+
+
+def missing(rungs: tuple[Rung, ...]) -> tuple[str, ...]:
+    """The formats that were not measured, each with the reason."""
+    return tuple(f"not measured: {line(r.name, 60)}: {line(r.missing)}" for r in rungs if r.missing)
+
+
+def picture(verdict: Verdict) -> RungPicture | None:
+    rungs = verdict.circumstances.rungs
+    order = by_distance(rungs)
+    if not order:
+        return None
+    scale = Scale.of(rung.tv for rung in order)
+    tokens = max(rung.tokens for rung in order)
+    return RungPicture(
+        tuple(_row(rung, scale) for rung in order),
+        scale,
+        count(tokens, "given token"),
+        place(rungs),
+        missing(rungs),
+    )
+
+
+def _row(rung: Rung, scale: Scale) -> RungRow:
+    name, value, *_ = cells(rung)
+    dot = scale.at(rung.tv or 0.0)
+    track = Track("holds" if rung.candidate else "rung", f"{name}: {value}")
+    # the candidate has the mark of a cell, a format the ring of what it is compared with
+    track = track._replace(dot=dot) if rung.candidate else track._replace(ring=dot)
+    return RungRow(name, value, rung.candidate, track)
