@@ -333,7 +333,7 @@ def drill() -> Any:
     import torch
 
     from benchmarks.gpu_server import ServedByIpc
-    from servanda.engines.precision.model import take_over
+    from servanda.engines.low_precision.model import take_over
     from servanda.engines.weight_sync import WeightSync
     from servanda.rl import Trainee, preflight
 

@@ -64,7 +64,7 @@ SHARED = {
 }
 # established nouns and adjectives of the field
 NOUNS = {
-    *("authoring", "finding", "kernel_string", "padding", "quantized"),
+    *("authoring", "finding", "kernel_string", "padding"),
     *("recorded", "rescoring", "rounding", "routing", "sampling", "scaling", "slicing", "training"),
 }
 
@@ -224,7 +224,7 @@ ENGINES = {
     "pack": ("pack",),
     "recorded": ("recorded",),
     "table": ("table",),
-    "transformers": ("transformers", "quantized"),
+    "transformers": ("transformers", "low_precision"),
     "vllm": ("vllm",),
 }
 

@@ -18,7 +18,7 @@ from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.faults import FAULTS
 from servanda.engines.faults.sync import SYNC_FAULTS
-from servanda.engines.precision.formats import QUANTIZED
+from servanda.engines.low_precision.formats import QUANTIZED
 from servanda.engines.weight_sync import WeightSync
 from servanda.rl.sync_drill.trainee import Rows
 from servanda.theory.sampling import Sampling

@@ -15,6 +15,7 @@ LIMITS = {  # whole, slice: mean total variation
     "vllm-upgrade": (0.010, 0.015),
     "new-gpu": (0.010, 0.015),
     "fp8": (0.015, 0.030),
+    "fp8-kv": (0.015, 0.030),
     "nvfp4": (0.040, 0.080),
     "nemo-grpo": (0.025, 0.025),
     "verl-sync": (0.025, 0.025),
@@ -22,6 +23,9 @@ LIMITS = {  # whole, slice: mean total variation
     "slime": (0.025, 0.025),
     "verl-async": (0.050, 0.050),
     "prime-rl": (0.050, 0.050),
+    "fp8-rollout": (0.050, 0.050),
+    "mxfp8-rollout": (0.025, 0.025),
+    "nvfp4-rollout": (0.050, 0.050),
 }
 
 
@@ -65,11 +69,20 @@ def kernel(quantization):
         (None, "int8_dynamic", "fp8", "B is int8_dynamic and A is not quantised"),
         ("w8a8", None, "fp8", "B is not quantised and A is w8a8"),
         ("w8a8", "int4_g32", "nvfp4", "B is int4_g32 and A is w8a8"),
+        (None, "w4a16_g128", "nvfp4", "B is w4a16_g128 and A is not quantised"),
+        (None, "fp8_e5m2_channel", "fp8", "B is fp8_e5m2_channel and A is not quantised"),
         (None, "nvfp4", "nvfp4", "B is nvfp4 and A is not quantised"),
     ],
 )
 def test_what_differs_chooses_the_preset_and_says_why(today, candidate, name, why):
     assert fitting(kernel(today), kernel(candidate)) == (name, why)
+
+
+def test_another_cache_has_a_preset_of_its_own():
+    today, candidate = kernel(None), kernel(None).model_copy(update={"kv_cache": "fp8_e4m3"})
+
+    why = "the cache of B is fp8_e4m3 and that of A is the engine's own"
+    assert fitting(today, candidate) == ("fp8-kv", why)
 
 
 def test_an_unknown_preset_gets_a_suggestion():

@@ -22,11 +22,11 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from servanda.engines.precision.formats import QUANTIZED
-from servanda.engines.precision.grids import E2M1, E4M3, E5M2
-from servanda.engines.precision.kv_cache import ROUNDED, RoundedCache
-from servanda.engines.precision.layers import QuantizedExperts, QuantizedLinear, scaled_mm
-from servanda.engines.precision.model import quantize_, take_over
+from servanda.engines.low_precision.formats import QUANTIZED
+from servanda.engines.low_precision.grids import E2M1, E4M3, E5M2
+from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
+from servanda.engines.low_precision.layers import QuantizedExperts, QuantizedLinear, scaled_mm
+from servanda.engines.low_precision.model import quantize_, take_over
 from servanda.errors import MeasurementError
 
 names = pytest.mark.parametrize("name", [*QUANTIZED])

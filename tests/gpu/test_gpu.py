@@ -14,7 +14,7 @@ from servanda.contract.model import Kernel
 from servanda.engines import open_engine, tensor_sums
 from servanda.engines.conformance import check_engine
 from servanda.engines.faults import FAULTS
-from servanda.engines.precision.model import take_over
+from servanda.engines.low_precision.model import take_over
 from servanda.engines.transformers_modules import errors, module_classes, record, swapped
 from servanda.engines.weight_sync import WeightSync
 from servanda.engines.worker import spawn

@@ -25,9 +25,9 @@ from servanda.engines import checkpoint, folder
 from servanda.engines.base import ENGINES
 from servanda.engines.devices import device_facts, sdpa_backend, usable_device
 from servanda.engines.local_engine import LocalEngine, Step
-from servanda.engines.precision.head import set_head_dtype_
-from servanda.engines.precision.kv_cache import ROUNDED, RoundedCache
-from servanda.engines.precision.model import check_quantization, quantize_, take_over
+from servanda.engines.low_precision.head import set_head_dtype_
+from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
+from servanda.engines.low_precision.model import check_quantization, quantize_, take_over
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
 from servanda.engines.transformers_routes import RouteRecorder, given_routes, route_columns
 from servanda.engines.transformers_steps import (

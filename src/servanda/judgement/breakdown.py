@@ -213,3 +213,24 @@ class Advice:
     @property
     def named(self) -> bool:
         return self.name != UNEXPLAINED
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One format of the precision ladder, or the candidate, on fixed texts; not judged.
+
+    Args:
+        name: of the format, such as "fp8_channel".
+        tv: mean total variation to the train kernel, 0 to 1; None where it was not measured.
+        flips: share of positions at which the most likely token differs.
+        tokens: positions.
+        candidate: whether this is the infer kernel.
+        missing: why it was not measured; "" if it was.
+    """
+
+    name: str
+    tv: float | None = None
+    flips: float | None = None
+    tokens: int = 0
+    candidate: bool = False
+    missing: str = ""

@@ -12,12 +12,11 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
-from servanda.judgement.breakdown import Advice, Breakdown, EValuePath
+from servanda.judgement.breakdown import Advice, Breakdown, EValuePath, Rung
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, worst
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
-from servanda.judgement.precision_rungs import Rung
 from servanda.judgement.token_profile import Portrait, added
 from servanda.judgement.verdict_table import CellTable
 from servanda.judgement.workload_coverage import OF_A_TRAINER, uncovered

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from servanda.judgement.breakdown import Removed, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
-from servanda.judgement.precision_rungs import by_distance
 from servanda.judgement.verdict import Verdict
-from servanda.report import precision_ladder
 from servanda.report.cell_text import GLYPH
 from servanda.report.consequence import corrections_table
 from servanda.report.format import count, line, number, percent
+from servanda.report.rungs import HEADS, by_distance, cells, heading
 
 STEPS = 20  # rows of a report; JSON has all
 Table = tuple[str, list[str], list[list[str]]]
@@ -38,8 +37,7 @@ def tables(verdict: Verdict) -> list[Table]:
     if advice is not None and advice.corrections:
         tables.append(corrections_table(advice))
     if rungs := verdict.circumstances.rungs:
-        order = [precision_ladder.cells(rung) for rung in by_distance(rungs)]
-        tables.append((precision_ladder.heading(rungs), [*precision_ladder.HEADS], order))
+        tables.append((heading(rungs), [*HEADS], [*map(cells, by_distance(rungs))]))
     if breakdown is None:
         return tables
     steps, sequences = breakdown.steps, breakdown.sequences

@@ -12,11 +12,10 @@ from servanda.judgement.token_profile import EDGES, Portrait, Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
 from servanda.report.format import count, number
-from servanda.report.html_anchors import anchors
 from servanda.report.html_cards import described
 from servanda.report.html_ladder import Track
 from servanda.report.html_shapes import Scale
-from servanda.report.html_slices import SlicesOf, SliceWords, slice_words
+from servanda.report.html_slices import SlicesOf, SliceWords, anchors, slice_words
 
 
 class Entry(NamedTuple):

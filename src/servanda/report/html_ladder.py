@@ -9,9 +9,8 @@ from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 from servanda.report import cell_text, format
-from servanda.report.html_anchors import anchors
 from servanda.report.html_shapes import Markup, Scale, drawing, line, mark, rect
-from servanda.report.html_slices import SlicesOf, SliceWords, slice_words
+from servanda.report.html_slices import SlicesOf, SliceWords, anchors, slice_words
 
 _ROWS = 10
 _MEANINGS = {

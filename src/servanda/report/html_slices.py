@@ -1,13 +1,15 @@
-# What the slices of a verdict are, in words, and which of them share one split.
+# What the slices of a verdict are, in words, which of them share one split, and the place of each
+# cell on the page.
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from servanda.contract.clause import WHOLE, SliceRule
 from servanda.contract.model import Contract
+from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.slices.rules import modulo
 from servanda.report import format
 from servanda.report.cell_text import STEP
@@ -134,3 +136,32 @@ def _bucket(field: str, rest: str) -> str:
     value = rest.removeprefix("=")
     others = {"(other)": "is any other", "(none)": "is not set"}
     return format.line(f"{name} {others.get(value, f'is {value}')}", 90)
+
+
+def anchors(cells: Iterable[CellVerdict]) -> dict[int, str]:
+    """The place of each cell on the page, by its index: no two are the same.
+
+    A cell is found by its clause and slice, so a link to it holds for later runs of the contract.
+    """
+    found: dict[int, str] = {}
+    taken: set[str] = set()
+    for i, cell in enumerate(cells):
+        name = base = f"cell-{slug(cell.clause)}-{slug(cell.slice)}"
+        again = 1
+        while name in taken:
+            again += 1
+            name = f"{base}-{again}"
+        taken.add(name)
+        found[i] = name
+    return found
+
+
+def slug(text: str) -> str:
+    """A text as part of an address.
+
+    >>> slug("depth>=16"), slug("Where, worst first")
+    ('depth-ge-16', 'where-worst-first')
+    """
+    for sign, word in ((">=", "-ge-"), ("<", "-lt-"), ("..", "-to-")):
+        text = text.replace(sign, word)
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "x"

@@ -10,7 +10,7 @@ from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import FORMATS, Verdict
-from servanda.report import precision_ladder
+from servanda.report import rungs
 from servanda.report.cell_text import (
     GIVEN_UP,
     GLYPH,
@@ -73,7 +73,7 @@ def lines(verdict: Verdict, columns: int = 0) -> list[str]:
     if dropped:
         top += [f"  (left out at {columns} columns: {', '.join(dropped)})"]
     text = [*top, "", sentence(verdict), *consequence(verdict)]
-    text += [*precision_ladder.lines(verdict)]
+    text += [*rungs.lines(verdict)]
     text += [*advice_lines(verdict.advice), *not_examined(verdict)]
     text += _small_print(verdict, cells)
     return [part.rstrip() for one in text for part in _fitted(one, columns)]

@@ -14,7 +14,7 @@ import numpy as np
 from servanda.contract.model import Kernel
 from servanda.engines.base import Engine
 from servanda.errors import MeasurementError
-from servanda.judgement.precision_rungs import Rung
+from servanda.judgement.breakdown import Rung
 from servanda.runner.golden import both, by_length, exact_columns, text_batch
 from servanda.runner.measurement import Progress
 from servanda.runner.probe import encoded
@@ -107,16 +107,11 @@ def _rung(
                 raise MeasurementError(f"engine {kernel.engine!r} gives no full logits")
             columns = exact_columns(Trace.join([*_pieces(kernel, reference, engine, texts)]))
     except MeasurementError as error:
-        return Rung(name, candidate=candidate, missing=error.problems[0].message)
-    mean = {k: float(np.nanmean(columns[k])) for k in ("tv", "abs_log_ratio_nats", "top1_flip")}
-    return Rung(
-        name,
-        mean["tv"],
-        mean["abs_log_ratio_nats"],
-        mean["top1_flip"],
-        int(np.isfinite(columns["tv"]).sum()),
-        candidate,
-    )
+        reason = error.problems[0].message.removeprefix("infer: ")
+        return Rung(name, candidate=candidate, missing=reason)
+    tv_N = columns["tv"]
+    flips = float(np.nanmean(columns["top1_flip"]))
+    return Rung(name, float(np.nanmean(tv_N)), flips, int(np.isfinite(tv_N).sum()), candidate)
 
 
 def _pieces(

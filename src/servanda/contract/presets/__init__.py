@@ -20,6 +20,7 @@ PRESETS: Mapping[str, str] = MappingProxyType(
     {
         "vllm-upgrade": "serving",
         "fp8": "serving",
+        "fp8-kv": "serving",
         "nvfp4": "serving",
         "new-gpu": "serving",
         "nemo-grpo": "reinforcement learning",
@@ -28,6 +29,9 @@ PRESETS: Mapping[str, str] = MappingProxyType(
         "trl": "reinforcement learning",
         "prime-rl": "reinforcement learning",
         "slime": "reinforcement learning",
+        "fp8-rollout": "reinforcement learning",
+        "mxfp8-rollout": "reinforcement learning",
+        "nvfp4-rollout": "reinforcement learning",
     }
 )
 
@@ -62,6 +66,9 @@ def fitting(today: Kernel, candidate: Kernel) -> tuple[str, str]:
     ('nvfp4', 'B is int4_g32 and A is not quantised')
     """
     new, old = candidate.quantization, today.quantization
+    if new == old and candidate.kv_cache != today.kv_cache:
+        new, old = candidate.kv_cache or "the engine's own", today.kv_cache or "the engine's own"
+        return "fp8-kv", f"the cache of B is {new} and that of A is {old}"
     if new == old:
         same = f"both are {new}" if new else "neither is quantised"
         return "vllm-upgrade", f"{same}: a change of build, not of weights"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from servanda.engines.precision.grids import E2M1, E4M3, E5M2, INT4, INT4_FULL, INT8, Grid
+from servanda.engines.low_precision.grids import E2M1, E4M3, E5M2, INT4, INT4_FULL, INT8, Grid
 from servanda.errors import MeasurementError
 
 _TINY = torch.finfo(torch.float32).tiny

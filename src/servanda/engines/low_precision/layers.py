@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from servanda.engines.precision.formats import Quantization
-from servanda.engines.precision.grids import E4M3
+from servanda.engines.low_precision.formats import Quantization
+from servanda.engines.low_precision.grids import E4M3
 from servanda.errors import MeasurementError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, dtype, nn
 
-from servanda.engines.precision.formats import QUANTIZED, Quantization
-from servanda.engines.precision.layers import QuantizedExperts, QuantizedLinear
+from servanda.engines.low_precision.formats import QUANTIZED, Quantization
+from servanda.engines.low_precision.layers import QuantizedExperts, QuantizedLinear
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean
 

@@ -5,14 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from servanda.judgement.precision_rungs import Rung, by_distance, place
+from servanda.judgement.breakdown import Rung
 from servanda.judgement.verdict import Verdict
 from servanda.report.format import count, line, number, percent
 from servanda.report.html_ladder import Track
 from servanda.report.html_shapes import Scale
 from servanda.report.table import table
 
-HEADS = ("format", "mean tv", "mean |log ratio|", "flips")
+HEADS = ("format", "mean tv", "other top-1")
+_ALIKE = 0.05  # of a distance: formats that are as far away
+
+
+def by_distance(rungs: tuple[Rung, ...]) -> list[Rung]:
+    """Those that were measured, nearest first."""
+    return sorted((r for r in rungs if r.tv is not None), key=lambda r: r.tv or 0.0)
+
+
+def place(rungs: tuple[Rung, ...]) -> str:
+    """Where the candidate is, in a sentence; "" where it was not measured.
+
+    >>> place((Rung("bfloat16", 0.001), Rung("nvfp4", 0.02), Rung("B", 0.004, candidate=True)))
+    'the infer kernel is farther away than bfloat16 and nearer than nvfp4'
+    """
+    order = by_distance(rungs)
+    at = next((i for i, rung in enumerate(order) if rung.candidate), None)
+    if at is None or len(order) < 2:
+        return ""
+    tv = order[at].tv or 0.0
+    near = [r for r in order if not r.candidate and abs((r.tv or 0.0) - tv) <= _ALIKE * tv]
+    if near:
+        return f"the infer kernel is as far away as {near[0].name}"
+    below = f"farther away than {order[at - 1].name}" if at else ""
+    above = f"nearer than {order[at + 1].name}" if at + 1 < len(order) else ""
+    return f"the infer kernel is {' and '.join(part for part in (below, above) if part)}"
 
 
 class RungRow(NamedTuple):
@@ -40,9 +65,8 @@ class RungPicture(NamedTuple):
 
 def cells(rung: Rung) -> list[str]:
     return [
-        line(rung.name, 60) + (" (infer)" if rung.candidate else ""),
+        "infer kernel" if rung.candidate else line(rung.name, 60),
         number(rung.tv),
-        number(rung.abs_log_ratio_nats),
         percent(rung.flips) if rung.flips is not None else "",
     ]
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from servanda.engines.precision.formats import Format
-from servanda.engines.precision.grids import E4M3, E5M2, INT8, Grid
+from servanda.engines.low_precision.formats import Format
+from servanda.engines.low_precision.grids import E4M3, E5M2, INT8, Grid
 from servanda.errors import MeasurementError
 
 
