@@ -91,5 +91,5 @@ def test_quantising_needs_llama_cpp_too(tmp_path, nothing_installed):
 def test_a_folder_that_is_not_there_is_named_as_for_every_engine(tmp_path):
     assert said(model=str(tmp_path / "m")) == (
         f"the model folder '{tmp_path / 'm'}' does not exist\n"
-        "  hint: only local folders are read, nothing is downloaded"
+        "  hint: name a folder, or a model of the Hub as hf://ORGANISATION/NAME"
     )

@@ -25,7 +25,11 @@ from transformers import (
 from servanda.engines.low_precision.formats import QUANTIZED
 from servanda.engines.low_precision.grids import E2M1, E4M3, E5M2
 from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
-from servanda.engines.low_precision.layers import QuantizedExperts, QuantizedLinear, scaled_mm
+from servanda.engines.low_precision.layers import (
+    QuantizedExperts,
+    QuantizedLinear,
+    product_of_torch,
+)
 from servanda.engines.low_precision.model import quantize_, take_over
 from servanda.errors import MeasurementError
 
@@ -213,7 +217,7 @@ def test_the_kernel_of_torch_gives_the_emulated_product(name):
     weight, x = random_weight(32, 64), torch.as_tensor(random_weight(16, 64, seed=1))
     layer = quantized(name, weight)
     try:
-        real = scaled_mm(x, layer.codes, layer.scale, QUANTIZED[name], None)
+        real = product_of_torch(x, layer.codes, layer.scale, QUANTIZED[name], None)
     except (RuntimeError, ValueError) as error:
         pytest.skip(f"torch has no such kernel here: {error}")
 

@@ -491,7 +491,7 @@ def test_a_missing_folder_is_answered_with_the_nearest(copy):
         f"the model folder '{wrong}' does not exist\n  hint: did you mean '{copy}'?"
     )
     assert refusal(lambda: open_engine(copy.parent / "none" / "here")).endswith(
-        "hint: only local folders are read, nothing is downloaded"
+        "hint: name a folder, or a model of the Hub as hf://ORGANISATION/NAME"
     )
     assert refusal(lambda: open_engine(copy / "config.json")).startswith(
         f"the model folder '{copy / 'config.json'}' is a file"

@@ -454,7 +454,7 @@ def test_a_file_that_is_not_there(tables):
         "B:1:7: there is no x.json\n"
         "    1 | table:x.json\n"
         "              ^\n"
-        "  hint: models are local files or folders; nothing is downloaded\n"
+        "  hint: name a file or a folder, or a model of the Hub as hf://ORGANISATION/NAME\n"
     )
     done = servanda("compare", "table:p.json", "table:q.json", "--prompts", "x.jsonl")
     assert done.exit_code == 2 and "there is no file x.jsonl" in done.stderr

@@ -19,6 +19,7 @@ from servanda.authoring.template import name_of
 from servanda.cli.options import PRINTS, given, shared
 from servanda.cli.output import refuse_place, write_text
 from servanda.cli.stdout import show
+from servanda.contract.hub_name import moved_path
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel
 from servanda.contract.objective import GroupAdvantage, Weighting
@@ -302,8 +303,10 @@ def _lines(derivation: Derivation, output: Path | None, each: float) -> list[str
 
 def _moved(kernel: Kernel, place: Path) -> Kernel:
     """A kernel as a contract in that folder names it."""
-    model = {"model": _beside(kernel.model, place)} if kernel.model else {}
-    return kernel.model_copy(update=model)
+    if kernel.model is None:
+        return kernel
+    model = moved_path(lambda path: _beside(path, place), kernel.model)
+    return kernel.model_copy(update={"model": model})
 
 
 def _capture(kernel: Kernel) -> str:

@@ -1,6 +1,7 @@
 # Kernel strings: a kernel in one word, for the command line.
 #
 #   transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
+#   transformers:hf://org/name@revision@bfloat16
 #   table:p.json
 #   reference.pack
 #   http://127.0.0.1:8000,dialect=vllm,logprobs=processed
@@ -29,6 +30,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from servanda.contract.fields import VARIABLE
+from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Kernel
 from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
 from servanda.errors import ContractError, Where
@@ -123,8 +125,11 @@ class _Reader:
         places: dict[str, int] = {"engine": 0, "model": at}
         model, at = self._word(at)
         if not self.text.startswith('"', places["model"]) and "@" in model:
-            model, _, rounding = model.rpartition("@")
-            self._rounding(rounding, places["model"] + len(model) + 1, fields, places)
+            name, _, rounding = model.rpartition("@")
+            # of a name on the Hub the first @ is that of its revision, unless a dtype follows
+            if not is_hub_name(model) or rounding.partition("+")[0] in DTYPES or "@" in name:
+                model = name
+                self._rounding(rounding, places["model"] + len(model) + 1, fields, places)
         elif self.text.startswith("@", at):
             start = at + 1
             rounding, at = self._word(start)

@@ -1,9 +1,8 @@
 # The folder of a checkpoint: config.json, tokenizer.json and safetensors, and what they say.
 #
 # Nothing here needs torch, so that an engine without it reads the same folder, refuses it in
-# the same words and gives its tensors the same digests.  Local folders only: nothing is
-# downloaded, and a pickle is never opened.  Whatever is wrong with a folder is said with the
-# file that is wrong and what to do about it.
+# the same words and gives its tensors the same digests.  A pickle is never opened.  Whatever
+# is wrong with a folder is said with the file that is wrong and what to do about it.
 
 from __future__ import annotations
 
@@ -18,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.contract.hub_name import is_hub_name
 from servanda.contract.identity import DEFAULT, digest_of
+from servanda.engines.hub_cache import cached_folder, missing_hint, repository_of
 from servanda.errors import MeasurementError, Where
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -28,6 +29,9 @@ SAVED_ANEW = "copy the folder again, or write it anew with save_pretrained"
 def checkpoint_folder(model: str | None) -> Path:
     """The folder of a model, which has all the files that an engine reads.
 
+    Args:
+        model: a folder, or a name of the Hub (hf://) that its cache has.
+
     Raises:
         MeasurementError: no folder, or a file is not in it.
     """
@@ -36,18 +40,20 @@ def checkpoint_folder(model: str | None) -> Path:
             "the kernel names no model",
             hint="add model: path/to/folder, a folder with config.json and model.safetensors",
         )
-    folder = Path(model)
+    folder = cached_folder(model) if is_hub_name(model) else Path(model)
     if not folder.is_dir():
         state = "is a file" if folder.exists() else "does not exist"
         raise MeasurementError(
             f"the model folder {str(folder)!r} {state}",
-            hint=_nearest(folder) or "only local folders are read, nothing is downloaded",
+            hint=_nearest(folder)
+            or "name a folder, or a model of the Hub as hf://ORGANISATION/NAME",
         )
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise MeasurementError(
                 f"the model folder {str(folder)!r} has no {name}",
-                hint="save model and tokenizer into this folder with save_pretrained",
+                hint=missing_hint(folder)
+                or "save model and tokenizer into this folder with save_pretrained",
             )
     weight_files(folder)
     return folder
@@ -66,15 +72,14 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         with reading(folder / INDEX):
             names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
-    for name in names:
-        if not (folder / name).is_file():
-            other = sorted(p.name for p in folder.glob("*.bin"))
-            raise MeasurementError(
-                f"the model folder {str(folder)!r} has no {name}",
-                hint=f"{other[0]} is a pickle and is not read: save it as safetensors"
-                if other
-                else SAVED_ANEW,
-            )
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        other = sorted(p.name for p in folder.glob("*.bin"))
+        pickled = f"{other[0]} is a pickle and is not read: save it as safetensors" if other else ""
+        raise MeasurementError(
+            f"the model folder {str(folder)!r} has no {', '.join(missing)}",
+            hint=pickled or missing_hint(folder) or SAVED_ANEW,
+        )
     return [folder / name for name in names]
 
 
@@ -158,6 +163,12 @@ def sampling_defaults(folder: Path) -> dict[str, str]:
     file = folder / "generation_config.json"
     config = read_json(file) if file.is_file() else {}
     return {f"{DEFAULT}{key}": json.dumps(config[key]) for key in _DEFAULTS if key in config}
+
+
+def facts(folder: Path) -> dict[str, str]:
+    """For the fingerprint: the commit of a snapshot of the Hub, and the sampling defaults."""
+    commit = {"revision": folder.name} if repository_of(folder) else {}
+    return commit | sampling_defaults(folder)
 
 
 def file_digest(file: Path) -> str:

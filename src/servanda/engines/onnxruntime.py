@@ -67,7 +67,7 @@ class OnnxRuntimeEngine(LocalEngine):
                 "onnxruntime": onnxruntime.__version__,
                 "optimizations": options.graph_optimization_level.name,
                 "config": digest_of(config_json),
-                **folder.sampling_defaults(place),
+                **folder.facts(place),
             },
             tensors=about["tensors"],
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),

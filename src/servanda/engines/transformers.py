@@ -161,7 +161,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             **{k: str(v) for k in _FACTS if (v := getattr(self.kernel, k)) is not None},
             "architecture": self._config.model_type,
             "config": digest_of(dict(config_json)),
-            **folder.sampling_defaults(self.folder),
+            **folder.facts(self.folder),
         }
 
     # running

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from servanda.contract import parser
+from servanda.contract.hub_name import is_hub_name, moved_path
 from servanda.contract.model import Contract, Kernel, Place
 from servanda.contract.stages import Leg
 from servanda.contract.text_file import MAX_BYTES, content
@@ -142,7 +143,7 @@ def _models(contract: Contract) -> Iterator[tuple[Place, str]]:
         kernel: Kernel = getattr(contract.kernels, side)
         # the engine itself refuses a missing model
         for name, place in (("model", kernel.model), ("python", kernel.python)):
-            if place is not None:
+            if place is not None and not is_hub_name(place):
                 yield ("kernels", side, name), place
 
 
@@ -186,9 +187,10 @@ def beside(contract: Contract, folder: Path) -> Contract:
 
 
 def moved_kernel(move: Callable[[str], str], kernel: Kernel) -> Kernel:
-    """A kernel with moved paths."""
+    """A kernel with moved paths; a name of the Hub stays."""
     places = {"model": kernel.model, "python": kernel.python}
-    return kernel.model_copy(update={name: move(path) for name, path in places.items() if path})
+    moved = {name: moved_path(move, path) for name, path in places.items() if path}
+    return kernel.model_copy(update=moved)
 
 
 def compile(  # noqa: A001 - the field's word

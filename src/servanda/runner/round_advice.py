@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from servanda.contract.hub_name import moved_path
 from servanda.contract.model import Contract
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.causes.catalogue import CAUSES, RAW, UNEXPLAINED
@@ -61,7 +62,7 @@ def sides_of(contract: Contract) -> Sides:
     where = contract.where()
     file = where.file if where is not None and Path(where.file).is_file() else ""
     kernels = {
-        side: kernel.model_copy(update={"model": os.path.normpath(kernel.model)})
+        side: kernel.model_copy(update={"model": moved_path(os.path.normpath, kernel.model)})
         for side in SIDES
         if (kernel := getattr(contract.kernels, side)).model is not None
     }

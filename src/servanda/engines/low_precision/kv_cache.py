@@ -54,6 +54,6 @@ class RoundedCache(transformers.DynamicCache):
         super().__init__(config=config)
         self._rounded = ROUNDED[kind]
 
-    def update(self, keys: Tensor, values: Tensor, *args: Any, **options: Any) -> Any:
-        rounded = (self._rounded(x).to(x.dtype) for x in (keys, values))
-        return super().update(*rounded, *args, **options)
+    def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **options: Any) -> Any:
+        keys, values = (self._rounded(x).to(x.dtype) for x in (keys, values))
+        return super().update(keys, values, layer, *args, **options)

@@ -89,7 +89,7 @@ def _product(
         return F.linear(x, weight.decode(codes, scale).to(x.dtype), bias)
     rows_NI = x.flatten(0, -2)
     if has_tensor_cores(x.device, quantization) and not codes.shape[0] % 16 | codes.shape[1] % 16:
-        y_NO = scaled_mm(rows_NI, codes, scale, quantization, bias)
+        y_NO = product_of_torch(rows_NI, codes, scale, quantization, bias)
     else:
         wide = torch.promote_types(x.dtype, torch.float32)
         rounded_NI = quantization.inputs.rounded(rows_NI).to(wide)
@@ -113,17 +113,18 @@ def has_tensor_cores(device: torch.device, quantization: Quantization) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def scaled_mm(
+def product_of_torch(
     rows_NI: Tensor, codes: Tensor, scale: Tensor, quantization: Quantization, bias: Tensor | None
 ) -> Tensor:
     """The product by torch's own kernel of FP8, bfloat16 [N, O]."""
+    from torch.nn.functional import ScalingType, scaled_mm  # of torch 2.10 and later
+
     assert quantization.inputs is not None
     x_codes, x_scale = quantization.inputs.encode(rows_NI)
-    y_NO = torch._scaled_mm(
-        x_codes,
-        codes.t(),
-        scale_a=x_scale.reshape(-1, 1),
-        scale_b=scale.reshape(1, -1).expand(1, len(codes)).contiguous(),
-        out_dtype=torch.bfloat16,
+    scale_1O = scale.reshape(1, -1).expand(1, len(codes)).contiguous()
+    y_NO = scaled_mm(
+        *(x_codes, codes.t()),
+        *(x_scale.reshape(-1, 1), ScalingType.RowWise),
+        *(scale_1O, ScalingType.RowWise),
     )
     return y_NO if bias is None else y_NO + bias

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from servanda.contract import presets
+from servanda.contract.hub_name import is_hub_name
 from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
@@ -95,12 +96,12 @@ def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
     if kernel.url is not None:
         return  # whether the server responds is checked later
     model = kernel.model
-    if model is not None and not Path(model).exists():
+    if model is not None and not is_hub_name(model) and not Path(model).exists():
         at = max(text.find(model), 0)
         raise ContractError(
             f"there is no {model}",
             where=Where(name, 1, at + 1, text),
-            hint="models are local files or folders; nothing is downloaded",
+            hint="name a file or a folder, or a model of the Hub as hf://ORGANISATION/NAME",
         )
 
 
