@@ -23,7 +23,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,onnx,gpu,serve,gateway,postgres,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,adapters,onnx,gpu,serve,gateway,postgres,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice

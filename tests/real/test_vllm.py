@@ -330,3 +330,33 @@ def test_a_contract_between_transformers_and_vllm_holds(vllm, tmp_path, dtype, o
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "HOLDS: " in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")  # of PEFT
+def test_an_adapter_is_that_of_the_other_engine(vllm, folder, tmp_path):
+    """LoRA of PEFT in the one, vLLM's own in the other."""
+    import torch
+    import transformers
+
+    peft = pytest.importorskip("peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(MODEL)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=32)
+    torch.manual_seed(3)
+    wrapped = peft.get_peft_model(base, config)
+    for name, parameter in wrapped.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    wrapped.save_pretrained(tmp_path)
+    texts = Batch((0,), ((5, 9),), 5, ((40, 7, 300, 12, 8),))
+    train = TransformersEngine(
+        Kernel(engine="transformers", model=folder, adapter=str(tmp_path), batch_size=8)
+    )
+    infer = opened(vllm, folder, adapter=str(tmp_path))
+
+    assert same_policy(train.describe(), infer.describe()) == "verified"
+    given = [engine.score(texts, PLAIN, "prefill").columns["logp"] for engine in (train, infer)]
+    infer.close()
+
+    np.testing.assert_allclose(*given, atol=ROUNDING)
+    plain = TransformersEngine(Kernel(engine="transformers", model=folder, batch_size=8))
+    assert np.abs(plain.score(texts, PLAIN, "prefill").columns["logp"] - given[0]).max() > 0.01

@@ -11,7 +11,7 @@
 #            | engine of an installed package {"," key "=" value}, where it needs no model
 #            | a path that ends in ".pack"
 #   key      = attention | device | batch_size | prefill_chunk | prefix_cache | kv_cache
-#            | head_dtype | path | title | weights_from | python | fault | "option." NAME
+#            | head_dtype | adapter | path | title | weights_from | python | fault | "option." NAME
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
 #   fault    = name [":" value], the value as JSON; without one it is true
 #   option   = an argument of the engine itself, as JSON, such as option.async_scheduling=true
@@ -40,7 +40,7 @@ PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)
 KEYS = (
     *("attention", "device", "batch_size", "prefill_chunk", "prefix_cache", "kv_cache"),
-    *("head_dtype", "path", "title", "weights_from", "python", "fault"),
+    *("head_dtype", "adapter", "path", "title", "weights_from", "python", "fault"),
 )
 SERVER_KEYS = (
     *("dialect", "logprobs", "served", "timeout_s", "key_env"),

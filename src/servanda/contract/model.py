@@ -73,6 +73,7 @@ class Kernel(Value):
 
     engine: str = Field(description="What runs it; external where a trainer does.")
     model: str | None = Field(None, description="A folder or file, from the contract's folder.")
+    adapter: str | None = Field(None, description="Folder of a LoRA adapter that PEFT wrote.")
     url: str | None = Field(None, description="Of a server, such as http://127.0.0.1:8000.")
     served: str | None = Field(None, description="What the server calls it; default its only one.")
     dialect: Literal["vllm", "sglang", "llamacpp", "plain"] | None = Field(
@@ -146,6 +147,7 @@ class Kernel(Value):
         cache = f"kv {self.kv_cache}" if self.kv_cache else ""
         head = f"head {self.head_dtype}" if self.head_dtype else ""
         parts = [self.dtype, self.attention, self.quantization or "", cache, head]
+        parts += [f"adapter {PurePath(self.adapter).name}" if self.adapter else ""]
         parts += [self.device or ""]
         parts += [f"{name}={value}" for name, value in (self.options or {}).items()]
         text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
@@ -320,11 +322,15 @@ def _named(workloads: Any) -> dict[str, Any]:
 
 
 _OPTIONAL = (
-    *("device", "head_dtype", "prefill_chunk", "prefix_cache", "kv_cache", "options", "routes"),
+    *("adapter", "device", "head_dtype", "prefill_chunk", "prefix_cache", "kv_cache", "options"),
+    "routes",
 )
 # the place of a kernel does not change its results: its engine reports the build; each row of
 # traffic has its sampling parameters
-_KERNEL = {"model", "title", "url", "served", "sampling_defaults", "timeout_s", "python", "key_env"}
+_KERNEL = {
+    *("model", "adapter", "title", "url", "served", "sampling_defaults", "timeout_s", "python"),
+    "key_env",
+}
 _NOT_MEANING: dict[str, Any] = {
     "metadata": {"annotations", "title", "description", "version"},
     "kernels": {"train": _KERNEL, "infer": _KERNEL},

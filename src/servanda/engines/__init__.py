@@ -30,6 +30,10 @@ _OF_SOME = {
         "has no choice of the backend of its attention",
         "write attention: sdpa, or use engine: transformers",
     ),
+    "adapter": (
+        "takes no adapter",
+        "merge the adapter into the checkpoint, or use engine: transformers or vllm",
+    ),
     "device": (
         "has no choice of its device here",
         "remove the key device: vllm takes what its build is for, the others the CPU",

@@ -28,6 +28,7 @@ from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.low_precision.head import set_head_dtype_
 from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
 from servanda.engines.low_precision.model import check_quantization, quantize_, take_over
+from servanda.engines.transformers_adapter import add_adapter_
 from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
 from servanda.engines.transformers_routes import RouteRecorder, given_routes, route_columns
 from servanda.engines.transformers_steps import (
@@ -40,7 +41,8 @@ from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.trace import Batch, Trace
 
-_FACTS = ("head_dtype", "prefill_chunk", "prefix_cache", "kv_cache")  # keys that change the numbers
+# keys of a kernel that change its numbers
+_FACTS = ("dtype", "attention", "head_dtype", "prefill_chunk", "prefix_cache", "kv_cache")
 
 
 @ENGINES.register("transformers")
@@ -52,7 +54,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
     prompt is cached), `_draw` and `_biased`.
     """
 
-    keys = ("attention", "device", "head_dtype", "prefill_chunk", "prefix_cache", "routes")
+    keys = ("adapter", "attention", "device", "routes", *_FACTS[2:5])
     kv_caches = (*ROUNDED,)
     options = ("ranks", "offload")
     _without_gradients: Any = torch.inference_mode
@@ -130,7 +132,8 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         """The digests of the checkpoint's tensors, once `model` has them."""
         state = self._load_state()
         self.model: Any = checkpoint.build_model(self.folder, self._config, state, self.kernel)
-        return checkpoint.tensor_digests(state, self.model.all_tied_weights_keys)
+        digests = checkpoint.tensor_digests(state, self.model.all_tied_weights_keys)
+        return digests | add_adapter_(self.model, self.kernel.adapter)
 
     def _load_state(self) -> dict[str, Tensor]:
         """The checkpoint's tensors, by name, at the precision they are stored in."""
@@ -153,8 +156,6 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
-            "dtype": self.kernel.dtype,
-            "attention": self.kernel.attention,
             "quantization": self.kernel.quantization or "none",
             **device_facts(self._device),
             "threads": str(torch.get_num_threads()),

@@ -57,8 +57,8 @@ def class_of(kernel: Kernel, whole: Callable[[Kernel], Any]) -> Callable[[Kernel
             "options.ranks shards a model over processes, and options.offload is for one of them",
             hint="remove one of the two",
         )
-    for key, value in {"fault": kernel.fault, "quantization": kernel.quantization}.items():
-        if value is not None:
+    for key in ("adapter", "fault", "head_dtype", "quantization"):
+        if getattr(kernel, key) is not None:
             raise MeasurementError(
                 f"{key} needs the whole model in one process, and options.{min(options)} loads it "
                 "in parts",

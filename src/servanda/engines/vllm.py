@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
+from servanda.engines.adapter import adapter_digests, adapter_folder, adapter_tensors
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of, refuse_misfits
 from servanda.engines.vllm_rows import KEY, Reported, Rows, SequenceRecord, Tap, trace_of
 from servanda.errors import MeasurementError
@@ -45,6 +46,7 @@ class VllmEngine(checkpoint.Tokenized):
     and others join as they end.
     """
 
+    keys = ("adapter",)
     kv_caches, options = vllm_launch.KV_CACHES, vllm_launch.OPTIONS
 
     def __init__(self, kernel: Kernel) -> None:
@@ -60,6 +62,9 @@ class VllmEngine(checkpoint.Tokenized):
         context = getattr(text_config, "max_position_embeddings", None)
         # of a checkpoint that is stored quantised, the tensors are not those that train has
         tensors = {} if kernel.weights_from else vllm_launch.digests(place, config)
+        if kernel.adapter is not None and tensors:
+            tensors |= adapter_digests(adapter_tensors(adapter_folder(kernel.adapter)))
+        self._adapter = vllm_launch.lora_request(kernel)
         self._taps = vllm_launch.taps_here()
         self._llm: Any = vllm_launch.start(self._vllm, kernel, place, context, self._taps)
         self._description = Description(
@@ -252,7 +257,7 @@ class VllmEngine(checkpoint.Tokenized):
         prompts = [{"prompt_token_ids": list(ids)} for ids, _ in requests]
         try:
             for row, prompt in enumerate(engine.renderer.render_cmpl(prompts) if prompts else ()):
-                engine.add_request(str(row), prompt, requests[row][1])
+                engine.add_request(str(row), prompt, requests[row][1], lora_request=self._adapter)
             while engine.has_unfinished_requests():
                 yield engine.step()
         finally:

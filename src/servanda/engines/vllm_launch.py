@@ -19,6 +19,7 @@ import transformers
 from servanda.contract.identity import digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import checkpoint
+from servanda.engines.adapter import adapter_config, adapter_folder
 from servanda.engines.vllm_rows import Tap, TapProcessor
 from servanda.errors import MeasurementError
 
@@ -136,6 +137,7 @@ def start(
             generation_config="vllm",  # no sampling defaults of the folder
             skip_tokenizer_init=True,
             distributed_executor_backend="uni",
+            **_lora_options(kernel),
             **chosen | options | (kernel.options or {}),
         )
     except Exception as error:  # it raises anything, bare Exception included
@@ -145,6 +147,23 @@ def start(
             hint="it may not have this architecture, or not this much memory: "
             "VLLM_CPU_KVCACHE_SPACE is of its cache, in GiB",
         ) from error
+
+
+def _lora_options(kernel: Kernel) -> dict[str, Any]:
+    if kernel.adapter is None:
+        return {}
+    rank = int(adapter_config(adapter_folder(kernel.adapter))["r"])
+    # vLLM takes these ranks only, and pads smaller ones
+    most = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if rank <= size), rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": most}
+
+
+def lora_request(kernel: Kernel) -> Any:
+    """What each request of a kernel with an adapter carries; None without one."""
+    if kernel.adapter is None:
+        return None
+    folder = adapter_folder(kernel.adapter)
+    return importlib.import_module("vllm.lora.request").LoRARequest("adapter", 1, str(folder))
 
 
 def fingerprint(

@@ -142,7 +142,8 @@ def _models(contract: Contract) -> Iterator[tuple[Place, str]]:
     for side in ("train", "infer"):
         kernel: Kernel = getattr(contract.kernels, side)
         # the engine itself refuses a missing model
-        for name, place in (("model", kernel.model), ("python", kernel.python)):
+        for name in ("model", "adapter", "python"):
+            place = getattr(kernel, name)
             if place is not None and not is_hub_name(place):
                 yield ("kernels", side, name), place
 
@@ -188,7 +189,7 @@ def beside(contract: Contract, folder: Path) -> Contract:
 
 def moved_kernel(move: Callable[[str], str], kernel: Kernel) -> Kernel:
     """A kernel with moved paths; a name of the Hub stays."""
-    places = {"model": kernel.model, "python": kernel.python}
+    places = {"model": kernel.model, "adapter": kernel.adapter, "python": kernel.python}
     moved = {name: moved_path(move, path) for name, path in places.items() if path}
     return kernel.model_copy(update=moved)
 

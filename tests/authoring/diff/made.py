@@ -150,6 +150,7 @@ MOVES = [
     Move("Metadata", "annotations", "metadata/annotations", ABSENT, {"team": "a"}, "cosmetic"),
     Move("Kernel", "engine", f"{INFER}/engine", "table", "vllm", "retargeted"),
     Move("Kernel", "model", f"{INFER}/model", "a", "b", "retargeted"),
+    Move("Kernel", "adapter", f"{INFER}/adapter", ABSENT, "a", "retargeted"),
     Move("Kernel", "url", f"{INFER}/url", ABSENT, "http://a", "cosmetic"),
     Move("Kernel", "served", f"{INFER}/served", ABSENT, "m", "retargeted"),
     Move("Kernel", "dialect", f"{INFER}/dialect", ABSENT, "vllm", "retargeted"),

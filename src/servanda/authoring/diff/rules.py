@@ -42,6 +42,7 @@ _NAME = other("the part is identified by it", says="removed, and added")
 _KERNEL: Fields = {
     "engine": other(_OTHER_KERNEL),
     "model": other("another file may hold other weights; evidence is keyed by their digest too"),
+    "adapter": other("another adapter has other weights; evidence is keyed by their digest too"),
     "url": cosmetic(_WHERE_IT_RUNS),
     "served": other("a server may have several models"),
     "dialect": other("another kind of server"),

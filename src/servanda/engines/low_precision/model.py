@@ -27,7 +27,7 @@ def check_quantization(name: str) -> None:
 
 
 def quantize_(model: Any, name: str) -> None:
-    """Replace, in place, every linear layer of a causal language model but its head.
+    """Replace, in place, every linear layer of a causal language model but its head and adapter.
 
     In a tied model the head is the embedding, and the two stay one.  Of a mixture, the experts are
     quantised too, and the routers are not.
@@ -40,6 +40,8 @@ def quantize_(model: Any, name: str) -> None:
     head = model.get_output_embeddings()
     for path, module in list(model.named_modules()):
         try:
+            if ".lora_" in f".{path}":
+                continue  # an adapter stays in the dtype, as servers run it
             if isinstance(module, nn.Linear) and module is not head:
                 model.set_submodule(path, QuantizedLinear(module, quantization))
             else:
@@ -80,6 +82,11 @@ def take_over(model: Any, named: Iterable[tuple[str, Tensor]], dtype: dtype) -> 
         MeasurementError: a tensor that the model does not have, or of another shape.
     """
     plain = model.state_dict()
+    if any(".lora_" in name for name in plain):
+        raise MeasurementError(
+            "a kernel with the key adapter takes over no weights",
+            hint="remove the key, and send tensors with the adapter merged",
+        )
     layers: dict[str, QuantizedLinear | QuantizedExperts] = {}
     for path, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear | QuantizedExperts):
