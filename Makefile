@@ -208,7 +208,7 @@ $(LLAMACPP)/.made: pyproject.toml constraints.txt
 	$(LLAMACPP)/bin/cmake -S $(LLAMA_CPP_SOURCE)/vendor/llama.cpp -B $(LLAMACPP)/llama.cpp \
 	  $(LLAMA_CPP_FLAGS)
 	$(LLAMACPP)/bin/cmake --build $(LLAMACPP)/llama.cpp --parallel 2 \
-	  --target llama-server llama-quantize
+	  --target llama-server llama-quantize llama-perplexity
 	PATH="$(abspath $(LLAMACPP))/bin:$$PATH" CMAKE_ARGS=-DLLAMA_BUILD=OFF \
 	  $(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --no-build-isolation $(LLAMA_CPP_SOURCE)

@@ -1,6 +1,8 @@
 # llama.cpp itself against Transformers in float32, at the same weights.
 
 import json
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import pytest
 from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
 from servanda.engines.gguf_export import write_gguf
+from servanda.engines.kld_file import read_kld
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from servanda.runner import run
+from servanda.runner.kld import compared_kld, written_kld
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 from tests.engines.checkpoints import LLAMA, QWEN3, TOKENIZER, numbers, write_checkpoint
@@ -380,3 +384,36 @@ def test_the_type_of_the_cache_is_a_key_and_moves_scores_by_its_rounding(opened,
 def test_a_cache_that_llama_cpp_does_not_have_is_refused(opened, kernel, message):
     with pytest.raises(MeasurementError, match=message):
         opened(**kernel).describe()
+
+
+def test_base_files_are_those_of_llama_perplexity(opened, train, venvs, tmp_path):
+    """Each reads what the other wrote, and finds the same statistics."""
+    binary = venvs / "llamacpp" / "llama.cpp" / "bin" / "llama-perplexity"
+    model = tmp_path / "model.gguf"
+    write_gguf(MODEL, model, "f32")
+    lines = (ROOT / "data" / "golden.jsonl").read_text(encoding="utf-8").splitlines()[:60]
+    (tmp_path / "text.txt").write_text("\n".join(json.loads(line)["prompt"] for line in lines))
+    ours, theirs = tmp_path / "ours.kld", tmp_path / "theirs.kld"
+
+    def perplexity(*options):
+        call = [str(binary), "-m", str(model), "-c", "128", "-t", "1", *map(str, options)]
+        done = subprocess.run(call, capture_output=True, text=True, check=True)
+        return done.stdout + done.stderr
+
+    perplexity("-f", tmp_path / "text.txt", "--kl-divergence-base", theirs)
+    texts = read_kld(theirs).token_CT
+    written_kld(ours, train, texts, width=128, bos=None, batch_size=8)
+    printed = perplexity("--kl-divergence", "--kl-divergence-base", ours)
+    same = compared_kld(read_kld(theirs), train, bos=None, batch_size=8)
+    coarse = compared_kld(read_kld(ours), opened(dtype="bfloat16"), bos=None, batch_size=8)
+
+    assert read_kld(ours).token_CT.tolist() == texts.tolist()
+    for mine, its in zip(read_kld(ours).rows(), read_kld(theirs).rows(), strict=True):
+        np.testing.assert_allclose(mine, its, atol=2e-3)  # codes are 16 / 65535 nats apart
+    mean, top = (
+        float(re.search(pattern, printed)[1])
+        for pattern in (r"Mean +KLD: +(\S+)", r"Same top p: +(\S+)")
+    )
+    assert abs(mean) < 1e-5 and top > 99.5
+    assert abs(same.kld_nats) < 1e-5 and same.same_top > 0.995
+    assert same.kld_nats + 1e-7 < coarse.kld_nats < 1e-3

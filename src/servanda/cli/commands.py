@@ -55,6 +55,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "Parts of a check, and servers for trying one.",
         {
             "check-dump": "Judge the rollouts in a trainer's dump.",
+            "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",
             "report": "Render the verdict of RUN_DIR again, in any format.",
             "selftest": "Test the checks on your own server; takes a few minutes.",
@@ -77,7 +78,7 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     name: (group, name)
     for group, (_, names) in reversed(GROUPS.items())
     for name in names
-    if name not in ("check-dump", "weights")
+    if name not in ("check-dump", "kld", "weights")
 }
 OLD_OPTIONS = {
     "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},
