@@ -275,6 +275,7 @@ PRINTS_ELSEWHERE = {
     "gateway audit": "gateway/controller/test_audit.py",
     "tools check-dump": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
+    "tools kld": "engines/test_kld_file.py",
     "tools weights": "runner/bisect/test_weight_layout.py",
 }
 PRINTS_NONE = {

@@ -127,13 +127,21 @@ def test_the_statistics_are_sums_over_the_texts(tmp_path):
 
 
 def test_the_token_that_begins_a_text_is_fed_in_the_place_of_the_first(tmp_path):
-    (engine_p, _), _, _ = tables(tmp_path)
-    token_CT = np.array([[1, 1, 1, 1]], dtype=np.int32)
+    fed = []
 
-    # of four tokens one is scored, and its context of a table of order 1 is not the first
-    for bos, width in ((None, 4), (0, 4)):
-        written_kld(tmp_path / "a.kld", engine_p, token_CT.tolist(), width=4, bos=bos, batch_size=1)
-        assert read_kld(tmp_path / "a.kld").token_CT.tolist() == token_CT.tolist(), width
+    class Listening(TableEngine):
+        def logits(self, batch, path):
+            fed.append((batch.prompts, batch.continuations))
+            return super().logits(batch, path)
+
+    tables(tmp_path)
+    engine = Listening(Kernel(engine="table", model=str(tmp_path / "p.json")))
+    options = {"width": 6, "batch_size": 8}
+
+    written_kld(tmp_path / "a.kld", engine, [[1, 2, 3, 1, 2, 3]], bos=0, **options)
+
+    assert fed == [(((0, 2, 3, 1),), ((2, 3),))]
+    assert read_kld(tmp_path / "a.kld").token_CT.tolist() == [[1, 2, 3, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +152,7 @@ def test_the_token_that_begins_a_text_is_fed_in_the_place_of_the_first(tmp_path)
         (lambda data: data[:8] + struct.pack("<i", -1) + data[12:], "is damaged, in its header"),
         (lambda data: data[:-2], "bytes, and 3 texts of 8 tokens with a vocabulary of 5 take"),
         (lambda data: data[:20] + struct.pack("<i", 99) + data[24:], "has the token 99, and a"),
-        (lambda data: b"", "is no base file of llama.cpp"),
+        (lambda data: data[:0], "is no base file of llama.cpp"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, damage, message):
@@ -174,7 +182,7 @@ def test_the_command_writes_and_compares(tmp_path, monkeypatch):
     tables(tmp_path)
     rows = [{"prompt": "a b c d a b a a"}] * 4
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    writing = ("--texts", "texts.jsonl", "-o", "p.kld", "--context", "8")
+    writing = ("--texts", "texts.jsonl", "--save-base", "p.kld", "--context", "8")
 
     written = servanda("tools", "kld", "table:p.json", *writing, "--quiet")
     same = servanda("tools", "kld", "table:p.json", "--base", "p.kld", "--quiet")
@@ -190,7 +198,13 @@ def test_the_command_writes_and_compares(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--base", "p.kld", "-o", "q.kld"), ("--texts", "t.jsonl"), ("-o", "q.kld")]
+    "options",
+    [
+        (),
+        ("--base", "p.kld", "--save-base", "q.kld"),
+        ("--texts", "t.jsonl"),
+        ("--save-base", "q.kld"),
+    ],
 )
 def test_the_command_either_compares_or_writes(tmp_path, monkeypatch, options):
     monkeypatch.chdir(tmp_path)
@@ -200,4 +214,4 @@ def test_the_command_either_compares_or_writes(tmp_path, monkeypatch, options):
     done = servanda("tools", "kld", "table:p.json", *options)
 
     assert done.exit_code == 2
-    assert "give --base FILE to compare, or --texts FILE -o FILE to write" in done.stderr
+    assert "give --base FILE to compare, or --texts FILE --save-base FILE to write" in done.stderr

@@ -88,6 +88,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "my.kernelcontract.yaml --side infer -o infer.pack",
     ),
     "tools report": ("runs/first -o report.html", "runs/first --format markdown"),
+    "tools kld": (
+        f"{_MODEL}@bfloat16 --base base.kld",
+        f"{_MODEL} --texts texts.jsonl --save-base base.kld --context 256",
+    ),
     "tools weights": ("hf-before hf-after", "hf-before hf-after --format json"),
     "tools selftest": (
         "http://127.0.0.1:8000",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import FILE, OutputPath, shared
+from servanda.cli.options import FILE, shared
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
 from servanda.contract.kernel_string import parse_kernel
@@ -25,7 +25,7 @@ from servanda.runner.run import spawn
 @click.argument("kernel", metavar="KERNEL")
 @click.option("--base", type=FILE, help="Base file that the kernel is compared with.")
 @click.option("--texts", type=FILE, help="Texts of a new base file, such as prompts.jsonl.")
-@click.option("-o", "--output", type=OutputPath(), help="The new base file, such as base.kld.")
+@click.option("--save-base", "output", type=FILE, help="The new base file, such as base.kld.")
 @click.option(
     "--context",
     type=click.IntRange(4, 1 << 20),
@@ -55,10 +55,12 @@ def kld_command(
     of the whole vocabulary after each token of their second halves. With --base, the texts are
     scored by the kernel of any engine that gives full logits, and the statistics of
     llama-perplexity --kl-divergence are printed, with the mean total variation. With --texts and
-    -o, a base file of the kernel is written, which llama-perplexity reads.
+    --save-base, a base file of the kernel is written, which llama-perplexity reads.
     """
     if (base is None) == (output is None) or (output is None) != (texts is None):
-        raise click.UsageError("give --base FILE to compare, or --texts FILE -o FILE to write")
+        raise click.UsageError(
+            "give --base FILE to compare, or --texts FILE --save-base FILE to write"
+        )
     named = parse_kernel(kernel, engines=engine_names())
     refuse_code_of_kernel(named, "kernel")
     with watching(quiet) as watch:

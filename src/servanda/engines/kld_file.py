@@ -24,7 +24,7 @@ MAGIC = b"_logits_"
 _HEADER = len(MAGIC) + 3 * 4
 _SPAN = 16.0  # nats below the largest logit that a row keeps
 _CODES = 65535
-_WHERE = "write it with llama-perplexity --kl-divergence-base FILE, or servanda tools kld -o FILE"
+_WHERE = "write it with llama-perplexity --kl-divergence-base FILE, or servanda tools kld --save-base FILE"
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ def read_kld(path: Path) -> KldFile:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise MeasurementError(f"{path} is no base file of llama.cpp", hint=_WHERE)
-            head = np.frombuffer(file.read(12), dtype="<i4")
-            if len(head) < 3 or (head <= 0).any():
+            sizes = file.read(12)
+            head = np.frombuffer(sizes.ljust(12, b"\0"), dtype="<i4")
+            if (head <= 0).any():
                 raise MeasurementError(f"{path} ends, or is damaged, in its header", hint=_WHERE)
             width, vocabulary, texts = (int(n) for n in head)
             whole = _HEADER + 4 * texts * width
