@@ -11,8 +11,9 @@ from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
+from servanda.engines.base import Engine
 from servanda.engines.foreign_code import refuse_code_of_kernel
-from servanda.engines.kld_file import read_kld
+from servanda.engines.kld_file import KldFile, read_kld
 from servanda.report.format import number, percent
 from servanda.runner.kld import KldReport, compared_kld, written_kld
 from servanda.runner.load import read_corpus
@@ -63,31 +64,39 @@ def kld_command(
         )
     named = parse_kernel(kernel, engines=engine_names())
     refuse_code_of_kernel(named, "kernel")
+    known = read_kld(base) if base is not None else None
     with watching(quiet) as watch:
         watch(Progress("loading the kernel", 0, 1))
-        known = read_kld(base) if base is not None else None
         engine = spawn(named, "kernel")
         try:
             watch(Progress("loading the kernel", 1, 1))
-            options = {"bos": bos, "batch_size": named.batch_size}
             if known is not None:
-                found = compared_kld(known, engine, **options)
-            else:
-                assert texts is not None and output is not None
+                _show_comparison(known, engine, bos, named.batch_size, format_)
+            elif texts is not None and output is not None:
                 ids = encoded(read_corpus(texts), engine)
+                options = {"bos": bos, "batch_size": named.batch_size}
                 count = written_kld(output, engine, ids, width=context, **options)
+                _show_file(output, count, context, format_)
         finally:
             engine.close()
-    if known is None:
-        size = output.stat().st_size / (1 << 20) if output else 0.0
-        if format_ == "json":
-            show_json({"file": str(output), "texts": count, "context": context})
-        else:
-            show(f"{output}: {count} texts of {context} tokens, {size:.1f} MiB")
-    elif format_ == "json":
+
+
+def _show_file(output: Path, count: int, context: int, format_: str) -> None:
+    if format_ == "json":
+        show_json({"file": str(output), "texts": count, "context": context})
+        return
+    size = output.stat().st_size / (1 << 20)
+    show(f"{output}: {count} texts of {context} tokens, {size:.1f} MiB")
+
+
+def _show_comparison(
+    base: KldFile, engine: Engine, bos: int | None, batch_size: int, format_: str
+) -> None:
+    found = compared_kld(base, engine, bos=bos, batch_size=batch_size)
+    if format_ == "json":
         show_json(found)
     else:
-        show("\n".join(_lines(known.path, found)))
+        show("\n".join(_lines(base.path, found)))
 
 
 def _lines(path: Path, found: KldReport) -> list[str]:

@@ -24,7 +24,10 @@ MAGIC = b"_logits_"
 _HEADER = len(MAGIC) + 3 * 4
 _SPAN = 16.0  # nats below the largest logit that a row keeps
 _CODES = 65535
-_WHERE = "write it with llama-perplexity --kl-divergence-base FILE, or servanda tools kld --save-base FILE"
+_WHERE = (
+    "write it with llama-perplexity --kl-divergence-base FILE, or servanda tools kld --save-base "
+    "FILE"
+)
 
 
 @dataclass(frozen=True)
