@@ -110,3 +110,16 @@ def test_a_server_is_asked_for_its_page():
         server.server_close()
     assert meter.read() is None
     assert "cannot be reached" in meter.problem
+
+
+def test_llama_servers_counters_are_vllms_under_its_own_prefix():
+    """As a llama-server with --metrics and --spec-type draft-simple printed them."""
+    page = """# TYPE llamacpp:spec_decode_num_draft_tokens_total counter
+llamacpp:spec_decode_num_draft_tokens_total 27
+llamacpp:spec_decode_num_accepted_tokens_total 14
+llamacpp:spec_decode_num_drafts_total 9
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 6
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 4
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 4
+"""
+    assert counters(page) == (9, 27, 14, (6, 4, 4), 0)

@@ -230,7 +230,7 @@ known(
     what="images: the padding side, placeholders expanded twice, rotary positions",
     command="the TRL hook",
     state="in part",
-    missing="the gap is seen; no slice of images, no prompts with images",
+    missing="the gap is seen; no slice of images, prompts with images are refused",
 )
 WEIGHTED = """
 apiVersion: servanda.dev/v1alpha1

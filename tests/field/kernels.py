@@ -420,7 +420,7 @@ known(
     what="H20 against H200: 2 of 30 answers flip, and a threshold on a task turns red",
     command="servanda compare A B --preset new-gpu",
     state="in part",
-    missing="texts only: no images, no sound",
+    missing="texts only: images and sound are refused",
 )
 known(
     BUILDS,

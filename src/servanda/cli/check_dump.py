@@ -124,7 +124,8 @@ def judged(
     """
     refuse_run(options.path)
     if referee is not None:
-        refuse_referee(referee.text, selected_dump(options).steps)
+        dump = selected_dump(options)
+        refuse_referee(referee.text, dump.steps, dump.detection.notes)
     printed, files = report_places(format_, output, reports)
     refuse_place(save, force=None)
     with connected(on, options.jobs) if on else nullcontext() as cluster, watching(quiet) as watch:

@@ -220,6 +220,10 @@ class _Reader:
         if key == "fault":
             fields[key], end = self._fault(start)
             return end
+        if option and self.text.startswith("{", start):
+            value, end = self._mapping(start)
+            fields.setdefault("options", {})[option] = value
+            return end
         value, end = self._word(start)
         if option:
             fields.setdefault("options", {})[option] = _json(value)
@@ -244,6 +248,14 @@ class _Reader:
         else:
             fields[key] = value
         return end
+
+    def _mapping(self, at: int) -> tuple[Any, int]:
+        """A JSON mapping, commas and all; and where it ends."""
+        try:
+            return json.JSONDecoder().raw_decode(self.text, at)
+        except ValueError:
+            hint = 'write it as JSON does: {"method": "ngram", "num_speculative_tokens": 4}'
+            raise self.wrong(at, "this is no JSON mapping", hint) from None
 
     def _fault(self, at: int) -> tuple[dict[str, Any], int]:
         name = re.split(r"[:,]", self.text[at:], maxsplit=1)[0]

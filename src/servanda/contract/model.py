@@ -18,6 +18,7 @@ from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section, Slice
 from servanda.contract.fields import Device, Name, Number, Range, Value, Whole
 from servanda.contract.objective import Gradient, Reward
 from servanda.contract.policy import Escalation, Promotion, Routing
+from servanda.contract.speculation import brief, moved_options
 from servanda.contract.workload import Golden, LabelSource, Path, Workload, Workloads
 from servanda.errors import Where
 from servanda.theory.sampling import Sampling
@@ -149,7 +150,7 @@ class Kernel(Value):
         parts = [self.dtype, self.attention, self.quantization or "", cache, head]
         parts += [f"adapter {PurePath(self.adapter).name}" if self.adapter else ""]
         parts += [self.device or ""]
-        parts += [f"{name}={value}" for name, value in (self.options or {}).items()]
+        parts += [f"{name}={brief(value)}" for name, value in (self.options or {}).items()]
         text = " ".join(p for p in parts if p) if self.engine not in _OTHERS_ROUND else ""
         where = self.url or PurePath(self.model or "").name
         name = self.title or f"{self.engine} {where} {text}".strip()
@@ -302,6 +303,8 @@ class Contract(Value):
             for key in _OPTIONAL:
                 if kernel.get(key, 0) is None:
                     del kernel[key]
+            if kernel.get("options"):  # the place of a draft is none of its meaning
+                kernel["options"] = moved_options(kernel["options"], lambda _: "")
         workloads = _named(data["workloads"])
         # the default of clauses, the traffic, and the workload whose checks need no suffix
         several = self.workload is None and len(workloads) > 1

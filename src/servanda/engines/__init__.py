@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from servanda.contract.model import Kernel
 from servanda.engines.base import BUILTIN, ENGINES, Engine
-from servanda.engines.faults import FAULTS, REQUEST_FAULTS
+from servanda.engines.faults import FAULTS, REQUEST_FAULTS, SPECULATION_FAULTS
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean
 
@@ -128,7 +128,7 @@ def open_engine(kernel: Kernel) -> Engine:
         other = f"engine {name!r} takes no option {option!r}"
         _refuse_unknown(option, getattr(make, "options", ()), nothing, other)
     for fault, value in (kernel.fault or {}).items():
-        faults = REQUEST_FAULTS if fault in REQUEST_FAULTS else FAULTS
+        faults = next((f for f in (REQUEST_FAULTS, SPECULATION_FAULTS) if fault in f), FAULTS)
         if fault not in faults:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
         make = faults[fault].inject(make, value)

@@ -54,6 +54,13 @@ def build_model(
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, __version__
 
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and (other := _besides_text(config)):
+        raise MeasurementError(
+            f"{str(folder)!r} is a model of {config.model_type} with {other}, and Transformers has "
+            "no causal language model of it: texts alone are scored here",
+            hint="save its text part by itself (model.language_model with the head), or let a "
+            "server run it: its answers to texts can be judged",
+        )
     hint = f"transformers {__version__} may not have this architecture, or not {kernel.attention}"
     with reading(folder, hint):
         architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -68,6 +75,12 @@ def build_model(
         )
     refuse_misfit(folder, report)
     return ready(model, kernel)
+
+
+def _besides_text(config: Any) -> str:
+    """The parts of a model that read no text, by their keys in config.json; "" if none."""
+    names = ("vision_config", "audio_config", "image_config", "video_config", "thinker_config")
+    return " and ".join(name for name in names if getattr(config, name, None) is not None)
 
 
 def refuse_misfit(folder: Path, report: Mapping[str, Any]) -> None:

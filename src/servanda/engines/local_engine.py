@@ -33,6 +33,7 @@ from servanda.theory.sampling import (
     processed_logprobs,
     uniforms,
 )
+from servanda.theory.speculation import Verification
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Array, Batch, Trace
 
@@ -114,10 +115,11 @@ class LocalEngine(ABC):
 
     The logits of kernel.batch_size scored sequences are in memory at a time.  They are arrays
     of the library's own (`Any` below), which can be indexed like those of numpy.  Who wraps the
-    engine may override `_draw` and `_biased`.
+    engine may override `_draw` and `_biased`, and `_verification` where it speculates.
     """
 
     _description: Description
+    _verification = Verification()
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

@@ -65,7 +65,7 @@ class VllmEngine(checkpoint.Tokenized):
         if kernel.adapter is not None and tensors:
             tensors |= adapter_digests(adapter_tensors(adapter_folder(kernel.adapter)))
         self._adapter = vllm_launch.lora_request(kernel)
-        self._taps = vllm_launch.taps_here()
+        self._taps = vllm_launch.taps_here(kernel)
         self._llm: Any = vllm_launch.start(self._vllm, kernel, place, context, self._taps)
         self._description = Description(
             fingerprint=vllm_launch.fingerprint(
@@ -78,6 +78,7 @@ class VllmEngine(checkpoint.Tokenized):
             context=context,
             timed=True,
             capture="float32",
+            scores=("prefill",) if vllm_launch.speculates(kernel) else ("prefill", "decode"),
             weights_from=kernel.weights_from or "",
             config=folder.config_values(config_json),
         )
@@ -104,10 +105,15 @@ class VllmEngine(checkpoint.Tokenized):
                 columns |= columns_of(logp_TV, np.array(tokens))
             return tokens, columns | {"logp": reported.logp_TK[:, 0]}
 
+        about = about_of(batch, self.kernel, "decode", sampling)
+        drafts = vllm_launch.speculates(self.kernel)
+        before = vllm_launch.draft_counters(self._llm) if drafts else {}
         parts: list[SequenceRecord | None] = []
         for chunk in self._chunks(batch):
             parts += self._served(self._draws(chunk, sampling, seed, logprobs=k), read)
-        return trace_of(parts, batch, about_of(batch, self.kernel, "decode", sampling))
+        if drafts:
+            about |= vllm_launch.counted(before, vllm_launch.draft_counters(self._llm))
+        return trace_of(parts, batch, about)
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         """As `Engine.score`; a transform is applied here, to whole rows of raw logprobs."""
@@ -213,6 +219,11 @@ class VllmEngine(checkpoint.Tokenized):
                 f"vLLM draws at temperatures from {low} to {high}, and this one is "
                 f"{sampling.temperature}",
                 hint="choose another workload.sampling.temperature, or another engine",
+            )
+        if sampling.min_p and vllm_launch.speculates(self.kernel):
+            raise MeasurementError(
+                "vLLM ignores min_p beside speculation",
+                hint="remove workload.sampling.min_p, or options.speculative_config",
             )
         kinds: Any = importlib.import_module("vllm.sampling_params").RequestOutputKind
         return [

@@ -18,22 +18,33 @@ import transformers
 
 from servanda.contract.identity import digest_of
 from servanda.contract.model import Kernel
-from servanda.engines import checkpoint
+from servanda.contract.speculation import OPTION as SPECULATION
+from servanda.contract.speculation import draft_of
+from servanda.engines import checkpoint, folder
 from servanda.engines.adapter import adapter_config, adapter_folder
+from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.engines.vllm_rows import Tap, TapProcessor
 from servanda.errors import MeasurementError
+from servanda.registry import did_you_mean
+from servanda.traces.drafts import COUNTED
 
 DTYPES = ("float32", "bfloat16", "float16")
 KV_CACHES = ("float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM refuses some by device
 
 # arguments of vLLM that a kernel may give as they are: none of them runs code of a checkpoint, nor
-# changes what is recorded.  vLLM has no logits processors, and so no taps, beside speculation.
+# changes what is recorded.
 OPTIONS = (
     *("async_scheduling", "attention_backend", "block_size", "cpu_offload_gb"),
     *("disable_cascade_attn", "enable_chunked_prefill", "enable_expert_parallel"),
     *("enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "linear_backend"),
     *("long_prefill_token_threshold", "max_num_batched_tokens", "moe_backend"),
-    *("optimization_level", "pipeline_parallel_size", "tensor_parallel_size"),
+    *("optimization_level", "pipeline_parallel_size", "tensor_parallel_size", SPECULATION),
+)
+# keys of speculative_config that run no code of a checkpoint
+_DRAFTING = (
+    *("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
+    *("draft_sample_method", "rejection_sample_method", "synthetic_acceptance_rates"),
+    *("synthetic_acceptance_length", "quantization", "draft_tensor_parallel_size"),
 )
 
 _ENVIRONMENT = {
@@ -65,6 +76,19 @@ def refuse_options(kernel: Kernel) -> None:
             hint="leave `quantization` out; let `model` be a checkpoint that is stored quantised, "
             "and `weights_from` the digest of the one it was made from",
         )
+    config = (kernel.options or {}).get(SPECULATION, {"method": ""})
+    if not isinstance(config, Mapping) or config.get("method") in (None, "custom_class"):
+        raise MeasurementError(
+            f"{SPECULATION} is {json.dumps(config)}, and it is a mapping with a method of vLLM",
+            hint=f'write {SPECULATION}: {{"method": "ngram", "num_speculative_tokens": 4, '
+            '"prompt_lookup_max": 3}}',
+        )
+    odd = [key for key in config if key not in _DRAFTING]
+    if odd:
+        raise MeasurementError(
+            f"{SPECULATION} of engine 'vllm' takes no {odd[0]!r}",
+            hint=did_you_mean(odd[0], _DRAFTING),
+        )
 
 
 def imported() -> Any:
@@ -95,16 +119,50 @@ def imported() -> Any:
     return vllm
 
 
-def taps_here() -> dict[str, Tap] | None:
-    """Where taps are kept by request; None where vLLM replays given tokens by itself.
+def taps_here(kernel: Kernel) -> dict[str, Tap] | None:
+    """Where taps are kept by request; None beside speculation, or where vLLM replays tokens itself.
 
-    That is its second model runner, on a GPU.  On the CPU the first one is chosen, whose
+    The latter is its second model runner, on a GPU.  On the CPU the first one is chosen, whose
     logits processors the taps are.
     """
-    if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
+    if not on_cpu():
         return None
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    return {}
+    return None if speculates(kernel) else {}
+
+
+def on_cpu() -> bool:
+    """Whether this vLLM was built for the CPU."""
+    return importlib.import_module("vllm.platforms").current_platform.is_cpu()
+
+
+def speculates(kernel: Kernel) -> bool:
+    """Whether a kernel verifies drafts."""
+    return SPECULATION in (kernel.options or {})
+
+
+def draft_counters(llm: Any) -> dict[str, Any]:
+    """What this vLLM has counted of its drafts since it was started."""
+    found: dict[str, Any] = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
+    for metric in llm.get_metrics():
+        name = metric.name.removeprefix("vllm:spec_decode_num_")
+        if name in found:
+            found[name] += metric.value
+        elif name == "accepted_tokens_per_pos":
+            found[name] = list(metric.values)
+    return found
+
+
+def counted(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """`Trace.about` of the drafts between two readings; nothing where none was made."""
+    drafts, proposed, accepted = (
+        after[name] - before[name] for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    now = after.get("accepted_tokens_per_pos", [])
+    then = before.get("accepted_tokens_per_pos") or [0] * len(now)
+    by_depth = [a - b for a, b in zip(now, then, strict=True)]
+    counts = {"drafts": drafts, "proposed": proposed, "accepted": accepted, "by_depth": by_depth}
+    return {COUNTED: json.dumps(counts)} if drafts else {}
 
 
 def start(
@@ -116,14 +174,16 @@ def start(
         MeasurementError: vLLM refuses the checkpoint.
     """
     options: dict[str, Any] = {"enable_trace_replay": True}
-    if taps is not None:
+    if speculates(kernel):  # beside which vLLM has neither replay nor logits processors
+        options = {"disable_log_stats": False}
+    elif taps is not None:
         processors: Any = importlib.import_module("vllm.v1.sample.logits_processor")
         bases = (TapProcessor, processors.AdapterLogitsProcessor)
         options = {"logits_processors": [type("Taps", bases, {"taps": taps})]}
-        if context is not None:
-            # on a CPU vLLM dies where a seeded request is prefilled in pieces (0.32: "CPU
-            # Generator does not use offset"), so that all of a batch has to fit at once
-            options["max_num_batched_tokens"] = kernel.batch_size * context
+    if context is not None and on_cpu():
+        # on a CPU vLLM dies where a seeded request is prefilled in pieces (0.32: "CPU
+        # Generator does not use offset"), so that all of a batch has to fit at once
+        options["max_num_batched_tokens"] = kernel.batch_size * context
     chosen = {"enforce_eager": True, "enable_prefix_caching": False, "async_scheduling": False}
     try:
         return vllm.LLM(
@@ -189,7 +249,7 @@ def fingerprint(
         "kv_cache": str(config.cache_config.cache_dtype),
         "enforce_eager": str(config.model_config.enforce_eager).lower(),
         "prefix_caching": str(config.cache_config.enable_prefix_caching).lower(),
-        **{f"option.{name}": json.dumps(value) for name, value in (kernel.options or {}).items()},
+        **{f"option.{name}": json.dumps(value) for name, value in _facts(kernel).items()},
         "max_num_seqs": str(config.scheduler_config.max_num_seqs),
         "max_num_batched_tokens": str(config.scheduler_config.max_num_batched_tokens),
         "model_runner": "2" if config.use_v2_model_runner else "1",
@@ -200,6 +260,16 @@ def fingerprint(
         "architecture": architecture,
         "config": digest_of(dict(config_json)),
     }
+
+
+def _facts(kernel: Kernel) -> dict[str, Any]:
+    """The options, with the weights of a draft in the place of its folder."""
+    options, draft = dict(kernel.options or {}), draft_of(kernel.options)
+    if draft is not None:
+        place = folder.checkpoint_folder(draft)
+        weights = weights_digest(read_stored(place), folder.read_json(place / "config.json"))
+        options[SPECULATION] = {**options[SPECULATION], "model": weights}
+    return options
 
 
 def digests(place: Path, config: Any) -> dict[str, str]:

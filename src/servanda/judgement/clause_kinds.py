@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, Stage
-from servanda.contract.model import BEST_ONLY, Contract
+from servanda.contract.model import BEST_ONLY, EXTERNAL, PACK, Contract
+from servanda.contract.speculation import OPTION as SPECULATION
+from servanda.contract.speculation import SPECULATES
 from servanda.judgement.clauses.base import (
     DRAWS,
     GUARDS,
@@ -21,7 +23,7 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
-from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
+from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, ServedDrafts
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
@@ -130,6 +132,8 @@ def _not_live(contract: Contract, clause: Clause, kind: Kind) -> str:
     traffic = next(iter(contract.all_workloads), "")
     if contract.workload_of(clause) != traffic:
         return f"traffic is one workload, {traffic!r}, and the clause is of another"
+    if isinstance(kind, ServedDrafts):
+        return "the log of requests has no drafts: they are compared offline"
     if DRAWS in kind.peers:
         return "train does not answer users: rewards are compared offline"
     return _NOT_LIVE.get(kind.source, "")
@@ -147,8 +151,7 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
     if clause.metric == "batch_invariance_nats":
         return BatchInvariance()
     if clause.metric == DRAFT_ACCEPTANCE:
-        reason = "drafts are counted in a training run: Monitor.observe(..., drafts=)"
-        return NotHere(reason, required=bool(clause.required))
+        return _of_drafts(contract, clause, schedule)
     if section == "numerical" and contract.kernels.infer.engine in BEST_ONLY:
         # between the bounds from the top-k tokens
         metric = DIVERGENCES.get(clause.metric)
@@ -167,6 +170,19 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
         if kind is not None:
             return kind
     return Later(f"this version cannot judge {clause.metric!r}")
+
+
+def _of_drafts(contract: Contract, clause: Clause, schedule: Schedule | None) -> Kind:
+    infer = contract.kernels.infer
+    longest = ((infer.options or {}).get(SPECULATION) or {}).get("num_speculative_tokens", 0)
+    if infer.engine == "openai_http" or (longest and infer.engine in SPECULATES):
+        if schedule is not None:
+            return ServedDrafts(longest)
+        return NotHere("there is no workload that drafts are made for", bool(clause.required))
+    reason = "infer does not speculate here: give it options.speculative_config"
+    if infer.engine in (EXTERNAL, PACK, "recorded"):
+        reason = "drafts are counted in a training run: Monitor.observe(..., drafts=)"
+    return NotHere(reason, required=bool(clause.required))
 
 
 def _certificate_of(clause: Clause) -> Certificate | MassGap | None:

@@ -12,11 +12,12 @@ from typing import TypeVar
 from servanda.contract import parser
 from servanda.contract.hub_name import is_hub_name, moved_path
 from servanda.contract.model import Contract, Kernel, Place
+from servanda.contract.speculation import draft_of, moved_options
 from servanda.contract.stages import Leg
 from servanda.contract.text_file import MAX_BYTES, content
 from servanda.contract.workload import Golden, NamedWorkload, Workload
 from servanda.engines import engine_names
-from servanda.engines.faults import FAULTS
+from servanda.engines.faults import FAULTS, SPECULATION_FAULTS
 from servanda.engines.foreign_code import refuse_code
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
@@ -105,7 +106,7 @@ def contract_of(text: str, name: str) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     parsed = _parsed if len(text) < _SHORT else _parsed.__wrapped__
-    return parsed(text, name, (*FAULTS,))
+    return parsed(text, name, (*FAULTS, *SPECULATION_FAULTS))
 
 
 @lru_cache(maxsize=32)  # a run reads its contract several times
@@ -119,7 +120,8 @@ def _fault_values(contract: Contract) -> Iterator[Problem]:
     kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
     for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
         for name, value in ((kernel and kernel.fault) or {}).items():
-            problem = FAULTS[name].problem(value)
+            faults = SPECULATION_FAULTS if name in SPECULATION_FAULTS else FAULTS
+            problem = faults[name].problem(value)
             if problem is not None:
                 yield replace(problem, where=contract.where(*place, "fault", name))
 
@@ -146,6 +148,9 @@ def _models(contract: Contract) -> Iterator[tuple[Place, str]]:
             place = getattr(kernel, name)
             if place is not None and not is_hub_name(place):
                 yield ("kernels", side, name), place
+        draft = draft_of(kernel.options)
+        if draft is not None and not is_hub_name(draft):
+            yield ("kernels", side, "options"), draft
 
 
 def _reward_file(contract: Contract) -> Iterator[tuple[Place, str]]:
@@ -191,7 +196,8 @@ def moved_kernel(move: Callable[[str], str], kernel: Kernel) -> Kernel:
     """A kernel with moved paths; a name of the Hub stays."""
     places = {"model": kernel.model, "adapter": kernel.adapter, "python": kernel.python}
     moved = {name: moved_path(move, path) for name, path in places.items() if path}
-    return kernel.model_copy(update=moved)
+    options = moved_options(kernel.options, lambda path: moved_path(move, path))
+    return kernel.model_copy(update={**moved, "options": options})
 
 
 def compile(  # noqa: A001 - the field's word

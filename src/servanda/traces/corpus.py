@@ -13,6 +13,7 @@ from typing import Any
 from servanda.errors import ContractError, Where
 from servanda.registry import did_you_mean
 from servanda.traces.json_fields import LineError, parse_line, read_lines
+from servanda.traces.media import NOT_READ, media, part_besides_text, part_of
 
 _KEYS = (
     "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer', "
@@ -94,6 +95,9 @@ def joined(texts: Sequence[tuple[int, ...]], first: int, length: int) -> tuple[i
 
 def _prompt(line: str, where: Where) -> Prompt:
     data = parse_line(line, "prompt", nan=True)
+    found = media(data) or [part_of(data.get("messages")) or part_besides_text(data.get("prompt"))]
+    if found[0]:
+        raise LineError(f"{found[0]!r}: {NOT_READ}", "leave out the prompts that have them")
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
             raise LineError(f"a line has no key {key!r}: {did_you_mean(key, _KNOWN)}")

@@ -147,3 +147,26 @@ def test_a_token_counts_at_most_the_cap_and_one_without_a_score_for_either_answe
     (whole,) = side_distances(train, infer, referee, {"all": np.ones(3, bool)}, 0.05)
     assert (whole.tokens, whole.missing) == (2, 1) and whole.train == CAP / 2
     assert whole.further == "cannot tell"
+
+
+def test_a_dump_with_images_is_judged_and_has_no_referee(tmp_path, healthy):
+    """A reference scorer reads tokens alone, and would score a placeholder for each image."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = dump(tmp_path, engine(), healthy)
+    for file in path.glob("*.parquet"):
+        table = parquet.read_table(file)
+        images = pa.array(["a.png"] * len(table))
+        parquet.write_table(table.append_column("multi_modal_inputs", images), file)
+
+    judged = servanda("check", path, "--quiet")
+    refused = servanda("check", path, "--referee", REFEREE)
+
+    assert judged.exit_code != 4, judged.output
+    assert "multi_modal_inputs: logprobs are judged as both sides recorded them" in " ".join(
+        judged.stdout.split()
+    )
+    assert refused.exit_code == 2
+    assert "the rows of the dump have more than tokens (multi_modal_inputs)" in refused.stderr
+    assert "images, video and sound are not read" in " ".join(refused.stderr.split())

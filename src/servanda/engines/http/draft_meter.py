@@ -1,27 +1,30 @@
 # How many draft tokens a server's target accepts, from its page of metrics.
 #
-# vLLM counts drafts, their tokens, and the accepted ones by depth (vLLM 0.32).  SGLang counts, when
-# a request ends, its verifications and its tokens: each verification gives its accepted tokens and
-# one more, and the first token of a response needs none.  Tokens behind the end of a response are
-# cut off and count as not accepted.
+# vLLM counts drafts, their tokens, and the accepted ones by depth (vLLM 0.32); so does
+# llama-server, under its own prefix.  SGLang counts, when a request ends, its verifications and its
+# tokens: each verification gives its accepted tokens and one more, and the first token of a
+# response needs none.  Tokens behind the end of a response are cut off and count as not accepted.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import NamedTuple
 
 from servanda.engines.http.transport import Limits, Transport
 from servanda.engines.http_policy import RetryPolicy
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.theory.stats.draft_counts import DraftCounts
+from servanda.traces.drafts import COUNTED
 
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _POSITION = re.compile(r'\bposition="(\d+)"')
 # a trainer's step does not wait for a page
 _LIMITS = Limits(connect_s=5.0, read_s=10.0, retry=RetryPolicy(tries=2), most_bytes=1 << 24)
-_VLLM, _SGLANG = "vllm:spec_decode_num_", "sglang:"
+_VLLM, _SGLANG, _LLAMA = "vllm:spec_decode_num_", "sglang:", "llamacpp:spec_decode_num_"
 
 
 class Counters(NamedTuple):
@@ -40,8 +43,8 @@ class DraftMeter:
     Read each server from one rank only, because the counts of all ranks are added.
 
     Args:
-        sources: URLs of vLLM or SGLang servers, or functions that return a page in Prometheus'
-            format, such as prometheus_client.generate_latest.
+        sources: URLs of servers (vLLM, SGLang, llama-server), or functions that return a page in
+            Prometheus' format, such as prometheus_client.generate_latest.
 
     Raises:
         MeasurementError: a source cannot be reached, or its page has no counters of drafts.
@@ -84,6 +87,8 @@ def counters(page: str | bytes, name: str = "the page") -> Counters:
     sums: dict[str, float] = {}
     depths: dict[int, float] = {}
     for metric, labels, value in _LINE.findall(text):
+        if metric.startswith(_LLAMA):
+            metric = _VLLM + metric.removeprefix(_LLAMA)
         if not metric.startswith((_VLLM, _SGLANG)):
             continue
         try:
@@ -108,8 +113,8 @@ def counters(page: str | bytes, name: str = "the page") -> Counters:
     if not any(metric.startswith(_SGLANG) for metric in sums):
         raise MeasurementError(
             f"{name} has no counters of drafts among its metrics",
-            hint="start vLLM with --speculative-config, or SGLang with --enable-metrics and "
-            "--speculative-algorithm",
+            hint="start vLLM with --speculative-config, SGLang with --enable-metrics and "
+            "--speculative-algorithm, or llama-server with --metrics and --spec-type",
         )
     drafts, tokens, requests, steps = (
         int(sums.get(f"{_SGLANG}{of}", 0))
@@ -121,6 +126,23 @@ def counters(page: str | bytes, name: str = "the page") -> Counters:
     if not drafts:  # SGLang names the counter from its first draft on
         return Counters()
     return Counters(drafts, drafts * steps, max(0, tokens - drafts - requests), (), steps)
+
+
+def meter_of(transport: Transport) -> DraftMeter | None:
+    """The meter of a server that is met; None where it has no counters of drafts."""
+    try:
+        return DraftMeter(lambda: transport.text("/metrics") or "")
+    except MeasurementError:
+        return None
+
+
+def drafts_since(meter: DraftMeter | None) -> dict[str, str]:
+    """`Trace.about` of the drafts since the last reading; nothing where none was counted.
+
+    They are those of all requests of the server, which has to serve no one else meanwhile.
+    """
+    counts = None if meter is None else meter.read()
+    return {COUNTED: json.dumps(asdict(counts))} if counts is not None and counts.drafts else {}
 
 
 def _increase(before: Counters, after: Counters) -> DraftCounts:

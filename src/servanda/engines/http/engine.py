@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields, replace
@@ -22,7 +21,8 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
-from servanda.engines.base import ENGINES, about_of, padded_best, refuse_misfits
+from servanda.engines.base import ENGINES, about_of, refuse_misfits
+from servanda.engines.http.answers import trace_of
 from servanda.engines.http.dialects import detect
 from servanda.engines.http.dialects.base import (
     NEUTRAL,
@@ -33,6 +33,7 @@ from servanda.engines.http.dialects.base import (
     best_of,
     neutral,
 )
+from servanda.engines.http.draft_meter import drafts_since, meter_of
 from servanda.engines.http.key import key_of
 from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.engines.http_policy import server_url
@@ -73,6 +74,7 @@ class HTTPEngine:
         self.dialect.drawn(first, probe, self.server)
         # a server's own digest of its version and settings, where it gives one
         system = first.get("system_fingerprint")
+        self._drafts = meter_of(self.transport)
         self._fingerprint = {} if system is None else {"system_fingerprint": system.text()}
 
     def accept_changes(self) -> None:
@@ -149,7 +151,8 @@ class HTTPEngine:
             return self.dialect.drawn(reply, sequence, self.server)
 
         answers = self._all(answer, sequences, batch)
-        return trace_of(batch, answers, best, about_of(batch, self.kernel, "decode", sampling))
+        about = about_of(batch, self.kernel, "decode", sampling) | drafts_since(self._drafts)
+        return trace_of(batch, answers, best, about)
 
     def score(self, batch: Batch, sampling: Sampling, path: Path) -> Trace:
         # where what was served ranks among the likeliest tells how it was drawn
@@ -313,22 +316,6 @@ class HTTPEngine:
 
 
 ENGINES.add("openai_http", HTTPEngine)
-
-
-def trace_of(
-    batch: Batch,
-    answers: Sequence[Answer],
-    k: int,
-    about: Mapping[str, str],
-) -> Trace:
-    """What came back as one trace, with the k top-k tokens; NaN where there are fewer."""
-    logp_N = np.array([v for a in answers for v in a.logp], dtype=np.float64)
-    columns = {"logp": logp_N, **padded_best([step for a in answers for step in a.best], k)}
-    lengths, tokens = [len(a.tokens) for a in answers], [t for a in answers for t in a.tokens]
-    if batch.salts:
-        cached_S = [math.nan if a.cached is None else float(a.cached) for a in answers]
-        columns["cached"] = np.repeat(cached_S, lengths)
-    return Trace.of(batch, lengths, tokens, columns, about)
 
 
 def _address(kernel: Kernel) -> str:

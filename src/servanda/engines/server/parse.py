@@ -17,6 +17,7 @@ from servanda.engines.server.request import (
     RequestError,
     read,
 )
+from servanda.traces.media import NOT_READ, part_of
 
 
 async def received(parts: AsyncIterable[bytes], most: int, idle_s: float) -> bytes:
@@ -95,6 +96,8 @@ def chat(body: Mapping[str, Any], served: str) -> CompletionRequest:
         RequestError: a field is wrong, or would change a draw and is not supported.
     """
     fields = read(ChatFields, body, served)
+    if kind := part_of(fields.messages):
+        raise RequestError(f"messages have a part of type {kind!r}: {NOT_READ}", "messages")
     if fields.add_special_tokens:
         raise RequestError("the chat template writes the special tokens", "add_special_tokens")
     if fields.top_logprobs and not fields.logprobs:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from servanda.engines.neutral_fields import NEUTRAL
 from servanda.errors import ServandaError
 from servanda.theory.sampling import Sampling
+from servanda.traces.media import NOT_READ, is_medium
 
 MAX_LOGPROBS = 1024  # or the vocabulary, where that is less
 MAX_SEQUENCES = 128
@@ -191,7 +192,9 @@ def read(model: Any, body: Mapping[str, Any], served: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
+        if first["type"] == "extra_forbidden" and is_medium(name):
+            message = f"{name} is not supported: {NOT_READ}"
+        elif first["type"] == "extra_forbidden":
             message = f"{name} is not supported: it might change what is drawn; leave it out"
         else:
             message = f"{name}: {first['msg']}"

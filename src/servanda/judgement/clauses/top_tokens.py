@@ -54,7 +54,9 @@ class Likeliest:
         known_N = inside_N & (mass_NK.sum(axis=1) <= _FULL)  # false for NaN
         before_N = np.where(position_N > 0, np.roll(trace.token_N, 1), -1)
         sets = {name: sets_of(trace, name) for name in SETS}
-        error_n = errors(logp_NK[known_N].ravel(), capture_of(trace))
+        # a logprob of -1e30 has an error of 1e23 nats, and no mass that it could be of
+        seen_n = logp_NK[known_N][mass_NK[known_N] > 0]
+        error_n = errors(seen_n, capture_of(trace))
         return cls(
             ids_NK[known_N],
             mass_NK[known_N],

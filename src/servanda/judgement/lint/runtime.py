@@ -53,7 +53,7 @@ RUNTIME_METRICS: Mapping[str, RuntimeMetric] = MappingProxyType(
         ),
         DRAFT_ACCEPTANCE: RuntimeMetric(
             "the share of the draft tokens of speculative decoding that the target accepts, "
-            "counted by the rollout engine during a training step",
+            "counted by a trainer's engine during a step, or by the infer kernel of a check",
             "", "at_least", "0.5", False, False,
         ),
     }

@@ -15,6 +15,7 @@ from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.blocks import blocks, paired
+from servanda.rl.dumps.formats.base import MEDIA
 from servanda.rl.dumps.judge import DumpVerdict, selected_dump
 from servanda.rl.dumps.token_fields import PairFields
 from servanda.runner.compare.side_distance import ThirdScore, side_distances
@@ -22,6 +23,7 @@ from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.round_files import in_order
 from servanda.theory.sampling import Sampling
+from servanda.traces.media import NOT_READ
 from servanda.traces.rollouts import Array, Rollouts
 from servanda.traces.trace import Batch, some
 
@@ -54,12 +56,23 @@ class RowSample:
     inside_CK: Array
 
 
-def refuse_referee(text: str, steps: Sequence[int]) -> None:
+def refuse_referee(text: str, steps: Sequence[int], notes: Sequence[str] = ()) -> None:
     """Refuse a kernel that cannot be the referee of a dump.
 
+    Args:
+        notes: of its files.
+
     Raises:
-        ContractError: an invalid string; a dump of several steps, whose weights differ.
+        ContractError: an invalid string; a dump of several steps, whose weights differ; one with
+            images, which a kernel does not see.
     """
+    seen = next((note for note in notes if note.endswith(MEDIA)), None)
+    if seen is not None:
+        raise ContractError(
+            f"the rows of the dump have more than tokens ({seen.removesuffix(MEDIA)[:-2]}), and a "
+            f"reference scorer reads tokens alone: {NOT_READ}",
+            hint="leave out --referee, or give it the dump of the rows without images",
+        )
     refuse_missing(parse_kernel(text, engines=engine_names(), name="--referee"), text, "--referee")
     if len(steps) > 1:
         raise ContractError(

@@ -137,6 +137,13 @@ class LlamaCpp(Dialect):
             after = "prob" in step.value
             value = _value(step, after)
             top = step["top_probs" if after else "top_logprobs"].items()
+            if not top and sequence.best:
+                raise step.refuse(
+                    f"{step.place} is a token without logprobs, as llama-server reports one that "
+                    "it accepted from a draft",
+                    "start it without --spec-type: engine llamacpp speculates with the same "
+                    "library (options.speculative_config), and records every token",
+                )
             pairs = [(p["id"].token(server.vocab_size), _value(p, after)) for p in top]
             k = max(sequence.best, 1)
             logp.append(value)

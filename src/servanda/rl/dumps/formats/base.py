@@ -16,11 +16,16 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
 from servanda.rl.dumps.storage import Place
+from servanda.traces.media import media
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 
 if TYPE_CHECKING:
     from servanda.rl.dumps.formats.rows import Rows
 
+MEDIA = (
+    "logprobs are judged as both sides recorded them; no slice tells rows with images, and no "
+    "other kernel can score them"
+)
 CHUNK_TOKENS = 1 << 20  # most tokens held at once, including prompts
 _LEAST_NATS = -1e4  # below any softmax: smallest floats mean "no probability"
 
@@ -90,16 +95,22 @@ def detection(
         needed: required columns; read: all known columns.
     """
     missing = ", ".join(name for name in needed if name not in columns)
-    unread = ", ".join(sorted({*columns} - {*read}))
+    unread = sorted({*columns} - {*read})
     return Detection(
         format_,
         folder,
         tuple(files),
         sure=not missing,
         why=f"{files[0].name} has no {missing}" if missing else "names and columns",
-        notes=(*notes, f"columns that are not read: {unread}") if unread else tuple(notes),
+        notes=(*notes, *of_unread(unread)),
         version=version,
     )
+
+
+def of_unread(columns: Sequence[str]) -> tuple[str, ...]:
+    """The notes about columns that are not read; media are said to be none of the evidence."""
+    notes = (f"columns that are not read: {', '.join(columns)}",) if columns else ()
+    return (*notes, f"{', '.join(found)}: {MEDIA}") if (found := media(columns)) else notes
 
 
 @dataclass(frozen=True)

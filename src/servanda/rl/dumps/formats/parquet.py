@@ -46,7 +46,7 @@ class OwnImporter:
             files=files,
             sure=not why,
             why=why or "names, columns and the version of the schema",
-            notes=(f"columns that are not read: {', '.join(unread)}",) if unread else (),
+            notes=base.of_unread(unread),
             version=version,
         )
 
