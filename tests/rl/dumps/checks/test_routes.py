@@ -96,7 +96,7 @@ def test_a_dump_without_routes_is_not_spoken_of_and_few_pairs_decide_nothing():
     assert finding(rollouts()).text == ""
     found = finding(taken(routed(), 0, 1))
     assert found.state == "warning"
-    assert "those that recur, in 1 sequences, do not share more experts" in found.text
+    assert "no more of them than their neighbours do in most of 1 sequences" in found.text
 
 
 def test_few_pairs_of_tokens_that_decide_nothing_are_no_shift():

@@ -1,46 +1,37 @@
-# Whether a difference of two shares is above 0 on average, with an error probability.
+# Whether one of two shares is the larger one in most sequences, with an error probability.
 #
-# One difference for each sequence, between -1 and 1.  If its mean is 0 or less, whatever the other
-# sequences are, 1 + b d has a mean of at most 1 for each b in [0, 1), so the product over sequences
-# exceeds 1/a with a probability of at most a, whatever the distribution.  The mean of the products
-# over fixed b has that property, too.  The tokens of a sequence depend on each other.  Answers to
-# one prompt do not, given the prompt, so a prompt that neighbours share counts in the first alone.
-# Axes: N tokens, S sequences, B bets.
+# If the first is the larger one with a probability of at most 1/2 in each sequence, the number of
+# sequences in which it is has a binomial tail: the sign test.  It needs neither a size nor a
+# distribution of the shares.  The tokens of a sequence depend on each other, and count once.
+# Answers to one prompt are independent given the prompt, so a prompt that neighbours share counts
+# in the first of them alone.
+# Axes: N tokens, S sequences.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+from scipy.special import bdtrc
 
-from servanda.theory.stats.bets import log_mean_exp
 from servanda.traces.rollouts import Array, Rollouts
 
 ERROR = 1e-4  # probability that a check names what is not there, over all its lags
-_BETS = np.geomspace(0.01, 0.99, 16)
 
 
-def growths(difference_S: Array) -> Array:
-    """The sum over sequences of the growth of each bet on a mean above 0, [B]; NaN counts as 0."""
-    known_S = np.nan_to_num(difference_S)
-    return np.log1p(_BETS[:, None] * known_S).sum(axis=1)
+def signs(first_S: Array, second_S: Array) -> Array:
+    """Sequences in which the first share is the larger one, and the smaller one, [2].
 
-
-def nothing(*shape: int) -> Array:
-    """Growths without a sequence, [..., B]."""
-    return np.zeros((*shape, len(_BETS)))
-
-
-def chance(growth_B: Array) -> float:
-    """At most the probability of such growths if the mean is 0 or less.
-
-    Source:
-        I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting, 2024.
-
-    >>> chance(nothing())
-    1.0
+    Equal ones count as neither, as do those in which one is NaN.
     """
-    return math.exp(-max(log_mean_exp(growth_B), 0.0))
+    return np.array([(first_S > second_S).sum(), (first_S < second_S).sum()])
+
+
+def chance(larger: int, smaller: int) -> float:
+    """The probability of so many sequences or more, if each is as likely the larger as the smaller.
+
+    >>> chance(0, 0), chance(2, 0), chance(0, 5)
+    (1.0, 0.25, 1.0)
+    """
+    return float(bdtrc(larger - 1, larger + smaller, 0.5)) if larger else 1.0
 
 
 def told_before(rollouts: Rollouts) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, check
 from servanda.rl.dumps.checks.line_up import LAGS
-from servanda.rl.dumps.checks.paired_shares import ERROR, chance, growths, nothing, share, told_before
+from servanda.rl.dumps.checks.paired_shares import ERROR, chance, share, signs, told_before
 from servanda.rl.dumps.checks.places import Places
 from servanda.rl.dumps.checks.routes import OTHERS, known, some
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED, Array, Rollouts
@@ -37,7 +37,8 @@ class ReplayCheck(Sums):
         self.at: Counter[int] = Counter()  # layer -> pairs that differ
         self.missed_at: Counter[int] = Counter()  # the same, of tokens that are said to be replayed
         self.lags: Counter[tuple[int, bool]] = Counter()  # (lag, whether the pair is equal)
-        self.shifted = StepSums()  # [lags, bets]: that more pairs are equal at the lag than at 0
+        # sequences in which more pairs are equal at the lag than at 0, and in which fewer are
+        self.shifted = np.zeros((len(OTHERS), 2), np.int64)
         self.gap = StepSums()  # [2, 2]: tokens and sum of |log ratio|, of untouched and of touched
         self.first, self.first_touched = FirstPlace(), FirstPlace()
         self.missing, self.touching = Places(), Places()
@@ -84,8 +85,7 @@ class ReplayCheck(Sums):
             equal, pairs = int(equal_S.sum()), int(pairs_S.sum())
             self.lags.update({(lag, True): equal, (lag, False): pairs - equal})
             share_S[lag] = share(equal_S, pairs_S)
-        growth_LB = np.stack([growths(share_S[lag] - share_S[0]) for lag in OTHERS])
-        self.shifted.add(rollouts.step, growth_LB)
+        self.shifted = self.shifted + [signs(share_S[lag], share_S[0]) for lag in OTHERS]
 
     def finding(self) -> Finding:
         if self.shapes:
@@ -93,9 +93,8 @@ class ReplayCheck(Sums):
             return Finding("replay", "unsound", text)
         if not self.tokens:
             return self._unproven() or Finding("replay", "ok", "")
-        growth_LB = self.shifted.total(nothing(len(OTHERS)))
-        p_L = [chance(growth_B) for growth_B in growth_LB]
-        best = OTHERS[int(np.argmin(p_L))]
+        p_L = [chance(*of) for of in self.shifted.tolist()]
+        best = max(OTHERS, key=lambda lag: (p_L[OTHERS.index(lag)] <= ERROR, self._equal(lag)))
         numbers = {
             "tokens": float(self.tokens),
             "touched": self.touched / self.tokens,

@@ -15,7 +15,7 @@ import numpy as np
 
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, check
 from servanda.rl.dumps.checks.line_up import LAGS
-from servanda.rl.dumps.checks.paired_shares import ERROR, chance, growths, nothing, share, told_before
+from servanda.rl.dumps.checks.paired_shares import ERROR, chance, share, signs, told_before
 from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, UNROUTED, Array, Rollouts
 
 OTHERS = tuple(lag for lag in LAGS if lag)
@@ -28,15 +28,16 @@ class RoutesCheck(Sums):
 
     def __init__(self) -> None:
         self.sums = StepSums()  # [lags, 3, 2]
-        self.shifted = StepSums()  # [lags, bets]: that pairs equal at the lag share more
-        self.fitting = StepSums()  # [bets]: that pairs equal at lag 0 share more than any
+        # sequences whose pairs at the lag share more than those at lag 0, and fewer
+        self.shifted = np.zeros((len(OTHERS), 2), np.int64)
         self.known = self.invalid = self.sequences = self.without = self.unread = 0
         self.recurring = 0  # sequences in which a token recurs
         self.first, self.first_without = FirstPlace(), FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         some_S = np.zeros(len(rollouts), dtype=bool)
-        if (route_NLK := rollouts.per_token.get(ROUTE)) is not None and route_NLK.size:
+        route_NLK = rollouts.per_token.get(ROUTE)
+        if route_NLK is not None and route_NLK.size:
             known_N = known(route_NLK)
             routed_SL = _routed(rollouts, route_NLK, known_N)
             routed_NL = routed_SL[rollouts.sequence_N]
@@ -56,15 +57,11 @@ class RoutesCheck(Sums):
         unread_S = rollouts.per_sequence.get(ROUTES_UNREAD)
         self.unread += 0 if unread_S is None else int((unread_S == 1).sum())
 
-    def _compare(self, rollouts: Rollouts, sums_SL42: Array) -> None:
-        there_SL, here_SL, any_SL, equal_SL = np.moveaxis(
-            share(sums_SL42[..., 1], sums_SL42[..., 0]), -1, 0
-        )
-        self.sums.add(rollouts.step, sums_SL42[:, :, :3].sum(axis=0))
-        growth_LB = np.stack([growths(d_S) for d_S in (there_SL - here_SL).T])
-        self.shifted.add(rollouts.step, growth_LB)
-        self.fitting.add(rollouts.step, growths(equal_SL[:, 0] - any_SL[:, 0]))
-        self.recurring += int(np.isfinite(equal_SL[:, 0]).sum())
+    def _compare(self, rollouts: Rollouts, sums_SL32: Array) -> None:
+        there_SL, here_SL, _ = np.moveaxis(share(sums_SL32[..., 1], sums_SL32[..., 0]), -1, 0)
+        self.sums.add(rollouts.step, sums_SL32.sum(axis=0))
+        self.shifted = self.shifted + [signs(*of) for of in zip(there_SL.T, here_SL.T, strict=True)]
+        self.recurring += int(np.isfinite(there_SL - here_SL).all(axis=1).sum())
 
     def finding(self) -> Finding:
         if not self.known:
@@ -107,11 +104,11 @@ class RoutesCheck(Sums):
             return Finding("routes", "unsound", text, numbers)
         by_chance = float(share(any_2[1], any_2[0]))
         share_L2 = (share(apart_L22[..., 1], apart_L22[..., 0]) - by_chance) / (1 - by_chance)
-        growth_LB = self.shifted.total(nothing(len(OTHERS)))
-        p_L = np.array([chance(growth_B) for growth_B in growth_LB])
-        fits = chance(self.fitting.total(nothing()))
+        p_L = np.array([chance(*of) for of in self.shifted.tolist()])
+        fits = max(chance(*of) for of in self.shifted[:, ::-1].tolist())  # at each lag
         numbers |= {"p_shifted": float(min(1.0, len(OTHERS) * p_L.min())), "p_fits": fits}
-        at = int(p_L.argmin())
+        sure_L = len(OTHERS) * p_L <= ERROR
+        at = int(np.nan_to_num(np.where(sure_L | ~sure_L.any(), share_L2[:, 0], -1), nan=-1).argmax())
         lag, (there, here) = OTHERS[at], share_L2[at].tolist()
         numbers |= {"lag+0": here, f"lag{lag:+d}": there}
         common = (
@@ -124,8 +121,8 @@ class RoutesCheck(Sums):
         if fits <= ERROR:
             return Finding("routes", "ok", f"recorded experts fit their tokens ({common})", numbers)
         text = (
-            "nothing shows that the recorded experts are of these tokens: those that recur, in "
-            f"{self.recurring:,} sequences, do not share more experts than others with certainty"
+            "nothing shows that the recorded experts are of these tokens: those that recur share "
+            f"no more of them than their neighbours do in most of {self.recurring:,} sequences"
         )
         return Finding("routes", "warning", text, numbers)
 
@@ -162,21 +159,19 @@ def _repeats(route_NLK: Array) -> Array:
 
 
 def _sums(rollouts: Rollouts, route_NK: Array, known_N: Array) -> Array:
-    """Pairs of rows of a sequence and the experts that they share over K, [S, lags, 4, 2].
+    """Pairs of rows of a sequence and the experts that they share over K, [S, lags, 3, 2].
 
     Of pairs whose fed tokens are equal at that lag and not at lag 0, equal at lag 0 and not at that
-    lag, of all pairs, and of all pairs that are equal at lag 0.
+    lag, and of all pairs.
     """
     sequence_N, at_N = rollouts.sequence_N, np.flatnonzero(known_N)
     at_N = at_N[rollouts.start_S[sequence_N[at_N]] < at_N]  # no token is fed for the first
-    sums_SL42 = np.zeros((len(rollouts), len(OTHERS), 4, 2))
+    sums_SL32 = np.zeros((len(rollouts), len(OTHERS), 3, 2))
     # ids from 0 on: a dump may have any number, and three of them share one integer below
     token_N = np.unique(rollouts.token_N, return_inverse=True)[1]
     words = int(token_N.max(initial=0)) + 1
     size = len(rollouts)
     every_S2 = _common(sequence_N[at_N], sequence_N[at_N], route_NK[at_N], size)
-    fed_R = token_N[at_N - 1]
-    equal_S2 = _common(sequence_N[at_N] * words + fed_R, sequence_N[at_N], route_NK[at_N], size)
     for at, lag in enumerate(OTHERS):
         # the route of a token is of the forward that was fed the token before it
         fed_R = at_N - 1 + lag
@@ -193,9 +188,9 @@ def _sums(rollouts: Rollouts, route_NK: Array, known_N: Array) -> Array:
                 of_R * words + here_R,
             )
         )
-        found = there_S2 - both_S2, here_S2 - both_S2, every_S2, equal_S2
-        sums_SL42[:, at] = np.stack(found, axis=1)
-    return sums_SL42
+        found = there_S2 - both_S2, here_S2 - both_S2, every_S2
+        sums_SL32[:, at] = np.stack(found, axis=1)
+    return sums_SL32
 
 
 def _common(class_R: Array, sequence_R: Array, route_RK: Array, size: int) -> Array:

@@ -21,7 +21,7 @@ from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
-from servanda.rl.dumps.formats.rollout_data import ROUTES, Recorded
+from servanda.rl.dumps.formats.rollout_data import FILE, ROUTES, Recorded, holds_routes
 from servanda.rl.dumps.formats.route_rows import routes_of
 from servanda.rl.dumps.formats.torch_file import loaded, mentions
 from servanda.rl.dumps.storage import Place
@@ -40,7 +40,10 @@ class SlimeImporter:
     def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "*.pt", _FILE)
         if not files:
-            return None
+            sampled = base.files_in(folder, "*.pt", FILE)
+            routed = any(holds_routes(file.path) for file in sampled[:1])
+            why = "names, and recorded experts of the sampler"
+            return base.Detection("slime", folder, sampled, True, why, alone=True) if routed else None
         sure = any(mentions(file.path, b"rollout_id") for file in dict.fromkeys((files[0], files[-1])))
         why = "names and the head of a file" if sure else f"{files[0].name} holds no rollout_id"
         return base.Detection("slime", folder, files, sure, why)

@@ -49,10 +49,9 @@ def loaded(path: Place, name: str, *, arrays: bool = False) -> Mapping[str, Any]
 
 def _of_arrays() -> list[Any]:
     """The names that a pickled array of numbers asks for, under both homes of NumPy's core."""
-    from numpy._core.multiarray import _reconstruct  # pyright: ignore[reportAttributeAccessIssue]
-
+    rebuild = np.zeros(0).__reduce__()[0]
     kinds = [type(np.dtype(name)) for name in ("u1", "i2", "u2", "i4", "i8", "f4", "f8")]
-    homes = [(_reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    homes = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     return [np.ndarray, np.dtype, *kinds, *homes]
 
 
