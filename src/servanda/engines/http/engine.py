@@ -4,7 +4,7 @@
 # together is its own affair.  Token ids go out and token ids come back.
 # What is never asked of a server is full logits, for they do not fit into a reply.
 # After every batch it is examined again: one that was started anew may hold other weights.
-# Axes: S sequences, N tokens of all sequences one after another, K top-k tokens.
+# Axes: S sequences, N tokens of all sequences, K top-k tokens.
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
 from servanda.engines.base import ENGINES, about_of, padded_best, refuse_misfits
+from servanda.engines.http import routes
 from servanda.engines.http.dialects import detect
 from servanda.engines.http.dialects.base import (
     NEUTRAL,
@@ -315,12 +316,7 @@ class HTTPEngine:
 ENGINES.add("openai_http", HTTPEngine)
 
 
-def trace_of(
-    batch: Batch,
-    answers: Sequence[Answer],
-    k: int,
-    about: Mapping[str, str],
-) -> Trace:
+def trace_of(batch: Batch, answers: Sequence[Answer], k: int, about: Mapping[str, str]) -> Trace:
     """What came back as one trace, with the k top-k tokens; NaN where there are fewer."""
     logp_N = np.array([v for a in answers for v in a.logp], dtype=np.float64)
     columns = {"logp": logp_N, **padded_best([step for a in answers for step in a.best], k)}
@@ -328,6 +324,7 @@ def trace_of(
     if batch.salts:
         cached_S = [math.nan if a.cached is None else float(a.cached) for a in answers]
         columns["cached"] = np.repeat(cached_S, lengths)
+    columns |= routes.columns([a.routes for a in answers], lengths)
     return Trace.of(batch, lengths, tokens, columns, about)
 
 

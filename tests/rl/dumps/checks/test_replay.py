@@ -82,7 +82,9 @@ def test_steps_and_ranks_of_a_replay_that_is_dropped_are_named():
     found = finding(*chunks)
     assert "; in 40 of 240 sequences, of steps 5, 6, all of rank 2)" in found.text
     assert found.first == "step_5.rank2.parquet:1"
-    labelled = [replace(c, source_S=("",) * len(c), labels={"rank": ("3",) * len(c)}) for c in chunks]
+    labelled = [
+        replace(c, source_S=("",) * len(c), labels={"rank": ("3",) * len(c)}) for c in chunks
+    ]
     assert "rank" not in finding(*labelled).text  # there is no other
 
 

@@ -26,7 +26,9 @@ def fed_rows(length, high=200, seed=0):
 def expected(rows=None):
     """Row t is that of token t - 1; none for the first token."""
     none = np.full((1, LAYERS, PICKED), UNROUTED)
-    return np.concatenate([a for n in LENGTHS for a in (none, fed_rows(n) if rows is None else rows)])
+    return np.concatenate(
+        [a for n in LENGTHS for a in (none, fed_rows(n) if rows is None else rows)]
+    )
 
 
 def sky(folder, dtype="uint8", masked=True, missing=0, **changes):
@@ -259,5 +261,9 @@ def test_a_record_of_the_sampler_alone_is_tested_and_nothing_is_compared(tmp_pat
         with pytest.raises(EvidenceError) as error:
             judge_dump(DumpOptions(folder))
         text = str(error.value)
-        assert "rollout_data/ of" in text and "holds the sampler's side alone, so nothing is" in text
-        assert ("experts fit their tokens" if name == "right" else "row t is that of token t-1") in text
+        assert (
+            "rollout_data/ of" in text and "holds the sampler's side alone, so nothing is" in text
+        )
+        assert (
+            "experts fit their tokens" if name == "right" else "row t is that of token t-1"
+        ) in text

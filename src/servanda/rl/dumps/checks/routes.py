@@ -108,7 +108,9 @@ class RoutesCheck(Sums):
         fits = max(chance(*of) for of in self.shifted[:, ::-1].tolist())  # at each lag
         numbers |= {"p_shifted": float(min(1.0, len(OTHERS) * p_L.min())), "p_fits": fits}
         sure_L = len(OTHERS) * p_L <= ERROR
-        at = int(np.nan_to_num(np.where(sure_L | ~sure_L.any(), share_L2[:, 0], -1), nan=-1).argmax())
+        at = int(
+            np.nan_to_num(np.where(sure_L | ~sure_L.any(), share_L2[:, 0], -1), nan=-1).argmax()
+        )
         lag, (there, here) = OTHERS[at], share_L2[at].tolist()
         numbers |= {"lag+0": here, f"lag{lag:+d}": there}
         common = (

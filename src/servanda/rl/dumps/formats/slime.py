@@ -43,8 +43,12 @@ class SlimeImporter:
             sampled = base.files_in(folder, "*.pt", FILE)
             routed = any(holds_routes(file.path) for file in sampled[:1])
             why = "names, and recorded experts of the sampler"
-            return base.Detection("slime", folder, sampled, True, why, alone=True) if routed else None
-        sure = any(mentions(file.path, b"rollout_id") for file in dict.fromkeys((files[0], files[-1])))
+            return (
+                base.Detection("slime", folder, sampled, True, why, alone=True) if routed else None
+            )
+        sure = any(
+            mentions(file.path, b"rollout_id") for file in dict.fromkeys((files[0], files[-1]))
+        )
         why = "names and the head of a file" if sure else f"{files[0].name} holds no rollout_id"
         return base.Detection("slime", folder, files, sure, why)
 
