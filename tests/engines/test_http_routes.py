@@ -110,6 +110,29 @@ class SGLang:
         }  # fmt: skip
 
 
+class LMDeploy:
+    """lmdeploy 0.16: lists, and logprobs of drawn tokens alone."""
+
+    def __init__(self, change=np.ndarray.tolist, mode=True, **more):
+        self.change, self.mode, self.more = change, mode, more
+
+    def __call__(self, body):
+        prompt, given = body["input_ids"], DRAWN[: body["max_tokens"]]
+        meta = {
+            "prompt_tokens": len(prompt), "completion_tokens": len(given),
+            "finish_reason": {"type": "length"},
+            "output_token_logprobs": [[-1.0, t] for t in given] if self.mode else None,
+            "routed_experts": self.change(recorded([*prompt, *given])),
+            **self.more,
+        }  # fmt: skip
+        return {"text": "", "output_ids": given, "meta_info": meta}
+
+    @property
+    def pages(self):
+        models = {"data": [{"id": "m", "object": "model", "owned_by": "lmdeploy"}]}
+        return {"/v1/models": models, "/generate": self}
+
+
 @pytest.fixture
 def opened():
     with replaying([]) as server:
@@ -148,6 +171,7 @@ SERVERS = [
     SGLang(),
     SGLang("uint8", says="uint8"),
     SGLang(more=1),
+    LMDeploy(),
 ]
 
 
@@ -155,6 +179,10 @@ SERVERS = [
 @pytest.mark.parametrize("scored", [False, True])
 def test_the_experts_of_each_token_are_those_of_the_token_that_was_fed(opened, made, scored):
     engine, asked = opened(made), batch(scored=scored)
+    if scored and "prefill" not in engine.describe().scores:
+        with pytest.raises(MeasurementError, match="cannot score given tokens by prefill"):
+            engine.score(asked, Sampling(temperature=1.0), "prefill")
+        return
     if scored:
         trace = engine.score(asked, Sampling(temperature=1.0), "prefill")
     else:
@@ -215,6 +243,31 @@ def test_what_vllm_does_not_return_is_refused_with_its_field(opened, change, say
 def test_what_sglang_does_not_return_is_refused_with_its_field(opened, made, says):
     with pytest.raises(MeasurementError, match=r"meta_info.routed_experts .*(" + says + ")"):
         opened(made).generate(batch(3), Sampling(temperature=1.0), 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (LMDeploy(lambda rows: rows[1:].tolist()), r"routed_experts (is \[\], not a list|has .* rows for the)"),
+        (LMDeploy(lambda rows: rows[0].tolist()), "routed_experts.* not a list"),
+        (LMDeploy(mode=False), "output_token_logprobs is missing\n  hint: start it with --logp"),
+        (LMDeploy(output_token_logprobs=[[-1.0, 1]]), "output_token_logprobs.* of the token 9"),
+        (LMDeploy(prompt_tokens=9), "meta_info.prompt_tokens is 9, and .* tokens were sent"),
+    ],
+)
+def test_what_lmdeploy_does_not_return_is_refused_with_its_field(opened, made, says):
+    with pytest.raises(MeasurementError, match=says):
+        opened(made).generate(batch(), Sampling(temperature=1.0), 0)
+
+
+def test_lmdeploy_with_a_shared_store_returns_a_key_and_no_experts(opened):
+    found = opened(LMDeploy(lambda rows: "key-1")).generate(batch(), Sampling(temperature=1.0), 0)
+    assert found.routes is None and (found.columns["logp"] == -1).all()
+
+
+def test_lmdeploy_is_refused_a_sampling_that_its_logprobs_are_not_of(opened):
+    with pytest.raises(MeasurementError, match="before the temperature and the filters"):
+        opened(LMDeploy()).generate(batch(), Sampling(temperature=0.7), 0)
 
 
 def test_experts_of_two_models_are_refused(opened):
