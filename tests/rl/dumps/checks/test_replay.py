@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servanda.rl.dumps.blocks import taken
+from servanda.judgement.slices.columns import columns
+from servanda.rl.dumps.blocks import paired, taken
 from servanda.rl.dumps.checks.replay import ReplayCheck
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED
+from servanda.traces.trace import route_column
 from tests.rl.dumps.checks.made import rollouts
 
 TOKENS, LAYERS, EXPERTS, PICKED = 60, 3, 16, 4
@@ -127,6 +129,29 @@ def test_the_gap_of_touched_tokens_is_told_apart():
     share = 0.3 * far / (0.3 * far + 0.01 * near)
     assert "is 0.3 nats, that of the others 0.01" in found.text
     assert f"and {100 * share:.0f} % of the gap is theirs" in found.text
+
+
+def test_a_slice_of_touched_tokens_has_those_whose_route_flipped():
+    """In a dump and in a run of two kernels, by the same numbers."""
+    chunk, flip_NL = routed(0.3)
+    flipped_N = np.where(np.arange(len(flip_NL)) % TOKENS > 0, flip_NL.sum(axis=1), np.nan)
+    pair = paired(chunk, 0)
+    name = "outcome.flipped_layers"
+    wanted = flipped_N[chunk.mask_N]
+    np.testing.assert_array_equal(columns(pair, [], [name])[name], wanted)
+    routes = [chunk.per_token[side][chunk.mask_N].astype(float) for side in (ROUTE, ROUTE_TRAIN)]
+    sides = {}
+    for side, route_NLK in zip(("infer", "train"), routes, strict=True):
+        route_NLK[(route_NLK < 0).any(axis=(1, 2))] = np.nan
+        own = {
+            route_column(layer, k): route_NLK[:, layer, k]
+            for layer in range(LAYERS)
+            for k in range(PICKED)
+        }
+        trace = getattr(pair, side)
+        logp = {"logp": trace.columns["logp"]}
+        sides[side] = replace(trace, columns={**logp, **own})
+    np.testing.assert_array_equal(columns(replace(pair, **sides), [], [name])[name], wanted)
 
 
 def test_chunks_and_workers_do_not_change_the_finding():
