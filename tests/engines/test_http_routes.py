@@ -61,7 +61,7 @@ class VLLM:
         if (k := body.get("prompt_logprobs")) is not None:
             row = lambda t: {
                 str(j): {"logprob": -1.0} for j in dict.fromkeys((t, *range(40, 40 + k)))
-            }  # noqa: E731
+            }
             choice["prompt_logprobs"] = [None, *map(row, prompt[1:])]
         if self.change is not None:
             choice["routed_experts"] = self.change(recorded([*prompt, *given], self.dense))
@@ -223,8 +223,8 @@ def test_an_answer_without_experts_among_others_is_unknown(opened):
         ),
         (lambda rows: npy(rows[:, 0]), "is of uint8 and shape .*, not of whole numbers"),
         (lambda rows: npy(rows, "float32"), "is of float32 and shape"),
-        (lambda rows: "no base64!", "is no base64"),
-        (lambda rows: base64.b64encode(b"none").decode(), "is no array of NumPy"),
+        (lambda _: "no base64!", "is no base64"),
+        (lambda _: base64.b64encode(b"none").decode(), "is no array of NumPy"),
         (lambda rows: rows.tolist(), "is .*, not a text"),
     ],
 )
@@ -248,7 +248,10 @@ def test_what_sglang_does_not_return_is_refused_with_its_field(opened, made, say
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (LMDeploy(lambda rows: rows[1:].tolist()), r"routed_experts (is \[\], not a list|has .* rows for the)"),
+        (
+            LMDeploy(lambda rows: rows[1:].tolist()),
+            r"routed_experts (is \[\], not a list|has .* rows for the)",
+        ),
         (LMDeploy(lambda rows: rows[0].tolist()), "routed_experts.* not a list"),
         (LMDeploy(mode=False), "output_token_logprobs is missing\n  hint: start it with --logp"),
         (LMDeploy(output_token_logprobs=[[-1.0, 1]]), "output_token_logprobs.* of the token 9"),
@@ -261,7 +264,7 @@ def test_what_lmdeploy_does_not_return_is_refused_with_its_field(opened, made, s
 
 
 def test_lmdeploy_with_a_shared_store_returns_a_key_and_no_experts(opened):
-    found = opened(LMDeploy(lambda rows: "key-1")).generate(batch(), Sampling(temperature=1.0), 0)
+    found = opened(LMDeploy(lambda _: "key-1")).generate(batch(), Sampling(temperature=1.0), 0)
     assert found.routes is None and (found.columns["logp"] == -1).all()
 
 
@@ -297,8 +300,10 @@ def test_few_rows_do_not_tell_the_experts_of_a_layer(opened):
     assert routes.experts_of_token(np.arange(8)[None]) is None
 
     class Short(SGLang):
-        pages = property(lambda self: super().pages | {"/v1/models": {
-            "data": [{"id": "m", "max_model_len": 12}]}})  # fmt: skip
+        @property
+        def pages(self):
+            models = {"data": [{"id": "m", "max_model_len": 12}]}
+            return {**super().pages, "/v1/models": models}
 
     made = Short()
     assert opened(made).generate(batch(), Sampling(temperature=1.0), 0).routes is None

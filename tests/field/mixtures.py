@@ -25,7 +25,8 @@ def passes():
 @bug(
     MOE,
     "NovaSky-AI/SkyRL#1908",
-    what="rows of routed experts are misaligned with their tokens",
+    what="rows of routed experts are misaligned with their tokens: in the batch, as here; after "
+    "it, the experts of both sides are needed, and `servanda check DIR` names the shift",
     command="servanda tools check-dump DIR --unsafe-pickles",
     state="caught",
     exit=4,

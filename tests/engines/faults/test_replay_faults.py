@@ -43,8 +43,16 @@ def test_a_replay_without_a_fault_is_sound(tmp_path, rollout):
 @pytest.mark.parametrize(
     ("fault", "value", "says"),
     [
-        ("shifted_replay", 1, "are misaligned: row t is the sampler's row t-1 (100 % of the layers"),
-        ("shifted_replay", 2, "are misaligned: row t is the sampler's row t-2 (100 % of the layers"),
+        (
+            "shifted_replay",
+            1,
+            "are misaligned: row t is the sampler's row t-1 (100 % of the layers",
+        ),
+        (
+            "shifted_replay",
+            2,
+            "are misaligned: row t is the sampler's row t-2 (100 % of the layers",
+        ),
         ("layer_not_replayed", 1, "tokens have others (layer 1; in "),
         ("layer_not_replayed", 2, "tokens have others (layer 2; in "),
         ("dropped_replay", True, "tokens have others (layers 0, 1, 2; in "),
