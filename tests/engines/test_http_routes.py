@@ -55,13 +55,17 @@ class VLLM:
             "logprobs": {
                 "tokens": [f"token_id:{t}" for t in given],
                 "token_logprobs": [-1.0] * len(given),
-                "top_logprobs": [{f"token_id:{k}": -1.0 for k in (t, *range(24, 31))} for t in given],
+                "top_logprobs": [
+                    {f"token_id:{k}": -1.0 for k in (t, *range(24, 31))} for t in given
+                ],
             },
         }  # fmt: skip
         if (k := body.get("prompt_logprobs")) is not None:
-            row = lambda t: {
-                str(j): {"logprob": -1.0} for j in dict.fromkeys((t, *range(40, 40 + k)))
-            }
+            others = range(40, 40 + k)
+
+            def row(t):
+                return {str(j): {"logprob": -1.0} for j in dict.fromkeys((t, *others))}
+
             choice["prompt_logprobs"] = [None, *map(row, prompt[1:])]
         if self.change is not None:
             choice["routed_experts"] = self.change(recorded([*prompt, *given], self.dense))

@@ -144,7 +144,7 @@ class Trace:
 
     @property
     def routes_S(self) -> tuple[Array, ...] | None:
-        """The routes of each sequence, for `Batch.routes`; -1 where unknown, None if not recorded."""
+        """Routes of each sequence, for `Batch.routes`; -1 where unknown, None if not recorded."""
         route_NLK = self.routes
         if route_NLK is None:
             return None

@@ -1,9 +1,9 @@
 # lmdeploy's server, by its own /generate.
 #
-# Written from the source of 0.16 (serve/openai).  `output_token_logprobs` are [logprob, id], of drawn
-# tokens alone, before the temperature and the filters, and only of a server that was started with
-# --logprobs-mode raw_logprobs.  No endpoint scores given tokens one by one, and no request has a
-# seed.  Routed experts come as lists, [tokens that were fed, layers, experts].
+# Written from the source of 0.16 (serve/openai).  `output_token_logprobs` are [logprob, id], of
+# drawn tokens alone, before the temperature and the filters, and only of a server that was started
+# with --logprobs-mode raw_logprobs.  No endpoint scores given tokens one by one, and no request has
+# a seed.  Routed experts come as lists, [tokens that were fed, layers, experts].
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 #
 # A trainer that replays (R3, arXiv 2510.11370) has the recorded experts in every layer of every
 # token.  One that routes by itself has others where rounding decides.  Where the trainer's rows
-# equal a neighbour of the sampler more often than their own row, they are misaligned: the shares are
-# compared sequence by sequence, see `paired_shares`.
+# equal a neighbour of the sampler more often than their own row, they are misaligned: the shares
+# are compared sequence by sequence, see `paired_shares`.
 # Axes: N tokens of all sequences, S sequences, L layers, K experts of a token.
 
 from __future__ import annotations
