@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from servanda.contract.model import Kernel
-from servanda.engines.http import routes
+from servanda.engines.http import routed_experts
 from servanda.engines.http.engine import HTTPEngine
 from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import Limits
@@ -293,15 +293,15 @@ def test_experts_of_two_models_are_refused(opened):
 def test_experts_a_layer_are_told_from_rows_that_do_not_say_them(layers, picked):
     rng = np.random.default_rng(0)
     route = np.argsort(rng.random((511, layers, 16)))[..., :picked]
-    assert routes.experts_of_token(route.reshape(511, -1)) == picked
+    assert routed_experts.experts_of_token(route.reshape(511, -1)) == picked
     if picked > 1:
         route[:, 0] = 0  # of a layer without a router
-        assert layers == 1 or routes.experts_of_token(route.reshape(511, -1)) == picked
+        assert layers == 1 or routed_experts.experts_of_token(route.reshape(511, -1)) == picked
 
 
 def test_few_rows_do_not_tell_the_experts_of_a_layer(opened):
     """Then nothing is asked for, and the measurement goes on without routes."""
-    assert routes.experts_of_token(np.arange(8)[None]) is None
+    assert routed_experts.experts_of_token(np.arange(8)[None]) is None
 
     class Short(SGLang):
         @property
@@ -317,4 +317,4 @@ def test_few_rows_do_not_tell_the_experts_of_a_layer(opened):
 def test_bytes_that_are_no_numbers_are_refused():
     part = Part(base64.b64encode(b"abc").decode(), "x", "u", "/e")
     with pytest.raises(MeasurementError, match="has 3 bytes, which are no int32"):
-        routes.as_numbers(part, None, 3)
+        routed_experts.as_numbers(part, None, 3)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
 from servanda.engines.base import ENGINES, about_of, padded_best, refuse_misfits
-from servanda.engines.http import routes
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects import detect
 from servanda.engines.http.dialects.base import (
     NEUTRAL,
@@ -324,7 +324,7 @@ def trace_of(batch: Batch, answers: Sequence[Answer], k: int, about: Mapping[str
     if batch.salts:
         cached_S = [math.nan if a.cached is None else float(a.cached) for a in answers]
         columns["cached"] = np.repeat(cached_S, lengths)
-    columns |= routes.columns([a.routes for a in answers], lengths)
+    columns |= routed_experts.columns([a.routes for a in answers], lengths)
     return Trace.of(batch, lengths, tokens, columns, about)
 
 

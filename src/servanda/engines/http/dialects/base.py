@@ -107,7 +107,7 @@ class Answer:
     Args:
         cached: tokens of the prompt that a cache gave; None where the server does not say.
         routes: the experts of the pass that predicted each token, [tokens, ...], as
-            `http.routes` reads them; None where the server does not say.
+            `http.routed_experts` reads them; None where the server does not say.
     """
 
     tokens: Ids

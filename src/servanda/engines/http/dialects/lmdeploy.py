@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from servanda.engines.http import routes
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects.base import (
     DIALECTS,
     Answer,
@@ -108,4 +108,4 @@ def _routed(answer: Answer, meta: Part, prompt: int) -> Answer:
     if route.ndim != 3 or not route.size:
         raise part.wrong("a list of tokens, layers and experts")
     fed = prompt + tokens - 1
-    return replace(answer, routes=routes.answered(route, part, prompt, tokens, fed))
+    return replace(answer, routes=routed_experts.answered(route, part, prompt, tokens, fed))

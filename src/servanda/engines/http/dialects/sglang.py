@@ -14,7 +14,7 @@ from typing import Any
 
 from servanda.contract.identity import DEFAULT
 from servanda.contract.model import Path
-from servanda.engines.http import routes
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects.base import (
     CHAT,
     DIALECTS,
@@ -187,8 +187,8 @@ def _experts(transport: Transport, length: Part | None) -> str | None:
     part = meta.get("routed_experts")
     if part is None:
         return None
-    route = routes.as_numbers(part, meta.get("routed_experts_dtype"), len(ids))
-    experts = routes.experts_of_token(route[:, :, 0])
+    route = routed_experts.as_numbers(part, meta.get("routed_experts_dtype"), len(ids))
+    experts = routed_experts.experts_of_token(route[:, :, 0])
     return None if experts is None else str(experts)
 
 
@@ -199,8 +199,8 @@ def _routed(answer: Answer, meta: Part, prompt: int, server: Server) -> Answer:
         return answer
     fed = prompt + tokens - 1
     experts = int(server.facts[_PICKED])
-    route = routes.as_numbers(part, meta.get("routed_experts_dtype"), fed, experts)
-    return replace(answer, routes=routes.answered(route, part, prompt, tokens, fed))
+    route = routed_experts.as_numbers(part, meta.get("routed_experts_dtype"), fed, experts)
+    return replace(answer, routes=routed_experts.answered(route, part, prompt, tokens, fed))
 
 
 def _reply(transport: Transport, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from servanda.contract.identity import DEFAULT
 from servanda.contract.model import Path
-from servanda.engines.http import routes
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects import openai_token_ids
 from servanda.engines.http.dialects.base import (
     CHAT,
@@ -194,7 +194,10 @@ def _routed(answer: Answer, choice: Part, prompt: int, more: int = 0) -> Answer:
         return answer
     tokens = len(answer.tokens)
     fed = prompt + tokens + more - 1
-    return replace(answer, routes=routes.answered(routes.as_npy(part), part, prompt, tokens, fed))
+    return replace(
+        answer,
+        routes=routed_experts.answered(routed_experts.as_npy(part), part, prompt, tokens, fed),
+    )
 
 
 def _defaults(transport: Transport, served: str) -> dict[str, float] | None:

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from scipy.special import bdtrc
 
 from servanda.traces.rollouts import Array, Rollouts
 
@@ -31,7 +32,12 @@ def chance(larger: int, smaller: int) -> float:
     >>> chance(0, 0), chance(2, 0), chance(0, 5)
     (1.0, 0.25, 1.0)
     """
-    return float(bdtrc(larger - 1, larger + smaller, 0.5)) if larger else 1.0
+    if not larger:
+        return 1.0
+    n = larger + smaller
+    k_K = np.arange(1, n + 1)
+    ways_K = np.cumsum(np.log((n + 1 - k_K) / k_K))[larger - 1 :]  # log of n over k
+    return float(np.exp(ways_K - n * math.log(2)).sum())
 
 
 def told_before(rollouts: Rollouts) -> Array:

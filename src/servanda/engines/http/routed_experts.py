@@ -33,7 +33,7 @@ def as_npy(part: Part) -> Array:
     """Base64 of the bytes of numpy.save, [R, L, K]: what vLLM returns.
 
     Raises:
-        MeasurementError: it is none.
+        MeasurementError: the bytes are no such array.
     """
     try:
         route = np.load(io.BytesIO(_bytes(part)), allow_pickle=False)
@@ -49,7 +49,7 @@ def as_numbers(part: Part, kind: Part | None, rows: int, experts: int = 1) -> Ar
     """Base64 of numbers one after another, [R, L, K]: what SGLang returns.
 
     Args:
-        kind: what it says of their type; None: int32.
+        kind: the type that the reply names; None: int32.
         rows: R; a server that was fed the last token, too, has one more, which is left out.
         experts: K.
 
