@@ -110,7 +110,7 @@ def columns(routes: Sequence[Array | None], lengths: Sequence[int]) -> dict[str,
     whole = np.full((sum(lengths), *route_NLK.shape[1:]), np.nan)
     has_S = [route is not None and len(route) > 0 for route in routes]
     whole[np.repeat(has_S, lengths)] = route_NLK
-    layers, experts = whole.shape[1], whole.shape[2]
+    layers, experts = route_NLK.shape[1:]
     pairs = ((layer, k) for layer in range(layers) for k in range(experts))
     return {route_column(layer, k): whole[:, layer, k] for layer, k in pairs}
 
