@@ -320,7 +320,8 @@ def equal_answers(folder, broken):
     exit=1,
     says="it scores known tokens from a cache of the old weights: reset its prefix cache after",
     missing="this answer is of a server that scores prompts as vLLM does; lmdeploy gives logprobs "
-    "of generated tokens only",
+    "of generated tokens only, scores no prompt while it caches prefixes, and takes weights in a "
+    "form of its own",
 )
 def update_keeps_prefixes(folder, broken):
     return reloaded(folder, "vllm", "stale_prefixes" if broken else "none")

@@ -7,6 +7,7 @@ import torch
 from examples.moe import run as demo
 
 from tests.field.rows import bug, servanda
+from tests.rl.dumps.formats.made import sky_bytes
 
 MOE = "Routing of experts"
 
@@ -24,32 +25,44 @@ def passes():
 @bug(
     MOE,
     "NovaSky-AI/SkyRL#1908",
-    what="rows of routed experts are misaligned with their tokens",
-    command="servanda check DIR",
-    state="in part",
-    missing="named where `train_data` holds the record; slime deletes it there when it replays",
+    what="rows of routed experts are misaligned with their tokens: in the batch, as here; after "
+    "it, the experts of both sides are needed, and `servanda check DIR` names the shift",
+    command="servanda tools check-dump DIR --unsafe-pickles",
+    state="caught",
     exit=4,
     says="the recorded experts are shifted: row t is that of token t-1",
 )
 def misaligned_replay(folder, broken):
+    """The batch that SkyRL dumps: padded on the left, one row of experts a fed token."""
     drawn, own = rollout(), passes()["own"]
     logp_S = np.split(own.columns["logp"], own.length_S.cumsum()[:-1])
-    rows = zip(drawn.texts, drawn.answers, logp_S, drawn.logp, drawn.routes, strict=True)
-    samples = [
-        {
-            "tokens": tokens,
-            "response_lengths": answer,
-            "loss_masks": [1] * answer,
-            "log_probs": train[-answer:].tolist(),
-            "rollout_log_probs": infer.tolist(),
-            "rollout_routed_experts": torch.from_numpy(np.roll(route_TLK, int(broken), axis=0)),
-        }
-        for tokens, answer, train, infer, route_TLK in rows
-    ]
-    place = folder / "dump" / "train_data"
+    wide, widest, size = max(map(len, drawn.texts)), max(drawn.answers), len(drawn.texts)
+    layers, picked = drawn.routes[0].shape[1:]
+    columns = {
+        "sequences": np.zeros((size, wide), np.int64),
+        "attention_mask": np.zeros((size, wide), np.int64),
+        "response_mask": np.zeros((size, widest), np.int64),
+        "loss_mask": np.zeros((size, widest), np.float32),
+        "action_log_probs": np.zeros((size, widest), np.float32),
+        "rollout_logprobs": np.zeros((size, widest), np.float32),
+        "rollout_expert_indices": np.zeros((size, wide, layers, picked), np.uint8),
+        "router_padding_mask": np.ones((size, wide), bool),
+    }
+    columns["rollout_expert_indices"][:] = np.arange(picked)
+    for at, (text, answer) in enumerate(zip(drawn.texts, drawn.answers, strict=True)):
+        start, fed = wide - len(text), slice(wide - len(text), wide - 1)
+        columns["sequences"][at, start:] = text
+        columns["attention_mask"][at, start:] = 1
+        columns["rollout_expert_indices"][at, fed] = np.roll(drawn.routes[at], int(broken), axis=0)
+        columns["router_padding_mask"][at, fed] = False
+        for name in ("response_mask", "loss_mask"):
+            columns[name][at, -answer:] = 1
+        columns["action_log_probs"][at, -answer:] = logp_S[at][-answer:]
+        columns["rollout_logprobs"][at, -answer:] = drawn.logp[at]
+    place = folder / "dump" / "dumped_data"
     place.mkdir(parents=True)
-    torch.save({"format_version": 2, "rollout_id": 1, "samples": samples}, place / "1.pt")
-    return servanda("check", folder / "dump", "--quiet")
+    (place / "global_step_1_training_input.pkl").write_bytes(sky_bytes(columns, pad_size=0))
+    return servanda("tools", "check-dump", folder / "dump", "--unsafe-pickles", "--quiet")
 
 
 @bug(

@@ -59,7 +59,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "attention": get_args(Kernel.model_fields["attention"].annotation),
     "head_dtype": ("float32", "bfloat16", "float16"),
     "path": ("prefill", "decode"),
-    "dialect": ("vllm", "sglang", "llamacpp", "plain"),
+    "dialect": ("vllm", "sglang", "llamacpp", "lmdeploy", "plain"),
     "logprobs": ("raw", "processed"),
 }
 

@@ -144,12 +144,13 @@ class Trace:
 
     @property
     def routes_S(self) -> tuple[Array, ...] | None:
-        """The routes of each sequence, for `Batch.routes`; None if not recorded."""
+        """Routes of each sequence, for `Batch.routes`; -1 where unknown, None if not recorded."""
         route_NLK = self.routes
         if route_NLK is None:
             return None
         ends_S = np.cumsum(self.length_S)[:-1]
-        return tuple(np.split(route_NLK.astype(np.int16), ends_S))
+        whole_NLK = np.nan_to_num(route_NLK, nan=-1).astype(np.int16)
+        return tuple(np.split(whole_NLK, ends_S))
 
     @property
     def routes(self) -> Array | None:

@@ -82,6 +82,9 @@ def test_a_label_is_named_in_the_cause():
 def test_failed_checks_come_before_everything_else():
     found = explain(table(3, wrong=_third), LIMIT, {"line_up": "shifted by +1"})
     assert (found.cause, found.evidence) == ("shift", "shifted by +1")
+    for check in ("replay", "routes"):
+        found = explain(table(3, wrong=_third), LIMIT, {check: "row t is that of token t-1"})
+        assert (found.cause, found.evidence) == ("replay", "row t is that of token t-1")
 
 
 def test_sides_that_agree_have_no_cause():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from servanda.engines.base import padded_best
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects.base import Answer
 from servanda.traces.trace import Batch, Trace
 
@@ -25,4 +26,5 @@ def trace_of(
     if batch.salts:
         cached_S = [math.nan if a.cached is None else float(a.cached) for a in answers]
         columns["cached"] = np.repeat(cached_S, lengths)
+    columns |= routed_experts.columns([a.routes for a in answers], lengths)
     return Trace.of(batch, lengths, tokens, columns, about)

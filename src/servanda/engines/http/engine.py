@@ -4,7 +4,7 @@
 # together is its own affair.  Token ids go out and token ids come back.
 # What is never asked of a server is full logits, for they do not fit into a reply.
 # After every batch it is examined again: one that was started anew may hold other weights.
-# Axes: S sequences, N tokens of all sequences one after another, K top-k tokens.
+# Axes: S sequences, N tokens of all sequences, K top-k tokens.
 
 from __future__ import annotations
 

@@ -50,6 +50,13 @@ _ALL = (
         _SELFTEST,
     ),
     Cause(
+        "replay",
+        "routed experts that are not those of the tokens: a replay that is misaligned or dropped",
+        "routing",
+        "each row of the recorded experts beside the token that was fed for it",
+        _STEPS,
+    ),
+    Cause(
         RAW,
         "raw logprobs: the engine does not report those that it sampled with",
         "temperature",

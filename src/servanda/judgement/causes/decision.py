@@ -12,7 +12,7 @@ from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED, Cause
 from servanda.judgement.causes.gap_shape import WORST, Signatures
 
 ORDER = (
-    *("missing_data", "shift", "raw_logprobs"),
+    *("missing_data", "shift", "replay", "raw_logprobs"),
     *("stale_replica", "one_engine", "one_kind", "old_weights", "retokenised"),
     *("top_p", "temperature", "penalty"),
     *("vocabulary", "end_of_answer", "blocks", "stale_cache", "batch", "attention_window"),

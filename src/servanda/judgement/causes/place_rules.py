@@ -43,6 +43,7 @@ def _(case: Case) -> str:
 
 
 RULES["shift"] = _problem("line_up")
+RULES["replay"] = _problem("replay", "routes")
 RULES["raw_logprobs"] = _problem("coherence")
 
 

@@ -92,6 +92,11 @@ REMEDIES: Mapping[str, Remedy] = {
         "align the arrays: the logprob of a token comes from the logits of the token before it",
         _modules,
     ),
+    "replay": Remedy(
+        "replay row t of the record, which is of token t as it was fed, for the logprob of token "
+        "t + 1, in every layer of every token",
+        _modules,
+    ),
     "raw_logprobs": Remedy(
         "record the logprobs after the sampling parameters (vLLM: --logprobs-mode "
         "processed_logprobs)",

@@ -76,6 +76,11 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "outcome.from_end": Field(
             "outcome", "number of response tokens after this one; the last has 0"
         ),
+        "outcome.flipped_layers": Field(
+            "outcome",
+            "number of layers in which the two kernels route the token to other experts, where "
+            "both record them",
+        ),
         "outcome.token_class": Field("outcome", "class of the sampled token", TOKEN_CLASSES),
         # a diverging, long response is trained later, so its age is an outcome
         "outcome.staleness": Field(

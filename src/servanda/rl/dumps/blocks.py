@@ -14,7 +14,16 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.rl.dumps.slicing import FILLED
 from servanda.traces.pair import pair_of
-from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, REMOVED, UNROUTED, Array, Rollouts
+from servanda.traces.rollouts import (
+    LOSS_MASK,
+    LOSS_WEIGHT,
+    REMOVED,
+    ROUTE,
+    ROUTE_TRAIN,
+    UNROUTED,
+    Array,
+    Rollouts,
+)
 from servanda.traces.trace import TracePair
 
 BLOCK_TOKENS = 262_144  # prompts included
@@ -140,9 +149,19 @@ def paired(block: Rollouts, first: int, *, filtered: bool = True) -> TracePair:
         columns[REMOVED] = np.zeros(len(block.mask_N))
     else:
         columns[REMOVED] = removed_N.astype(np.float64)
+    train_NLK, infer_NLK = block.per_token.get(ROUTE_TRAIN), block.per_token.get(ROUTE)
+    if train_NLK is not None and infer_NLK is not None and train_NLK.shape == infer_NLK.shape:
+        columns["flipped_layers"] = _flipped(train_NLK, infer_NLK)
     if filtered or removed_N is None:
         return pair_of(block, columns, first=first)
     return pair_of(replace(block, mask_N=block.mask_N | removed_N), columns, first=first)
+
+
+def _flipped(train_NLK: Array, infer_NLK: Array) -> Array:
+    """Layers whose experts differ, [N]; NaN where a side has none."""
+    known_N = ((train_NLK != UNROUTED) & (infer_NLK != UNROUTED)).all(axis=(1, 2))
+    differ_NL = (np.sort(train_NLK) != np.sort(infer_NLK)).any(axis=-1)
+    return np.where(known_N, differ_NL.sum(axis=1), np.nan)
 
 
 class ContentDigest:

@@ -121,6 +121,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         dump_preset.preset_of(options.preset)
     chart = chart_for(options.reference, None)
     dump = selected_dump(options)
+    dump.refuse_alone()
     sound = Soundness()
     head, whole = _head(blocks(dump.read()))
     counts = Counts()

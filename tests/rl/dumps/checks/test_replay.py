@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servanda.rl.dumps.blocks import taken
+from servanda.judgement.slices.columns import columns
+from servanda.rl.dumps.blocks import paired, taken
 from servanda.rl.dumps.checks.replay import ReplayCheck
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED
+from servanda.traces.trace import route_column
 from tests.rl.dumps.checks.made import rollouts
 
 TOKENS, LAYERS, EXPERTS, PICKED = 60, 3, 16, 4
@@ -56,7 +58,8 @@ def test_a_replay_that_leaves_out_a_layer_names_it_and_its_first_sequence():
     wrong, whole = int(flip_NL.any(axis=1).sum()), len(chunk.token_N) - len(chunk)
     assert found.state == "unsound"
     assert f"replays the sampler's experts, and {wrong:,} of {whole:,} tokens have" in found.text
-    assert found.text.endswith("(layer 1)")
+    sequences = len({*chunk.sequence_N[flip_NL.any(axis=1)].tolist()})
+    assert found.text.endswith(f"(layer 1; in {sequences} of 20 sequences, of step 1)")
     first = int(np.flatnonzero(flip_NL.any(axis=1))[0])
     assert found.first == chunk.source_S[chunk.sequence_of(first)]
 
@@ -69,12 +72,40 @@ def test_a_single_missed_token_of_many_is_a_warning():
     assert finding(replace(chunk, per_token=columns)).state == "warning"
 
 
+def test_steps_and_ranks_of_a_replay_that_is_dropped_are_named():
+    """One rank of four replays nothing, in two of three steps."""
+    chunks = []
+    for step in (4, 5, 6):
+        for rank in range(4):
+            wrong = rank == 2 and step > 4
+            chunk, _ = routed(0.1 if wrong else 0.0, says=True, step=step, seed=10 * step + rank)
+            source_S = tuple(f"step_{step}.rank{rank}.parquet:{at + 1}" for at in range(len(chunk)))
+            chunks.append(replace(chunk, source_S=source_S))
+    found = finding(*chunks)
+    assert "; in 40 of 240 sequences, of steps 5, 6, all of rank 2)" in found.text
+    assert found.first == "step_5.rank2.parquet:1"
+    labelled = [
+        replace(c, source_S=("",) * len(c), labels={"rank": ("3",) * len(c)}) for c in chunks
+    ]
+    assert "rank" not in finding(*labelled).text  # there is no other
+
+
 @pytest.mark.parametrize("shift", [-1, 1])
 @pytest.mark.parametrize("says", [True, False])
 def test_a_misaligned_replay_is_named_with_its_lag(shift, says):
     found = finding(routed(shift=shift, says=says)[0])
     assert found.state == "unsound"
     assert f"row t is the sampler's row t{shift:+d} (100 % of the layers" in found.text
+    assert found.text.endswith("at lag 0, in 20 of 20 sequences, of step 1)")
+    assert found.numbers["p_misaligned"] < 1e-4
+
+
+def test_a_shift_of_one_sequence_is_no_shift_of_all():
+    """It cannot be told from chance with the error probability that a shift of all has."""
+    shifted, whole = routed(shift=1, sequences=1)[0], routed(sequences=40)[0]
+    found = finding(shifted, whole)
+    assert found.numbers["p_misaligned"] == 1.0
+    assert found.text.startswith("the trainer routes by itself")
 
 
 @pytest.mark.parametrize(("flipped", "state"), [(0.02, "ok"), (0.6, "warning")])
@@ -98,6 +129,29 @@ def test_the_gap_of_touched_tokens_is_told_apart():
     share = 0.3 * far / (0.3 * far + 0.01 * near)
     assert "is 0.3 nats, that of the others 0.01" in found.text
     assert f"and {100 * share:.0f} % of the gap is theirs" in found.text
+
+
+def test_a_slice_of_touched_tokens_has_those_whose_route_flipped():
+    """In a dump and in a run of two kernels, by the same numbers."""
+    chunk, flip_NL = routed(0.3)
+    flipped_N = np.where(np.arange(len(flip_NL)) % TOKENS > 0, flip_NL.sum(axis=1), np.nan)
+    pair = paired(chunk, 0)
+    name = "outcome.flipped_layers"
+    wanted = flipped_N[chunk.mask_N]
+    np.testing.assert_array_equal(columns(pair, [], [name])[name], wanted)
+    routes = [chunk.per_token[side][chunk.mask_N].astype(float) for side in (ROUTE, ROUTE_TRAIN)]
+    sides = {}
+    for side, route_NLK in zip(("infer", "train"), routes, strict=True):
+        route_NLK[(route_NLK < 0).any(axis=(1, 2))] = np.nan
+        own = {
+            route_column(layer, k): route_NLK[:, layer, k]
+            for layer in range(LAYERS)
+            for k in range(PICKED)
+        }
+        trace = getattr(pair, side)
+        logp = {"logp": trace.columns["logp"]}
+        sides[side] = replace(trace, columns={**logp, **own})
+    np.testing.assert_array_equal(columns(replace(pair, **sides), [], [name])[name], wanted)
 
 
 def test_chunks_and_workers_do_not_change_the_finding():

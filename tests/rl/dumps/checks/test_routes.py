@@ -11,12 +11,12 @@ from servanda.rl.dumps.checks.routes import OTHERS, RoutesCheck
 from servanda.traces.rollouts import ROUTE, UNROUTED
 from tests.rl.dumps.checks.made import rollouts
 
-TOKENS, WORDS, EXPERTS, PICKED, LAYERS = 60, 12, 16, 4, 2
+SEQUENCES, TOKENS, WORDS, EXPERTS, PICKED, LAYERS = 60, 60, 12, 16, 4, 2
 
 
 def routed(lag=0, follows=0.7, **more):
     """Row t holds the experts of token t + lag, whose favourites follow the token in a share."""
-    chunk = rollouts(tokens=TOKENS, **more)
+    chunk = rollouts(**{"tokens": TOKENS, "sequences": SEQUENCES, **more})
     rng = np.random.default_rng(3)
     token_N = rng.integers(0, WORDS, len(chunk.token_N))
     favourite_VE = rng.normal(size=(WORDS, EXPERTS))
@@ -56,7 +56,7 @@ def test_routes_of_other_sequences_fit_at_no_lag():
     chunk, other = routed(), routed(follows=0.0)
     found = finding(with_routes(chunk, other.per_token[ROUTE]))
     assert found.state == "warning"
-    assert "fit the tokens at no lag" in found.text
+    assert found.text.startswith("nothing shows that the recorded experts are of these tokens")
 
 
 def test_rows_that_no_router_picks_are_named_with_their_place():
@@ -67,7 +67,7 @@ def test_rows_that_no_router_picks_are_named_with_their_place():
     assert found.state == "unsound"
     assert "have one expert twice, which no router picks" in found.text
     assert found.first == chunk.source_S[-1]
-    assert found.odd[:2] == (TOKENS, 20 * TOKENS - 19)
+    assert found.odd[:2] == (TOKENS, SEQUENCES * (TOKENS - 1) + 1)
 
 
 def test_one_set_of_experts_for_all_tokens_was_not_recorded():
@@ -83,20 +83,20 @@ def test_one_set_of_experts_for_all_tokens_was_not_recorded():
 def test_sequences_without_routes_among_others_are_counted():
     chunk = routed()
     bare = replace(chunk, per_token={})
-    part = joined([taken(chunk, 0, 15), taken(bare, 15, 20)])
+    part = joined([taken(chunk, 0, 55), taken(bare, 55, SEQUENCES)])
     assert (part.per_token[ROUTE][-1] == UNROUTED).all()
-    for chunks in ([part], [taken(chunk, 0, 15), taken(bare, 15, 20)]):
+    for chunks in ([part], [taken(chunk, 0, 55), taken(bare, 55, SEQUENCES)]):
         found = finding(*chunks)
         assert found.state == "warning"
-        assert found.text.startswith("5 of 20 sequences have no recorded experts")
-        assert found.first == chunk.source_S[15]
+        assert found.text.startswith("5 of 60 sequences have no recorded experts")
+        assert found.first == chunk.source_S[55]
 
 
 def test_a_dump_without_routes_is_not_spoken_of_and_few_pairs_decide_nothing():
     assert finding(rollouts()).text == ""
     found = finding(taken(routed(), 0, 1))
     assert found.state == "warning"
-    assert "too few to check recorded experts" in found.text
+    assert "no more of them than their neighbours do in most of 1 sequences" in found.text
 
 
 def test_few_pairs_of_tokens_that_decide_nothing_are_no_shift():
@@ -139,7 +139,7 @@ def test_a_token_that_always_follows_another_does_not_make_a_shift():
 
 
 def test_sums_are_those_of_pairs_taken_one_by_one_whatever_the_chunks():
-    chunk = routed(sequences=2)
+    chunk = routed(sequences=2, group_S=("a", "b"))
     route_NK, found = chunk.per_token[ROUTE][:, 0], []
     for lag in OTHERS:
         counts = np.zeros((3, 2))

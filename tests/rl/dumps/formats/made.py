@@ -1,8 +1,12 @@
 # Dumps as frameworks write them, of sequences that are known; by hand, one function a format.
 
 import json
+import pickle
+import sys
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -119,6 +123,44 @@ def prime(folder, many=EXPECTED, step=3, rank=0, stable=True, **changes):
     if stable:
         (inside / "STABLE").touch()
     return path
+
+
+class _Rebuilt(dict):
+    """Pickled as SkyRL's batch is: a call of that function with that class and the state."""
+
+    def __reduce__(self):
+        return _rebuild_tensor_batch, (TrainingInputBatch, dict(self))
+
+
+def _rebuild_tensor_batch(cls, state):
+    raise AssertionError
+
+
+class TrainingInputBatch:
+    pass
+
+
+def sky_bytes(columns, **metadata):
+    """A batch of SkyRL as `TensorBatch.save` pickles it; None and dicts are kept as they are."""
+    name = "skyrl_train.training_batch"
+    module = types.ModuleType(name)
+    for thing in (_rebuild_tensor_batch, TrainingInputBatch):
+        thing.__module__ = name
+        setattr(module, thing.__name__, thing)
+    held = {
+        key: {
+            "format": "numpy",
+            "data": value.tobytes(),
+            "shape": value.shape,
+            "dtype": str(value.dtype),
+        }
+        if isinstance(value, np.ndarray)
+        else value
+        for key, value in columns.items()
+    }
+    with patch.dict(sys.modules, {"skyrl_train": types.ModuleType("skyrl_train"), name: module}):
+        state = {"batch_dict": held, "batch_size": len(columns["sequences"])}
+        return pickle.dumps(_Rebuilt(**state, device=None, metadata=metadata))
 
 
 @dataclass

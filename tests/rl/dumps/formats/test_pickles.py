@@ -6,7 +6,6 @@ import os
 import pickle
 import struct
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.dumps.formats.base import File
 from servanda.rl.dumps.formats.skyrl import _received
-from tests.rl.dumps.formats.made import DATA, read
+from tests.rl.dumps.formats.made import DATA, read, sky_bytes
 
 
 def sky(folder, data):
@@ -116,42 +115,8 @@ def test_what_the_hostile_pickles_hold_does_run_where_it_is_let(tmp_path):
     assert mark.exists()
 
 
-def column(array):
-    return {
-        "format": "numpy",
-        "data": array.tobytes(),
-        "shape": array.shape,
-        "dtype": str(array.dtype),
-    }
-
-
-class Rebuilt(dict):
-    """Pickled as SkyRL's batch is, without SkyRL."""
-
-    def __reduce__(self):
-        return _rebuild_tensor_batch, (TrainingInputBatch, dict(self))
-
-
-def _rebuild_tensor_batch(cls, state):
-    raise AssertionError
-
-
-class TrainingInputBatch:
-    pass
-
-
-for thing in (_rebuild_tensor_batch, TrainingInputBatch):
-    thing.__module__ = "skyrl_train.training_batch"
-
-
-def batch(monkeypatch, **changes):
+def batch(**changes):
     """A batch of two sequences, one left-padded; pickled under the name of its class."""
-    module = types.ModuleType("skyrl_train.training_batch")
-    module.__dict__.update(
-        _rebuild_tensor_batch=_rebuild_tensor_batch, TrainingInputBatch=TrainingInputBatch
-    )
-    monkeypatch.setitem(sys.modules, "skyrl_train", types.ModuleType("skyrl_train"))
-    monkeypatch.setitem(sys.modules, "skyrl_train.training_batch", module)
     columns = {
         "sequences": np.array([[0, 5, 6, 7], [1, 2, 3, 4]]),
         "attention_mask": np.array([[0, 1, 1, 1], [1, 1, 1, 1]]),
@@ -161,16 +126,11 @@ def batch(monkeypatch, **changes):
         "rollout_logprobs": np.array([[-1.5, -2.5], [0.0, -4.5]], dtype=np.float32),
         **changes,
     }
-    held = {
-        name: value if isinstance(value, dict) else column(value)
-        for name, value in columns.items()
-        if value is not None
-    }
-    return pickle.dumps(Rebuilt(batch_dict=held, batch_size=2, device=None, metadata={}))
+    return sky_bytes(columns)
 
 
-def test_a_padded_batch_is_read_by_its_masks(tmp_path, monkeypatch):
-    sky(tmp_path, batch(monkeypatch))
+def test_a_padded_batch_is_read_by_its_masks(tmp_path):
+    sky(tmp_path, batch())
     first, second = read(open_dump(tmp_path, unsafe_pickles=True)).rows
     assert (first["tokens"], first["mask"]) == ([5, 6, 7], [False, True, True])
     assert first["train"][1:].tolist() == [-1.0, -2.0]
@@ -192,32 +152,32 @@ def test_rows_that_only_fill_the_batch_are_not_read():
         ({"action_log_probs": np.array([["a", "b"], ["c", "d"]])}, "action_log_probs of <U1"),
     ],
 )
-def test_a_batch_of_other_shapes_is_refused(tmp_path, monkeypatch, changes, text):
-    sky(tmp_path, batch(monkeypatch, **changes))
+def test_a_batch_of_other_shapes_is_refused(tmp_path, changes, text):
+    sky(tmp_path, batch(**changes))
     with pytest.raises(MeasurementError) as error:
         read(open_dump(tmp_path, unsafe_pickles=True))
     assert text in str(error.value)
 
 
-def test_bfloat16_columns_are_read_as_torch_wrote_them(tmp_path, monkeypatch):
+def test_bfloat16_columns_are_read_as_torch_wrote_them(tmp_path):
     torch = pytest.importorskip("torch")
     stream = io.BytesIO()
     torch.save(torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], dtype=torch.bfloat16), stream)
     sky(
         tmp_path,
-        batch(monkeypatch, action_log_probs={"format": "torch", "data": stream.getvalue()}),
+        batch(action_log_probs={"format": "torch", "data": stream.getvalue()}),
     )
     first, _ = read(open_dump(tmp_path, unsafe_pickles=True)).rows
     assert first["train"][1:].tolist() == [-1.0, -2.0]
 
 
-def test_a_tensor_that_holds_a_call_is_refused_here_as_well(tmp_path, monkeypatch):
+def test_a_tensor_that_holds_a_call_is_refused_here_as_well(tmp_path):
     torch = pytest.importorskip("torch")
     stream, mark = io.BytesIO(), tmp_path / "ran"
     torch.save({"t": Calls(os.system, f"touch {mark}")}, stream)
     sky(
         tmp_path,
-        batch(monkeypatch, action_log_probs={"format": "torch", "data": stream.getvalue()}),
+        batch(action_log_probs={"format": "torch", "data": stream.getvalue()}),
     )
     with pytest.raises(MeasurementError, match="does not hold a batch of tensors: no tensor"):
         read(open_dump(tmp_path, unsafe_pickles=True))

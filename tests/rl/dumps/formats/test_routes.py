@@ -73,6 +73,29 @@ def test_padded_tensors_and_a_trainer_that_replays(tmp_path):
     assert (chunk.per_token[ROUTE][[0, 6]] == UNROUTED).all()
 
 
+def test_a_batch_of_verl_is_written_by_the_line_of_the_how_to(tmp_path):
+    """Prompts padded on the left, answers on the right; zeros in the padding and the last row."""
+    prompts, answers, width = (3, 2), (4, 2), (3, 4)
+    total = sum(width)
+    ids, present = np.zeros((2, total), int), np.zeros((2, total), int)
+    experts = np.zeros((2, total, LAYERS, PICKED), np.int16)
+    fed = []
+    for at, (p, n) in enumerate(zip(prompts, answers, strict=True)):
+        span = slice(width[0] - p, width[0] + n)
+        ids[at, span], present[at, span] = np.arange(1, p + n + 1), 1
+        fed.append(rows(np.random.default_rng(at), p + n - 1))
+        experts[at, span.start : span.stop - 1] = fed[-1]
+    mask = present[:, width[0] :]
+    Writer(tmp_path).step(
+        1, torch.from_numpy(ids), torch.from_numpy(mask), -0.5 * mask, -0.6 * mask,
+        present=torch.from_numpy(present), routes=torch.from_numpy(experts)[:, :-1],
+    )  # fmt: skip
+    found = np.split(chunk_of(tmp_path).per_token[ROUTE], [prompts[0] + answers[0]])
+    for part, wanted in zip(found, fed, strict=True):
+        assert (part[0] == UNROUTED).all()
+        np.testing.assert_array_equal(part[1:], wanted)
+
+
 WRONG = np.zeros((5, LAYERS, PICKED), dtype=np.int64)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.engines.http.dialects import llamacpp, openai, sglang, vllm
+from servanda.engines.http.dialects import llamacpp, lmdeploy, openai, sglang, vllm
 from servanda.engines.http.dialects.base import DIALECTS, Dialect, Server
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
@@ -10,7 +10,7 @@ from servanda.errors import MeasurementError
 __all__ = ["DIALECTS", "Dialect", "Server", "detect"]
 
 # plain is last: every one of the others also speaks a little of it
-ORDER = (vllm.VLLM, sglang.SGLang, llamacpp.LlamaCpp, openai.Plain)
+ORDER = (vllm.VLLM, sglang.SGLang, llamacpp.LlamaCpp, lmdeploy.LMDeploy, openai.Plain)
 
 
 def detect(transport: Transport, dialect: str | None, served: str | None) -> tuple[Dialect, Server]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from servanda.contract.model import Path
 from servanda.engines.http.responses import Best, Part
@@ -104,12 +106,15 @@ class Answer:
 
     Args:
         cached: tokens of the prompt that a cache gave; None where the server does not say.
+        routes: the experts of the pass that predicted each token, [tokens, ...], as
+            `http.routed_experts` reads them; None where the server does not say.
     """
 
     tokens: Ids
     logp: tuple[float, ...]
     best: tuple[Best, ...]
     cached: int | None = None
+    routes: NDArray[Any] | None = None
 
 
 class Dialect(ABC):
@@ -232,7 +237,8 @@ def with_end(answer: Answer, end: int, width: int) -> Answer:
     """
     if answer.tokens[-1:] == (end,) or len(answer.tokens) >= width:
         return answer
-    return Answer((*answer.tokens, end), (*answer.logp, math.nan), (*answer.best, ()))
+    tokens, logp = (*answer.tokens, end), (*answer.logp, math.nan)
+    return replace(answer, tokens=tokens, logp=logp, best=(*answer.best, ()))
 
 
 def only_model(transport: Transport, served: str | None) -> tuple[str, Part]:

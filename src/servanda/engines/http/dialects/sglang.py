@@ -14,6 +14,7 @@ from typing import Any
 
 from servanda.contract.identity import DEFAULT
 from servanda.contract.model import Path
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects.base import (
     CHAT,
     DIALECTS,
@@ -38,7 +39,9 @@ from servanda.theory.sampling import Sampling
 
 _FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "sampling_backend",
           "tp_size", "enable_deterministic_inference", "disable_radix_cache",
-          "chunked_prefill_size")  # fmt: skip
+          "chunked_prefill_size", "enable_return_routed_experts")  # fmt: skip
+_RETURNS, _PICKED, _UNTOLD = "enable_return_routed_experts", "experts_of_a_token", "untold"
+_ROWS = 512  # tokens of a prompt that tells how many experts a token has
 
 
 @DIALECTS.register("sglang")
@@ -65,6 +68,9 @@ class SGLang(Dialect):
         }
         sampling, preferred = about.get("sampling_defaults"), about.get("preferred_sampling_params")
         openai = sampling is not None and sampling.value == "openai" and preferred is None
+        if facts.get(_RETURNS) == "True":
+            experts = known.facts.get(_PICKED) if known else _experts(transport, length)
+            facts |= {_PICKED: experts or _UNTOLD}
         return Server(
             served=name,
             version=version.text() if version else "",
@@ -127,6 +133,7 @@ class SGLang(Dialect):
             "logprob_start_len": -1,
             "top_logprobs_num": sequence.best if sequence.record else 0,
             "return_text_in_logprobs": False,
+            **({"return_routed_experts": True} if _records(server) else {}),
         }
 
     def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
@@ -142,7 +149,7 @@ class SGLang(Dialect):
         matched = why.get("matched")
         if matched is not None and isinstance(matched.value, int):
             answer = with_end(answer, matched.token(server.vocab_size), sequence.width)
-        return answer
+        return _routed(answer, meta, len(sequence.prompt), server)
 
     def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         endpoint, body = self.draw(sequence, server, "raw")
@@ -157,12 +164,43 @@ class SGLang(Dialect):
         ids = [_pair(row, server)[0] for row in rows]
         place = f"{rows[0].place.removesuffix('[0]')}[*][1]"
         same_prompt(Part(ids, place, reply.url, reply.endpoint), text)
-        return _steps(meta, "input", sequence.given, sequence, server, len(sequence.prompt))
+        prompt = len(sequence.prompt)
+        answer = _steps(meta, "input", sequence.given, sequence, server, prompt)
+        return _routed(answer, meta, prompt, server)
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         # its ids are all so far or the new ones, as the server was started; the count is not
         meta = event["meta_info"]
         return meta["completion_tokens"].whole(), meta.get("finish_reason") is not None
+
+
+def _records(server: Server) -> bool:
+    return server.facts.get(_PICKED, _UNTOLD) != _UNTOLD
+
+
+def _experts(transport: Transport, length: Part | None) -> str | None:
+    """How many experts a token has in a layer, from the rows of a prompt; None if they differ."""
+    ids = list(range(1, min(_ROWS, length.whole() - 1 if length else _ROWS)))
+    sampling = {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True}
+    body = {"input_ids": ids, "sampling_params": sampling, "return_routed_experts": True}
+    meta = transport.ask("/generate", body)["meta_info"]
+    part = meta.get("routed_experts")
+    if part is None:
+        return None
+    route = routed_experts.as_numbers(part, meta.get("routed_experts_dtype"), len(ids))
+    experts = routed_experts.experts_of_token(route[:, :, 0])
+    return None if experts is None else str(experts)
+
+
+def _routed(answer: Answer, meta: Part, prompt: int, server: Server) -> Answer:
+    """The answer with its experts, of a server that was asked for them."""
+    part, tokens = meta.get("routed_experts"), len(answer.tokens)
+    if part is None or not _records(server):
+        return answer
+    fed = prompt + tokens - 1
+    experts = int(server.facts[_PICKED])
+    route = routed_experts.as_numbers(part, meta.get("routed_experts_dtype"), fed, experts)
+    return replace(answer, routes=routed_experts.answered(route, part, prompt, tokens, fed))
 
 
 def _reply(transport: Transport, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:

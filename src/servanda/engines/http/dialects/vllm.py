@@ -17,6 +17,7 @@ from typing import Any
 
 from servanda.contract.identity import DEFAULT
 from servanda.contract.model import Path
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects import openai_token_ids
 from servanda.engines.http.dialects.base import (
     CHAT,
@@ -137,7 +138,8 @@ class VLLM(Dialect):
         # vLLM says it where it was started with --enable-prompt-tokens-details
         details = reply["usage"].get("prompt_tokens_details") if sequence.salt else None
         cached = details.get("cached_tokens") if details is not None else None
-        return answer if cached is None else replace(answer, cached=cached.whole())
+        answer = answer if cached is None else replace(answer, cached=cached.whole())
+        return _routed(answer, choice, len(sequence.prompt))
 
     def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         if path == "decode":
@@ -161,9 +163,11 @@ class VLLM(Dialect):
             same_prompt(choice["prompt_token_ids"], sequence.prompt)
             tokens = choice["token_ids"].tokens(server.vocab_size)
             answer = openai_token_ids.answer(choice, tokens, sequence, server)
-            return openai_token_ids.replayed(answer, sequence.given, choice)
+            answer = openai_token_ids.replayed(answer, sequence.given, choice)
+            return _routed(answer, choice, len(sequence.prompt))
         same_prompt(choice["prompt_token_ids"], (*sequence.prompt, *sequence.given))
-        return openai_token_ids.rows(choice, sequence, server)
+        answer = openai_token_ids.rows(choice, sequence, server)
+        return _routed(answer, choice, len(sequence.prompt), more=1)  # it drew a token besides
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         return openai_token_ids.streamed(event, before)
@@ -177,6 +181,23 @@ class VLLM(Dialect):
 
     def decoded(self, reply: Part) -> str:
         return reply["prompt"].text()
+
+
+def _routed(answer: Answer, choice: Part, prompt: int, more: int = 0) -> Answer:
+    """The answer with its experts, of a server that was started to return them.
+
+    Args:
+        more: tokens that were drawn after those of the answer.
+    """
+    part = choice.get("routed_experts")
+    if part is None:
+        return answer
+    tokens = len(answer.tokens)
+    fed = prompt + tokens + more - 1
+    return replace(
+        answer,
+        routes=routed_experts.answered(routed_experts.as_npy(part), part, prompt, tokens, fed),
+    )
 
 
 def _defaults(transport: Transport, served: str) -> dict[str, float] | None:

@@ -2,8 +2,9 @@
 #
 # A trainer that replays (R3, arXiv 2510.11370) has the recorded experts in every layer of every
 # token.  One that routes by itself has others where rounding decides.  Where the trainer's rows
-# equal their neighbours of the sampler more often than themselves, they are misaligned.
-# Axes: N tokens of all sequences, L layers, K experts of a token.
+# equal a neighbour of the sampler more often than their own row, they are misaligned: the shares
+# are compared sequence by sequence, see `paired_shares`.
+# Axes: N tokens of all sequences, S sequences, L layers, K experts of a token.
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ import numpy as np
 
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, check
 from servanda.rl.dumps.checks.line_up import LAGS
-from servanda.rl.dumps.checks.routes import known, some
+from servanda.rl.dumps.checks.paired_shares import ERROR, chance, share, signs, told_before
+from servanda.rl.dumps.checks.places import Places
+from servanda.rl.dumps.checks.routes import OTHERS, known, some
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED, Array, Rollouts
 
-_MARGIN = 0.05  # of the share of equal experts, beyond that of lag 0
-_STRAY = 0.001  # share of tokens that a replay may miss before the data are unsound
-_MOST = 0.5  # share of touched tokens from which two routers are called different
+_STRAY = 0.001  # declared: the share of tokens that a replay may miss before the data are unsound
+_MOST = 0.5  # more than half of the tokens touched is a warning, as "most tokens" says
 _SHOWN = 5  # layers that are named
 
 
@@ -35,8 +37,11 @@ class ReplayCheck(Sums):
         self.at: Counter[int] = Counter()  # layer -> pairs that differ
         self.missed_at: Counter[int] = Counter()  # the same, of tokens that are said to be replayed
         self.lags: Counter[tuple[int, bool]] = Counter()  # (lag, whether the pair is equal)
+        # sequences in which more pairs are equal at the lag than at 0, and in which fewer are
+        self.shifted = np.zeros((len(OTHERS), 2), np.int64)
         self.gap = StepSums()  # [2, 2]: tokens and sum of |log ratio|, of untouched and of touched
         self.first, self.first_touched = FirstPlace(), FirstPlace()
+        self.missing, self.touching = Places(), Places()
 
     def add(self, rollouts: Rollouts) -> None:
         train_NLK, infer_NLK = (rollouts.per_token.get(name) for name in (ROUTE_TRAIN, ROUTE))
@@ -63,12 +68,24 @@ class ReplayCheck(Sums):
         self.missed += int((touched_N & says_N).sum())
         for counts, of_NL in ((self.at, differ_NL), (self.missed_at, missed_NL)):
             counts.update({at: n for at, n in enumerate(of_NL.sum(axis=0).tolist()) if n})
-        for lag in LAGS:
-            equal, pairs = _equal_at(rollouts, train_NLK, infer_NLK, known_N, lag)
-            self.lags.update({(lag, True): equal, (lag, False): pairs - equal})
+        self._compare(rollouts, train_NLK, infer_NLK, known_N)
+        self.touching.add(rollouts, some(rollouts, known_N), some(rollouts, touched_N))
+        self.missing.add(rollouts, some(rollouts, says_N), some(rollouts, touched_N & says_N))
         self.first.add_sequence(rollouts, some(rollouts, touched_N & says_N))
         self.first_touched.add_sequence(rollouts, some(rollouts, touched_N))
         self.gap.add(rollouts.step, _gap(rollouts, touched_N, known_N))
+
+    def _compare(
+        self, rollouts: Rollouts, train_NLK: Array, infer_NLK: Array, known_N: Array
+    ) -> None:
+        """Counts of equal pairs at each lag; a prompt that neighbours share counts once."""
+        fresh_N, share_S = known_N & ~told_before(rollouts), {}
+        for lag in LAGS:
+            equal_S, pairs_S = _equal_at(rollouts, train_NLK, infer_NLK, fresh_N, lag)
+            equal, pairs = int(equal_S.sum()), int(pairs_S.sum())
+            self.lags.update({(lag, True): equal, (lag, False): pairs - equal})
+            share_S[lag] = share(equal_S, pairs_S)
+        self.shifted = self.shifted + [signs(share_S[lag], share_S[0]) for lag in OTHERS]
 
     def finding(self) -> Finding:
         if self.shapes:
@@ -76,24 +93,26 @@ class ReplayCheck(Sums):
             return Finding("replay", "unsound", text)
         if not self.tokens:
             return self._unproven() or Finding("replay", "ok", "")
-        share = {lag: self._equal(lag) for lag in LAGS}
-        best = max(share, key=lambda lag: share[lag])
+        p_L = [chance(*of) for of in self.shifted.tolist()]
+        best = max(OTHERS, key=lambda lag: (p_L[OTHERS.index(lag)] <= ERROR, self._equal(lag)))
         numbers = {
             "tokens": float(self.tokens),
             "touched": self.touched / self.tokens,
             "flipped": self.at.total() / self.pairs,
+            "p_misaligned": min(1.0, len(OTHERS) * min(p_L)),
         }
-        if best and share[best] > share[0] + _MARGIN:
+        if numbers["p_misaligned"] <= ERROR:
             text = (
                 f"the trainer's experts are misaligned: row t is the sampler's row t{best:+d} "
-                f"({_percent(share[best])} of the layers of a token are equal at that lag, "
-                f"{_percent(share[0])} at lag 0)"
+                f"({_percent(self._equal(best))} of the layers of a token are equal at that lag, "
+                f"{_percent(self._equal(0))} at lag 0, {self.touching.text})"
             )
             return Finding("replay", "unsound", text, numbers, self.first_touched.place)
         if self.missed:
             text = (
                 "the trainer says that it replays the sampler's experts, and "
-                f"{self.missed:,} of {self.said:,} tokens have others ({_layers(self.missed_at)})"
+                f"{self.missed:,} of {self.said:,} tokens have others "
+                f"({_layers(self.missed_at)}; {self.missing.text})"
             )
             odd = self.missed, self.said, _STRAY
             state = "unsound" if self.missed > _STRAY * self.said else "warning"
@@ -157,15 +176,20 @@ def _layers(at: Counter[int]) -> str:
 
 def _equal_at(
     rollouts: Rollouts, train_NLK: Array, infer_NLK: Array, known_N: Array, lag: int
-) -> tuple[int, int]:
-    """Pairs (token, layer) whose trainer's experts are those of the sampler `lag` rows on; all."""
+) -> tuple[Array, Array]:
+    """Pairs (token, layer) whose trainer's experts are those of the sampler `lag` rows on; all.
+
+    Of each sequence, [S].
+    """
     row_R = np.flatnonzero(known_N)
     row_R = row_R[(row_R + lag >= 0) & (row_R + lag < len(known_N))]
     there_R = row_R + lag
     inside_R = known_N[there_R] & (rollouts.sequence_N[row_R] == rollouts.sequence_N[there_R])
     row_R, there_R = row_R[inside_R], there_R[inside_R]
     equal_RL = (train_NLK[row_R] == infer_NLK[there_R]).all(axis=-1)
-    return int(equal_RL.sum()), equal_RL.size
+    of_R, size = rollouts.sequence_N[row_R], len(rollouts)
+    equal_S = np.bincount(of_R, equal_RL.sum(axis=1), minlength=size)
+    return equal_S, np.bincount(of_R, minlength=size) * equal_RL.shape[1]
 
 
 def _gap(rollouts: Rollouts, touched_N: Array, known_N: Array) -> Array:

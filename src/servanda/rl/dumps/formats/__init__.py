@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from shlex import quote
 
-from servanda.errors import ContractError
-from servanda.rl.dumps.formats import nemo, parquet, prime_rl, skyrl, slime
+from servanda.errors import ContractError, EvidenceError
+from servanda.rl.dumps.checks.routes import RoutesCheck
+from servanda.rl.dumps.formats import base, nemo, parquet, prime_rl, skyrl, slime
 from servanda.rl.dumps.formats.base import (
     FORMATS,
     Detection,
     File,
     Refused,
 )
+from servanda.rl.dumps.formats.rollout_data import alone
 from servanda.rl.dumps.formats.rows import Collector
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.traces.rollouts import Rollouts
@@ -115,6 +117,26 @@ class Dump:
         """Add what reading a part of this dump found out: later steps, in their order."""
         self.refused.join(part.refused)
         self.empty |= part.empty
+
+    def refuse_alone(self) -> None:
+        """Refuse a dump of the sampler's side alone, with what its recorded experts show.
+
+        Raises:
+            EvidenceError: it is one.
+            MeasurementError: a file cannot be read.
+        """
+        if not self.detection.alone:
+            return
+        check, refused = RoutesCheck(), Refused()
+        for step, where, row in alone(self.detection.files, refused):
+            check.add(base.rollouts_of(step, where, row))
+        found = check.finding()
+        problems = f"; {refused.rows:,} samples were refused: {refused}" if refused.rows else ""
+        raise EvidenceError(
+            f"{self.files[0].parent.name}/ of {self.detection.folder} holds the sampler's side "
+            f"alone, so nothing is compared; {found.placed or 'no experts are recorded'}{problems}",
+            hint="write the trainer's side as well: --dump-details writes train_data/",
+        )
 
     def settle(self) -> None:
         """Check the result after every step was read.

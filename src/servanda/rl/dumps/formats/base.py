@@ -68,6 +68,7 @@ class Detection:
         sure: whether the head of a file matches the format, not only the names.
         why: the reason, for messages.
         notes: omitted files and columns that are not read.
+        alone: whether it holds the sampler's side alone.
     """
 
     format: str
@@ -77,6 +78,7 @@ class Detection:
     why: str
     notes: tuple[str, ...] = ()
     version: str = ""
+    alone: bool = False
 
 
 def detection(

@@ -88,13 +88,20 @@ def aligned(name: str, values: Any, token_S: list[Array]) -> list[Array]:
     return aligned
 
 
-def aligned_routes(name: str, values: Any, token_S: list[Array]) -> list[Array]:
-    """Experts over all tokens of each sequence, [T, L, K] each, int16, filled with UNROUTED."""
+def aligned_routes(
+    name: str, values: Any, token_S: list[Array], cells_S: list[Array]
+) -> list[Array]:
+    """Experts of the tokens of each sequence, [T, L, K] each, int16, filled with UNROUTED.
+
+    Of rows that are fewer than the tokens, the first token of a sequence has none: behind padding,
+    the row before it is of the padding.
+    """
     parts = _parts(values, name)
     _same(name, parts, len(token_S))
     shapes = {part.shape[1:] for part in parts}
     whole = []
-    for at, (part, token_T) in enumerate(zip(parts, token_S, strict=True)):
+    of_each = zip(parts, token_S, cells_S, strict=True)
+    for at, (part, token_T, cells_T) in enumerate(of_each):
         if part.ndim != 3 or part.dtype.kind not in "iu" or not all(part.shape[1:]):
             raise EvidenceError(
                 f"{name} of sequence {at} has shape {list(part.shape)} and type {part.dtype}",
@@ -113,7 +120,10 @@ def aligned_routes(name: str, values: Any, token_S: list[Array]) -> list[Array]:
             raise EvidenceError(f"{name} of sequence {at} names expert {odd}")
         filled = np.full((len(token_T), *part.shape[1:]), UNROUTED, np.int16)
         filled[len(token_T) - len(part) :] = part
-        whole.append(filled)
+        own = filled[cells_T]
+        if len(part) < len(token_T):
+            own[:1] = UNROUTED
+        whole.append(own)
     return whole
 
 

@@ -4,6 +4,10 @@
 # process with limits, accepts only the batch class and plain data, and returns bytes of numbers.
 # Sequences are padded on the left.  Columns of the response are as wide as the longest response and
 # concern the last tokens.
+#
+# Routed experts, [S, T, layers, experts], are padded as the tokens are; row t is of the token that
+# is fed.  router_padding_mask is 1 where a row was not recorded: in the padding, and from the last
+# token that the server was fed on.
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,8 +30,9 @@ from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.json_arrays import Unusable
 from servanda.rl.dumps.formats.padding import plain
+from servanda.rl.dumps.formats.route_rows import routes_of
 from servanda.rl.dumps.storage import Place, local
-from servanda.traces.rollouts import Array
+from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, UNROUTED, Array
 
 _FILE = re.compile(r"[^/]*/global_step_(?P<step>\d+)_training_input\.pkl")
 _NEEDED = (
@@ -37,7 +43,9 @@ _NEEDED = (
     "action_log_probs",
     "rollout_logprobs",
 )
-_OPTIONAL = ("advantages", "rewards")
+_ROUTES, _UNRECORDED = "rollout_expert_indices", "router_padding_mask"
+_OPTIONAL = ("advantages", "rewards", _ROUTES, _UNRECORDED)
+_WHOLE = ("sequences", "attention_mask", _ROUTES, _UNRECORDED)  # as wide as prompt and response
 _HINTS = {
     "rollout_logprobs": "the trainer must keep the sampler's logprobs: off_policy_correction",
     "action_log_probs": "the trainer skipped its own pass over the batch: let it compute the "
@@ -60,18 +68,21 @@ class SkyImporter:
 
     def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
         for file in files:
-            columns, padding = _unpickled(file)
+            columns, padding, unread = _unpickled(file)
             sequences = len(columns["sequences"])
             for at in range(sequences - padding):  # the last rows are copies that fill a batch
                 place = f"{file.name}:{at + 1}"
                 try:
-                    yield place, _row({name: column[at] for name, column in columns.items()})
+                    row = _row({name: column[at] for name, column in columns.items()})
+                    if _ROUTES in unread:
+                        row = replace(row, per_sequence={**row.per_sequence, ROUTES_UNREAD: 1.0})
+                    yield place, row
                 except Unusable as unusable:
                     refused.add(str(unusable), place)
 
 
-def _unpickled(file: base.File) -> tuple[dict[str, Array], int]:
-    """The columns of a batch, [S, ...], and the number of padding rows at its end."""
+def _unpickled(file: base.File) -> tuple[dict[str, Array], int, list[str]]:
+    """The columns of a batch, [S, ...], the number of padding rows, and columns of other forms."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         child = [sys.executable, "-I", "-S", str(Path(__file__).with_name("unpickle.py"))]
         wanted = ",".join((*_NEEDED, *_OPTIONAL))
@@ -105,12 +116,12 @@ def _unpickled(file: base.File) -> tuple[dict[str, Array], int]:
         return _received(out, file)
 
 
-def _received(stream: BinaryIO, file: base.File) -> tuple[dict[str, Array], int]:
+def _received(stream: BinaryIO, file: base.File) -> tuple[dict[str, Array], int, list[str]]:
     """Parse the child's output, of which nothing is trusted."""
     try:
         head = json.loads(stream.readline(1 << 20))
         columns = {c["name"]: _array(c, stream) for c in head["columns"]}
-        padding = int(head["padding"])
+        padding, unread = int(head["padding"]), [str(name) for name in head["unread"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MeasurementError(f"{file.name} does not hold a batch of tensors: {error}") from None
     for name in _NEEDED:
@@ -121,12 +132,14 @@ def _received(stream: BinaryIO, file: base.File) -> tuple[dict[str, Array], int]
             )
     width, response = columns["sequences"].shape[-1], columns["loss_mask"].shape[-1]
     for name, column in columns.items():
-        over = width if name in ("sequences", "attention_mask") else response
-        if column.shape != (len(columns["sequences"]), over) or over > width:
+        over = width if name in _WHOLE else response
+        more = column.shape[2:]  # of routes, the layers and the experts of each
+        fits = column.shape[:2] == (len(columns["sequences"]), over) and over <= width
+        if not fits or len(more) != (2 if name == _ROUTES else 0):
             raise MeasurementError(f"{file.name} has {name} of shape {list(column.shape)}")
     if not 0 <= padding <= len(columns["sequences"]):
         raise MeasurementError(f"{file.name} has pad_size {padding}")
-    return columns, padding
+    return columns, padding, unread
 
 
 def _array(column: dict[str, Any], stream: BinaryIO) -> Array:
@@ -174,6 +187,9 @@ def _row(values: dict[str, Array]) -> base.RolloutRow:
     token = values["sequences"][cells].astype(np.int64)
     rewards = values.get("rewards")
     reward = None if rewards is None else float(np.where(scored, rewards, 0.0).sum())
+    per_token = {"advantage": whole("advantages", scored)} if "advantages" in values else {}
+    if _ROUTES in values and cells.any():
+        per_token[ROUTE] = _routes(values, cells)
     return base.RolloutRow(
         token=token,
         mask=mask[cells],
@@ -182,5 +198,16 @@ def _row(values: dict[str, Array]) -> base.RolloutRow:
         logp_infer=whole("rollout_logprobs", loss if loss.any() else scored),
         prompt=max(len(token) - int(scored.sum()), 0),
         per_sequence={} if reward is None else {"reward": reward},
-        per_token={"advantage": whole("advantages", scored)} if "advantages" in values else {},
+        per_token=per_token,
     )
+
+
+def _routes(values: dict[str, Array], cells: Array) -> Array:
+    """The experts of the pass that predicted each token of a sequence, [T, layers, experts]."""
+    unrecorded = values.get(_UNRECORDED, np.zeros(len(cells)))
+    if not np.isin(unrecorded, (0, 1)).all():
+        raise Unusable(f"{_UNRECORDED} is neither 0 nor 1 everywhere")
+    # the last token is fed to nothing
+    route_TLK = routes_of(values[_ROUTES][cells][:-1], int(cells.sum()), _ROUTES)
+    route_TLK[1:][unrecorded[cells][:-1] == 1] = UNROUTED
+    return route_TLK

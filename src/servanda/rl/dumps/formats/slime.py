@@ -2,14 +2,16 @@
 #
 # slime (format 2) keeps `samples`, one dict each; miles keeps one file per rank with columns in
 # `rollout_data`, and tensor-parallel ranks write the same samples again.  Tokens are whole
-# sequences; masks, logprobs and advantages cover the response, the last tokens of it.  Routed
-# experts, [T - 1, layers, experts], are those of the tokens that are fed: all but the last.
+# sequences; masks, logprobs and advantages cover the response, the last tokens of it.
+#
+# Routed experts, [T - 1, layers, experts], are those of the tokens that are fed: all but the last.
+# A trainer that replays them deletes them before it writes train_data; they remain in
+# rollout_data/<rollout>.pt, which the same option writes.
 
 from __future__ import annotations
 
 import hashlib
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +21,14 @@ from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
 from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
-from servanda.rl.dumps.storage import Place, local, seekable
-from servanda.traces.rollouts import ROUTE, UNROUTED, Array
+from servanda.rl.dumps.formats.rollout_data import FILE, ROUTES, Recorded, holds_routes
+from servanda.rl.dumps.formats.route_rows import routes_of
+from servanda.rl.dumps.formats.torch_file import loaded, mentions
+from servanda.rl.dumps.storage import Place
+from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, Array
 
 _FILE = re.compile(r"train_data/(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _NEEDED = ("tokens", "loss_masks", "log_probs", "rollout_log_probs")
-_ROUTES = "rollout_routed_experts"
-_HEAD = 1 << 16  # bytes of a file's index that are read
 
 
 @base.importer("slime")
@@ -37,29 +40,38 @@ class SlimeImporter:
     def sniff(self, folder: Place) -> base.Detection | None:
         files = base.files_in(folder, "*.pt", _FILE)
         if not files:
-            return None
-        sure = any(_is_dump(file.path) for file in dict.fromkeys((files[0], files[-1])))
+            sampled = base.files_in(folder, "*.pt", FILE)
+            routed = any(holds_routes(file.path) for file in sampled[:1])
+            why = "names, and recorded experts of the sampler"
+            return (
+                base.Detection("slime", folder, sampled, True, why, alone=True) if routed else None
+            )
+        sure = any(
+            mentions(file.path, b"rollout_id") for file in dict.fromkeys((files[0], files[-1]))
+        )
         why = "names and the head of a file" if sure else f"{files[0].name} holds no rollout_id"
         return base.Detection("slime", folder, files, sure, why)
 
     def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
         known: set[tuple[str, bytes]] = set()
         routed: tuple[int, ...] = ()  # layers and experts, of the first sequence that has any
-        loaded = [(file, _samples(_loaded(file), file)) for file in files]
+        read = [(file, _samples(loaded(file.path, file.name), file)) for file in files]
         # of a step: miles counts updates since its process started, and rollout numbers continue
-        newest = max((v for _, many in loaded for s in many for v in _versions(s)), default=0)
-        for file, samples in loaded:
+        newest = max((v for _, many in read for s in many for v in _versions(s)), default=0)
+        bare = not any(sample.get(ROUTES) is not None for _, many in read for sample in many)
+        recorded = Recorded(files[0].path, files[0].step) if bare and files else None
+        for file, samples in read:
             for at, sample in enumerate(samples):
                 place = f"{file.name}:{at + 1}"
                 try:
-                    row = _row(sample, newest)
+                    row = _row(sample if recorded is None else _with(sample, recorded), newest)
                 except Unusable as unusable:
                     refused.add(str(unusable), place)
                     continue
                 if (route_TLK := row.per_token.get(ROUTE)) is not None:
                     routed = routed or route_TLK.shape[1:]
                     if route_TLK.shape[1:] != routed:
-                        refused.add(f"{_ROUTES} are of another model than those before", place)
+                        refused.add(f"{ROUTES} are of another model than those before", place)
                         continue
                 if len(files) > 1:  # tensor-parallel ranks have the same samples
                     data = row.token.tobytes() + row.logp_infer.tobytes()
@@ -68,38 +80,6 @@ class SlimeImporter:
                         continue
                     known.add(key)
                 yield place, row
-
-
-def _is_dump(path: Place) -> bool:
-    try:
-        with seekable(path) as source, zipfile.ZipFile(source) as archive:
-            index = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
-            with archive.open(index) as stream:
-                return b"rollout_id" in stream.read(_HEAD)
-    except (OSError, zipfile.BadZipFile, StopIteration, RuntimeError):
-        return False
-
-
-def _loaded(file: base.File) -> Mapping[str, Any]:
-    try:
-        import torch
-    except ImportError:
-        raise MeasurementError(
-            f"{file.name} was written by torch, which is not installed here",
-            hint="pip install torch --index-url https://download.pytorch.org/whl/cpu",
-        ) from None
-    try:
-        with local(file.path) as path:
-            payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a broken or hostile file raises many types of errors
-        reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
-        raise MeasurementError(
-            f"{file.name} cannot be read as tensors and plain data: {reason}",
-            hint="it is cut off, or holds objects that only the trainer can read",
-        ) from None
-    if not isinstance(payload, dict):
-        raise MeasurementError(f"{file.name} holds no dict", hint="write it by --dump-details")
-    return payload
 
 
 def _samples(payload: Mapping[str, Any], file: base.File) -> list[Mapping[str, Any]]:
@@ -125,6 +105,13 @@ def _samples(payload: Mapping[str, Any], file: base.File) -> list[Mapping[str, A
     ]
 
 
+def _with(sample: Mapping[str, Any], recorded: Recorded) -> Mapping[str, Any]:
+    """The sample with the experts that the sampler recorded."""
+    if recorded.unread:
+        return {**sample, "unread": True}
+    return {**sample, ROUTES: recorded.routes(sample)}
+
+
 def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
     if sample.get("shard"):
         raise Unusable("its columns are parts of a context-parallel rank, which are not joined")
@@ -147,12 +134,14 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
 
     optional = {"advantage": "advantages", "entropy_nats": "entropy"}
     per_token = {n: whole(key) for n, key in optional.items() if sample.get(key) is not None}
-    if sample.get(_ROUTES) is not None:
-        per_token[ROUTE] = _route(sample[_ROUTES], len(token))
+    if sample.get(ROUTES) is not None:
+        per_token[ROUTE] = routes_of(sample[ROUTES], len(token), ROUTES)
     if versions := _versions(sample):
         per_token["staleness"] = np.full(len(token), float(newest - min(versions)))
     reward = sample.get("raw_reward")
     plain_reward = isinstance(reward, int | float) and not isinstance(reward, bool)
+    numbers = {"reward": float(reward)} if plain_reward else {}  # pyright: ignore
+    numbers |= {ROUTES_UNREAD: 1.0} if sample.get("unread") else {}
     source = sample.get("source_names")
     labels = {"env": source} if isinstance(source, str) and source else {}
     if versions:  # of a response that several weights sampled, the first and the last
@@ -165,22 +154,9 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
         logp_infer=base.drawn_only(whole("rollout_log_probs"), mask),
         prompt=prompt,
         labels=labels,
-        per_sequence={"reward": float(reward)} if plain_reward else {},  # pyright: ignore
+        per_sequence=numbers,
         per_token=per_token,
     )
-
-
-def _route(value: Any, tokens: int) -> Array:
-    """The experts that predicted each token, [T, layers, experts]; the first has none."""
-    route_TLK = _array(value, _ROUTES)
-    if route_TLK.ndim != 3 or route_TLK.dtype.kind not in "iu" or not route_TLK.size:
-        raise Unusable(f"{_ROUTES} are not whole numbers, [tokens, layers, experts]")
-    if len(route_TLK) != tokens - 1:
-        raise Unusable(f"{_ROUTES} have not one row for each token but the last")
-    if route_TLK.max() > np.iinfo(np.int16).max:
-        raise Unusable(f"{_ROUTES} name expert {int(route_TLK.max())}, which is no expert's number")
-    none_1LK = np.full((1, *route_TLK.shape[1:]), UNROUTED, np.int16)
-    return np.concatenate([none_1LK, route_TLK.astype(np.int16)])
 
 
 def _array(value: Any, name: str) -> Array:

@@ -87,7 +87,9 @@ def main(names: str, size: str) -> None:
     try:
         state = Restricted(sys.stdin.buffer).load()
         batch, metadata = state["batch_dict"], state.get("metadata") or {}
-        columns = [(name, batch[name]) for name in names.split(",") if batch.get(name) is not None]
+        held = {name: batch[name] for name in names.split(",") if batch.get(name) is not None}
+        # newer versions pack a ragged column, whose form is another
+        columns = [(name, column) for name, column in held.items() if "data" in column]
         head = {
             "columns": [
                 {
@@ -100,6 +102,7 @@ def main(names: str, size: str) -> None:
                 for name, column in columns
             ],
             "padding": int(metadata.get("pad_size", 0)),
+            "unread": [name for name, column in held.items() if "data" not in column],
         }
         sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
         for _, column in columns:

@@ -124,10 +124,7 @@ class Writer:
         given = ("routes", ROUTE, routes), ("routes_train", ROUTE_TRAIN, routes_train)
         for argument, name, values in given:
             if values is not None:
-                parts = aligned_routes(argument, values, token_S)
-                columns[f"token.{name}"] = [
-                    part[cells_T] for part, cells_T in zip(parts, cells_S, strict=True)
-                ]
+                columns[f"token.{name}"] = aligned_routes(argument, values, token_S, cells_S)
         if replays:
             columns[f"sequence.{REPLAYS}"] = np.ones(len(token_S))
         columns["mask"] = [flags(values) for values in columns["mask"]]
