@@ -17,6 +17,7 @@ CONTRACTS = {  # name -> path; one with a file of its own lies in a folder with 
 EXPECTED = {
     "tiny-bf16": (0, "HOLDS: 13 of 13 enforced cells"),
     "tiny-engines": (0, "HOLDS: 6 of 6 enforced cells"),
+    "tiny-fp8": (0, "HOLDS: 13 of 13 enforced cells"),
     "tiny-faults": (0, "HOLDS: 15 of 15 enforced cells"),
     "tiny-int8": (0, "HOLDS: 13 of 13 enforced cells"),
     "tiny-moe": (0, "HOLDS: 9 of 9 enforced cells"),

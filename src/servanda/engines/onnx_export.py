@@ -175,6 +175,8 @@ def _export(folder: Path, kernel: Kernel, file: Path) -> dict[str, Any]:
     with checkpoint.quiet():
         state = checkpoint.read_weights(folder)
         model: Any = checkpoint.build_model(folder, config, state, kernel)
+    # experts by products of batches, whose shapes do not depend on the routes
+    model.config._experts_implementation = "batched_mm"
     try:
         with _silent():
             _write_graph(model, file)
