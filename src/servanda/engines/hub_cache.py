@@ -69,7 +69,7 @@ def missing_hint(folder: Path) -> str:
 
 
 def repository_of(folder: Path) -> str:
-    """The repository whose snapshot a folder is; "" if it is none."""
+    """The repository whose snapshot a folder is; "" for any other folder."""
     whole = folder.parent.parent.name
     if folder.parent.name != "snapshots" or not whole.startswith("models--"):
         return ""
