@@ -68,7 +68,7 @@ class SpeculativeEngine(LocalEngine):
     `healthy`: the engine's class without a fault, which runs the draft.
     """
 
-    healthy: ClassVar[type[LocalEngine]]
+    healthy: ClassVar[Any]  # a class of LocalEngine
 
     def __init__(self, kernel: Kernel) -> None:
         self._speculation = speculation_of(kernel.options)
@@ -96,7 +96,7 @@ class SpeculativeEngine(LocalEngine):
     def close(self) -> None:
         if self._draft is not None:
             self._draft.close()
-        super().close()
+        super().close()  # type: ignore[misc]  # of the base beside
 
     def _opened_draft(self, kernel: Kernel, config: SpeculativeConfig) -> SpeculativeEngine:
         changes = {"model": config.model, "dtype": config.dtype or kernel.dtype}
@@ -116,7 +116,7 @@ class SpeculativeEngine(LocalEngine):
         return draft
 
     @classmethod
-    def over(cls, base: type[LocalEngine]) -> type[SpeculativeEngine]:
+    def over(cls, base: Any) -> Any:
         """This class over an engine's class, with or without a fault in it."""
         own = next(c for c in cls.__mro__ if "healthy" in vars(c))
         return type(f"Speculative{base.__name__}", (own, base), {})

@@ -143,7 +143,7 @@ class TableEngine(LocalEngine):
     def opened(cls, kernel: Kernel) -> TableEngine:
         if speculation_of(kernel.options) is None:
             return cls(kernel)
-        return SpeculativeTable.over(cls)(kernel)  # type: ignore[return-value]
+        return SpeculativeTable.over(cls)(kernel)
 
     def __init__(self, kernel: Kernel) -> None:
         if kernel.model is None:

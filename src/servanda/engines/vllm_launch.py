@@ -264,7 +264,8 @@ def fingerprint(
 
 def _facts(kernel: Kernel) -> dict[str, Any]:
     """The options, with the weights of a draft in the place of its folder."""
-    options, draft = dict(kernel.options or {}), draft_of(kernel.options)
+    options: dict[str, Any] = dict(kernel.options or {})
+    draft = draft_of(options)
     if draft is not None:
         place = folder.checkpoint_folder(draft)
         weights = weights_digest(read_stored(place), folder.read_json(place / "config.json"))

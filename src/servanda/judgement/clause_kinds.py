@@ -174,7 +174,8 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
 
 def _of_drafts(contract: Contract, clause: Clause, schedule: Schedule | None) -> Kind:
     infer = contract.kernels.infer
-    longest = ((infer.options or {}).get(SPECULATION) or {}).get("num_speculative_tokens", 0)
+    config = (infer.options or {}).get(SPECULATION)
+    longest = config.get("num_speculative_tokens", 0) if isinstance(config, dict) else 0
     if infer.engine == "openai_http" or (longest and infer.engine in SPECULATES):
         if schedule is not None:
             return ServedDrafts(longest)

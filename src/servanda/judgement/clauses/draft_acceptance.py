@@ -92,9 +92,11 @@ class ServedDrafts(Kind):
         room = cell.cut.positions(view.width) * self.longest
         missing_G = room * np.bincount(view.group_S[view.lost(cell.cut)], minlength=groups)
         met_G = (proposed_G > 0) | (missing_G > 0)
-        parts = (total_G, proposed_G.astype(np.int64), missing_G)
         return GroupRatio(
-            cell.capacity * self.longest, view.launched, *(part_G[met_G] for part_G in parts)
+            *(cell.capacity * self.longest, view.launched),
+            total_G[met_G].astype(np.float64),
+            proposed_G[met_G].astype(np.int64),
+            missing_G[met_G],
         )
 
     def judge(
