@@ -54,7 +54,7 @@ class Lookup:
         size: of the vocabulary.
     """
 
-    def __init__(self, find: Callable[[Ints], Sequence[int]], size: int) -> None:
+    def __init__(self, find: Callable[[Ints], Ints], size: int) -> None:
         self._find, self._size = find, size
 
     def propose(self, text: Sequence[int], most: int, uniform_W: Floats) -> Proposal:
@@ -62,7 +62,7 @@ class Lookup:
         return Proposal(tokens, [certain(token, self._size) for token in tokens])
 
 
-def prompt_lookup(config: SpeculativeConfig) -> Callable[[Ints], Sequence[int]]:
+def prompt_lookup(config: SpeculativeConfig) -> Callable[[Ints], Ints]:
     """As vLLM looks up: the longest end of the text that occurred before, where it did first.
 
     >>> config = SpeculativeConfig(method="ngram", num_speculative_tokens=2)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,11 +32,10 @@ class SpeculativeLlama(SpeculativeEngine):
         engine._begin(chunk, longest)
         return [LlamaText(engine.model, row) for row in range(len(chunk))]
 
-    def _find(self, config: SpeculativeConfig) -> Callable[[Ints], Sequence[int]]:
-        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
+    def _find(self, config: SpeculativeConfig) -> Callable[[Ints], Ints]:
+        library: Any = importlib.import_module("llama_cpp.llama_speculative")
         most, longest = config.num_speculative_tokens, config.prompt_lookup_max
-        return LlamaPromptLookupDecoding(max_ngram_size=longest, num_pred_tokens=most)
+        return library.LlamaPromptLookupDecoding(max_ngram_size=longest, num_pred_tokens=most)
 
 
 class LlamaText:

@@ -89,7 +89,7 @@ class SpeculativeEngine(LocalEngine):
     def _continuations(self, chunk: Batch) -> Sequence[Continuation]:
         """An empty text in the model for each sequence, [S]."""
 
-    def _find(self, config: SpeculativeConfig) -> Callable[[Ints], Sequence[int]]:
+    def _find(self, config: SpeculativeConfig) -> Callable[[Ints], Ints]:
         """Prompt lookup: the ids that are proposed after ids."""
         return prompt_lookup(config)
 

@@ -140,7 +140,7 @@ class TableEngine(LocalEngine):
     options = (OPTION,)
 
     @classmethod
-    def opened(cls, kernel: Kernel) -> TableEngine:
+    def opened(cls, kernel: Kernel) -> Any:
         if speculation_of(kernel.options) is None:
             return cls(kernel)
         return SpeculativeTable.over(cls)(kernel)
