@@ -55,7 +55,7 @@ def test_hints_name_extras_that_there_are():
 @pytest.mark.parametrize(
     ("known", "message", "hint"),
     [
-        ((), "has no choice of its KV cache", "it is for llamacpp and vllm"),
+        ((), "has no choice of its KV cache", "it is for llamacpp, transformers and vllm"),
         (("fp8", "fp8_e4m3"), "has no KV cache of type 'fp8_e4m4'", "fp8_e4m3"),
     ],
 )
