@@ -613,7 +613,7 @@ def test_a_model_that_does_not_divide_into_groups_is_refused(tmp_path):
     odd = save_model(tmp_path, intermediate_size=40)
 
     assert refusal(lambda: open_engine(odd, quantization="int4_g32")).startswith(
-        "model.layers.0.mlp.down_proj: int4_g32 groups 32 input features"
+        "model.layers.0.mlp.down_proj: a format with blocks of 32 input features does not hold"
     )
 
 
