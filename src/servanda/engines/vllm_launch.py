@@ -180,7 +180,8 @@ def start(
         processors: Any = importlib.import_module("vllm.v1.sample.logits_processor")
         bases = (TapProcessor, processors.AdapterLogitsProcessor)
         options = {"logits_processors": [type("Taps", bases, {"taps": taps})]}
-    if context is not None and on_cpu():
+    # taps are of the CPU alone
+    if context is not None and (taps is not None or (speculates(kernel) and on_cpu())):
         # on a CPU vLLM dies where a seeded request is prefilled in pieces (0.32: "CPU
         # Generator does not use offset"), so that all of a batch has to fit at once
         options["max_num_batched_tokens"] = kernel.batch_size * context
