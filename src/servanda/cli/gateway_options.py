@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from servanda.contract.model import Contract, Kernel, base_of
 from servanda.engines.tls import TRUST_HINT, distrusted, trusted
@@ -164,7 +164,7 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
 def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Upstream:
     """A pool, as far as it says what it is; one that is not there yet keeps no users waiting."""
     from servanda.engines.http.key import key_in, key_of
-    from servanda.gateway.proxy.config import Upstream
+    from servanda.gateway.proxy.config import Upstream, dialect_of
 
     kernel = contract.kernels.infer if pool == "infer" else contract.stable
     assert kernel is not None
@@ -181,7 +181,7 @@ def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Up
     bare = Upstream(
         url,
         key.value,
-        kernel.dialect or "vllm",
+        dialect_of(kernel.dialect or "vllm"),
         served=kernel.served or "",
         defaults=None if declared is None else declared.model_dump(exclude_none=True),
         first_byte_s=waits.first_byte_s,
@@ -215,6 +215,7 @@ def _described(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:
     from servanda.engines.http.dialects import detect
     from servanda.engines.http.transport import Limits, Transport
     from servanda.engines.http_policy import RetryPolicy
+    from servanda.gateway.proxy.config import dialect_of
 
     limits = Limits(connect_s=2.0, read_s=5.0, retry=RetryPolicy(tries=1))
     transport = Transport(url, 1, limits, key=key)
@@ -224,10 +225,9 @@ def _described(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:
     finally:
         transport.close()
     defaults = server.defaults if bare.defaults is None else bare.defaults
-    dialect: Any = speaker.name
     return replace(
         bare,
-        dialect=dialect,
+        dialect=dialect_of(speaker.name),
         served=server.served,
         defaults=defaults,
         context=server.context,

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from servanda.contract.model import base_of
 from servanda.engines.http_policy import server_url
@@ -16,6 +16,21 @@ from servanda.gateway.proxy.allowed_paths import AllowedPaths
 from servanda.gateway.routing.model import Pool
 
 Dialect = Literal["vllm", "plain", "sglang", "llamacpp"]
+
+
+def dialect_of(name: str) -> Dialect:
+    """How the gateway speaks to a kind of server; one that it has no form for is plain.
+
+    >>> dialect_of("sglang"), dialect_of("lmdeploy")
+    ('sglang', 'plain')
+    """
+    known: tuple[Dialect, ...] = get_args(Dialect)
+    for kind in known:
+        if kind == name:
+            return kind
+    return "plain"
+
+
 RequestForm = Literal["completions", "chats", "streamed chats"]
 
 
