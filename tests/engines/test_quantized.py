@@ -211,17 +211,16 @@ def test_a_token_is_rounded_alike_in_any_company(name):
     assert torch.equal(inputs.rounded(x)[2:3], inputs.rounded(x[2:3]))
 
 
+@pytest.mark.skipif(not hasattr(F, "scaled_mm"), reason="this torch has no public FP8 product")
 @pytest.mark.parametrize("name", ["fp8_tensor", "fp8_channel"])
 def test_the_kernel_of_torch_gives_the_emulated_product(name):
     """As it runs on a GPU; torch has it for the CPU as well."""
     weight, x = random_weight(32, 64), torch.as_tensor(random_weight(16, 64, seed=1))
     layer = quantized(name, weight)
-    try:
-        real = product_of_torch(x, layer.codes, layer.scale, QUANTIZED[name], None)
-    except (RuntimeError, ValueError) as error:
-        pytest.skip(f"torch has no such kernel here: {error}")
+    real = product_of_torch(x, layer.codes, layer.scale, QUANTIZED[name], None)
 
-    np.testing.assert_allclose(real.float(), layer(x), rtol=2**-7, atol=1e-3)
+    # it returns bfloat16, whose rounding is half of 2^-7 of a number; sums near 0 cancel
+    np.testing.assert_allclose(real.float(), layer(x), rtol=2**-8, atol=1e-3)
 
 
 @pytest.mark.parametrize(

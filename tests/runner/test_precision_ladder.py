@@ -84,6 +84,7 @@ def test_a_reference_that_cannot_be_emulated_is_refused_with_its_engine(folder):
     done = servanda("check", "toy.kernelcontract.yaml", "--ladder", "--quiet")
 
     assert done.exit_code == 4
+    assert not (folder / "runs").exists()  # refused before anything was measured
     assert done.stderr == (
         "the precision ladder emulates formats in the engine transformers, and train runs in "
         "table\n"

@@ -58,12 +58,17 @@ def refuse_windows(cache: Any, folder: Path) -> None:
     Raises:
         MeasurementError: one has a window, or a state.
     """
-    from transformers.cache_utils import DynamicLayer
-
-    odd = [type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer]
-    if odd:
+    if odd := odd_layer(cache):
         raise MeasurementError(
             f"the prefix cache holds keys and values of whole texts, and {folder} has layers "
-            f"that keep others ({odd[0]})",
+            f"that keep others ({odd})",
             hint="remove the key prefix_cache",
         )
+
+
+def odd_layer(cache: Any) -> str:
+    """The kind of the first layer that does not keep all keys and values; "" if each does."""
+    from transformers.cache_utils import DynamicLayer
+
+    kinds = (type(layer) for layer in cache.layers)
+    return next((kind.__name__ for kind in kinds if kind is not DynamicLayer), "")

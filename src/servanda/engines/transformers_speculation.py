@@ -15,6 +15,7 @@ from servanda.contract.model import Kernel
 from servanda.contract.speculation import OPTION
 from servanda.engines.speculative_engine import SpeculativeEngine
 from servanda.engines.transformers import TransformersEngine
+from servanda.engines.transformers_prefixes import odd_layer
 from servanda.engines.transformers_steps import refuse_cacheless, steps_of
 from servanda.errors import MeasurementError
 from servanda.traces.trace import Batch
@@ -77,12 +78,9 @@ class CachedText:
 
 def _refuse_windows(cache: Any, folder: Any) -> None:
     """Let a model pass whose cache can be cut: what is left is what it was before."""
-    from transformers.cache_utils import DynamicLayer
-
-    odd = [type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer]
-    if odd:
+    if odd := odd_layer(cache):
         raise MeasurementError(
             f"a rejected draft is cut from the cache, and {folder} has layers whose cache cannot "
-            f"be cut ({odd[0]})",
+            f"be cut ({odd})",
             hint=f"remove options.{OPTION}, or let engine vllm run this model",
         )

@@ -15,14 +15,14 @@ from servanda.errors import ContractError
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.field_thresholds import gates
 from servanda.judgement.verdict import FORMATS, Verdict
-from servanda.report import cell_text, format, rungs, summary
+from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.consequence import advice_rows
 from servanda.report.format import count
 from servanda.report.html_cards import cards, described
 from servanda.report.html_chain import implied
 from servanda.report.html_details import curves, fingerprints, matrix, numbers
-from servanda.report.html_ladder import deciding, drawn_track, ladder
+from servanda.report.html_ladder import deciding, drawn_track, ladder, rung_picture
 from servanda.report.html_pictures import e_values, joint, ratios, steps
 from servanda.report.html_shapes import axis
 from servanda.report.html_slices import SlicesOf, slice_words, slug
@@ -156,7 +156,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "names": _names(verdict),
         "size": _size(verdict),
         "ladder": ladder(verdict, slices),
-        "rungs": rungs.picture(verdict),
+        "rungs": rung_picture(verdict),
         "gates_title": _gates_title(verdict, known),
         "gates": _gates(verdict),
         "cards": cards(verdict),

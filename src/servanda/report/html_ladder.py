@@ -1,4 +1,5 @@
-# The ladder: one row per slice, worst first within each split, all in one metric.
+# The ladder: one row per slice, worst first within each split, all in one metric.  Beneath it the
+# precision ladder: one row per format.
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
+from servanda.judgement.breakdown import Rung
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
-from servanda.report import cell_text, format
+from servanda.report import cell_text, format, rungs
 from servanda.report.html_shapes import Markup, Scale, drawing, line, mark, rect
 from servanda.report.html_slices import SlicesOf, SliceWords, anchors, slice_words
 
@@ -222,3 +224,51 @@ def _rest(hidden: Sequence[CellVerdict]) -> str:
     holding = len(hidden) - sum(counts.values())
     parts = [f"{n} more {says.get(o, 'failed')}" for o, n in counts.items() if n]
     return ", ".join([*parts, *([f"{holding} more hold"] if holding else [])])
+
+
+class RungRow(NamedTuple):
+    """One format of the picture."""
+
+    name: str
+    value: str
+    candidate: bool
+    track: Track
+
+
+class RungPicture(NamedTuple):
+    """The formats on one axis, nearest first.
+
+    Args:
+        place: where the candidate is, in a sentence; missing: formats that were not measured.
+    """
+
+    rows: tuple[RungRow, ...]
+    scale: Scale
+    tokens: str
+    place: str
+    missing: tuple[str, ...]
+
+
+def rung_picture(verdict: Verdict) -> RungPicture | None:
+    found = verdict.circumstances.rungs
+    order = rungs.by_distance(found)
+    if not order:
+        return None
+    scale = Scale.of(rung.tv for rung in order)
+    tokens = max(rung.tokens for rung in order)
+    return RungPicture(
+        tuple(_rung_row(rung, scale) for rung in order),
+        scale,
+        format.count(tokens, "given token"),
+        rungs.place(found),
+        rungs.missing(found),
+    )
+
+
+def _rung_row(rung: Rung, scale: Scale) -> RungRow:
+    name, value, *_ = rungs.cells(rung)
+    dot = scale.at(rung.tv or 0.0)
+    track = Track("holds" if rung.candidate else "rung", f"{name}: {value}")
+    # the candidate has the mark of a cell, a format the ring of what it is compared with
+    track = track._replace(dot=dot) if rung.candidate else track._replace(ring=dot)
+    return RungRow(name, value, rung.candidate, track)

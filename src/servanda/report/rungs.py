@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from servanda.judgement.breakdown import Rung
 from servanda.judgement.verdict import Verdict
 from servanda.report.format import count, line, number, percent
-from servanda.report.html_ladder import Track
-from servanda.report.html_shapes import Scale
 from servanda.report.table import table
 
 HEADS = ("format", "mean tv", "other top-1")
@@ -38,29 +35,6 @@ def place(rungs: tuple[Rung, ...]) -> str:
     below = f"farther away than {order[at - 1].name}" if at else ""
     above = f"nearer than {order[at + 1].name}" if at + 1 < len(order) else ""
     return f"the infer kernel is {' and '.join(part for part in (below, above) if part)}"
-
-
-class RungRow(NamedTuple):
-    """One format of the picture."""
-
-    name: str
-    value: str
-    candidate: bool
-    track: Track
-
-
-class RungPicture(NamedTuple):
-    """The formats on one axis, nearest first.
-
-    Args:
-        place: where the candidate is, in a sentence; missing: formats that were not measured.
-    """
-
-    rows: tuple[RungRow, ...]
-    scale: Scale
-    tokens: str
-    place: str
-    missing: tuple[str, ...]
 
 
 def cells(rung: Rung) -> list[str]:
@@ -93,28 +67,3 @@ def lines(verdict: Verdict) -> Iterator[str]:
 def missing(rungs: tuple[Rung, ...]) -> tuple[str, ...]:
     """The formats that were not measured, each with the reason."""
     return tuple(f"not measured: {line(r.name, 60)}: {line(r.missing)}" for r in rungs if r.missing)
-
-
-def picture(verdict: Verdict) -> RungPicture | None:
-    rungs = verdict.circumstances.rungs
-    order = by_distance(rungs)
-    if not order:
-        return None
-    scale = Scale.of(rung.tv for rung in order)
-    tokens = max(rung.tokens for rung in order)
-    return RungPicture(
-        tuple(_row(rung, scale) for rung in order),
-        scale,
-        count(tokens, "given token"),
-        place(rungs),
-        missing(rungs),
-    )
-
-
-def _row(rung: Rung, scale: Scale) -> RungRow:
-    name, value, *_ = cells(rung)
-    dot = scale.at(rung.tv or 0.0)
-    track = Track("holds" if rung.candidate else "rung", f"{name}: {value}")
-    # the candidate has the mark of a cell, a format the ring of what it is compared with
-    track = track._replace(dot=dot) if rung.candidate else track._replace(ring=dot)
-    return RungRow(name, value, rung.candidate, track)

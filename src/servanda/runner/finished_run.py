@@ -176,10 +176,11 @@ def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:
 
 
 def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
-    for side in SIDES:
-        yield ("kernels", side, "model"), getattr(contract.kernels, side).model
-    if contract.stable is not None:
-        yield ("stable", "model"), contract.stable.model
+    kernels = {("kernels", side): getattr(contract.kernels, side) for side in SIDES}
+    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
+        if kernel is not None:
+            yield (*place, "model"), kernel.model
+            yield (*place, "adapter"), kernel.adapter
     yield from load.text_files(contract)
 
 

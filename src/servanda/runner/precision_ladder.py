@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from servanda.contract.model import Kernel
+from servanda.contract.model import Contract, Kernel
 from servanda.engines.base import Engine
 from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Rung
@@ -37,20 +37,28 @@ RUNGS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def measured_ladder(plan: Plan, open_: Open, watch: Watch) -> tuple[Rung, ...]:
-    """Every rung that the reference model has, and the candidate.
+def refuse_ladder(contract: Contract) -> None:
+    """Refuse a contract that has no ladder, before anything is measured.
 
     Raises:
-        MeasurementError: train is not of engine `transformers`, which emulates the formats; or
-            there are no texts.
+        MeasurementError: train is not of engine `transformers`, which emulates the formats.
     """
-    train = plan.contract.kernels.train
+    train = contract.kernels.train
     if train.engine != "transformers":
         raise MeasurementError(
             f"the precision ladder emulates formats in the engine transformers, and train runs in "
             f"{train.engine}",
             hint="leave out --ladder, or let train be the transformers kernel of the same weights",
         )
+
+
+def measured_ladder(plan: Plan, open_: Open, watch: Watch) -> tuple[Rung, ...]:
+    """Every rung that the reference model has, and the candidate.
+
+    Raises:
+        MeasurementError: there are no texts.
+    """
+    train = plan.contract.kernels.train
     with ExitStack() as stack:
         reference = _opened(stack, open_, train, "train")
         texts = _texts(plan, reference)

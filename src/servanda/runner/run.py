@@ -124,6 +124,10 @@ def check(
             "the contract measures no stable kernel, so there is nothing to record of it",
             hint="record infer or train",
         )
+    if ladder:
+        from servanda.runner.precision_ladder import measured_ladder, refuse_ladder
+
+        refuse_ladder(contract)
     opening = open
     with opened(root, fresh=fresh) as run, ExitStack() as stack:
         plan = replace(plan, attempt=run.attempt)
@@ -140,8 +144,6 @@ def check(
         verdict = concluded(plan, measured, text, deadline)
         verdict = advised(plan, read_rounds(plan, run), verdict)
         if ladder:
-            from servanda.runner.precision_ladder import measured_ladder
-
             rungs = measured_ladder(plan, open, watch or unwatched)
             around = replace(verdict.circumstances, rungs=rungs)
             verdict = replace(verdict, circumstances=around)
