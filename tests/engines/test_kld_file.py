@@ -177,6 +177,23 @@ def test_kernels_of_another_vocabulary_or_without_logits_are_refused(tmp_path):
         written_kld(tmp_path / "b.kld", engine, [[1, 2, 3]], width=8, bos=None, batch_size=1)
 
 
+def test_a_file_that_cannot_be_written_is_refused_and_none_is_left(tmp_path):
+    (engine, _), _, _ = tables(tmp_path)
+    (tmp_path / "file").write_text("")
+    texts, options = [[0, 1, 2, 3]], {"width": 4, "bos": None, "batch_size": 1}
+
+    with pytest.raises(MeasurementError, match=r"cannot be written(.|\n)*or name another file"):
+        written_kld(tmp_path / "file" / "a.kld", engine, texts, **options)
+
+    def broken():
+        yield texts_and_logits(5, 8)[1][0]
+        raise MeasurementError("the engine ended")
+
+    with pytest.raises(MeasurementError, match="the engine ended"):
+        write_kld(tmp_path / "b.kld", texts_and_logits(5, 8)[0], broken())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "p.json", "q.json"]
+
+
 def test_the_command_writes_and_compares(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tables(tmp_path)

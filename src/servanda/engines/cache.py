@@ -1,14 +1,18 @@
-# The folder of files that engines make of a checkpoint, once: ONNX graphs, GGUF files.
+# The folder of files that engines make of a checkpoint, once: ONNX graphs, GGUF files; and files
+# that are there as a whole or not at all.
 
 from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from servanda.errors import MeasurementError
+
+_CACHED = "free space, or let SERVANDA_CACHE name a folder that can be written"
 
 
 def cache_folder(kind: str) -> Path:
@@ -33,7 +37,27 @@ def alone(place: Path) -> Iterator[None]:
             yield
 
 
-def written(what: Path) -> AbstractContextManager[None]:
+@contextmanager
+def whole_file(path: Path, hint: str = _CACHED) -> Iterator[Path]:
+    """A file of a name of its own beside `path`, which it becomes once it is written.
+
+    Raises:
+        MeasurementError: it cannot be written; with the hint.
+    """
+    with written(path, hint):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+        os.close(handle)
+        made = Path(name)
+        try:
+            yield made
+            if made.exists():
+                made.chmod(0o644)  # a temporary file is its owner's alone
+                made.replace(path)
+        finally:
+            made.unlink(missing_ok=True)
+
+
+def written(what: Path, hint: str = _CACHED) -> AbstractContextManager[None]:
     """Whatever the system says about a file that is written, said with its name and a next step."""
-    hint = "free space, or let SERVANDA_CACHE name a folder that can be written"
     return MeasurementError.of_system(f"{str(what)!r} cannot be written", hint=hint)

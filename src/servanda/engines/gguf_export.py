@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from servanda.contract.identity import digest_of
-from servanda.engines.cache import alone, cache_folder, written
+from servanda.engines.cache import alone, cache_folder, whole_file
 from servanda.engines.folder import checkpoint_folder, end_tokens, read_json, token_digest
 from servanda.engines.gguf_layout import (
     TensorLayout,
@@ -70,11 +69,11 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
         )
     folder = checkpoint_folder(str(folder))
     config, stored = read_json(folder / "config.json"), read_stored(folder)
-    with _whole(path) as made:
+    with whole_file(path) as made:
         if kind in _WRITTEN:
             _write(folder, config, stored, made, kind)
             return
-        with _whole(path.with_suffix(".f32")) as plain:
+        with whole_file(path.with_suffix(".f32")) as plain:
             _write(folder, config, stored, plain, "f32")
             _quantize(plain, made, kind)
             plain.unlink()
@@ -100,23 +99,6 @@ def cached_gguf(folder: Path, weights: str, kind: str) -> Path:
             if not path.is_file():  # another process may have written it meanwhile
                 write_gguf(folder, path, kind)
     return path
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file of a name of its own beside `path`, which it becomes once it is written."""
-    with written(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
-        os.close(handle)
-        made = Path(name)
-        try:
-            yield made
-            if made.exists():
-                made.chmod(0o644)  # a temporary file is its owner's alone
-                made.replace(path)
-        finally:
-            made.unlink(missing_ok=True)
 
 
 def _write(

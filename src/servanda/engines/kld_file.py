@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.engines.cache import whole_file
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import log_softmax
 
@@ -102,14 +103,17 @@ def read_kld(path: Path) -> KldFile:
 def write_kld(
     path: Path, token_CT: NDArray[np.integer], rows: Iterable[NDArray[np.floating]]
 ) -> None:
-    """Write a base file, which llama-perplexity reads.
+    """Write a base file, which llama-perplexity reads; it is there once all of it is written.
 
     Args:
         rows: logits [R, V] of each text.
+
+    Raises:
+        MeasurementError: it cannot be written.
     """
     texts, width = token_CT.shape
     vocabulary = None
-    with path.open("wb") as file:
+    with whole_file(path, "free space, or name another file") as made, made.open("wb") as file:
         for logits_RV in rows:
             if vocabulary is None:
                 vocabulary = logits_RV.shape[1]
