@@ -297,15 +297,20 @@ def test_few_informative_tokens_are_said_and_refuse_nothing():
     assert "only 15 of the tokens" in text
 
 
-def test_rounding_alone_beside_a_declared_bfloat16_is_said():
+@pytest.mark.parametrize("keys", [{}, {"kv_cache": "fp8_e4m3"}, {"head_dtype": "bfloat16"}])
+def test_rounding_alone_beside_a_declared_low_precision_is_said(keys):
     rng = np.random.default_rng(1)
     infer = -rng.exponential(1.0, 5000)
     contract = load.load(ROOT / "examples/tiny-bf16.kernelcontract.yaml")
+    coarse = contract.kernels.infer
+    coarse = coarse.model_copy(update={"dtype": "float32", **keys}) if keys else coarse
+    kernels = contract.kernels.model_copy(update={"infer": coarse})
+    contract = contract.model_copy(update={"kernels": kernels})
 
     def said(noise):
         train = infer + rng.normal(0, noise, 5000)
         return remarks(contract, Agreement.of(train, infer, np.full(50, 100)))
 
     assert [text.endswith("both sides look like one program") for text in said(5e-7)] == [True]
-    assert "infer is declared bfloat16" in said(5e-7)[0]
+    assert f"infer is declared {keys.get('kv_cache', 'bfloat16')}" in said(5e-7)[0]
     assert said(5e-3) == ()

@@ -7,7 +7,10 @@ from servanda.theory.stats.agreement import ENOUGH, INFORMATIVE, Agreement
 
 # of one kernel under other settings
 _BESIDE = {"title", "path", "batch_size", "python", "timeout_s", "key_env"}
-_COARSE = ("bfloat16", "float16")
+_COARSE = (
+    *("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    *("fp8_per_token_head", "int8_per_token_head", "q8_0", "q4_0"),
+)
 SAME = "both sides' logprobs are equal in every bit"
 DECLARE = "declare `bitwise: true` in the contract"
 
@@ -91,7 +94,8 @@ def _coarse(kernels: Kernels) -> str:
         kernel = getattr(kernels, side)
         if kernel.engine == EXTERNAL or kernel.url is not None:
             return f"{side} would differ a thousand times more were it bfloat16 or quantised"
-        rounded = kernel.quantization or (kernel.dtype if kernel.dtype in _COARSE else "")
+        coarse = (kernel.dtype, kernel.head_dtype, kernel.kv_cache)
+        rounded = kernel.quantization or next((c for c in coarse if c in _COARSE), "")
         if rounded:
             return f"{side} is declared {rounded}"
     return ""

@@ -125,7 +125,7 @@ def check(
             hint="record infer or train",
         )
     if ladder:
-        from servanda.runner.precision_ladder import measured_ladder, refuse_ladder
+        from servanda.runner.precision_ladder import refuse_ladder
 
         refuse_ladder(contract)
     opening = open
@@ -144,6 +144,8 @@ def check(
         verdict = concluded(plan, measured, text, deadline)
         verdict = advised(plan, read_rounds(plan, run), verdict)
         if ladder:
+            from servanda.runner.precision_ladder import measured_ladder
+
             rungs = measured_ladder(plan, open, watch or unwatched)
             around = replace(verdict.circumstances, rungs=rungs)
             verdict = replace(verdict, circumstances=around)
