@@ -36,6 +36,12 @@ def test_every_example_is_read_without_a_problem():
         assert run.load(path).metadata.name == name
 
 
+def test_the_first_line_of_every_example_says_its_exit_code():
+    for name, (code, _) in EXPECTED.items():
+        head = CONTRACTS[name].read_text().splitlines()[0]
+        assert head.endswith((f"exits {code}.", f"exit {code}.")), f"{CONTRACTS[name]}: {head}"
+
+
 def servanda(*arguments):
     command = [sys.executable, "-m", "servanda", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)

@@ -1,4 +1,5 @@
-# Every example contract on real kernels: the outcome and the exit code that its head promises.
+# Every example contract on real kernels: the outcome and the exit code that its head promises;
+# tests/test_examples.py holds the heads against this table.
 
 import subprocess
 import sys
@@ -40,8 +41,6 @@ OF_THE_DEMO = ("tiny-bf16", "tiny-bf16-positions")
 def test_an_example_ends_as_its_head_says(tmp_path, name):
     code, sentence = EXPECTED[name]
     path = CONTRACTS[name]
-    promise = path.read_text().splitlines()[0]
-    assert promise.endswith((f"exits {code}.", f"exit {code}."))
     done = subprocess.run(
         [sys.executable, "-m", "servanda", "check", path, "--run-dir", tmp_path / "run"],
         capture_output=True,
