@@ -81,13 +81,14 @@ COLUMNS = (
     Column("Transformers, in steps", {**_HF, "prefill_chunk": 7}),
     Column("ONNX Runtime", {"engine": "onnxruntime"}),
     Column("llama.cpp", {"engine": "llamacpp"}, environment="llamacpp"),
+    Column("vLLM", {"engine": "vllm"}, environment="vllm"),
 )
 
 
 def made(name: str, folder: Path) -> Path:
     """A checkpoint in several files, with the tokenizer of tiny-lm."""
     with quiet():
-        model = architectures.model(name)
+        model = architectures.model(name, width=2)  # vLLM has no heads of 16 values on a CPU
         size = sum(p.numel() * 4 for p in model.parameters())
         model.save_pretrained(folder, max_shard_size=max(size // 2, 1 << 17))
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from servanda.runner import run
-from tests.slow.test_examples import CONTRACTS, EXAMPLES, EXPECTED
+from tests.slow.test_examples import CONTRACTS, EXAMPLES, EXPECTED, OF_A_PAGE
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -29,6 +29,11 @@ promotion: {{offline: {{sequences: [32, 64]}}}}
 
 def test_every_example_has_its_expected_end():
     assert CONTRACTS.keys() == EXPECTED.keys()
+
+
+def test_an_example_that_a_page_runs_ends_there_as_expected():
+    for name, page in OF_A_PAGE.items():
+        assert EXPECTED[name][1] in (EXAMPLES.parent / page).read_text(), (name, page)
 
 
 def test_every_example_is_read_without_a_problem():

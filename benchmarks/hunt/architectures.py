@@ -35,6 +35,11 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "expert_ffn_size": 32,
 }
+WIDTHS = {  # what grows with the width of a model
+    *("hidden_size", "intermediate_size", "head_dim", "n_embd", "dff", "rotary_dim"),
+    *("moe_intermediate_size", "expert_ffn_size"),
+    *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+}
 SPREAD = 2.5  # standard deviation of the logits, nats: sharp enough that an error shows
 
 
@@ -47,8 +52,10 @@ def _table() -> dict[str, dict[str, Any]]:
     return json.loads((HERE / "architectures.json").read_text(encoding="utf-8"))
 
 
-def config(name: str) -> Any:
+def config(name: str, width: int = 1) -> Any:
     """Its small configuration, without dropout and without noise in the router.
+
+    `width` multiplies hidden sizes and those of heads: engines have kernels for some sizes only.
 
     Raises:
         KeyError: the table has no such name.
@@ -67,13 +74,16 @@ def config(name: str) -> Any:
         for k, v in base.to_dict().items()
         if isinstance(v, float) and any(w in k for w in ("drop", "jitter"))
     }
-    return AutoConfig.for_model(kind, **{**noise, **given, **own})
+    chosen = {**noise, **given, **own}
+    return AutoConfig.for_model(
+        kind, **{k: width * v if k in WIDTHS and v else v for k, v in chosen.items()}
+    )
 
 
-def model(name: str, seed: int = 0) -> Any:
+def model(name: str, seed: int = 0, width: int = 1) -> Any:
     """The model in float32, for inference."""
     torch.manual_seed(seed)
-    built = AutoModelForCausalLM.from_config(config(name), dtype=torch.float32).eval()
+    built = AutoModelForCausalLM.from_config(config(name, width), dtype=torch.float32).eval()
     return _randomised(built, torch.Generator().manual_seed(seed))
 
 
