@@ -19,9 +19,10 @@ from servanda import engines
 from servanda.contract.model import Kernel
 from servanda.engines import local_engine
 from servanda.engines.base import ENGINES
-from servanda.engines.checkpoint import tensor_digest
+from servanda.engines.checkpoint import read_weights, tensor_digest
 from servanda.engines.conformance import check_engine
 from servanda.engines.folder import end_tokens, token_digest
+from servanda.engines.safetensors import read_stored
 from servanda.engines.transformers import TransformersEngine
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
@@ -533,6 +534,67 @@ def test_a_missing_shard_is_named(copy):
         f"the model folder '{copy}' has no model-1.safetensors\n"
         "  hint: copy the folder again, or write it anew with save_pretrained"
     )
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.fixture
+def shards(copy):
+    """The tensors of a checkpoint in two files, and the file of each by its index."""
+    state = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    places = {n: "a.safetensors" if "embed" in n else "b.safetensors" for n in state}
+    for file in set(places.values()):
+        write_tensors(copy / file, {n: state[n] for n in state if places[n] == file})
+    write_index(copy, places)
+    return state, places
+
+
+def write_tensors(file, tensors):
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def write_index(folder, places):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def a_tensor_twice(folder, state, places):
+    second = {n: state[n] for n, file in places.items() if file == "b.safetensors"}
+    write_tensors(folder / "b.safetensors", second | {EMBEDDING: state[EMBEDDING] + 1})
+
+
+def a_file_without_a_tensor(folder, state, places):
+    write_tensors(folder / "a.safetensors", {"x": torch.zeros(1)})
+
+
+def an_index_without_a_tensor(folder, state, places):
+    write_tensors(folder / "b.safetensors", state)
+    write_index(folder, {n: "b.safetensors" for n in places if n != EMBEDDING})
+
+
+def a_second_checkpoint(folder, state, places):
+    write_tensors(folder / "model.safetensors", state)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (a_tensor_twice, f"b.safetensors' has the tensor '{EMBEDDING}', which is in a.safetensors"),
+        (a_file_without_a_tensor, f"says that a.safetensors has the tensor '{EMBEDDING}'; it has"),
+        (an_index_without_a_tensor, f"b.safetensors' has the tensor '{EMBEDDING}', which is nowh"),
+        (a_second_checkpoint, "has two checkpoints: model.safetensors, and the files of"),
+    ],
+)
+@pytest.mark.parametrize("read", [open_engine, read_weights, read_stored])
+def test_files_from_which_engines_would_read_different_weights_are_refused(
+    copy, shards, change, says, read
+):
+    read(copy)
+
+    change(copy, *shards)
+
+    assert says in refusal(lambda: read(copy))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])

@@ -67,11 +67,17 @@ def _nearest(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the checkpoint."""
-    names = [WEIGHTS]
+    """The safetensors files that make up the checkpoint.
+
+    Raises:
+        MeasurementError: a file is missing, or engines would read different tensors from the
+            folder, since its index and its files disagree or it has two forms of the checkpoint.
+    """
+    names, places = [WEIGHTS], {}
     if (folder / INDEX).is_file():
         with reading(folder / INDEX):
-            names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+            places = read_json(folder / INDEX)["weight_map"]
+            names = sorted(set(places.values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         other = sorted(p.name for p in folder.glob("*.bin"))
@@ -80,7 +86,50 @@ def weight_files(folder: Path) -> list[Path]:
             f"the model folder {str(folder)!r} has no {', '.join(missing)}",
             hint=pickled or missing_hint(folder) or SAVED_ANEW,
         )
-    return [folder / name for name in names]
+    files = [folder / name for name in names]
+    if places:
+        _one_reading(folder, places, files)
+    return files
+
+
+def _one_reading(folder: Path, places: Mapping[str, str], files: list[Path]) -> None:
+    """Some engines follow the index, others read every tensor of every file: both must agree."""
+    # Transformers prefers the single file, vLLM the index
+    if folder / WEIGHTS not in files and (folder / WEIGHTS).is_file():
+        raise MeasurementError(
+            f"the model folder {str(folder)!r} has two checkpoints: {WEIGHTS}, and the files of "
+            f"{INDEX}; engines differ in which they read",
+            hint="delete the one that is not meant",
+        )
+    stored = {file.name: tensor_header(file).keys() - {"__metadata__"} for file in files}
+    for name, file in sorted(places.items()):
+        if name not in stored[file]:
+            raise MeasurementError(
+                f"{str(folder / INDEX)!r} says that {file} has the tensor {name!r}; it has not",
+                hint=SAVED_ANEW,
+            )
+    for file, found in stored.items():
+        for name in sorted(found):
+            if places.get(name) != file:
+                said = f"in {places[name]}" if name in places else "nowhere"
+                raise MeasurementError(
+                    f"{str(folder / file)!r} has the tensor {name!r}, which is {said} by {INDEX}",
+                    hint=SAVED_ANEW,
+                )
+
+
+def tensor_header(file: Path) -> dict[str, Any]:
+    """The header of a safetensors file: name -> dtype, shape and place of each tensor.
+
+    Raises:
+        MeasurementError: the file is no safetensors, or ends early.
+    """
+    with reading(file), file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        text = stream.read(length) if length <= file.stat().st_size else b""
+        if len(text) < length:
+            raise ValueError("the header of safetensors is not whole")
+        return json.loads(text)
 
 
 def read_json(file: Path) -> dict[str, Any]:

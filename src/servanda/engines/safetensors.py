@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract.identity import digest_of
-from servanda.engines.folder import reading, values_digest, weight_files
+from servanda.engines.folder import reading, tensor_header, values_digest, weight_files
 
 _DTYPES = {
     "BOOL": "?",
@@ -63,11 +62,8 @@ def read_stored(folder: Path) -> dict[str, StoredTensor]:
 def _read_file(file: Path) -> dict[str, StoredTensor]:
     data = np.memmap(file, dtype=np.uint8, mode="r")
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    if len(data) < start:
-        raise ValueError("the header of safetensors is not whole")
-    header = json.loads(data[8:start].tobytes())
     tensors = {}
-    for name, entry in header.items():
+    for name, entry in tensor_header(file).items():
         if name == "__metadata__":
             continue
         if entry["dtype"] not in _DTYPES:
