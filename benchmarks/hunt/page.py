@@ -98,7 +98,7 @@ def keep(record: Record) -> None:
     data = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
     RECORD.write_text(f"{data}\n", encoding="utf-8")  # first: it took minutes
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(record), encoding="utf-8")
+    PAGE.write_text(page(recorded()), encoding="utf-8")
 
 
 def page(record: Record) -> str:
