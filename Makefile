@@ -39,7 +39,7 @@ demo-moe: $(VENV)/.demo  ## a mixture of experts: a route that rounding flips, i
 	$(BIN)/python examples/moe/run.py --out $(MOE)
 
 LONG := runs/long
-demo-long: $(VENV)/.demo  ## a check of prompts from 1k to 128k tokens, and its memory; half an hour
+demo-long: $(VENV)/.demo  ## a check of prompts from 1k to 128k tokens, and its memory; a quarter of an hour
 	$(BIN)/python examples/long/run.py --out $(LONG)
 
 GATEWAY := runs/gateway

@@ -1,4 +1,4 @@
-"""A check of prompts from 1k to 128k tokens, and its memory: `make demo-long`, half an hour.
+"""A check of prompts from 1k to 128k tokens, and its memory: `make demo-long`, some 15 minutes.
 
 A Qwen3 with two layers and random weights is made, since no shipped model takes such prompts.  Both
 sides prefill in steps of 1,024 tokens (`prefill_chunk`), so that their memory grows with the cache
