@@ -580,9 +580,20 @@ def a_second_checkpoint(folder, state, places):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (a_tensor_twice, f"b.safetensors' has the tensor '{EMBEDDING}', which is in a.safetensors"),
-        (a_file_without_a_tensor, f"says that a.safetensors has the tensor '{EMBEDDING}'; it has"),
-        (an_index_without_a_tensor, f"b.safetensors' has the tensor '{EMBEDDING}', which is nowh"),
+        (
+            a_tensor_twice,
+            f"b.safetensors' has the tensor '{EMBEDDING}', which model.safetensors.index.json "
+            "places in a.safetensors",
+        ),
+        (
+            a_file_without_a_tensor,
+            f"index.json' places the tensor '{EMBEDDING}' in a.safetensors, which lacks it",
+        ),
+        (
+            an_index_without_a_tensor,
+            f"b.safetensors' has the tensor '{EMBEDDING}', which model.safetensors.index.json "
+            "does not name",
+        ),
         (a_second_checkpoint, "has two checkpoints: model.safetensors, and the files of"),
     ],
 )

@@ -105,15 +105,15 @@ def _one_reading(folder: Path, places: Mapping[str, str], files: list[Path]) -> 
     for name, file in sorted(places.items()):
         if name not in stored[file]:
             raise MeasurementError(
-                f"{str(folder / INDEX)!r} says that {file} has the tensor {name!r}; it has not",
+                f"{str(folder / INDEX)!r} places the tensor {name!r} in {file}, which lacks it",
                 hint=SAVED_ANEW,
             )
     for file, found in stored.items():
         for name in sorted(found):
             if places.get(name) != file:
-                said = f"in {places[name]}" if name in places else "nowhere"
+                place = f"places in {places[name]}" if name in places else "does not name"
                 raise MeasurementError(
-                    f"{str(folder / file)!r} has the tensor {name!r}, which is {said} by {INDEX}",
+                    f"{str(folder / file)!r} has the tensor {name!r}, which {INDEX} {place}",
                     hint=SAVED_ANEW,
                 )
 
