@@ -608,6 +608,16 @@ def test_files_from_which_engines_would_read_different_weights_are_refused(
     assert says in refusal(lambda: read(copy))
 
 
+@pytest.mark.parametrize("read", [read_weights, read_stored])
+def test_files_in_a_folder_of_the_checkpoint_are_read(copy, shards, read):
+    (copy / "part").mkdir()
+    (copy / "b.safetensors").rename(copy / "part" / "b.safetensors")
+    places = {n: f.replace("b.", "part/b.") for n, f in shards[1].items()}
+    write_index(copy, places)
+
+    assert read(copy).keys() == shards[0].keys()
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_broken_json_is_shown_at_its_line(copy, name):
     (copy / name).write_text('{\n  "vocab_size" 64\n}')

@@ -44,9 +44,7 @@ ALONE = [name for name in EXPECTED if name not in (*OF_A_PAGE, *OF_THE_DEMO)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name in EXPECTED if name not in (*OF_A_PAGE, *OF_THE_DEMO)]
-)
+@pytest.mark.parametrize("name", ALONE)
 def test_an_example_ends_as_its_head_says(tmp_path, name):
     code, sentence = EXPECTED[name]
     path = CONTRACTS[name]

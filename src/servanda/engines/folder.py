@@ -73,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
         MeasurementError: a file is missing, or engines would read different tensors from the
             folder, since its index and its files disagree or it has two forms of the checkpoint.
     """
-    names, places = [WEIGHTS], {}
+    names, places = [WEIGHTS], None
     if (folder / INDEX).is_file():
         with reading(folder / INDEX):
             places = read_json(folder / INDEX)["weight_map"]
@@ -86,40 +86,33 @@ def weight_files(folder: Path) -> list[Path]:
             f"the model folder {str(folder)!r} has no {', '.join(missing)}",
             hint=pickled or missing_hint(folder) or SAVED_ANEW,
         )
-    files = [folder / name for name in names]
-    if places:
-        _one_reading(folder, places, files)
-    return files
+    if places is not None:
+        _one_reading(folder, places)
+    return [folder / name for name in names]
 
 
-def _one_reading(folder: Path, places: Mapping[str, str], files: list[Path]) -> None:
+def _one_reading(folder: Path, places: Mapping[str, str]) -> None:
     """Some engines follow the index, others read every tensor of every file: both must agree."""
     # Transformers prefers the single file, vLLM the index
-    if folder / WEIGHTS not in files and (folder / WEIGHTS).is_file():
+    files = set(places.values())
+    if WEIGHTS not in files and (folder / WEIGHTS).is_file():
         raise MeasurementError(
             f"the model folder {str(folder)!r} has two checkpoints: {WEIGHTS}, and the files of "
             f"{INDEX}; engines differ in which they read",
             hint="delete the one that is not meant",
         )
-    stored = {file.name: tensor_header(file).keys() - {"__metadata__"} for file in files}
-    for name, file in sorted(places.items()):
-        if name not in stored[file]:
-            raise MeasurementError(
-                f"{str(folder / INDEX)!r} places the tensor {name!r} in {file}, which lacks it",
-                hint=SAVED_ANEW,
-            )
-    for file, found in stored.items():
-        for name in sorted(found):
-            if places.get(name) != file:
-                place = f"places in {places[name]}" if name in places else "does not name"
-                raise MeasurementError(
-                    f"{str(folder / file)!r} has the tensor {name!r}, which {INDEX} {place}",
-                    hint=SAVED_ANEW,
-                )
+    stored = {(name, file) for file in files for name in tensor_header(folder / file)[0]}
+    for name, file in sorted(stored ^ set(places.items())):
+        if (name, file) not in stored:
+            said = f"{str(folder / INDEX)!r} places the tensor {name!r} in {file}, which lacks it"
+        else:
+            place = f"places in {places[name]}" if name in places else "does not name"
+            said = f"{str(folder / file)!r} has the tensor {name!r}, which {INDEX} {place}"
+        raise MeasurementError(said, hint=SAVED_ANEW)
 
 
-def tensor_header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file: name -> dtype, shape and place of each tensor.
+def tensor_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Of a safetensors file: name -> dtype, shape and place of each tensor, and where they begin.
 
     Raises:
         MeasurementError: the file is no safetensors, or ends early.
@@ -129,7 +122,9 @@ def tensor_header(file: Path) -> dict[str, Any]:
         text = stream.read(length) if length <= file.stat().st_size else b""
         if len(text) < length:
             raise ValueError("the header of safetensors is not whole")
-        return json.loads(text)
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+    return header, 8 + length
 
 
 def read_json(file: Path) -> dict[str, Any]:

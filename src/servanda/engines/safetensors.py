@@ -61,11 +61,9 @@ def read_stored(folder: Path) -> dict[str, StoredTensor]:
 
 def _read_file(file: Path) -> dict[str, StoredTensor]:
     data = np.memmap(file, dtype=np.uint8, mode="r")
-    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    header, start = tensor_header(file)
     tensors = {}
-    for name, entry in tensor_header(file).items():
-        if name == "__metadata__":
-            continue
+    for name, entry in header.items():
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"tensor {name!r} is stored as {entry['dtype']}, which is not read")
         dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
