@@ -51,7 +51,7 @@ def metrics() -> str:
     """The page of metrics and validity checks."""
     rows = [("metric", "unit", "maximum", "numerical", "statistical", "definition")]
     for name, metric in DIVERGENCES.items():
-        sampled = bool({"logprob", "top1"} & set(metric.forms))
+        sampled = metric.sampled_form is not None
         mean = "mean, pN" if metric.bounded else "pN; mean with `clip`"
         rows.append(
             (

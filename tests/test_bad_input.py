@@ -70,11 +70,15 @@ def test_a_missing_contract(tmp_path):
     assert code == 2 and "cannot be read: No such file or directory" in err
 
 
-def test_routes_that_no_kernel_records(tmp_path):
-    more = "  - {id: routes, metric: router_flip, aggregate: mean, at_most: 0.02}\n"
+@pytest.mark.parametrize(
+    ("metric", "what"),
+    [("router_flip", "routes of experts"), ("gate_drift", "weights of experts")],
+)
+def test_routes_that_no_kernel_records(tmp_path, metric, what):
+    more = f"  - {{id: routes, metric: {metric}, aggregate: mean, at_most: 0.02}}\n"
     path, _ = kit.write(tmp_path, more=more)
     code, _, err = check(path)
-    assert code == 4 and "train recorded no routes of experts" in err
+    assert code == 4 and f"train recorded no {what}" in err
     assert "let engine transformers run the model" in err
 
 

@@ -105,9 +105,40 @@ def test_they_are_those_of_the_position_that_predicts_the_token(tmp_path, kind):
         assert np.array_equal(trace.routes, expected)
 
 
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_the_gates_are_the_scores_of_the_picked_experts(tmp_path, kind):
+    model, engine = made(tmp_path, kind), opened(tmp_path)
+    batch, drawn = given(engine)
+
+    with torch.no_grad():
+        logits_L = [
+            model(torch.tensor([[*p, *new[:-1]]]), output_router_logits=True).router_logits
+            for p, new in zip(batch.prompts, batch.continuations, strict=True)
+        ]
+    score_NLE = np.concatenate(
+        [
+            torch.stack(layers, dim=1)[len(p) - 1 :].numpy()
+            for p, layers in zip(batch.prompts, logits_L, strict=True)
+        ]
+    )
+    picked_NLK = np.take_along_axis(score_NLE, drawn.routes.astype(int), axis=-1)
+    # of a softmax over all experts and of one over the picked ones the shares are the same
+    share_NLK = torch.from_numpy(picked_NLK).softmax(dim=-1).numpy()
+    for trace in (
+        drawn,
+        *(engine.score(batch, Sampling(), path) for path in ("decode", "prefill")),
+    ):
+        assert np.array_equal(trace.gates[..., 0], trace.routes)
+        gate_NLK = trace.gates[..., 1]
+        np.testing.assert_allclose(
+            gate_NLK / gate_NLK.sum(axis=-1, keepdims=True), share_NLK, atol=1e-5
+        )
+
+
 def test_a_dense_model_has_none():
     engine = opened(ROOT / "models" / "tiny-lm")
-    assert engine.generate(Batch((0, 1, 2), PROMPTS, 2), Sampling(), 1).routes is None
+    drawn = engine.generate(Batch((0, 1, 2), PROMPTS, 2), Sampling(), 1)
+    assert drawn.routes is None and drawn.gates is None
 
 
 def test_a_cached_token_is_routed_by_no_forward(tmp_path):

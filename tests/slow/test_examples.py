@@ -21,7 +21,7 @@ EXPECTED = {
     "tiny-fp8": (0, "HOLDS: 13 of 13 enforced cells"),
     "tiny-faults": (0, "HOLDS: 15 of 15 enforced cells"),
     "tiny-int8": (0, "HOLDS: 13 of 13 enforced cells"),
-    "tiny-moe": (0, "HOLDS: 9 of 9 enforced cells"),
+    "tiny-moe": (0, "HOLDS: 10 of 10 enforced cells"),
     "tiny-moe-replayed": (0, "HOLDS: 4 of 4 enforced cells"),
     "tiny-reward": (0, "HOLDS: 3 of 3 enforced cells"),
     "tiny-runtime": (0, "HOLDS: "),

@@ -91,7 +91,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         )
         self._place()
         self._recorder = RouteRecorder(self.model)
-        self._routes: list[NDArray[np.int64] | None] | None = None  # of forwards, if recorded
+        self._routes: list[NDArray[np.float32] | None] | None = None  # of forwards, if recorded
         self._replay: Iterator[NDArray[np.int16]] = iter(())  # the routes of the next forwards
         self._prefixes = None
         if kernel.prefix_cache is not None:
@@ -202,9 +202,9 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             ).logits
             if kept_C is None:
                 kept_C = np.arange(ids_ST.shape[1])[-logits_SCV.shape[1] :]
-            route_SCLK = self._recorder.taken(len(ids_ST), kept_C)
+            route_SCLK2 = self._recorder.taken(len(ids_ST), kept_C)
             if self._routes is not None:
-                self._routes.append(route_SCLK)
+                self._routes.append(route_SCLK2)
             return logits_SCV
 
     def _prefix_key(self, salt: str, text: Sequence[int]) -> Hashable:
@@ -221,9 +221,9 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
         self._routes = []
         for step in super()._steps(chunk, sampling, seed, **options):
             more = {"cached": self._cached_S} if cached else {}
-            route_SCLK = self._recorded_routes()
-            if route_SCLK is not None and step.columns:
-                more |= route_columns(route_SCLK[:, -1])
+            route_SCLK2 = self._recorded_routes()
+            if route_SCLK2 is not None and step.columns:
+                more |= route_columns(route_SCLK2[:, -1])
             yield replace(step, columns={**step.columns, **more}) if more else step
             self._routes = []  # whatever ran meanwhile
         self._routes = None
@@ -236,19 +236,19 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
             trace = super()._score(chunk, sampling, path)
         finally:
             self._replay = iter(())
-        route_SCLK = self._recorded_routes()
-        if route_SCLK is None:
+        route_SCLK2 = self._recorded_routes()
+        if route_SCLK2 is None:
             return trace
-        route_NLK = route_SCLK[self._places(chunk, path)]
-        return replace(trace, columns={**trace.columns, **route_columns(route_NLK)})
+        route_NLK2 = route_SCLK2[self._places(chunk, path)]
+        return replace(trace, columns={**trace.columns, **route_columns(route_NLK2)})
 
-    def _recorded_routes(self) -> NDArray[np.int64] | None:
-        """The routes of the last forwards, one after another, [S, C, L, K]; they are forgotten.
+    def _recorded_routes(self) -> NDArray[np.float32] | None:
+        """The routes of the last forwards, as `RouteRecorder.taken` has them; they are forgotten.
 
         With a prefix cache, sequences run one by one, and a cached token is routed by no forward.
         """
         routes, self._routes = self._routes or [], None
-        known = [route_SCLK for route_SCLK in routes if route_SCLK is not None]
+        known = [route_SCLK2 for route_SCLK2 in routes if route_SCLK2 is not None]
         if not known or len(known) < len(routes) or self._prefixes is not None:
             return None
         return np.concatenate(known, axis=1)

@@ -2,7 +2,7 @@
 # they pick given ones.
 #
 # Transformers names the modules that route (`_can_record_outputs["router_logits"]`); of what one
-# returns, the whole numbers are the experts.
+# returns, the whole numbers are the experts, and the last numbers of the same shape their weights.
 # Axes: S rows of a chunk, T columns that are fed, C columns that are kept, L layers, K experts.
 
 from __future__ import annotations
@@ -20,37 +20,49 @@ from torch.overrides import TorchFunctionMode
 from servanda.contract.model import Path
 from servanda.engines.transformers_steps import steps_of
 from servanda.errors import MeasurementError
-from servanda.traces.trace import Batch, route_column
+from servanda.traces.expert_columns import gate_column, route_column
+from servanda.traces.trace import Batch
 
 
 class RouteRecorder:
-    """Keeps the experts of each forward of a model; empty for a model without routers."""
+    """Keeps the experts of each forward of a model, and their weights; empty without routers."""
 
     def __init__(self, model: Any) -> None:
-        self._picked: list[Tensor] = []
+        self._picked: list[tuple[Tensor, Tensor]] = []
         self.routers = [*_routers(model)]
         for router in self.routers:
             router.register_forward_hook(self._keep)
 
     def _keep(self, _: Any, __: Any, output: Any) -> None:
         parts = output if isinstance(output, tuple) else (output,)
-        self._picked += [p for p in parts if isinstance(p, Tensor) and not p.is_floating_point()]
+        parts = [part for part in parts if isinstance(part, Tensor)]
+        for expert in (part for part in parts if not part.is_floating_point()):
+            # the scores of all experts have the same shape if each is picked; they come first
+            same = (p for p in parts[::-1] if p.is_floating_point() and p.shape == expert.shape)
+            unknown = torch.full_like(expert, torch.nan, dtype=torch.float32)
+            self._picked.append((expert, next(same, unknown)))
 
-    def taken(self, rows: int, kept_C: NDArray[np.integer]) -> NDArray[np.int64] | None:
-        """The experts of the forward that has just run, sorted, [S, C, L, K].
+    def taken(self, rows: int, kept_C: NDArray[np.integer]) -> NDArray[np.float32] | None:
+        """The experts of the forward that has just run and their weights, [S, C, L, K, 2].
 
         Args:
             rows: S of that forward; kept_C: indexes of the columns.
 
         Returns:
-            None where the routers do not return their experts.
+            Sorted by expert, the weights NaN where the routers do not return them; None where they
+            do not return their experts.
         """
         picked, self._picked = self._picked, []
         if not picked or len(picked) != len(self.routers):
             return None
-        route_LNK = torch.stack([part.reshape(-1, part.shape[-1]) for part in picked])
-        route_LSTK = route_LNK.unflatten(1, (rows, -1))[:, :, kept_C]
-        return route_LSTK.sort(dim=-1).values.permute(1, 2, 0, 3).cpu().numpy()
+        both_LSCK = [
+            [part.reshape(rows, -1, part.shape[-1])[:, kept_C].float() for part in both]
+            for both in picked
+        ]
+        route_LSCK, gate_LSCK = map(torch.stack, zip(*both_LSCK, strict=True))
+        route_LSCK, order = route_LSCK.sort(dim=-1)
+        route_LSCK2 = torch.stack([route_LSCK, gate_LSCK.gather(-1, order)], dim=-1)
+        return route_LSCK2.permute(1, 2, 0, 3, 4).cpu().numpy()
 
     @contextmanager
     def replaying(
@@ -171,11 +183,15 @@ def given_routes(
     return [whole[:, step] for step in steps]
 
 
-def route_columns(route_NLK: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-    """Routes as columns of a trace, [N] each."""
-    _, layers, experts = route_NLK.shape
+def route_columns(route_NLK2: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
+    """What `RouteRecorder.taken` returns as columns of a trace, [N] each."""
+    _, layers, experts, _ = route_NLK2.shape
+    names = (route_column, gate_column)
+    if np.isnan(route_NLK2[..., 1]).all():  # the routers do not return weights
+        names = names[:1]
     return {
-        route_column(layer, k): route_NLK[:, layer, k].astype(np.float64)
+        name(layer, k): route_NLK2[:, layer, k, part].astype(np.float64)
+        for part, name in enumerate(names)
         for layer in range(layers)
         for k in range(experts)
     }

@@ -122,7 +122,7 @@ def _on_workload(
 def _computable(cell: Cell) -> bool:
     """Whether a cell can be computed from a signature, which lacks labels, peers and experts."""
     metric = DIVERGENCES.get(cell.clause.metric)
-    if metric is not None and metric.sampled_form == "routes":
+    if metric is not None and metric.of_experts:
         return False
     return cell.kind.source == "workload" and not cell.kind.peers and cell.cut.fields <= _FIELDS
 

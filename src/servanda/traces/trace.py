@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
+from servanda.traces import expert_columns
 
 Array = NDArray[Any]
 
-_ROUTE = "route."
-
-
-def route_column(layer: int, k: int) -> str:
-    """The column of the k-th expert of a layer."""
-    return f"{_ROUTE}{layer}.{k}"
+# values of each expert of each token, and what a message calls them
+_OF_EXPERTS = {"routes": "routes of experts", "gates": "weights of experts"}
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,8 @@ class Trace:
         return np.where(np.isnan(ids_NK), -1, ids_NK).astype(np.int64), logp_NK
 
     def values(self, name: str) -> Array | None:
-        """A column, [N], or the "routes", [N, L, K]; None if not recorded."""
-        return self.routes if name == "routes" else self.columns.get(name)
+        """A column, [N], the "routes", [N, L, K], or the "gates", [N, L, K, 2]; None without."""
+        return getattr(self, name) if name in _OF_EXPERTS else self.columns.get(name)
 
     def recorded(self, name: str, side: str) -> Array:
         """The same, of the trace of a side.
@@ -135,7 +132,7 @@ class Trace:
         """
         if (found := self.values(name)) is not None:
             return found
-        what = "routes of experts" if name == "routes" else name
+        what = _OF_EXPERTS.get(name, name)
         raise EvidenceError(
             f"{side} recorded no {what}",
             hint="remove the clauses that need them, or let engine transformers run the model, "
@@ -159,17 +156,12 @@ class Trace:
         L layers with a router, K experts, in columns "route.0.0", "route.0.1", ...  They are those
         of the position whose logits predict the token, sorted in each layer.
         """
-        shape = [name.split(".")[1:] for name in self.columns if name.startswith(_ROUTE)]
-        if not shape:
-            return None
-        layers, experts = (
-            1 + max(int(part) for part in parts) for parts in zip(*shape, strict=True)
-        )
-        columns = [
-            [self.columns[route_column(layer, k)] for k in range(experts)]
-            for layer in range(layers)
-        ]
-        return np.moveaxis(np.array(columns), -1, 0)
+        return expert_columns.routes(self.columns)
+
+    @property
+    def gates(self) -> Array | None:
+        """Each expert of `routes` and its weight in the router, [N, L, K, 2]; None likewise."""
+        return expert_columns.gates(self.columns)
 
     @classmethod
     def of(

@@ -22,7 +22,7 @@ from servanda.judgement.clauses.base import Cell, Source
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Schedule
-from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.divergence.base import DIVERGENCES, OF_EXPERTS
 from servanda.theory.stats.agreement import Agreement
 
 _MADE = "rehearsed"  # instead of a kernel's digest: no kernel ran
@@ -231,7 +231,7 @@ def _lacks(cell: Cell, run: Recording) -> str:
     missing = [name for name in kind.peers if name not in first.peers]
     divergence = DIVERGENCES.get(metric)
     form = divergence.sampled_form if divergence is not None else None
-    if form in ("top1", "routes"):
+    if form == "top1" or form in OF_EXPERTS:
         sides = {"train": first.pair.train, "infer": first.pair.infer}
         missing += [f"{form} of {side}" for side, t in sides.items() if t.values(form) is None]
     return f"the run did not record {', '.join(missing)}" if missing else ""

@@ -93,7 +93,7 @@ class Given:
             return "a log ratio says nothing of rewards; record a run"
         if metric is not None and metric.sampled_form == "top1":
             return "a log ratio does not say which token is the likeliest; record a run"
-        if metric is not None and metric.sampled_form == "routes":
+        if metric is not None and metric.of_experts:
             return "a log ratio does not say which experts computed a token; record a run"
         for name, key in (("stable", "stable"), (SELVES[0], "self_noise")):
             if name in cell.kind.peers and name not in self.peers:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from servanda.engines.http.responses import Part
 from servanda.errors import MeasurementError
-from servanda.traces.trace import route_column
+from servanda.traces.expert_columns import route_column
 
 Array = NDArray[Any]
 

@@ -23,6 +23,9 @@ _METRICS = {
     "mean over the layers of a mixture",
     "router_touched": "whether any layer of a mixture routes a token to different sets of experts "
     "(1) or not (0)",
+    "gate_drift": "the share of the weight that the routers of the two kernels give to different "
+    "experts of a token (total variation of the weights, each layer's as shares of their sum), as "
+    "a mean over the layers of a mixture",
     "top1_flip": "whether the top-1 next tokens of the two kernels differ (1) or not (0)",
     "abs_log_ratio_nats": "the distance between the two kernels' logprobs of the sampled "
     "token, up or down (0.1 is about 10 %)",
@@ -69,6 +72,8 @@ _FORMS = {
     "logprob": "from the two logprobs of each sampled token (statistical)",
     "top1": "from the top-1 tokens of both kernels (statistical)",
     "routes": "from the experts that both kernels routed a token to (statistical)",
+    "gates": "from the experts that both kernels routed a token to, and their weights "
+    "(statistical)",
 }
 _WHEN = {
     "request": "before the request, so traffic can be routed by it",

@@ -20,9 +20,10 @@ from servanda.theory.divergence.pairs import Floats, Pairs
 from servanda.theory.divergence.row_sums import RowSums, row_sums
 from servanda.theory.sampling import entropy_nats, log_softmax
 
-Form = Literal["logprob", "top1", "routes", "logits", "topk"]
+Form = Literal["logprob", "top1", "routes", "gates", "logits", "topk"]
 Span = tuple[float, float]
-SAMPLED: tuple[Form, ...] = ("logprob", "top1", "routes")
+OF_EXPERTS: tuple[Form, ...] = ("routes", "gates")
+SAMPLED: tuple[Form, ...] = ("logprob", "top1", *OF_EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Divergence:
         unit: "nat", or "" for a pure number.
         outcome: whether it is defined on slices of outcomes.
         forms: "logprob" uses the sampled token's two logprobs, "top1" the two top-1 tokens,
-            "routes" the experts of both sides, "logits" whole rows (exact), "topk" the top-k
-            tokens (an interval that contains the exact value).
+            "routes" the experts of both sides, "gates" their weights too, "logits" whole rows
+            (exact), "topk" the top-k tokens (an interval that contains the exact value).
         spans: smallest and largest value of each form.
         sources: source of each form.
     """
@@ -50,6 +51,11 @@ class Divergence:
     def sampled_form(self) -> Form | None:
         """The form on sampled tokens; None if full rows are needed."""
         return next((form for form in SAMPLED if form in self.forms), None)
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it needs the experts that both sides route a token to."""
+        return self.sampled_form in OF_EXPERTS
 
     def span_of(self, form: Form) -> Span:
         """Smallest and largest value of a form."""
@@ -282,8 +288,9 @@ def sampled(name: str, columns: Mapping[str, Floats]) -> Floats:
     """The value of a metric at each sampled token, [N].
 
     Args:
-        columns: "logp_train", "logp_infer", for flips "top1_train", "top1_infer", and for routes
-            "routes_train", "routes_infer", [N, L, K].
+        columns: "logp_train", "logp_infer", for flips "top1_train", "top1_infer", for routes
+            "routes_train", "routes_infer", [N, L, K], and for gates "gates_train", "gates_infer",
+            [N, L, K, 2].
     """
     metric = DIVERGENCES[name]
     form = metric.sampled_form

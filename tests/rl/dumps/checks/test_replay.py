@@ -8,8 +8,8 @@ import pytest
 from servanda.judgement.slices.columns import columns
 from servanda.rl.dumps.blocks import paired, taken
 from servanda.rl.dumps.checks.replay import ReplayCheck
+from servanda.traces.expert_columns import route_column
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED
-from servanda.traces.trace import route_column
 from tests.rl.dumps.checks.made import rollouts
 
 TOKENS, LAYERS, EXPERTS, PICKED = 60, 3, 16, 4
