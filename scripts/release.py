@@ -35,7 +35,7 @@ _HOMES = rb"/(?:root|work|home/\w+|Users/\w+)"
 _LEAST_HOST = 5  # characters: a shorter name of a machine is also a word
 
 
-class Refused(Exception):
+class ReleaseError(Exception):
     """Why nothing is released, with the next move."""
 
 
@@ -46,11 +46,11 @@ def clean(root: Path) -> None:
     """Refuse a work tree that is not the commit.
 
     Raises:
-        Refused: a file is changed, staged or new; the message lists all of them.
+        ReleaseError: a file is changed, staged or new; the message lists all of them.
     """
     listed = _git(root, "status", "--porcelain").splitlines()
     if listed:
-        raise Refused(
+        raise ReleaseError(
             "the work tree differs from its commit:\n"
             + "\n".join(f"  {line}" for line in listed)
             + "\ncommit, stash or remove these files; a release is built from a commit"
@@ -61,7 +61,7 @@ def version(root: Path) -> str:
     """The version that the package states, without importing it."""
     found = _VERSION.search((root / "src/servanda/_version.py").read_text(encoding="utf-8"))
     if found is None:
-        raise Refused('src/servanda/_version.py has no line __version__ = "..."')
+        raise ReleaseError('src/servanda/_version.py has no line __version__ = "..."')
     return found[1]
 
 
@@ -69,12 +69,12 @@ def notes(root: Path, number: str) -> str:
     """The section of CHANGELOG.md for a version, without its heading.
 
     Raises:
-        Refused: there is none, or it is empty.
+        ReleaseError: there is none, or it is empty.
     """
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     found = re.search(rf"^## \[{re.escape(number)}\][^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     if found is None or not found[1].strip():
-        raise Refused(
+        raise ReleaseError(
             f"CHANGELOG.md has no section for {number}; "
             f"rename '## [Unreleased]' to '## [{number}] - YYYY-MM-DD'"
         )
@@ -85,13 +85,13 @@ def tagged(root: Path, tag: str = "") -> None:
     """Refuse a tag of another version; without one, the tags of the commit are checked.
 
     Raises:
-        Refused: the tag is not v and the version, or the version has no notes.
+        ReleaseError: the tag is not v and the version, or the version has no notes.
     """
     number = version(root)
     tags = [tag] if tag else _git(root, "tag", "--points-at", "HEAD", "--list", "v*").split()
     for one in tags:
         if one != f"v{number}":
-            raise Refused(
+            raise ReleaseError(
                 f"the tag is {one} and `servanda --version` prints {number}; "
                 f"tag the commit v{number}, or change src/servanda/_version.py"
             )
@@ -119,7 +119,7 @@ def packages(source: Path, out: Path, env: dict[str, str]) -> Path:
     _run(source, env, sys.executable, "-m", "build", "--no-isolation", "--outdir", raw)
     (built,) = raw.glob("*.whl")
     if built.name.endswith("-any.whl"):
-        raise Refused("the wheel has no compiled library; install a C compiler, or set CC")
+        raise ReleaseError("the wheel has no compiled library; install a C compiler, or set CC")
     _run(source, env, sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, built)
     (sdist,) = raw.glob("*.tar.gz")
     shutil.move(sdist, out)
@@ -159,7 +159,7 @@ def bill(wheel: Path, source: Path, target: Path, env: dict[str, str]) -> None:
     listed.  The tool validates what it wrote against the schema of CycloneDX.
 
     Raises:
-        Refused: the installed command has another version, or a package is not pinned.
+        ReleaseError: the installed command has another version, or a package is not pinned.
     """
     number, home = version(source), target.parent.parent / "installed"
     _run(source, env, sys.executable, "-m", "venv", "--without-pip", home)
@@ -171,7 +171,7 @@ def bill(wheel: Path, source: Path, target: Path, env: dict[str, str]) -> None:
     _run(source, env, *pip, "--constraint", pinned, f"servanda=={number}")
     stated = _run(source, env, home / "bin/servanda", "--version").strip()
     if stated != f"servanda, version {number}":
-        raise Refused(f"the version is {number} and the installed command prints {stated!r}")
+        raise ReleaseError(f"the version is {number} and the installed command prints {stated!r}")
     # the tool reads a version only where it is not dynamic
     project = home / "pyproject.toml"
     text = (source / "pyproject.toml").read_text(encoding="utf-8")
@@ -190,7 +190,7 @@ def unpinned(listed: Path, constraints: Path) -> None:
     found = [f"{part['name']}=={part['version']}" for part in parts]
     missing = [one for one in found if _canonical(one) not in pins]
     if missing:
-        raise Refused(f"constraints.txt does not pin {', '.join(missing)}; add these lines to it")
+        raise ReleaseError(f"constraints.txt does not pin {', '.join(missing)}; add these lines")
 
 
 def _canonical(requirement: str) -> str:
@@ -239,7 +239,7 @@ def release(root: Path, out: Path, tag: str = "") -> None:
     """Write every file of the release into `out`, which then holds nothing else.
 
     Raises:
-        Refused: the work tree, the tag or a built file is not fit to be released.
+        ReleaseError: the work tree, the tag or a built file is not fit to be released.
     """
     clean(root)
     tagged(root, tag)
@@ -253,7 +253,7 @@ def release(root: Path, out: Path, tag: str = "") -> None:
         bill(wheel, source, made / f"servanda-{number}.cdx.json", env)
         found = [line for path in sorted(made.iterdir()) for line in leaks(path, _here(root, work))]
         if found:
-            raise Refused("a file names the machine that built it:\n  " + "\n  ".join(found))
+            raise ReleaseError("a file names the machine that built it:\n  " + "\n  ".join(found))
         checksums(made)
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(made, out)
@@ -263,7 +263,7 @@ def twice(root: Path) -> None:
     """Build from two clones, in other folders, time zones, locales and umasks, and compare.
 
     Raises:
-        Refused: a file differs; the message names it.
+        ReleaseError: a file differs; the message names it.
     """
     clean(root)
     with tempfile.TemporaryDirectory(prefix="servanda-twice-") as folder:
@@ -275,11 +275,11 @@ def twice(root: Path) -> None:
             env = os.environ | varied | {"SERVANDA_VENVS": str(VENVS)}
             call = [sys.executable, str(source / "scripts/release.py"), "--out", str(out)]
             if subprocess.run(call, cwd=source, env=env, umask=umask).returncode:
-                raise Refused(f"the build {name!r} failed")
+                raise ReleaseError(f"the build {name!r} failed")
             built.append(out)
         found = differing(*built)
         if found:
-            raise Refused("two builds of one commit differ in " + ", ".join(found))
+            raise ReleaseError("two builds of one commit differ in " + ", ".join(found))
         print("two builds of one commit are byte-identical")
 
 
@@ -319,7 +319,7 @@ def _run(folder: Path, env: dict[str, str], *words: str | Path) -> str:
     call = [str(word) for word in words]
     done = subprocess.run(call, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise Refused(
+        raise ReleaseError(
             f"`{' '.join(call)}` ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         )
     return done.stdout
@@ -340,7 +340,7 @@ def main(words: list[str]) -> int:
         else:
             release(ROOT, asked.out.absolute(), asked.tag)
             print((asked.out / SUMS).read_text(), end="")
-    except Refused as error:
+    except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     return 0
