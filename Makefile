@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -244,6 +244,17 @@ release: $(VENVS)/release/.made $(VENVS)/docs/.made  ## wheel, sdist, site, bill
 
 release-check: $(VENVS)/release/.made $(VENVS)/docs/.made  ## the same from two clones, compared byte for byte
 	$(RELEASE) --twice
+
+# In an environment that holds nothing else, without the checkout.  WHEEL=... tests another one.
+ifndef WHEEL
+WHEEL = $(wildcard dist/servanda-*.whl)
+INSTALLED_NEEDS := release
+endif
+test-installed: $(VENV)/.dev $(INSTALLED_NEEDS)  ## the wheel as users have it: the demo, the dump check and the quick transcripts of the pages; five minutes
+	rm -rf $(VENVS)/installed && $(PYTHON) -m venv $(VENVS)/installed
+	$(VENVS)/installed/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt "$$(echo $(WHEEL))[transformers]"
+	SERVANDA_INSTALLED=$(VENVS)/installed $(SLOW) tests/slow/test_installed.py
 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
 	$(BIN)/python -m benchmarks.speed --write

@@ -243,6 +243,7 @@ def release(root: Path, out: Path, tag: str = "") -> None:
     """
     clean(root)
     tagged(root, tag)
+    os.umask(0o022)  # a wheel keeps the permissions of the files that it was packed from
     with tempfile.TemporaryDirectory(prefix="servanda-release-") as folder:
         work = Path(folder).resolve()
         source, made = clone(root, work / "clone"), work / "dist"

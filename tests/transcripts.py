@@ -239,6 +239,30 @@ def in_process(command):
     return done.output, done.exit_code
 
 
+def problem(command, folder, program, env=None):
+    """Run a command as a process; what of it the page does not show, or None.
+
+    Args:
+        program: the words that start Servanda.
+        env: its environment; without one, that of the tests.
+    """
+    done = subprocess.run(
+        [*program, *command.words[1:]] if command.ours else command.words,
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    # progress goes to the error stream of slow commands, messages to that of quick ones
+    printed = done.stdout if command.slow else done.stdout + done.stderr
+    if done.returncode != command.expected_code:
+        return f"$ {command.line}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    missing = command.shown and differing(command.shown, printed.split("\n"), measured=command.slow)
+    if not missing:
+        return None
+    return f"$ {command.line}\nnot as the page has it:\n{missing}\n\nit printed:\n{printed}"
+
+
 def parsed(words):
     """Read a call as the command line would, and run nothing.
 
