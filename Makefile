@@ -247,7 +247,7 @@ release-check: $(VENVS)/release/.made $(VENVS)/docs/.made  ## the same from two 
 
 # In an environment that holds nothing else, without the checkout.  WHEEL=... tests another one.
 ifndef WHEEL
-WHEEL = $(wildcard dist/servanda-*.whl)
+WHEEL := dist/servanda-*.whl
 INSTALLED_NEEDS := release
 endif
 test-installed: $(VENV)/.dev $(INSTALLED_NEEDS)  ## the wheel as users have it: the demo, the dump check and the quick transcripts of the pages; five minutes

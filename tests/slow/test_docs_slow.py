@@ -21,5 +21,6 @@ def test_slow_commands_print_what_the_page_shows(page, tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name)
     for block in transcripts.transcripts(page):
         for command in block:
-            problem = transcripts.problem(command, tmp_path, [sys.executable, "-m", "servanda"])
+            ours = [sys.executable, "-m", "servanda"]
+            problem = transcripts.problem(command, tmp_path, ours, measured=True)
             assert problem is None, problem

@@ -16,9 +16,10 @@ from tests.test_docs import PAGES, ROOT, quick
 HOME = os.environ.get("SERVANDA_INSTALLED", "")
 pytestmark = pytest.mark.skipif(not HOME, reason="make test-installed")
 BIN = Path(HOME).absolute() / "bin"
+OURS = [BIN / "servanda"]
 # what a checkout or its environment could add to an installed package
-OURS = ("PYTHON", "SERVANDA_", "VIRTUAL_ENV")
-ENV = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+CHECKOUT = ("PYTHON", "SERVANDA_", "VIRTUAL_ENV")
+ENV = {name: value for name, value in os.environ.items() if not name.startswith(CHECKOUT)}
 ENV["PATH"] = f"{BIN}{os.pathsep}{ENV.get('PATH', '')}"
 README = PAGES[0]
 
@@ -56,7 +57,7 @@ def test_the_demo_needs_no_file_around_it(tmp_path):
     shown = [c for block in transcripts.transcripts(README) for c in block if "demo" in c.words]
 
     for command in shown:
-        problem = transcripts.problem(command, tmp_path, [BIN / "servanda"], ENV)
+        problem = transcripts.problem(command, tmp_path, OURS, ENV, measured=True)
         assert problem is None, problem
     assert shown and [path.name for path in tmp_path.iterdir()] == ["servanda-demo.html"]
 
@@ -65,7 +66,7 @@ def test_the_dump_check_and_the_preflight_print_what_the_readme_shows(files):
     shown = [c for block in transcripts.transcripts(README) for c in block if "demo" not in c.words]
 
     for command in shown:
-        problem = transcripts.problem(command, files, [BIN / "servanda"], ENV)
+        problem = transcripts.problem(command, files, OURS, ENV, measured=True)
         assert problem is None, problem
     assert {command.words[1] for command in shown} == {"check", "preflight"}
 
@@ -74,7 +75,7 @@ def test_the_dump_check_and_the_preflight_print_what_the_readme_shows(files):
 def test_quick_commands_print_what_the_page_shows(page, files):
     for block in quick(page):
         for command in block:
-            problem = transcripts.problem(command, files, [BIN / "servanda"], ENV)
+            problem = transcripts.problem(command, files, OURS, ENV)
             assert problem is None, problem
 
 
