@@ -245,16 +245,18 @@ release: $(VENVS)/release/.made $(VENVS)/docs/.made  ## wheel, sdist, site, bill
 release-check: $(VENVS)/release/.made $(VENVS)/docs/.made  ## the same from two clones, compared byte for byte
 	$(RELEASE) --twice
 
-# In an environment that holds nothing else, without the checkout.  WHEEL=... tests another one.
+# In an environment that holds nothing else, first without torch.  WHEEL=... tests another one.
 ifndef WHEEL
 WHEEL := dist/servanda-*.whl
 INSTALLED_NEEDS := release
 endif
+INTO_INSTALLED = $(VENVS)/installed/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 test-installed: $(VENV)/.dev $(INSTALLED_NEEDS)  ## the wheel as users have it: the demo, the dump check and the quick transcripts of the pages; five minutes
 	rm -rf $(VENVS)/installed && $(PYTHON) -m venv $(VENVS)/installed
-	$(VENVS)/installed/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt "$$(echo $(WHEEL))[transformers]"
+	$(INTO_INSTALLED) "$$(echo $(WHEEL))"
 	SERVANDA_INSTALLED=$(VENVS)/installed $(SLOW) tests/slow/test_installed.py
+	$(INTO_INSTALLED) "$$(echo $(WHEEL))[transformers]"
+	SERVANDA_INSTALLED=$(VENVS)/installed $(SLOW) tests/slow/test_installed.py -k 'demo or preflight'
 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
 	$(BIN)/python -m benchmarks.speed --write
