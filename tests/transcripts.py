@@ -239,6 +239,32 @@ def in_process(command):
     return done.output, done.exit_code
 
 
+def problem(command, folder, program, env=None, *, measured=False):
+    """Run a command as a process; what of it the page does not show, or None.
+
+    Args:
+        program: the words that start Servanda.
+        env: its environment; without one, that of the tests.
+        measured: whether the page is slow: numbers may be off by 10 %.
+    """
+    done = subprocess.run(
+        [*program, *command.words[1:]] if command.ours else command.words,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        # progress of a slow command goes there; messages of a quick one, between the lines
+        stderr=subprocess.PIPE if command.slow else subprocess.STDOUT,
+        text=True,
+    )
+    printed = done.stdout
+    if done.returncode != command.expected_code:
+        return f"$ {command.line}\nended with {done.returncode}:\n{printed}{done.stderr or ''}"
+    missing = command.shown and differing(command.shown, printed.split("\n"), measured=measured)
+    if not missing:
+        return None
+    return f"$ {command.line}\nnot as the page has it:\n{missing}\n\nit printed:\n{printed}"
+
+
 def parsed(words):
     """Read a call as the command line would, and run nothing.
 

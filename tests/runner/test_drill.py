@@ -214,6 +214,26 @@ def test_the_demo_leaves_its_second_run_as_a_page(tmp_path, monkeypatch):
     assert done.output.endswith("next: open servanda-demo.html in a browser\n")
 
 
+def test_the_demo_writes_the_files_of_the_documents_and_replaces_none(tmp_path):
+    done = demo("--files", tmp_path)
+    assert done.exit_code == 0
+    assert done.output == (
+        f"wrote examples/, models/, data/ to {tmp_path}\n"
+        f"next: cd {tmp_path} && servanda check examples/tiny-dump\n"
+    )
+    assert (tmp_path / "models/tiny-lm/model.safetensors").is_file()
+
+    done = demo("--files", tmp_path)
+    assert done.exit_code == 2
+    assert done.output.endswith(
+        f"{tmp_path / 'examples'} is there already\n"
+        "  hint: name a new folder, or move this one away\n"
+    )
+
+    done = demo("--files", tmp_path / "new", "--fault", "renamed")
+    assert done.exit_code == 2 and "--files runs nothing: leave out --fault" in done.output
+
+
 def test_the_demo_ends_on_what_its_own_page_says_of_averages():
     """Two of three averages that do not see the slice, and one that does, are told as that."""
     found = (

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -12,14 +13,14 @@ from typing import Any
 import click
 
 from servanda.cli.input import contract_at
-from servanda.cli.options import FILE_OR_DASH, shared
+from servanda.cli.options import FILE, FILE_OR_DASH, refuse_given, shared
 from servanda.cli.output import clear, write
 from servanda.cli.progress import watching
 from servanda.cli.verdict_text import show_verdict
 from servanda.contract import presets
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import kept
-from servanda.errors import MeasurementError
+from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.field_thresholds import Gate, gates
 from servanda.judgement.verdict import Verdict
 from servanda.report.format import count
@@ -32,12 +33,13 @@ _CONFORMING = "tiny-bf16.kernelcontract.yaml"
 _FAULTY = "tiny-bf16-positions.kernelcontract.yaml"
 _FAULTS = "tiny-faults.kernelcontract.yaml"
 _RUNS = 2
+_FOLDERS = ("examples", "models", "data")  # as in the repository: examples name their neighbours
 _PAGE = Path("servanda-demo.html")  # in the current folder: the second run, as a page
 
 
-def _example(name: str) -> Path:
-    """An example beside the package (installed), or in the repository it was cloned with."""
-    if path := presets.shipped(f"examples/{name}"):
+def _shipped(name: str) -> Path:
+    """An example or a folder beside the package (installed), or in the repository of a clone."""
+    if path := presets.shipped(name):
         return path
     raise MeasurementError(
         "the demo's model and contracts are not here",
@@ -45,12 +47,28 @@ def _example(name: str) -> Path:
     )
 
 
+def _write_files(target: Path) -> None:
+    """The files that the documents name, where their commands find them."""
+    sources = [_shipped(name) for name in _FOLDERS]
+    for name in _FOLDERS:
+        if (target / name).exists():
+            hint = "name a new folder, or move this one away"
+            raise ContractError(f"{target / name} is there already", hint=hint)
+    for source in sources:
+        shutil.copytree(
+            source, target / source.name, ignore=shutil.ignore_patterns("__pycache__", "runs")
+        )
+    click.echo(f"wrote {', '.join(f'{name}/' for name in _FOLDERS)} to {target}")
+    dump = "servanda check examples/tiny-dump"
+    click.echo(f"next: {dump}" if target == Path() else f"next: cd {target} && {dump}")
+
+
 def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _check(name: str, what: str, quiet: bool, number: int, open_: Open) -> Verdict:
-    path, of = _example(name), f"run {number} of {_RUNS}"
+    path, of = _shipped(f"examples/{name}"), f"run {number} of {_RUNS}"
     click.secho(f"$ servanda check {_relative(path)}", bold=True)
     click.echo(f"  {of}: {what}\n")
     with (
@@ -72,14 +90,30 @@ def _check(name: str, what: str, quiet: bool, number: int, open_: Open) -> Verdi
     type=FILE_OR_DASH,
     help="The fault goes into its kernels.  [default: the shipped tiny-faults]",
 )
+@click.option(
+    "--files",
+    type=FILE,
+    metavar="FOLDER",
+    help="Write the shipped examples, models and prompts into this folder, such as ., and run "
+    "nothing.",
+)
 @shared("--quiet")
-def demo(fault: str | None, value: str | None, contract: Path | None, quiet: bool) -> None:
+def demo(
+    fault: str | None,
+    value: str | None,
+    contract: Path | None,
+    files: Path | None,
+    quiet: bool,
+) -> None:
     """Check a kernel that keeps its contract, then one that breaks it on one slice.
 
     The second run is also written as a page, servanda-demo.html, in the current folder.
     With --fault: check the shipped kernels with that fault injected, and exit as `check` does.
     """
-    if fault is None:
+    if files is not None:
+        refuse_given(("fault", "value", "contract"), "--files runs nothing")
+        _write_files(files)
+    elif fault is None:
         for name, given in (("--value", value), ("--contract", contract)):
             if given is not None:
                 raise click.UsageError(f"{name} goes with --fault NAME")
@@ -87,7 +121,7 @@ def demo(fault: str | None, value: str | None, contract: Path | None, quiet: boo
     elif fault == "list":
         click.echo(catalogue())
     else:
-        path = contract or _example(_FAULTS)
+        path = contract or _shipped(f"examples/{_FAULTS}")
         sys.exit(_drill_fault(fault, _value(fault, value), path, quiet).exit_code)
 
 

@@ -33,7 +33,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "my.kernelcontract.yaml --infer-url http://127.0.0.1:8001 --stable-url "
         "http://127.0.0.1:8000 --port 8080",
     ),
-    "demo": ("", "--fault bf16_positions"),
+    "demo": ("--fault bf16_positions", "--files ."),
     "contract init": ("my.kernelcontract.yaml --model models/my-model", "-    # print it"),
     "contract lint": ("my.kernelcontract.yaml", "contracts/*.kernelcontract.yaml --format json"),
     "contract explain": ("my.kernelcontract.yaml", "tv"),

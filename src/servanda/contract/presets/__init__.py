@@ -48,10 +48,10 @@ def preset_text(name: str) -> str:
 
 
 def shipped(name: str) -> Path | None:
-    """A file that travels with the package, or lies in the repository it was cloned with."""
+    """A file or folder that travels with the package, or lies in the repository of a clone."""
     package = Path(str(files("servanda")))
     places = (root / name for root in (package / "_demo", package.parents[1]))
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if place.exists()), None)
 
 
 def title(name: str) -> str:
