@@ -31,7 +31,7 @@ VENVS = Path(os.environ.get("SERVANDA_VENVS") or ROOT / ".venvs").absolute()
 SUMS = "SHA256SUMS"
 _VERSION = re.compile(r'__version__ = "(.*)"')
 # folders of a machine's users; in a public file they are those of the machine that built it
-_HOMES = rb"/(?:root|work|home/\w+|Users/\w+)"
+_HOMES = rb"/(?:root|home/\w+|Users/\w+)"
 _LEAST_HOST = 5  # characters: a shorter name of a machine is also a word
 
 
