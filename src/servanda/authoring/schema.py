@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from servanda.authoring.contract_test.model import ContractTest
 from servanda.contract.clause import METRIC_ALIASES, SECTIONS
 from servanda.contract.key_aliases import ALIASES, stored_key
-from servanda.contract.model import EXTERNAL, Contract
+from servanda.contract.model import API_VERSION, EXTERNAL, Contract
 from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
@@ -76,9 +76,21 @@ def schema_of_tests() -> dict[str, Any]:
     return _titled("ContractTest", schema)
 
 
+def schema_id(kind: str) -> str:
+    """The `$id` of a schema: it follows the apiVersion, and no other version.
+
+    It is a name, and nothing is fetched from it.
+
+    >>> schema_id("KernelContract")
+    'https://servanda.dev/schemas/v1alpha1/KernelContract.json'
+    """
+    group, _, version = API_VERSION.partition("/")
+    return f"https://{group}/schemas/{version}/{kind}.json"
+
+
 def _titled(title: str, schema: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in schema.items() if name != "title"}
-    return {"$schema": DRAFT, "title": title, **rest}
+    return {"$schema": DRAFT, "$id": schema_id(title), "title": title, **rest}
 
 
 def _closed() -> dict[str, Any]:
