@@ -45,7 +45,8 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     kernel["quantization"] |= {"enum": [*QUANTIZATIONS, None]}
     fault = {"type": "object", "properties": dict.fromkeys(faults, True), "maxProperties": 1}
     kernel["fault"] |= {"anyOf": [{**fault, **_closed()}, {"type": "null"}]}
-    metrics = {*DIVERGENCES, *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS, *CHAIN, *METRIC_ALIASES}
+    metrics = {*DIVERGENCES.names(), *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS}
+    metrics |= {*CHAIN, *METRIC_ALIASES}
     parts["Clause"]["properties"]["metric"] |= {"enum": sorted(metrics)}
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()
