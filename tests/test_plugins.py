@@ -235,6 +235,46 @@ def test_a_sink_of_a_watch_is_an_option(site, tmp_path):
     assert all(math.isfinite(float(row[2])) for row in rows if row[2])
 
 
+@pytest.fixture
+def served(site, tmp_path):
+    """A real server of one table, as a process; its address."""
+    pytest.importorskip("uvicorn")
+    kit.write(tmp_path)
+    words = ["-m", "servanda", "tools", "serve-kernel", "table:p.json", "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    server = subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield re.search(r"http://\S+", server.stdout.readline())[0]
+    finally:
+        server.terminate()
+        server.wait()
+        server.stdout.close()
+
+
+def test_a_dialect_asks_a_server(site, tmp_path, served):
+    words = ["compare", "table:p.json", "--prompts", "prompts.jsonl", "--bitwise"]
+    words += ["--max-new-tokens", "6"]
+
+    code, out, err = servanda(site, *words, f"{served},dialect=lab", folder=tmp_path)
+
+    assert code in (0, 3), out + err
+    (folder,) = (tmp_path / "runs").iterdir()
+    contract = folder / "contract.kernelcontract.yaml"
+    assert "dialect: lab" in contract.read_text()
+    package = "dialect 'lab' of the installed package 'servanda-lab-dialect'"
+    code, out, _ = servanda(site, "contract", "lint", contract, folder=tmp_path)
+    assert code == 0 and f"runs code: kernels.infer.dialect runs {package}" in out
+    code, out, _ = servanda(site, "contract", "lint", "--no-code", contract, folder=tmp_path)
+    assert code == 2 and f"kernels.infer.dialect runs {package}, and --no-code refuses it" in out
+    contract.write_text(contract.read_text().replace("dialect: lab", "dialect: labb"))
+    code, out, _ = servanda(site, "contract", "lint", contract, folder=tmp_path)
+    assert code == 2 and "no dialect is named 'labb'" in out and "did you mean 'lab'?" in out
+    code, _, err = servanda(site, *words, f"{served},dialect=labb", folder=tmp_path)
+    assert code == 2 and "no dialect is named 'labb'\n" in err and "did you mean 'lab'?" in err
+
+
 def test_an_engine_measures_and_is_the_one_of_the_page(site, tmp_path):
     (tmp_path / "ticks.jsonl").write_text('{"prompt": "tick"}\n{"prompt": "tock"}\n')
     words = ["compare", "clock", "clock", "--prompts", "ticks.jsonl", "--bitwise"]

@@ -73,6 +73,11 @@ def test_its_id_follows_the_api_version_and_other_schemas_may_refer_to_it():
     assert error.message == "'servanda.dev/v1alpha1' was expected"
 
 
+def test_it_knows_the_dialects():
+    kernel = SCHEMA["definitions"]["Kernel"]["properties"]["dialect"]
+    assert kernel["enum"] == ["vllm", "sglang", "llamacpp", "lmdeploy", "plain", None]
+
+
 def test_it_uses_no_word_that_draft_07_lacks():
     text = json.dumps(SCHEMA)
     for word in ("$defs", "prefixItems", "unevaluatedProperties", "discriminator"):

@@ -15,6 +15,7 @@ from servanda.contract.clause import METRIC_ALIASES, SECTIONS
 from servanda.contract.key_aliases import ALIASES, stored_key
 from servanda.contract.model import API_VERSION, EXTERNAL, Contract
 from servanda.contract.quantizations import QUANTIZATIONS
+from servanda.contract.server_dialects import dialect_names
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import OUTCOME_METRICS
@@ -43,6 +44,7 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     kernel = parts["Kernel"]["properties"]
     kernel["engine"] |= {"enum": sorted({*engines, EXTERNAL})}
     kernel["quantization"] |= {"enum": [*QUANTIZATIONS, None]}
+    kernel["dialect"] |= {"enum": [*dialect_names(), None]}
     fault = {"type": "object", "properties": dict.fromkeys(faults, True), "maxProperties": 1}
     kernel["fault"] |= {"anyOf": [{**fault, **_closed()}, {"type": "null"}]}
     metrics = {*DIVERGENCES.names(), *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS}

@@ -1,9 +1,9 @@
 # Foreign code: what a contract makes run that is neither Servanda's nor a library's.
 #
-# A contract is data, but it may name code: a function of a file, an interpreter, an engine or a
-# metric of an installed package.  --no-code refuses all of them, for CI on pull requests from
-# strangers; the package of a metric is not even imported.  It is passed on as the variable
-# SERVANDA_NO_CODE, so that child processes refuse them as well.
+# A contract is data, but it may name code: a function of a file, an interpreter, an engine, a
+# metric or a dialect of an installed package.  --no-code refuses all of them, for CI on pull
+# requests from strangers; the package of a metric is not even imported.  It is passed on as the
+# variable SERVANDA_NO_CODE, so that child processes refuse them as well.
 # So is a key that a kernel names: a contract chooses both the variable and where it is sent.
 #
 # Never run, whatever a contract names: code in a model's folder (no remote code is trusted),
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from servanda.contract.model import Contract, Kernel, Place
+from servanda.contract.server_dialects import DIALECTS
 from servanda.engines.base import BUILTIN
 from servanda.errors import ContractError, Problem, Where
 from servanda.judgement.rewards import file_and_function
@@ -87,6 +88,9 @@ def code_of_kernel(kernel: Kernel, place: Place) -> Iterator[Code]:
         yield Code((*place, "python"), f"runs the interpreter {kernel.python}")
     if kernel.engine not in (*BUILTIN, "external"):
         yield Code((*place, "engine"), f"runs engine {kernel.engine!r} of an installed package")
+    if kernel.dialect is not None and (package := DIALECTS.package_of(kernel.dialect)) is not None:
+        text = f"runs dialect {kernel.dialect!r} of the installed package {package!r}"
+        yield Code((*place, "dialect"), text)
 
 
 def code_is_refused() -> bool:

@@ -77,8 +77,8 @@ def of_refused(refused: Refused, taken: int) -> list[DataLine]:
     for refusal in refused.values():
         share = refusal.count / (taken + refused.rows)
         bad = share > _SHARE or _ZERO in refusal.reason
-        refused = count(refusal.count, "sequence")
-        text = f"{refused} rejected: {refusal.reason} (first: {refusal.first})"
+        rows = count(refusal.count, "sequence")
+        text = f"{rows} rejected: {refusal.reason} (first: {refusal.first})"
         lines.append(DataLine("error" if bad else "warning", text))
     return lines
 
