@@ -23,7 +23,9 @@ FLOORS = (
     {"authoring", "gateway", "rl"},
     {"cli"},
 )
-FACES = {"__init__", "__main__"}  # the public names, and `python -m servanda`
+# of the lowest floor: a plug-in that cannot be imported is an error of the tree
+BESIDE = {("registry", "errors")}
+FACES = {"__init__", "__main__", "pytest_plugin"}  # public names, `python -m servanda`, pytest
 
 # No file, socket, clock, environment or process; what is below a name here, but for the names
 # with a minus.
@@ -46,7 +48,7 @@ HEAVY = {"torch", "triton", "transformers", "scipy", "pyarrow", "click", "rich"}
 
 LONGEST = 350  # lines of a module
 CHAIN = 20  # modules, of which each imports the next at its top
-ROOT, FOLDER, SPACIOUS = 18, 25, {"cli", "engines"}  # entries: cli has a file for each verb
+ROOT, FOLDER, SPACIOUS = 19, 25, {"cli", "engines"}  # entries: cli has a file for each verb
 # names that three files or more may share, for they mean one thing
 SHARED = {
     "app": "the routes of an HTTP server",
@@ -125,7 +127,8 @@ def test_imports_only_go_down():
         assert floor(here) is not None, f"{here} is on no floor of the map"
         for name in own(path):
             assert floor(name) is not None, f"{here} imports {name}, which is on no floor"
-            assert room(name) == room(here) or floor(name) < floor(here), f"{here} imports {name}"
+            down = room(name) == room(here) or floor(name) < floor(here)
+            assert down or (here, name) in BESIDE, f"{here} imports {name}"
 
 
 def sub_room(name):

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 from pydantic import ValidationError
+from referencing import Registry, Resource
 
-from servanda.authoring.schema import DRAFT, json_schema
+from servanda.authoring.schema import DRAFT, json_schema, schema_of_tests
 from servanda.authoring.template import starter
-from servanda.contract.model import Contract
+from servanda.contract.model import API_VERSION, Contract
 from servanda.contract.yaml_reader import read
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
@@ -24,6 +25,7 @@ from tests.contract.test_whole_language import TRAINER, WHOLE
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCHEMA = json_schema(engine_names(), [*FAULTS])
 VALIDATOR = Draft7Validator(SCHEMA)
+KINDS = ("KernelContract", "ContractTest")
 TEXTS = {
     **{path.name: path.read_text() for path in sorted(EXAMPLES.rglob("*.kernelcontract.yaml"))},
     "the design's": EXAMPLE,
@@ -51,6 +53,29 @@ def test_it_is_a_schema_of_draft_07():
     Draft7Validator.check_schema(SCHEMA)
     assert SCHEMA["$schema"] == DRAFT
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+
+
+def test_its_id_follows_the_api_version_and_other_schemas_may_refer_to_it():
+    """A schema of a whole file of settings, which has a contract as its part."""
+    tests = schema_of_tests()
+    ids = [schema["$id"] for schema in (SCHEMA, tests)]
+    assert ids == [f"https://servanda.dev/schemas/v1alpha1/{k}.json" for k in KINDS]
+    assert API_VERSION == "servanda.dev/v1alpha1"
+    registry = Registry().with_resources(
+        [(one["$id"], Resource.from_contents(one)) for one in (SCHEMA, tests)]
+    )
+    settings = {"$schema": DRAFT, "properties": {"gate": {"$ref": SCHEMA["$id"]}}}
+    validator = Draft7Validator(settings, registry=registry)
+    contract = plain(GOOD)
+    assert validator.is_valid({"gate": contract})
+    broken = {**contract, "apiVersion": "servanda.dev/v2"}
+    (error,) = validator.iter_errors({"gate": broken})
+    assert error.message == "'servanda.dev/v1alpha1' was expected"
+
+
+def test_it_knows_the_dialects():
+    kernel = SCHEMA["definitions"]["Kernel"]["properties"]["dialect"]
+    assert kernel["enum"] == ["vllm", "sglang", "llamacpp", "lmdeploy", "plain", None]
 
 
 def test_it_uses_no_word_that_draft_07_lacks():

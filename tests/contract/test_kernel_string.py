@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_under_its_place(text, message):
         ("http://", 1, "this is not the address of a server"),
         ("http://a b", 9, "this is not the address of a server"),
         ("http://a,dtype=float32", 10, "a url has no key 'dtype'"),
-        ("http://a,dialect=openai", 18, "dialect cannot be 'openai'"),
+        ("http://a,dialect=openai", 18, "no dialect is named 'openai'"),
     ],
 )
 def test_every_mistake_has_its_column(text, column, part):

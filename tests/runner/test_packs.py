@@ -15,7 +15,7 @@ from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.verdict import Verdict
 from servanda.runner import reference_pack, run
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
-from servanda.runner.golden import BOUNDED
+from servanda.runner.golden import bounded_names
 from servanda.theory.divergence.base import LogitRows, exact
 from servanda.theory.sampling import Sampling, log_softmax
 from servanda.traces.trace import Batch
@@ -300,7 +300,7 @@ def cut(monkeypatch, tmp_path):
     return path, pack, pair
 
 
-@pytest.mark.parametrize("metric", BOUNDED)
+@pytest.mark.parametrize("metric", bounded_names())
 @pytest.mark.parametrize("aggregate", ["mean", "max", "p50"])
 def test_the_ends_hold_the_exact_value_and_are_one_where_nothing_is_left_out(
     tmp_path, made, metric, aggregate

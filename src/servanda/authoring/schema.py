@@ -13,8 +13,9 @@ from pydantic import TypeAdapter
 from servanda.authoring.contract_test.model import ContractTest
 from servanda.contract.clause import METRIC_ALIASES, SECTIONS
 from servanda.contract.key_aliases import ALIASES, stored_key
-from servanda.contract.model import EXTERNAL, Contract
+from servanda.contract.model import API_VERSION, EXTERNAL, Contract
 from servanda.contract.quantizations import QUANTIZATIONS
+from servanda.contract.server_dialects import dialect_names
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import OUTCOME_METRICS
@@ -43,9 +44,11 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     kernel = parts["Kernel"]["properties"]
     kernel["engine"] |= {"enum": sorted({*engines, EXTERNAL})}
     kernel["quantization"] |= {"enum": [*QUANTIZATIONS, None]}
+    kernel["dialect"] |= {"enum": [*dialect_names(), None]}
     fault = {"type": "object", "properties": dict.fromkeys(faults, True), "maxProperties": 1}
     kernel["fault"] |= {"anyOf": [{**fault, **_closed()}, {"type": "null"}]}
-    metrics = {*DIVERGENCES, *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS, *CHAIN, *METRIC_ALIASES}
+    metrics = {*DIVERGENCES.names(), *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS}
+    metrics |= {*CHAIN, *METRIC_ALIASES}
     parts["Clause"]["properties"]["metric"] |= {"enum": sorted(metrics)}
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()
@@ -76,9 +79,21 @@ def schema_of_tests() -> dict[str, Any]:
     return _titled("ContractTest", schema)
 
 
+def schema_id(kind: str) -> str:
+    """The `$id` of a schema: it follows the apiVersion, and no other version.
+
+    It is a name, and nothing is fetched from it.
+
+    >>> schema_id("KernelContract")
+    'https://servanda.dev/schemas/v1alpha1/KernelContract.json'
+    """
+    group, _, version = API_VERSION.partition("/")
+    return f"https://{group}/schemas/{version}/{kind}.json"
+
+
 def _titled(title: str, schema: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in schema.items() if name != "title"}
-    return {"$schema": DRAFT, "title": title, **rest}
+    return {"$schema": DRAFT, "$id": schema_id(title), "title": title, **rest}
 
 
 def _closed() -> dict[str, Any]:

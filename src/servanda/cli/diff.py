@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,9 +12,10 @@ import click
 from servanda.authoring.diff.difference import Difference
 from servanda.authoring.diff.report import FORMATS
 from servanda.authoring.diff.values import SIDES, Side
+from servanda.cli.git_revision import file_at
 from servanda.cli.input import contract_bytes, each
 from servanda.cli.options import DASH, shared
-from servanda.cli.stdout import show
+from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.runner import load
@@ -21,8 +24,12 @@ _BREAKING = 1
 
 
 @click.command("diff")
-@click.argument("old", metavar="OLD")
-@click.argument("new", metavar="NEW")
+@click.argument("files", nargs=-1, required=True, metavar="OLD NEW")
+@click.option(
+    "--since",
+    metavar="REVISION",
+    help="Compare each contract of a list with its version in git, such as HEAD or origin/main.",
+)
 @click.option(
     "--reader",
     type=click.Choice(SIDES),
@@ -30,22 +37,52 @@ _BREAKING = 1
     show_default=True,
     help="Side to judge for: the consumer relies on the contract, the producer has to keep it.",
 )
+@click.option(
+    "--semver",
+    is_flag=True,
+    help="Accept a breaking change that metadata.version announces, such as 2.0.0 after 1.4.2.",
+)
 @shared("--format", type=click.Choice([*FORMATS]))
-def diff_command(old: str, new: str, reader: Side, format_: str) -> None:
+def diff_command(
+    files: tuple[str, ...], since: str | None, reader: Side, semver: bool, format_: str
+) -> None:
     """Say what the contract NEW promises more, less or otherwise than OLD.
 
     For the consumer what is loosened, removed or retargeted breaks; for the producer what is
     tightened, added or retargeted. The files that a contract names are not opened, so OLD may
-    come from git: git show HEAD~1:c.yaml | servanda contract diff - c.yaml
+    come from git: git show HEAD~1:c.yaml | servanda contract diff - c.yaml, or --since HEAD~1
+    c.yaml. A contract that is not in that revision is new, and breaks nothing.
 
     Exits 0 where nothing breaks, 1 where something does, 2 where a text is wrong.
     """
-    _refuse_same(old, new)
-    before, after = each(_read, (old, new))
-    difference = Difference(before, after, reader)
-    show(FORMATS[format_](difference))
-    if not difference.compatible:
+    if since is None:
+        if len(files) != 2:
+            raise click.UsageError("it takes OLD and NEW; --since REVISION takes any number")
+        _refuse_same(*files)
+        pairs = [each(_read, files)]
+    elif DASH in files:
+        raise click.UsageError("--since takes files: standard input has no version in git")
+    else:
+        pairs = each(partial(_since, since), dict.fromkeys(files))
+    differences = [Difference(pair[0], pair[1], reader) for pair in pairs if len(pair) == 2]
+    texts = [FORMATS[format_](difference) for difference in differences]
+    if since is None:
+        show(texts[0])
+    elif format_ == "json":
+        show_json([*map(json.loads, texts)])
+    else:
+        new = [f"{pair[0].metadata.name}: new since {since}" for pair in pairs if len(pair) == 1]
+        show(("\n" if format_ == "github" else "\n\n").join([*texts, *new]))
+    accepted = (d.compatible or (semver and not d.advice) for d in differences)
+    if not all(accepted):
         sys.exit(_BREAKING)
+
+
+def _since(revision: str, file: str) -> list[Contract]:
+    """A contract at a revision and now; only now, where that revision does not have it."""
+    now = _read(file)
+    before = file_at(revision, Path(file))
+    return [now] if before is None else [load.parse(before, f"{revision}:{file}"), now]
 
 
 def _read(file: str) -> Contract:
@@ -64,5 +101,5 @@ def _refuse_same(old: str, new: str) -> None:
     if same:
         raise ContractError(
             f"OLD and NEW are one file: {new}",
-            hint=f"of git: git show HEAD~1:./{Path(new).name} | servanda contract diff - {new}",
+            hint=f"of git: servanda contract diff --since HEAD~1 {new}",
         )

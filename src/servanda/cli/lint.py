@@ -17,6 +17,7 @@ from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
 from servanda.report.format import count
+from servanda.report.github import annotation
 from servanda.runner import load
 
 
@@ -44,6 +45,11 @@ class Linted:
         code = (f"  runs code: {code}" for code in self.code)
         return "\n".join([ok, *code, *(f"  sends a key: {key}" for key in self.keys)])
 
+    @property
+    def annotations(self) -> str:
+        """An error of a GitHub workflow for each problem; the file's line where it has none."""
+        return "\n".join(map(_annotation, self.problems)) or str(self)
+
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
         data["problems"] = [
@@ -51,6 +57,11 @@ class Linted:
             for p in self.problems
         ]
         return data
+
+
+def _annotation(problem: Problem) -> str:
+    hint = f"\nhint: {problem.hint}" if problem.hint else ""
+    return annotation("error", "contract", f"{problem.message}{hint}", problem.where)
 
 
 def read(file: str) -> Linted:
@@ -89,7 +100,8 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@shared("--format", "--no-code")
+@shared("--format", type=click.Choice(["text", "json", "github"]))
+@shared("--no-code")
 def lint(files: tuple[str, ...], format_: str) -> None:
     """Print every problem of the contracts in FILE...; - reads standard input.
 
@@ -98,6 +110,8 @@ def lint(files: tuple[str, ...], format_: str) -> None:
     linted = [read(file) for file in files]
     if format_ == "json":
         show_json([file.to_dict() for file in linted])
+    elif format_ == "github":
+        show("\n".join(file.annotations for file in linted))
     else:
         show("\n".join(map(str, linted)))
     if any(file.problems for file in linted):

@@ -216,6 +216,14 @@ _share(
     callback=_refuse_code,
 )
 _share(
+    "--notify",
+    "Notifier of an installed package, such as pager=TEAM.  Repeatable.",
+    metavar="NAME=VALUE",
+    multiple=True,
+    envvar="SERVANDA_NOTIFY",
+    show_envvar=True,
+)
+_share(
     "--on",
     "Ray cluster that does the work: local, auto, or ray://HOST:PORT.",
     metavar="ADDRESS",

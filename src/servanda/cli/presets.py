@@ -25,12 +25,13 @@ def presets_command(show: str | None, format_: str) -> None:
         else:
             click.echo(text, nl=False)
         return
+    listed = {name: PRESETS[name] for name in PRESETS.names()}
     if format_ == "json":
-        rows = [{"name": name, "of": of, "title": title(name)} for name, of in PRESETS.items()]
+        rows = [{"name": name, "of": of, "title": title(name)} for name, of in listed.items()]
         show_json(rows)
         return
-    width = max(map(len, PRESETS))
-    for kind in dict.fromkeys(PRESETS.values()):
+    width = max(map(len, listed))
+    for kind in dict.fromkeys(listed.values()):
         click.secho(kind, bold=True)
-        for name in (name for name, of in PRESETS.items() if of == kind):
+        for name in (name for name, of in listed.items() if of == kind):
             click.echo(f"  {name.ljust(width)}  {title(name)}")

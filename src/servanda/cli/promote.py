@@ -46,7 +46,7 @@ _THROUGH = "completed"
     help="Stop with exit code 0 once this stage is reached.",
 )
 @shared("--every", "--ledger")
-@shared("--webhook", "--slack", "--command")
+@shared("--webhook", "--slack", "--command", "--notify")
 @actor_option
 @shared("--max-time", "--format", "--quiet", "--no-code")
 def promote(

@@ -49,7 +49,7 @@ decision_options = together(
     click.argument("run"),
     shared("--reason"),
     actor_option,
-    shared("--ledger", "--webhook", "--slack", "--command", "--format"),
+    shared("--ledger", "--webhook", "--slack", "--command", "--notify", "--format"),
 )
 
 

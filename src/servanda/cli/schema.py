@@ -23,6 +23,7 @@ def schema(kind: str) -> None:
 
     Editors complete and check contracts by it: save it as kernelcontract.schema.json, and
     begin a contract with "# yaml-language-server: $schema=./kernelcontract.schema.json".
+    Its $id follows the apiVersion; the engines and metrics that it names are those installed here.
     """
     tests = kind == "ContractTest"
     show_json(schema_of_tests() if tests else json_schema(engine_names(), [*FAULTS]))

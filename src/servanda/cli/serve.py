@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from servanda.gateway.http.api_keys import Role
 
 # what says nothing to a gateway that follows, and nothing to a leader that serves no one
-_OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "where")
+_OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "notify", "where")
 _OF_LOGS = ("file_bytes", "file_s", "keep_s", "tokens")
 _WAITS = ("first_byte_s", "total_s", "drain_s")
 _OF_GATEWAYS = (
@@ -151,7 +151,7 @@ _OF_GATEWAYS = (
 )
 @click.option("--leader", metavar="URL", help="Follow this leader instead of starting one.")
 @click.option("--leader-only", is_flag=True, help="Run only the leader, and serve no users.")
-@shared("--webhook", "--slack", "--command", "--ledger", "--no-code")
+@shared("--webhook", "--slack", "--command", "--notify", "--ledger", "--no-code")
 def serve(
     contract: Path,
     host: str,

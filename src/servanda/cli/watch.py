@@ -26,7 +26,7 @@ _sink_options = together(
             type=FILE if sink.takes in ("FILE", "DIR") else str,
             help=sink.summary,
         )
-        for name, sink in SINKS.items()
+        for name, sink in ((name, SINKS[name]) for name in SINKS.names())
     )
 )
 

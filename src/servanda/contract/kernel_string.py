@@ -33,6 +33,7 @@ from servanda.contract.fields import VARIABLE
 from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Kernel
 from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
+from servanda.contract.server_dialects import dialect_hint, is_dialect
 from servanda.errors import ContractError, Where
 from servanda.registry import did_you_mean
 
@@ -59,7 +60,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "attention": get_args(Kernel.model_fields["attention"].annotation),
     "head_dtype": ("float32", "bfloat16", "float16"),
     "path": ("prefill", "decode"),
-    "dialect": ("vllm", "sglang", "llamacpp", "lmdeploy", "plain"),
     "logprobs": ("raw", "processed"),
 }
 
@@ -232,6 +232,8 @@ class _Reader:
             raise self.wrong(
                 start, f"{key} cannot be {value!r}", f"one of {', '.join(_CHOICES[key])}"
             )
+        if key == "dialect" and not is_dialect(value):
+            raise self.wrong(start, f"no dialect is named {value!r}", dialect_hint(value))
         if key in ("batch_size", "prefill_chunk", "prefix_cache"):
             if not re.fullmatch(r"[0-9]{1,6}", value):
                 raise self.wrong(start, f"{key} is a whole number, not {value!r}", "write 32")

@@ -77,7 +77,7 @@ class Kernel(Value):
     adapter: str | None = Field(None, description="Folder of a LoRA adapter that PEFT wrote.")
     url: str | None = Field(None, description="Of a server, such as http://127.0.0.1:8000.")
     served: str | None = Field(None, description="What the server calls it; default its only one.")
-    dialect: Literal["vllm", "sglang", "llamacpp", "lmdeploy", "plain"] | None = Field(
+    dialect: str | None = Field(
         None, description="What kind of server it is; default: it is asked."
     )
     logprobs: Literal["raw", "processed"] | None = Field(

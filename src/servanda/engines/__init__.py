@@ -14,7 +14,6 @@ from servanda.registry import did_you_mean
 
 __all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]
 
-_PLUGINS = "servanda.engines"
 # what to do where the library of an engine is missing
 _INSTALL = {
     "llamacpp": "pip install 'servanda[llamacpp]'",
@@ -58,20 +57,12 @@ _OF_SOME = {
 }
 
 
-def _plugins() -> Iterator[tuple[str, str]]:
-    """Name and module of each engine that installed packages offer."""
-    from importlib.metadata import entry_points  # reads the metadata of every package
-
-    return ((entry.name, entry.module) for entry in entry_points(group=_PLUGINS))
-
-
 class _Names(Collection[str]):
     def __contains__(self, name: object) -> bool:
-        return name in BUILTIN or any(name == plugin for plugin, _ in _plugins())
+        return name in BUILTIN or name in ENGINES
 
     def __iter__(self) -> Iterator[str]:
-        yield from BUILTIN
-        yield from (plugin for plugin, _ in _plugins())
+        return iter(dict.fromkeys((*BUILTIN, *ENGINES.names())))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -95,19 +86,18 @@ def open_engine(kernel: Kernel) -> Engine:
 
         if rank_processes.MEETING not in os.environ:
             return rank_processes.ShardedEngine(kernel)
-    if name not in ENGINES:
-        module = BUILTIN.get(name) or dict(_plugins()).get(name)
-        if module is None:
-            raise MeasurementError(
-                f"there is no engine {name!r}", hint=did_you_mean(name, engine_names())
-            )
+    if name in BUILTIN and name not in ENGINES:
         try:
-            importlib.import_module(module)
+            importlib.import_module(BUILTIN[name])
         except ImportError as error:
             raise MeasurementError(
                 f"engine {name!r} cannot be imported: {error}",
                 hint=_INSTALL.get(name, "install it beside servanda, or name its `python:`"),
             ) from error
+    elif not ENGINES.load(name):
+        raise MeasurementError(
+            f"there is no engine {name!r}", hint=did_you_mean(name, engine_names())
+        )
     make = ENGINES[name]
     for key, value in _asked(kernel).items():
         if key not in getattr(make, "keys", ()):

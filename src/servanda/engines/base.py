@@ -202,4 +202,6 @@ def padded_best(steps: Sequence[Best], k: int) -> dict[str, NDArray[np.float64]]
     return best_columns(best_NK2[..., 0], best_NK2[..., 1])
 
 
-ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine")
+# an engine of Servanda is imported when a kernel names it
+ENGINES: Registry[Callable[[Kernel], Any]] = Registry("engine", plugins="servanda.engines")
+ENGINES.reserve(*BUILTIN)

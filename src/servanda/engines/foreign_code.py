@@ -1,8 +1,9 @@
 # Foreign code: what a contract makes run that is neither Servanda's nor a library's.
 #
-# A contract is data, but it may name code: a function of a file, an interpreter, an engine of an
-# installed package.  --no-code refuses all three, for CI on pull requests from strangers.  It is
-# passed on as the variable SERVANDA_NO_CODE, so that child processes refuse them as well.
+# A contract is data, but it may name code: a function of a file, an interpreter, an engine, a
+# metric or a dialect of an installed package.  --no-code refuses all of them, for CI on pull
+# requests from strangers; the package of a metric is not even imported.  It is passed on as the
+# variable SERVANDA_NO_CODE, so that child processes refuse them as well.
 # So is a key that a kernel names: a contract chooses both the variable and where it is sent.
 #
 # Never run, whatever a contract names: code in a model's folder (no remote code is trusted),
@@ -11,13 +12,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from servanda.contract.model import Contract, Kernel, Place
+from servanda.contract.server_dialects import DIALECTS
 from servanda.engines.base import BUILTIN
-from servanda.errors import ContractError, Problem
+from servanda.errors import ContractError, Problem, Where
 from servanda.judgement.rewards import file_and_function
+from servanda.theory.divergence.base import DIVERGENCES
+
+if TYPE_CHECKING:
+    from servanda.contract.yaml_reader import Marks
 
 NO_CODE = "SERVANDA_NO_CODE"
 _HINT = "look at it, then call without --no-code (without SERVANDA_NO_CODE); or remove it"
@@ -44,7 +51,15 @@ def code_of(contract: Contract) -> tuple[Code, ...]:
     reward = (contract.reward and contract.reward.of) or ""
     if parts := file_and_function(reward):
         codes.append(Code(("reward", "of"), f"runs {parts[1]} of {parts[0]}"))
-    return tuple(codes)
+    return (*codes, *metrics_of(contract))
+
+
+def metrics_of(contract: Contract) -> Iterator[Code]:
+    """The metrics of installed packages; these packages are not imported."""
+    for _, place, clause in contract.clauses():
+        if (package := DIVERGENCES.package_of(clause.metric)) is not None:
+            text = f"runs metric {clause.metric!r} of the installed package {package!r}"
+            yield Code((*place, "metric"), text)
 
 
 def keys_of(contract: Contract) -> tuple[Code, ...]:
@@ -73,6 +88,9 @@ def code_of_kernel(kernel: Kernel, place: Place) -> Iterator[Code]:
         yield Code((*place, "python"), f"runs the interpreter {kernel.python}")
     if kernel.engine not in (*BUILTIN, "external"):
         yield Code((*place, "engine"), f"runs engine {kernel.engine!r} of an installed package")
+    if kernel.dialect is not None and (package := DIALECTS.package_of(kernel.dialect)) is not None:
+        text = f"runs dialect {kernel.dialect!r} of the installed package {package!r}"
+        yield Code((*place, "dialect"), text)
 
 
 def code_is_refused() -> bool:
@@ -89,6 +107,16 @@ def refuse_code(contract: Contract) -> None:
     _refuse((*code_of(contract), *keys_of(contract)), contract)
 
 
+def refuse_metrics(contract: Contract, marks: Marks) -> None:
+    """Under --no-code, metrics of installed packages, before lint would import these.
+
+    Raises:
+        ContractError: naming each place.
+    """
+    if code_is_refused():
+        _raise([_problem(code, marks.near(code.place)) for code in metrics_of(contract)])
+
+
 def refuse_code_of_kernel(kernel: Kernel, name: str) -> None:
     """Under --no-code, a kernel that runs code or sends a key; `name` is what messages call it.
 
@@ -99,11 +127,14 @@ def refuse_code_of_kernel(kernel: Kernel, name: str) -> None:
 
 
 def _refuse(codes: tuple[Code, ...], contract: Contract | None) -> None:
-    problems = [
-        Problem(
-            f"{code}, and --no-code refuses it", contract and contract.where(*code.place), _HINT
-        )
-        for code in codes
-    ]
-    if problems and code_is_refused():
+    if code_is_refused():
+        _raise([_problem(code, contract and contract.where(*code.place)) for code in codes])
+
+
+def _problem(code: Code, where: Where | None) -> Problem:
+    return Problem(f"{code}, and --no-code refuses it", where, _HINT)
+
+
+def _raise(problems: Sequence[Problem]) -> None:
+    if problems:
         raise ContractError.all(problems)

@@ -37,12 +37,27 @@ if TYPE_CHECKING:
 
 Pieces = Iterator[NDArray[np.floating]]
 _JOINT = "joint."
-BOUNDED = tuple(name for name, metric in DIVERGENCES.items() if "topk" in metric.forms)
 TAIL = "tail"
-EXACT = frozenset(n for n, metric in DIVERGENCES.items() if "logits" in metric.forms) | {*COLUMNS}
-ENDS = frozenset({TAIL, *(f"{name}.{end}" for name in BOUNDED for end in ("low", "high"))})
 _NEAR = 1024  # top-k tokens of the side with full logits; more only cost time
 _SLACK = 1e-6  # the logprobs of infer were stored in float32
+
+
+# a metric of an installed package is registered when a contract is read, so these are functions
+def bounded_names() -> tuple[str, ...]:
+    """The metrics that top-k tokens bound."""
+    return tuple(name for name, metric in DIVERGENCES.items() if "topk" in metric.forms)
+
+
+def exact_names() -> frozenset[str]:
+    """What is computed of full logits."""
+    return frozenset(n for n, m in DIVERGENCES.items() if "logits" in m.forms) | {*COLUMNS}
+
+
+def end_names() -> frozenset[str]:
+    """What is computed of top-k tokens."""
+    return frozenset(
+        {TAIL, *(f"{name}.{end}" for name in bounded_names() for end in ("low", "high"))}
+    )
 
 
 def measure_golden(
@@ -83,7 +98,7 @@ def measure_golden(
     # a single text has no other composition; of few texts the two most different are used
     again = order[::NOISE_STRIDE] if len(order) > NOISE_STRIDE else order[:: len(order) - 1 or 1]
     sides = sides if len(again) > 1 else ()
-    measured, names = (_bounded, ENDS) if best else (both, EXACT)
+    measured, names = (_bounded, end_names()) if best else (both, exact_names())
     total = len(batches) + len(sides)
 
     traces = []
@@ -101,13 +116,14 @@ def measure_golden(
 
 
 def cached_golden(
-    run: RunDirectory, name: str, make: Callable[[], Trace], names: frozenset[str] = EXACT
+    run: RunDirectory, name: str, make: Callable[[], Trace], names: frozenset[str] | None = None
 ) -> Trace:
     """The trace on disk, or a new one, also if an earlier version with fewer metrics wrote it.
 
     The texts are fixed, so measuring them again samples nothing twice.
     """
-    return run.cached(name, make, lambda trace: names <= exact_columns(trace).keys())
+    needed = exact_names() if names is None else names
+    return run.cached(name, make, lambda trace: needed <= exact_columns(trace).keys())
 
 
 def read_golden(run: RunDirectory) -> GoldenRun | None:
@@ -207,7 +223,7 @@ def bounded(train: Iterable[NDArray[np.floating]], infer: Trace, vocabulary: int
             TopK(best_ids_NK[rows], best_logp_NK[rows], vocabulary, slack=_SLACK),
         )
         columns = {_JOINT + TAIL: np.where(pair.usable_R, pair.infer.tail_R, np.nan)}
-        for name in BOUNDED:
+        for name in bounded_names():
             low, high = f"{_JOINT}{name}.low", f"{_JOINT}{name}.high"
             columns[low], columns[high] = interval(name, pair).T
         token_R = infer.token_N[rows]

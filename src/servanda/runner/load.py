@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from servanda.contract import parser
 from servanda.contract.hub_name import is_hub_name, moved_path
@@ -18,7 +18,7 @@ from servanda.contract.text_file import MAX_BYTES, content
 from servanda.contract.workload import Golden, NamedWorkload, Workload
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS, SPECULATION_FAULTS
-from servanda.engines.foreign_code import refuse_code
+from servanda.engines.foreign_code import refuse_code, refuse_metrics
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
 from servanda.judgement.lint import linter
@@ -26,6 +26,9 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.rewards import file_and_function
 from servanda.judgement.traffic import Traffic
 from servanda.traces.corpus import Corpus
+
+if TYPE_CHECKING:
+    from servanda.contract.yaml_reader import Marks
 
 _SHORT = 1 << 16  # most characters of a cached text
 T = TypeVar("T", Workload, NamedWorkload, Golden)
@@ -111,7 +114,10 @@ def contract_of(text: str, name: str) -> Contract:
 
 @lru_cache(maxsize=32)  # a run reads its contract several times
 def _parsed(text: str, name: str, faults: tuple[str, ...]) -> Contract:
-    rules = partial(linter.check, engines=engine_names(), faults=faults)
+    def rules(contract: Contract, marks: Marks, **broken: Any) -> list[Problem]:
+        refuse_metrics(contract, marks)
+        return linter.check(contract, marks, engines=engine_names(), faults=faults, **broken)
+
     return parser.parse(text, name, rules=rules)[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 from click.testing import CliRunner
@@ -210,7 +211,9 @@ def test_a_file_is_not_compared_with_itself(folder, other):
     done = servanda("contract", "diff", "old.yaml", other)
 
     assert done.exit_code == 2
-    assert done.output.startswith(f"OLD and NEW are one file: {other}\n  hint: of git: git show")
+    assert done.output.startswith(
+        f"OLD and NEW are one file: {other}\n  hint: of git: servanda contract diff --since HEAD~1 "
+    )
 
 
 def test_standard_input_is_not_two_texts(folder):
@@ -421,3 +424,98 @@ def test_a_broken_link_is_a_file_that_does_not_read(folder):
 
     assert done.exit_code == 2
     assert "cannot be read" in done.output
+
+
+@pytest.fixture
+def repository(folder):
+    """The folder as a repository of git without a commit."""
+    git("init", "-q", "-b", "main")
+    return folder
+
+
+def git(*words):
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    subprocess.run(["git", *who, *words], check=True)
+
+
+def commit():
+    git("add", ".")
+    git("commit", "-q", "-m", "contracts")
+
+
+def test_contracts_are_compared_with_their_version_in_git(repository):
+    (repository / "sub").mkdir()
+    write("sub/one.yaml")
+    write("two.yaml")
+    commit()
+    write("sub/one.yaml", LOOSER)
+    write("two.yaml", TIGHTER)
+    write("three.yaml")
+
+    done = servanda("contract", "diff", "--since", "main", "sub/one.yaml", "two.yaml", "three.yaml")
+
+    assert done.exit_code == 1
+    one, _, rest = done.output.partition("\n\n✗ ▼ loosened")
+    assert one == "tiny-int8 1.0.0 -> 1.0.0"
+    assert "main:sub/one.yaml:25  sub/one.yaml:25" in rest
+    assert "compatible for the consumer: 1 tightened" in rest
+    assert done.output.endswith("\n\ntiny-int8: new since main\n")
+    assert servanda("contract", "diff", "--since", "main", "two.yaml").exit_code == 0
+
+
+def test_several_differences_are_a_list_in_json_and_lines_in_github(repository):
+    for name in ("one.yaml", "two.yaml"):
+        write(name)
+    commit()
+    write("one.yaml", LOOSER)
+    since = ("contract", "diff", "--since", "HEAD", "one.yaml", "two.yaml", "--format")
+
+    assert [d["compatible"] for d in json.loads(servanda(*since, "json").output)] == [False, True]
+    lines = servanda(*since, "github").output.splitlines()
+    assert [line.split()[0] for line in lines] == ["::error", "::notice", "::notice"]
+
+
+def test_a_version_that_announces_a_breaking_change_is_accepted_when_asked(repository):
+    write("one.yaml")
+    commit()
+    write("one.yaml", LOOSER, MAJOR)
+
+    assert servanda("contract", "diff", "--since", "HEAD", "one.yaml").exit_code == 1
+    assert servanda("contract", "diff", "--since", "HEAD", "--semver", "one.yaml").exit_code == 0
+    write("one.yaml", LOOSER, NEXT)
+    assert servanda("contract", "diff", "--since", "HEAD", "--semver", "one.yaml").exit_code == 1
+
+
+def test_before_the_first_commit_every_contract_is_new(repository):
+    done = servanda("contract", "diff", "--since", "HEAD", write("one.yaml"))
+    assert (done.exit_code, done.output) == (0, "tiny-int8: new since HEAD\n")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "--output=x"])
+def test_a_revision_that_git_does_not_know_is_named(repository, name):
+    write("one.yaml")
+    commit()
+    done = servanda("contract", "diff", f"--since={name}", "one.yaml")
+    assert done.exit_code == 2
+    assert done.output.startswith(
+        f"git knows no commit '{name}'\n  hint: fetch it first: git fetch"
+    )
+
+
+def test_a_file_outside_of_git_has_no_version_there(folder):
+    done = servanda("contract", "diff", "--since", "HEAD", write("one.yaml"))
+    assert done.exit_code == 2
+    assert (
+        done.output
+        == "one.yaml lies in no repository of git\n  hint: servanda contract diff OLD NEW\n"
+    )
+
+
+def test_the_two_ways_of_calling_are_told_apart(folder):
+    for words in (["one.yaml"], ["a", "b", "c"]):
+        done = servanda("contract", "diff", *words)
+        assert done.exit_code == 2
+        assert "it takes OLD and NEW; --since REVISION takes any number" in done.output
+    done = servanda("contract", "diff", "--since", "HEAD", "-")
+    assert done.exit_code == 2
+    assert "--since takes files: standard input has no version in git" in done.output

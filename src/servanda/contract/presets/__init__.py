@@ -7,33 +7,62 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from servanda.contract.model import Kernel
 from servanda.errors import ContractError
-from servanda.registry import did_you_mean
+from servanda.registry import Registry
 
-__all__ = ["PRESETS", "fitting", "preset_text", "shipped", "title"]
+__all__ = ["PRESETS", "add_preset", "fitting", "preset_text", "shipped", "title"]
 
 SUFFIX = ".kernelcontract.yaml"
-# name -> purpose
-PRESETS: Mapping[str, str] = MappingProxyType(
+Purpose = Literal["serving", "reinforcement learning"]
+_OWN: Mapping[Purpose, tuple[str, ...]] = MappingProxyType(
     {
-        "vllm-upgrade": "serving",
-        "fp8": "serving",
-        "fp8-kv": "serving",
-        "nvfp4": "serving",
-        "new-gpu": "serving",
-        "nemo-grpo": "reinforcement learning",
-        "verl-sync": "reinforcement learning",
-        "verl-async": "reinforcement learning",
-        "trl": "reinforcement learning",
-        "prime-rl": "reinforcement learning",
-        "slime": "reinforcement learning",
-        "fp8-rollout": "reinforcement learning",
-        "mxfp8-rollout": "reinforcement learning",
-        "nvfp4-rollout": "reinforcement learning",
+        "serving": ("vllm-upgrade", "fp8", "fp8-kv", "nvfp4", "new-gpu"),
+        "reinforcement learning": (
+            *("nemo-grpo", "verl-sync", "verl-async", "trl", "prime-rl", "slime"),
+            *("fp8-rollout", "mxfp8-rollout", "nvfp4-rollout"),
+        ),
     }
 )
+# name -> purpose
+PRESETS: Registry[Purpose] = Registry("preset", plugins="servanda.presets")
+for _purpose, _names in _OWN.items():
+    for _name in _names:
+        PRESETS.add(_name, _purpose)
+_TEXTS: dict[str, str] = {}  # of presets of installed packages
+
+
+def add_preset(name: str, purpose: Purpose, text: str) -> None:
+    """Register a preset of another package.
+
+    Args:
+        purpose: serving: `servanda compare` fills in the kernels and the prompts; reinforcement
+            learning: it also judges dumps and monitors a training run.
+        text: a contract in the layout of `servanda contract presets --show fp8` (or trl), which is
+            filled in line by line; its first line is a comment with the title.
+
+    Raises:
+        ValueError: the name is registered already, there is no such purpose, or a line is missing.
+    """
+    if purpose not in _OWN:
+        raise ValueError(f"the purpose of preset {name!r} is {purpose!r}: one of {(*_OWN,)}")
+    lines = text.splitlines()
+    needed = ["metadata:", f"  name: {name}", "kernels:", "workload:", "statistical:"]
+    missing = [line for line in needed if line not in lines]
+    if not all(line.startswith("#") for line in lines[:2]):
+        missing.insert(0, "# two lines of comments at the top")
+    if purpose == "reinforcement learning" and "metric: sampler_fidelity" not in text:
+        missing.append("metric: sampler_fidelity")
+    if missing:
+        like = "fp8" if purpose == "serving" else "trl"
+        raise ValueError(
+            f"preset {name!r} has no line {missing[0]!r}: keep the layout of "
+            f"`servanda contract presets --show {like}`"
+        )
+    PRESETS.add(name, purpose)
+    _TEXTS[name] = text
 
 
 def preset_text(name: str) -> str:
@@ -41,9 +70,12 @@ def preset_text(name: str) -> str:
 
     Raises:
         ContractError: there is no such preset.
+        MeasurementError: it is one of an installed package that cannot be imported.
     """
-    if name not in PRESETS:
-        raise ContractError(f"there is no preset {name!r}", hint=did_you_mean(name, PRESETS))
+    if not PRESETS.load(name):
+        raise ContractError(f"there is no preset {name!r}", hint=PRESETS.hint(name))
+    if name in _TEXTS:
+        return _TEXTS[name]
     return files(__name__).joinpath(name + SUFFIX).read_text(encoding="utf-8")
 
 

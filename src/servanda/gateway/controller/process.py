@@ -37,7 +37,7 @@ class Settings:
         host, port: of its listener.
         held: (name, role, key) of holders in addition to the file `keys`.
         tls: the listener's certificate, and its private key, as `ListenerFiles` takes them.
-        webhook, slack, command: notifiers of pages.
+        webhook, slack, command, notify: notifiers of pages.
         urls: (kernel, url) of the pools in the gateways.
     """
 
@@ -52,6 +52,7 @@ class Settings:
     webhook: tuple[str, ...] = field(default=(), repr=False)
     slack: tuple[str, ...] = field(default=(), repr=False)
     command: tuple[str, ...] = field(default=(), repr=False)
+    notify: tuple[str, ...] = field(default=(), repr=False)
     urls: tuple[tuple[str, str], ...] = ()
 
 
@@ -112,7 +113,7 @@ class ControllerProcess:
                 Path(settings.contract),
                 state=Path(settings.state),
                 ledger=settings.ledger,
-                sinks=sinks_of(settings.webhook, settings.slack, settings.command),
+                sinks=sinks_of(settings.webhook, settings.slack, settings.command, settings.notify),
             )
             watcher = threading.Thread(target=self._watch, args=(controller,), daemon=True)
             try:

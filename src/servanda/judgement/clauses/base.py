@@ -346,4 +346,4 @@ class Sampled(Kind):
     """Kinds on sampled tokens: inconclusive if a validity check fails."""
 
 
-GUARDS: Registry[type[Kind]] = Registry("guard")
+GUARDS: Registry[type[Kind]] = Registry("guard", aside=DIVERGENCES)

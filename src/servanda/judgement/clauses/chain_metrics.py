@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from servanda.registry import Registry
+from servanda.theory.divergence.base import DIVERGENCES
 
 if TYPE_CHECKING:
     from servanda.contract.clause import Clause
@@ -56,7 +57,7 @@ class ChainMetric(Protocol):
         ...
 
 
-CHAIN: Registry[type[ChainMetric]] = Registry("metric")
+CHAIN: Registry[type[ChainMetric]] = Registry("metric", aside=DIVERGENCES)
 
 
 def chain_metric(contract: Contract, clause: Clause) -> type[ChainMetric]:

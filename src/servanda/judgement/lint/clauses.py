@@ -69,9 +69,11 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
                 message = f"no slice is named {quoted(name)}"
                 yield Finding((*path, "slices", j), message, nearest(name, declared))
         yield from stages(path, contract, clause)
-        if clause.metric not in known:
+        # only for a name that is not Servanda's are the installed packages asked
+        if clause.metric not in known and clause.metric not in DIVERGENCES:
             message = f"no metric is named {quoted(clause.metric)}"
-            yield Finding((*path, "metric"), message, nearest(clause.metric, known))
+            hint = nearest(clause.metric, {*known, *DIVERGENCES.names()})
+            yield Finding((*path, "metric"), message, hint)
             continue
         yield from outcomes(path, contract, section, clause, declared)
         if clause.metric in RUNTIME_METRICS:

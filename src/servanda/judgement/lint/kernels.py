@@ -10,6 +10,7 @@ from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import EXTERNAL, Contract, Kernel
 from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
+from servanda.contract.server_dialects import dialect_hint, is_dialect
 from servanda.registry import nearest, quoted
 
 _SERVER = "openai_http"
@@ -49,6 +50,9 @@ def kernels(
             message = f"{path[-1]} draws, and has no experts to replay"
             hint = "declare it of kernels.train, which scores what infer drew"
             yield Finding((*path, "routes"), message, hint, key=True)
+        if kernel.dialect is not None and not is_dialect(kernel.dialect):
+            message = f"no dialect is named {quoted(kernel.dialect)}"
+            yield Finding((*path, "dialect"), message, dialect_hint(kernel.dialect))
         yield from _server(path, kernel)
         yield from _fault(path, kernel, faults)
 

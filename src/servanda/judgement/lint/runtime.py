@@ -12,6 +12,7 @@ from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
+from servanda.theory.divergence.base import DIVERGENCES
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ RUNTIME_METRICS: Mapping[str, RuntimeMetric] = MappingProxyType(
         ),
     }
 )  # fmt: skip
+DIVERGENCES.reserve(*RUNTIME_METRICS)
 
 
 def runtime(path: Path, section: Section, contract: Contract, clause: Clause) -> Iterator[Finding]:

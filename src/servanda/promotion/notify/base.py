@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, get_args
 
 from servanda.promotion.state import Effect
+from servanda.registry import Registry
 from servanda.traces.serialization import to_plain
 
 Kind = Literal["route", "notify", "page"]
@@ -32,6 +34,12 @@ class Sink(Protocol):
             MeasurementError: it was not accepted.  Neither text contains a secret.
         """
         ...
+
+
+# of installed packages; a notifier takes the value of its --notify NAME=VALUE
+NOTIFIERS: Registry[Callable[[str], Sink]] = Registry("notifier", plugins="servanda.notifiers")
+OWN = ("webhook", "slack", "command")  # which have options of their own
+NOTIFIERS.reserve(*OWN)
 
 
 def message(effect: Effect) -> dict[str, Any]:

@@ -5,28 +5,47 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from servanda.promotion.notify.base import Sink
+from servanda.errors import ContractError
+from servanda.promotion.notify.base import NOTIFIERS, OWN, Sink
 from servanda.promotion.notify.command import Command
 from servanda.promotion.notify.slack import Slack
 from servanda.promotion.notify.webhook import Webhook, secrets_of
+
+_NONE = "no installed package offers one; docs/how-to/plugins.md says how one is written"
 
 
 def sinks_of(
     webhook: Iterable[str] = (),
     slack: Iterable[str] = (),
     command: Iterable[str] = (),
+    notify: Iterable[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Sink, ...]:
     """The notifiers of command-line options.
 
     Args:
+        notify: NAME=VALUE of notifiers of installed packages.
         environ: contains the signing secret of webhooks.
 
     Raises:
-        ContractError: a value is not an http or https URL or names no program, or the secret is
-            invalid.
+        ContractError: a value is not an http or https URL, or names no program or notifier, or the
+            secret is invalid.
+        MeasurementError: the package of a notifier cannot be imported.
     """
     urls = (*webhook,)
     secrets = secrets_of(environ) if urls else ()
     hooks = (Webhook(url, secrets) for url in urls)
-    return (*hooks, *map(Slack, slack), *map(Command, command))
+    return (*hooks, *map(Slack, slack), *map(Command, command), *map(_of_package, notify))
+
+
+def _of_package(text: str) -> Sink:
+    name, equals, value = text.partition("=")
+    if not equals:  # the text is not shown, because a value may be a secret
+        raise ContractError(
+            "--notify takes NAME=VALUE", hint=f"known: {', '.join(NOTIFIERS.names()) or 'none'}"
+        )
+    if not NOTIFIERS.load(name):
+        known = NOTIFIERS.names()
+        hint = f"--{name} VALUE" if name in OWN else NOTIFIERS.hint(name) if known else _NONE
+        raise ContractError(f"--notify: there is no notifier {name!r}", hint=hint)
+    return NOTIFIERS[name](value)

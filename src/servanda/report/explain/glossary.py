@@ -182,7 +182,7 @@ EXPLAINERS: list[Callable[[str], str | None]] = [explain_metric, explain_guard, 
 def names() -> Collection[str]:
     """Everything that has an explanation of its own."""
     return [
-        *DIVERGENCES,
+        *DIVERGENCES.names(),
         *CHAIN,
         *RUNTIME_METRICS,
         *GUARDS,

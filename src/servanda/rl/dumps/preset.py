@@ -79,8 +79,8 @@ def preset_of(name: str) -> str:
     Raises:
         ContractError: no such preset, or one for serving.
     """
-    fitting = [n for n, of in PRESETS.items() if of == "reinforcement learning"]
-    if name not in fitting:
+    if name not in PRESETS or PRESETS[name] != "reinforcement learning":
+        fitting = [n for n in PRESETS.names() if PRESETS[n] == "reinforcement learning"]
         what = "is for serving" if name in PRESETS else "does not exist"
         raise ContractError(
             f"a dump needs a preset for a trainer, and {name!r} {what}",
@@ -92,11 +92,17 @@ def preset_of(name: str) -> str:
 def needed(preset: str) -> int:
     """The number of tokens that a slice needs for a cell."""
     contract = contract_of(preset, "dump", ())[1]
-    limit = min(
+    limits = [
         float(c.at_most)
         for c in contract.statistical
         if c.metric == "tv" and c.enforced and isinstance(c.at_most, float)
-    )
+    ]
+    if not limits:  # of another package
+        raise ContractError(
+            f"preset {preset!r} has no enforced clause of tv with a number as its limit",
+            hint="a dump needs one, as in `servanda contract presets --show verl-sync`",
+        )
+    limit = min(limits)
     units = units_at_best(limit, 1 - contract.confidence)
     assert units is not None  # no preset has a limit of 0
     return AMPLE * units

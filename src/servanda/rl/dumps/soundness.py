@@ -10,7 +10,7 @@ from servanda.contract.model import Contract
 from servanda.judgement.bitwise import objection
 from servanda.judgement.breakdown import Removed
 from servanda.report.breakdown import removed_line
-from servanda.report.format import number
+from servanda.report.format import count, number
 from servanda.rl.dumps.checks import Finding, State
 from servanda.rl.dumps.formats import Refused
 from servanda.rl.dumps.outliers import Outliers
@@ -77,7 +77,8 @@ def of_refused(refused: Refused, taken: int) -> list[DataLine]:
     for refusal in refused.values():
         share = refusal.count / (taken + refused.rows)
         bad = share > _SHARE or _ZERO in refusal.reason
-        text = f"{refusal.count:,} sequences rejected: {refusal.reason} (first: {refusal.first})"
+        rows = count(refusal.count, "sequence")
+        text = f"{rows} rejected: {refusal.reason} (first: {refusal.first})"
         lines.append(DataLine("error" if bad else "warning", text))
     return lines
 

@@ -56,7 +56,8 @@ class DetectedSource:
             self.missing = nothing(path)
             return None
         if path.is_dir():
-            dumps = [n for n, f in FORMATS.items() if (s := f.sniff(path)) is not None and s.sure]
+            sniffed = {name: FORMATS[name].sniff(path) for name in FORMATS.names()}
+            dumps = [name for name, found in sniffed.items() if found is not None and found.sure]
             if dumps:
                 raise ContractError(
                     f"{str(path)!r} holds a monitor's state, {states[0].name}, and a dump of "

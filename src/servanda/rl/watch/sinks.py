@@ -48,7 +48,7 @@ class Sink:
         """Close the notifier."""
 
 
-SINKS: Registry[type[Sink]] = Registry("sink")
+SINKS: Registry[type[Sink]] = Registry("sink", plugins="servanda.watch_sinks")
 
 
 @SINKS.register("series")

@@ -139,9 +139,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     corpus, prompts_text = prompts_of(options.prompts, sides)
     sampling = _sampling(options, template, sides)
     sizes = _sizes(options, template, sides)
-    limits = {clause.slices: clause.at_most for clause in template.statistical if clause.enforced}
-    whole = min(v for s, v in limits.items() if s and "all" in s and isinstance(v, float))
-    sliced = [v for s, v in limits.items() if s and "depth" in s and isinstance(v, float)]
+    whole, sliced = _limits(template, name)
     template, claimed = _claimed(template, options, sizes[1], whole, sampling.max_new_tokens, sides)
     key = [options.a, options.b, options.referee, name, corpus.digest, sampling.model_dump()]
     key += [options.confidence] if options.confidence is not None else []
@@ -155,7 +153,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         [len(of) for of in ids],
         width=sampling.max_new_tokens,
         groups=sizes[1],
-        limit=min(sliced),
+        limit=sliced,
         contract=template,
         answers=answers,
     )
@@ -209,6 +207,27 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         bitwise=expected,
     )
     return Comparison(options, sides, parts, name, corpus, golden, folder, lines)
+
+
+def _limits(template: Contract, name: str) -> tuple[float, float]:
+    """The smallest limit on the whole, and on the slices of a preset.
+
+    Raises:
+        ContractError: a preset of another package that lacks one of the two.
+    """
+    found = []
+    for where in ("all", "depth"):
+        clauses = (c for c in template.statistical if c.enforced and where in (c.slices or ()))
+        numbers = [c.at_most for c in clauses if isinstance(c.at_most, float)]
+        if not numbers:
+            raise ContractError(
+                f"preset {name!r} has no enforced statistical clause with a number as its limit on "
+                f"slices: [{where}]",
+                hint="compare needs one on [all] and one on [depth], as in `servanda contract "
+                "presets --show fp8`",
+            )
+        found.append(min(numbers))
+    return found[0], found[1]
 
 
 def _preset_text(name: str, options: Options) -> str:

@@ -76,7 +76,7 @@ class Divergence:
         return self.span[0] < 0
 
 
-DIVERGENCES: Registry[Divergence] = Registry("metric")
+DIVERGENCES: Registry[Divergence] = Registry("metric", plugins="servanda.metrics")
 # the exact value of a metric from the sums of each row
 OF_SUMS: dict[str, Callable[[RowSums], Floats]] = {}
 
@@ -98,7 +98,7 @@ def divergence(
     """
 
     def decorate(function: Callable[..., Floats]) -> Callable[..., Floats]:
-        if name not in DIVERGENCES:
+        if name not in DIVERGENCES.registered:
             DIVERGENCES.add(name, Divergence(name, unit, outcome))
         metric = DIVERGENCES[name]
         if (metric.unit, metric.outcome) != (unit, outcome):
@@ -279,8 +279,9 @@ def of_sums(name: str, sums: RowSums) -> Floats:
 
 def exact(name: str, rows: LogitRows) -> Floats:
     """The exact value of a metric at each position, [R]; NaN for unusable rows."""
+    form = DIVERGENCES[name].forms["logits"]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        values_R = rows.by_row(partial(of_sums, name), DIVERGENCES[name].forms["logits"])
+        values_R = rows.by_row(partial(of_sums, name), form) if name in OF_SUMS else form(rows)
     return np.where(rows.usable_R, values_R, np.nan)
 
 

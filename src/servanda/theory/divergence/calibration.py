@@ -8,7 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from servanda.theory.divergence.base import DIVERGENCES
+
 CALIBRATION = "calibration"  # the name of the metric in a contract
+DIVERGENCES.reserve(CALIBRATION)
 BINS = 15
 
 

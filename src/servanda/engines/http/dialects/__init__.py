@@ -1,7 +1,9 @@
-# The dialects that this version speaks, in the order in which a server is asked for them.
+# The dialects that this version speaks, in the order in which a server is asked for them; one of an
+# installed package is declared.
 
 from __future__ import annotations
 
+from servanda.contract.server_dialects import dialect_hint
 from servanda.engines.http.dialects import llamacpp, lmdeploy, openai, sglang, vllm
 from servanda.engines.http.dialects.base import DIALECTS, Dialect, Server
 from servanda.engines.http.transport import Transport
@@ -17,8 +19,11 @@ def detect(transport: Transport, dialect: str | None, served: str | None) -> tup
     """The dialect of a server, declared or detected, and its description.
 
     Raises:
-        MeasurementError: it does not answer, or not as the declared dialect does.
+        MeasurementError: it does not answer, or not as the declared dialect does; there is no such
+            dialect, or its package cannot be imported.
     """
+    if dialect is not None and not DIALECTS.load(dialect):
+        raise MeasurementError(f"there is no dialect {dialect!r}", hint=dialect_hint(dialect))
     kinds = ORDER if dialect is None else (DIALECTS[dialect],)
     for kind in kinds:
         speaker = kind()

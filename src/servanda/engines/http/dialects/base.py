@@ -13,10 +13,10 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from servanda.contract.model import Path
+from servanda.contract.server_dialects import DIALECTS as DIALECTS
 from servanda.engines.http.responses import Best, Part
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
-from servanda.registry import Registry
 from servanda.theory.sampling import Sampling
 
 Meaning = Literal["raw", "processed"]
@@ -189,8 +189,6 @@ class Dialect(ABC):
             hint="let a kernel that loads the checkpoint be the other side",
         )
 
-
-DIALECTS: Registry[type[Dialect]] = Registry("dialect")
 
 # a chat that asks for next to nothing, to see how one is answered
 CHAT = {"messages": [{"role": "user", "content": "a"}]}

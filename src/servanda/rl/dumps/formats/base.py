@@ -222,7 +222,7 @@ class Importer(Protocol):
         ...
 
 
-FORMATS: Registry[Importer] = Registry("dump format")
+FORMATS: Registry[Importer] = Registry("dump format", plugins="servanda.dump_formats")
 
 
 def importer(name: str):  # noqa: ANN201 - a class decorator
