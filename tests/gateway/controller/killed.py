@@ -11,7 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
-from servanda.gateway.controller.store import FILE, Sample
+from servanda.gateway.controller.sqlite_store import FILE
+from servanda.gateway.controller.store import Sample
 from servanda.promotion.ledger.open import open_ledger
 
 CHILD = "from tests.gateway.controller.killed import child; import sys; child(*sys.argv[1:])"
