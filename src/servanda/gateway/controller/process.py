@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from servanda.engines.server.sockets import address
-from servanda.errors import ServandaError
+from servanda.errors import MeasurementError, ServandaError
 from servanda.gateway.controller.console import describe, transition_line
 from servanda.gateway.controller.controller import Controller
 from servanda.gateway.controller.status import ControllerStatus
@@ -91,6 +91,7 @@ class ControllerProcess:
         self._listener: Listener | None = None
         self._moves, self._problems, self._bug = 0, tuple[str, ...](), ""
         self._contract = (Path(settings.contract),)
+        self._stamps = stamps_of(self._contract)
 
     def reload(self, *_: object) -> None:
         """Request a reload of contract, keys and certificate; from any thread or signal handler."""
@@ -122,13 +123,17 @@ class ControllerProcess:
             self._url = f"{files.scheme}://{address(settings.host, port)}"
             self._bound_at(self._url)
             with files.followed():
-                opened: Callable[[], Store] = self._open
+                opened, led = self._open, False
                 while not self._ended.is_set():
                     try:
                         controller = self._controller(opened)
-                    except StandbyError as error:
+                    except MeasurementError as error:
+                        # the database of a leader that led will be available again
+                        if not led and not isinstance(error, StandbyError):
+                            raise
                         opened = self._stand_by(error, listening, files)
                     else:
+                        led = True
                         self._lead(controller, listening, files)
                         opened = self._open
 
@@ -149,44 +154,48 @@ class ControllerProcess:
     def _lead(self, controller: Controller, listening: socket.socket, files: ListenerFiles) -> None:
         """Lead until the end, or until the lead is lost."""
         self._stamps = stamps_of(self._contract)
-
-        def lost() -> bool:
-            """Print changes, and reload a contract file that was rewritten."""
-            try:
-                self._check(controller)
-            except Exception as error:  # a bug must not stop later reloads
-                bug = f"a bug of servanda: {type(error).__name__}: {error}"
-                if bug != self._bug:
-                    self._say(f"! {bug}")
-                self._bug = bug
-            return controller.lost
-
         try:
             status = controller.status()
             self._moves = status.moves
             for line in describe(status, controller.contract):
                 self._say(line)
-            self._serve(app(controller, files.keys), listening, files, lost, self._ready)
+            self._serve(
+                app(controller, files.keys),
+                listening,
+                files,
+                lambda: self._look(controller),
+                self._ready,
+            )
         finally:
             controller.close()
-        if controller.lost and not self._ended.is_set():
+        if not self._ended.is_set():
             self._say("! this leader lost the lead, and waits for it")
 
+    def _look(self, controller: Controller) -> bool:
+        """Print changes, and reload a rewritten contract file; whether the lead is lost."""
+        try:
+            self._check(controller)
+        except Exception as error:  # a bug must not stop later reloads
+            bug = f"a bug of servanda: {type(error).__name__}: {error}"
+            if bug != self._bug:
+                self._say(f"! {bug}")
+            self._bug = bug
+        return controller.lost
+
     def _stand_by(
-        self, error: StandbyError, listening: socket.socket, files: ListenerFiles
+        self, error: MeasurementError, listening: socket.socket, files: ListenerFiles
     ) -> Callable[[], Store]:
         """Wait until the other leader is gone; what returns the store that was opened then."""
         self._say(f"standby: {error.problems[0].message}")
-        last, opened = error, list[Store]()
+        last: ServandaError = error
+        opened: list[Store] = []
 
         def leads() -> bool:
             nonlocal last
             try:
                 opened.append(self._open())
-            except StandbyError as again:
+            except ServandaError as again:  # another leads, or the database is not available
                 last = again
-            except ServandaError as failure:  # the database may be available later
-                last = StandbyError(failure.problems[0].message)
             return bool(opened)
 
         name = load(Path(self._settings.contract)).metadata.name

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from servanda.gateway.controller.store import StandbyError
+from servanda.errors import ServandaError
 from servanda.gateway.controller.web.app import alive
 from servanda.gateway.controller.web.auth import Guard, Limits, error_reply
 from servanda.gateway.controller.web.metrics import leads
@@ -26,13 +26,13 @@ _METHODS = ["GET", "POST"]
 def standby(
     name: str,
     keys: Keys,
-    why: Callable[[], StandbyError],
+    why: Callable[[], ServandaError],
     limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> ASGIApp:
     """The listener.
 
     Args:
-        name: of the contract; why: who leads.
+        name: of the contract; why: who leads, or why it cannot.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Waiting(name))
