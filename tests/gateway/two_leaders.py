@@ -1,29 +1,32 @@
-# Two leaders of one state in PostgreSQL, as processes of `servanda serve`, that are killed in turn;
-# and a gateway that sends rows to whichever leads, and writes down what it was told.
+# Two leaders of one state in PostgreSQL, as processes of `servanda serve`, that are killed or
+# stopped in turn; and a gateway that sends rows to whichever leads, and notes what it is told.
 
 import contextlib
-import os
 import random
 import signal
+import socket
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
 
 from servanda.gateway.controller.ledger_history import run_problems
+from servanda.promotion.ledger.entry import LedgerError
 from servanda.promotion.ledger.open import open_ledger
 from tests.gateway.controller import controllers, killed
 from tests.gateway.running import ADA, WAIT_S, Program, until
 
 GATEWAY = "the-key-of-a-gateway"
-KEYS = f"""\
+_KEYS = f"""\
 - {{name: ada, role: admin, key: {ADA}}}
 - {{name: g1, role: gateway, key: {GATEWAY}}}
 """
 LEASE_S = 1.0
 _PART = 8  # rows of a message
+_ANSWERS_S = 2.0
 _PINNED_EVERY = 5  # messages
 
 
@@ -35,14 +38,15 @@ class Told:
         terms: of each reply, with the number of the leader that sent it.
         pins: reasons of the pins that were acknowledged.
         taken: rows that were acknowledged; fell: how often an acknowledgement was withdrawn.
-        gaps_s: from each kill to the next acknowledged row.
+        gaps_s: ("killed", "stopped" or "database", "led" or "waited": to which leader) -> seconds
+            until the next row was acknowledged, for each time.
     """
 
     terms: list = field(default_factory=list)
     pins: list = field(default_factory=list)
     taken: int = 0
     fell: int = 0
-    gaps_s: list = field(default_factory=list)
+    gaps_s: dict = field(default_factory=lambda: defaultdict(list))
     problem: str = ""
 
     @property
@@ -62,7 +66,8 @@ class Client(threading.Thread):
 
     def run(self):
         try:
-            with httpx2.Client(timeout=10.0, trust_env=False) as client:
+            # one that is stopped does not answer
+            with httpx2.Client(timeout=_ANSWERS_S, trust_env=False) as client:
                 while not self.over.is_set() and self.told.taken < len(self.rows):
                     for leader in range(len(self.urls)):
                         self._message(client, leader)
@@ -90,9 +95,7 @@ class Client(threading.Thread):
         """The answer of a leader; None if it has none, because it is dead or does not lead."""
         headers = {"authorization": f"Bearer {key}"}
         try:
-            reply = client.request(
-                method, self.urls[leader] + path, headers=headers, json=body
-            )
+            reply = client.request(method, self.urls[leader] + path, headers=headers, json=body)
         except httpx2.HTTPError:
             return None
         if reply.status_code == 503:
@@ -103,91 +106,124 @@ class Client(threading.Thread):
 
 
 class Leaders:
-    """Two leaders; `url`: of their state, `ledger`: of their ledger."""
+    """Two leaders of the contract at `path`; state, ledger: URLs of theirs."""
 
-    def __init__(self, folder, url, ledger, path):
-        self.folder, self.url, self.ledger, self.path = folder, url, ledger, path
-        (folder / "keys.yaml").touch(0o600)
-        (folder / "keys.yaml").write_text(KEYS)
+    def __init__(self, path, state, ledger):
+        self.path, self.state, self.ledger = path, state, ledger
+        keys = path.parent / "leaders.yaml"
+        keys.touch(0o600)
+        keys.write_text(_KEYS)
         self.at = [f"127.0.0.1:{port}" for port in _free_ports(2)]
         self.processes = [self._start(i) for i in range(2)]
+
+    def status(self):
+        """(index of the one that leads, its status), or None."""
+        headers = {"authorization": f"Bearer {ADA}"}
+        for i, at in enumerate(self.at):
+            with contextlib.suppress(httpx2.HTTPError):
+                reply = httpx2.get(f"http://{at}/v1/status", headers=headers, trust_env=False)
+                if reply.status_code == 200:
+                    return i, reply.json()
+        return None
 
     def _start(self, i):
         return Program(
             *("serve", self.path.name, "--leader-only", "--admin", self.at[i]),
-            *("--state", self.url, "--lease", f"{LEASE_S:g}s", "--ledger", self.ledger),
-            *("--keys", "keys.yaml"),
-            cwd=self.folder,
+            *("--state", self.state, "--lease", f"{LEASE_S:g}s", "--ledger", self.ledger),
+            *("--keys", "leaders.yaml"),
+            cwd=self.path.parent,
         )
 
-    def kill(self, i):
-        process = self.processes[i]
-        process.process.send_signal(signal.SIGKILL)
-        process.close()
+    @contextlib.contextmanager
+    def killed(self, i):
+        """It is killed, and started again at once."""
+        self.processes[i].close()
         self.processes[i] = self._start(i)
+        yield
+
+    @contextlib.contextmanager
+    def stopped(self, i):
+        """It stands still meanwhile, as the process of a machine that is suspended."""
+        process = self.processes[i].process
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def close(self):
         for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.process.kill()
             process.close()
 
 
-def survived(folder, place, kills, seed=0):
-    """Kill leaders so many times while rows and pins come.
+def survived(folder, cluster, times, seed=0, restarts=0.0):
+    """Kill or stop leaders so many times while rows and pins come.
 
     Args:
-        place: makes the URL of an empty schema of PostgreSQL.
+        cluster: of PostgreSQL, see `tests.cluster`.
+        restarts: share of the times in which the database is restarted instead.
 
     Returns:
         What the client was told, the rows that it sent, the stored samples, the entries of the
         ledger, and what is wrong with the ledger.
     """
-    folder = Path(folder)
-    path = controllers.contract(folder, q=controllers.FAULTY, routing=controllers.ACTING)
-    # every kill is followed by rows, and the last by enough of them
-    rows = controllers.rows(path, 40 * (kills + 2), seed=seed, at=time.time())
-    state, ledger, rng = place(), place(), random.Random(seed)
-    leaders = Leaders(folder, state, ledger, path)
+    path = controllers.contract(Path(folder), q=controllers.FAULTY, routing=controllers.ACTING)
+    # every time is followed by rows, and the last by enough of them
+    rows = controllers.rows(path, 40 * (times + 2), seed=seed, at=time.time())
+    state, ledger, rng = cluster.place(), cluster.place(), random.Random(seed)
+    leaders = Leaders(path, state, ledger)
     client = Client([f"http://{at}" for at in leaders.at], rows)
     try:
         client.start()
-        for _ in range(kills):
+        for _ in range(times):
             _progress(client, rng.randrange(1, 25))
-            # mostly the one that leads
             _, leading = client.told.terms[-1]
-            before = client.told.taken
-            at = time.monotonic()
-            leaders.kill(leading if rng.random() < 0.8 else 1 - leading)
-            _progress(client, 1, before)
-            client.told.gaps_s.append(time.monotonic() - at)
+            led = rng.random() < 0.8  # mostly the one that leads
+            i, act = leading if led else 1 - leading, rng.random()
+            what, during = "killed", leaders.killed
+            if act < restarts:
+                what, during = "database", lambda _: _restarted(cluster)
+            elif act < restarts + 0.3:
+                what, during = "stopped", leaders.stopped
+            before, at = client.told.taken, time.monotonic()
+            with during(i):
+                _progress(client, 1 if led else _PART, before)
+                gap_s = time.monotonic() - at
+            client.told.gaps_s[what, "led" if led else "waited"].append(gap_s)
         _progress(client, len(rows))
         client.over.set()
         client.join(WAIT_S)
-        with contextlib.closing(open_ledger(ledger, reading=True)) as found:
-            # the last entries are delivered a moment after they were acknowledged
-            wanted = {*client.told.pins}
-            until(lambda: wanted <= {*reasons(found.entries())}, "the pins are in the ledger")
+        until(lambda: {*client.told.pins} <= {*_pins(_entries(ledger))}, "the pins are kept")
+    except AssertionError as error:
+        said = "\n".join(process.text for process in leaders.processes)
+        raise AssertionError(f"{error}\n{client.told.gaps_s}\n{said}") from None
     finally:
         client.over.set()
         leaders.close()
+    entries = _entries(ledger)
     with contextlib.closing(open_ledger(ledger, reading=True)) as found:
-        entries = [*found.entries()]
         runs = {entry.run for entry in entries}
-        wrong = [str(p) for run in runs for p in run_problems(found.entries(run))]
+        wrong = [str(problem) for run in runs for problem in run_problems(found.entries(run))]
     return client.told, rows, killed.stored_samples(state), entries, wrong
 
 
-def reasons(entries):
-    """The reasons of the pins in a ledger."""
-    for entry in entries:
-        text = str(entry.body)
-        yield from (word for word in [_pin_of(text)] if word)
+@contextlib.contextmanager
+def _restarted(cluster):
+    cluster.restart()
+    yield
 
 
-def _pin_of(text):
-    at = text.find("pin ")
-    return text[at:].split("'")[0] if at >= 0 else ""
+def _entries(ledger):
+    """The entries, of which the last are delivered a moment after they were acknowledged."""
+    try:
+        with contextlib.closing(open_ledger(ledger, reading=True)) as found:
+            return [*found.entries()]
+    except LedgerError:  # there is none yet
+        return []
+
+
+def _pins(entries):
+    return [e.body["reason"] for e in entries if str(e.body.get("reason", "")).startswith("pin ")]
 
 
 def _progress(client, rows, since=None):
@@ -199,8 +235,6 @@ def _progress(client, rows, since=None):
 
 
 def _free_ports(n):
-    import socket
-
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(n)]
         for probe in probes:

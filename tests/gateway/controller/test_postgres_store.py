@@ -2,7 +2,6 @@
 
 import threading
 import time
-from urllib.parse import quote
 
 import pytest
 
