@@ -18,7 +18,7 @@ import httpx2
 from servanda.promotion.ledger.open import open_ledger
 from tests import kit
 
-WAIT_S = 40  # for what comes soon, unless the test is red
+WAIT_S = 120  # for what comes soon, unless the test is red
 USERS = 25
 ADA = "ada-has-a-key-of-her-own"
 

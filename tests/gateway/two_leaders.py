@@ -116,6 +116,11 @@ class Leaders:
         self.at = [f"127.0.0.1:{port}" for port in _free_ports(2)]
         self.processes = [self._start(i) for i in range(2)]
 
+    def started(self):
+        """Wait until both have begun to lead or to wait."""
+        for process in self.processes:
+            process.line("^standby: |^the leader is running")
+
     def status(self):
         """(index of the one that leads, its status), or None."""
         headers = {"authorization": f"Bearer {ADA}"}

@@ -1,5 +1,9 @@
 # The store in PostgreSQL: one leader of several, and connections that are lost.
 
+import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -8,6 +12,7 @@ import pytest
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.store import Commit, Sample, StandbyError, open_store
 from tests.cluster import PASSWORD, USER
+from tests.gateway.running import until
 
 SAMPLE = Sample(1000.0, "all", "tv", 0.5, 6, 0, 1.0, "k")
 
@@ -17,13 +22,17 @@ def place(cluster):
     return cluster.place()
 
 
-def taken_over(place, contract="toy", **more):
+def leads(place, **more):
+    """The store of a leader; None where another leads."""
+    try:
+        return open_store(place, "toy", **more)
+    except StandbyError:
+        return None
+
+
+def taken_over(place, **more):
     """The store of the next leader, once it can lead."""
-    while True:
-        try:
-            return open_store(place, contract, **more)
-        except StandbyError:
-            time.sleep(0.02)
+    return until(lambda: leads(place, **more), "the next one leads")
 
 
 def frozen(store):
@@ -178,3 +187,38 @@ def test_nothing_of_a_text_is_in_the_database(cluster, place):
     )
     names = ["at", "slice", "clause", "total", "tokens", "missing", "chance", "key"]
     assert [name for (name,) in columns] == ["contract", "id", *names]
+
+
+COMMITTING = """
+import sys
+from servanda.gateway.controller.store import Commit, Sample, open_store
+store = open_store(sys.argv[1], "toy", lease_s=0.5)
+rows = [Sample(1000.0, "all", "tv", 0.5, 6, 0, 1.0, "k")] * 300
+n = 0
+while True:
+    n += 1
+    store.commit(Commit({"n": n}, {("g", 1.0): n}, {n: {}}, rows, [*range(300)]))
+    if n == 1:
+        print("committing", flush=True)
+"""
+
+
+def test_a_leader_that_is_stopped_in_the_middle_of_a_commit_keeps_no_lock(place):
+    """The server ends a session that is idle in a transaction; in the middle of a pipeline, it
+    would wait for ever."""
+    rng = random.Random(1)
+    for _ in range(6):
+        words = [sys.executable, "-c", COMMITTING, place]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as first:
+            assert first.stdout.readline() == "committing\n"
+            for _ in range(rng.randrange(200_000)):
+                pass
+            first.send_signal(signal.SIGSTOP)
+            try:
+                second = taken_over(place)
+            finally:
+                first.kill()
+        n = second.meta("n")
+        assert second.taken() == {("g", 1.0): n} and second.behind() == n
+        second.delete_outbox(n)
+        second.close()

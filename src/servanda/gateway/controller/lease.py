@@ -99,6 +99,11 @@ class Lease:
         found = db.execute(_HELD, (self._row["contract"],)).fetchone()
         return f"{found[0] if found else 'another leader'} leads {self._row['contract']} now"
 
+    def abandon(self) -> None:
+        """Renew it no more."""
+        self.lost = True
+        self._ended.set()
+
     def end(self) -> None:
         """Let another leader lead at once."""
         self._ended.set()

@@ -66,7 +66,9 @@ class PostgresStore:
     """
 
     def __init__(self, url: str, contract: str, leader: str, lease_s: float) -> None:
-        self._database = Database(url, "state", MeasurementError, _PATIENCE_S)
+        self._database = Database(
+            url, "state", MeasurementError, patience_s=_PATIENCE_S, idle_s=lease_s
+        )
         self.name, self._contract = self._database.name, contract
         self._lease_s, self._lock = lease_s, RLock()
         self._unsure, self._commits = False, 0
@@ -115,27 +117,29 @@ class PostgresStore:
         outbox = [(n, json.dumps(record)) for n, record in commit.outbox.items()]
         taken = [(*start, number) for start, number in commit.taken.items()]
         samples = [tuple(vars(sample).values()) for sample in commit.samples]
+        seeds = [(str(seed),) for seed in commit.seeds]
         with self._writing():
             self._add(
-                "meta (contract, name, value) VALUES (%s, %s, %s) "
-                "ON CONFLICT (contract, name) DO UPDATE SET value = excluded.value",
+                "meta (contract, name, value)",
+                "text, text",
                 meta,
+                "ON CONFLICT (contract, name) DO UPDATE SET value = excluded.value",
             )
             self._add(
-                "taken (contract, gateway, start, number) VALUES (%s, %s, %s, %s) "
+                "taken (contract, gateway, start, number)",
+                "text, double precision, bigint",
+                taken,
                 "ON CONFLICT (contract, gateway, start) "
                 "DO UPDATE SET number = excluded.number, n = excluded.n",
-                taken,
             )
-            self._add("outbox (contract, n, record) VALUES (%s, %s, %s)", outbox)
+            self._add("outbox (contract, n, record)", "bigint, text", outbox)
             self._add(
-                "samples (contract, at, slice, clause, total, tokens, missing, chance, key) "
-                "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                "samples (contract, at, slice, clause, total, tokens, missing, chance, key)",
+                "double precision, text, text, double precision, bigint, bigint, "
+                "double precision, text",
                 samples,
             )
-            self._add(
-                "seeds (contract, seed) VALUES (%s, %s)", [(str(seed),) for seed in commit.seeds]
-            )
+            self._add("seeds (contract, seed)", "text", seeds)
             if self._commits % CLEANED_EVERY == 0:
                 self._sweep()
         self._commits += 1
@@ -158,13 +162,7 @@ class PostgresStore:
     def _connect(self) -> psycopg.Connection:
         db = self._database.connect()
         try:
-            # a leader that stops within a transaction would keep the lead for ever
-            limits = {
-                "idle_in_transaction_session_timeout": f"{self._lease_s}s",
-                "lock_timeout": f"{_PATIENCE_S}s",
-            }
-            for name, value in limits.items():
-                db.execute("SELECT set_config(%s, %s, false)", (name, value))
+            db.execute("SELECT set_config('lock_timeout', %s, false)", (f"{_PATIENCE_S}s",))
             # what was stored is acknowledged to gateways
             db.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "
@@ -211,12 +209,20 @@ class PostgresStore:
                 most,
             )
 
-    def _add(self, what: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _add(
+        self, into: str, types: str, rows: Sequence[tuple[Any, ...]], conflict: str = ""
+    ) -> None:
+        """Insert rows in their order.
+
+        By one statement: between the statements of a pipeline (`executemany`) the server waits
+        without any timeout, so that a leader that stands still would keep its locks.
+        """
         if rows:
-            with self._db.cursor() as cursor:
-                cursor.executemany(
-                    f"INSERT INTO {TABLE}_{what}".encode(), [(self._contract, *row) for row in rows]
-                )
+            arrays = ", ".join(f"%s::{kind}[]" for kind in types.split(", "))
+            self._all(
+                f"INSERT INTO {TABLE}_{into} SELECT %s, * FROM unnest({arrays}) {conflict}",
+                *map(list, zip(*rows, strict=True)),
+            )
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._guarded():
@@ -246,7 +252,9 @@ class PostgresStore:
                     complete = True
             except psycopg.Error:
                 # the answer to COMMIT is lost: only what the database has can be gone by
-                self._unsure |= complete
+                if complete:
+                    self._unsure = True
+                    self._lease.abandon()
                 raise
             self._lease.renewed(before)
 

@@ -22,12 +22,22 @@ class Database:
         noun: what is kept there, for messages.
         error: raised where it cannot be reached.
         patience_s: seconds after which a silent connection is given up.
+        idle_s: seconds after which the server ends a transaction whose client stands still, so that
+            others get its locks.
 
     Raises:
         ServandaError: of the kind `error`; the end of the password is ambiguous.
     """
 
-    def __init__(self, url: str, noun: str, error: type[ServandaError], patience_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        noun: str,
+        error: type[ServandaError],
+        *,
+        patience_s: float,
+        idle_s: float,
+    ) -> None:
         self._url, self._noun, self._error = url, noun, error
         self._session = {
             "connect_timeout": "10",
@@ -35,6 +45,7 @@ class Database:
             "tcp_user_timeout": str(int(patience_s * 1000)),
             "application_name": "servanda",
         }
+        self._idle_s = idle_s
         self.name = self._without_password()
         self._secrets = _secrets(url)
 
@@ -46,9 +57,15 @@ class Database:
         """
         try:
             options = {**self._session, **conninfo_to_dict(self._url), "client_encoding": "UTF8"}
-            return psycopg.connect(**options, autocommit=True, prepare_threshold=None)
+            db = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
+            db.execute(
+                "SELECT set_config('idle_in_transaction_session_timeout', %s, false)",
+                (f"{self._idle_s}s",),
+            )
         except psycopg.Error as error:
             text = self.message(error)
+        else:
+            return db
         if "password" in text or "authentication" in text:
             hint = "give user and password in the URL, in PGPASSWORD or in ~/.pgpass"
         elif "does not exist" in text:

@@ -64,7 +64,9 @@ class PostgresStore(Queries):
     hole = "%s"
 
     def __init__(self, url: str, mark: str, *, create: bool) -> None:
-        self._database = Database(url, "ledger", LedgerError, PATIENCE_S)
+        self._database = Database(
+            url, "ledger", LedgerError, patience_s=PATIENCE_S, idle_s=PATIENCE_S / 2
+        )
         self.name, self._db = self._database.name, self._database.connect()
         self._in_transaction = False
         # each statement after the lock sees earlier commits
