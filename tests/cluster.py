@@ -42,6 +42,24 @@ class Cluster:
         self.execute(f"CREATE SCHEMA {name}")
         return f"{self.url}&options=-csearch_path%3D{name}"
 
+    def restart(self):
+        """As after a crash: what was committed is there, and every connection is lost."""
+        data, log = str(self.folder / "data"), str(self.folder / "log")
+        made = _call(
+            self.bin,
+            self.folder,
+            "pg_ctl",
+            "restart",
+            "-m",
+            "immediate",
+            "-w",
+            "-D",
+            data,
+            "-l",
+            log,
+        )
+        assert made.returncode == 0, made.stdout
+
     def execute(self, *statements, url=None):
         """The rows of the last one that gives any."""
         import psycopg
@@ -59,24 +77,9 @@ def running():
     """A cluster; it is stopped and removed whatever happens."""
     where = binaries()
     folder = Path(tempfile.mkdtemp(prefix="servanda-pg-"))
-    # the server refuses to run as root
-    who = {"user": "postgres", "group": "postgres", "extra_groups": []} if not os.getuid() else {}
+    who = _who()
     if who:
         shutil.chown(folder, "postgres", "postgres")
-
-    def call(*command):
-        return subprocess.run(
-            [str(where / command[0]), *command[1:]],
-            cwd=folder,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            check=False,
-            **who,
-        )
-
     data, log = str(folder / "data"), str(folder / "log")
     # it stops the server once this process lets go of its pipe, by whatever end
     stop = '"$1" stop -m immediate -t 10 -D "$2/data"; rm -rf "$2"'
@@ -90,7 +93,8 @@ def running():
         **who,
     )
     try:
-        made = call(
+        made = _call(
+            *(where, folder),
             *("initdb", "--no-sync", "-D", data, "-U", "servanda", "-E", "UTF8", "--locale=C"),
             *("--auth-local=trust", "--auth-host=scram-sha-256"),
         )
@@ -99,7 +103,9 @@ def running():
             port = _free_port()
             # only clients are killed here, so what the system has in its cache is kept
             options = f"-k {folder} -p {port} -c listen_addresses=127.0.0.1 -c fsync=off"
-            started = call("pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", options)
+            started = _call(
+                where, folder, "pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", options
+            )
             if started.returncode == 0:
                 break
         else:
@@ -110,6 +116,25 @@ def running():
     finally:
         keeper.stdin.close()
         keeper.wait()
+
+
+def _who():
+    """The server refuses to run as root."""
+    return {"user": "postgres", "group": "postgres", "extra_groups": []} if not os.getuid() else {}
+
+
+def _call(where, folder, *command):
+    return subprocess.run(
+        [str(where / command[0]), *command[1:]],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        check=False,
+        **_who(),
+    )
 
 
 def _free_port():

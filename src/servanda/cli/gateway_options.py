@@ -142,6 +142,9 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
         if distrusted(error):
             say(f"  {TRUST_HINT}")
         return upstream
+    if reply.status_code == 503:
+        say(f"! {url} does not lead now, retrying")
+        return upstream
     if reply.status_code in (401, 403):
         raise ContractError(f"the leader at {url} refuses the key of {LEADER_KEY}", hint=role)
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from servanda.gateway.http.api_keys import Role
 
 # what says nothing to a gateway that follows, and nothing to a leader that serves no one
-_OF_LEADERS = ("admin", "state", "webhook", "slack", "command", "notify", "where")
+_OF_LEADERS = ("admin", "state", "lease_s", "webhook", "slack", "command", "notify", "where")
 _OF_LOGS = ("file_bytes", "file_s", "keep_s", "tokens")
 _WAITS = ("first_byte_s", "total_s", "drain_s")
 _OF_GATEWAYS = (
@@ -71,7 +71,20 @@ _OF_GATEWAYS = (
     type=FILE,
     help="PEM file with the private key of --tls-cert.  [default: in --tls-cert]",
 )
-@shared("--state", help="[default: runs/NAME-gateway]")
+@shared(
+    "--state",
+    type=str,
+    metavar="FOLDER|URL",
+    help="A postgresql:// URL lets a second leader take over, see --lease.  "
+    "[default: runs/NAME-gateway]",
+)
+@click.option(
+    "--lease",
+    "lease_s",
+    type=duration,
+    help="With --state postgresql://...: how long another leader waits for one that is gone.  "
+    "[default: 10s]",
+)
 @shared(
     "--log",
     name="log",
@@ -149,7 +162,13 @@ _OF_GATEWAYS = (
     help="Also pass this path through to stable, such as /v1/files, '/v1/files/*' or "
     "'GET /v1/files'; repeatable.",
 )
-@click.option("--leader", metavar="URL", help="Follow this leader instead of starting one.")
+@click.option(
+    "--leader",
+    "leaders",
+    metavar="URL",
+    multiple=True,
+    help="Follow this leader instead of starting one; repeated, the one of them that leads.",
+)
 @click.option("--leader-only", is_flag=True, help="Run only the leader, and serve no users.")
 @shared("--webhook", "--slack", "--command", "--notify", "--ledger", "--no-code")
 def serve(
@@ -162,12 +181,13 @@ def serve(
     keys: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
-    state: Path | None,
+    state: str | None,
+    lease_s: float | None,
     log: Path | None,
     name: str,
     show: bool,
     allow: tuple[str, ...],
-    leader: str | None,
+    leaders: tuple[str, ...],
     leader_only: bool,
     where: str,
     **options: Any,
@@ -183,9 +203,9 @@ def serve(
 
     Exit codes: 0 it was stopped; 2 the contract or the call is wrong; 4 it could not start.
     """
-    if leader is not None and leader_only:
+    if leaders and leader_only:
         raise click.UsageError("give either --leader or --leader-only")
-    if leader is not None:
+    if leaders:
         refuse_given(_OF_LEADERS, "set this where the leader is started, not with --leader")
     elif leader_only:
         refuse_given(_OF_GATEWAYS, "--leader-only serves no users")
@@ -201,15 +221,21 @@ def serve(
         raise click.UsageError("--tls-key is the private key of a certificate: give --tls-cert too")
     _refuse_missing()
     from servanda.gateway.controller.process import Settings
+    from servanda.gateway.controller.store import LEASE_S, is_server
     from servanda.gateway.proxy.config import LogFiles
 
     terms = load(contract)
     urls = {} if leader_only else urls_of(terms, infer, stable)
     admin_host, admin_port = _address(admin)
-    folder = state or Path("runs") / f"{terms.metadata.name}-gateway"
+    place = state or str(Path("runs") / f"{terms.metadata.name}-gateway")
+    if is_server(place):
+        _refuse_alone(leader_only, keys)
+    else:
+        refuse_given(("lease_s",), "a state in a folder has one leader")
     settings = Settings(
         contract=str(contract),
-        state=str(folder),
+        state=place,
+        lease_s=lease_s or LEASE_S,
         ledger=where,
         host=admin_host,
         port=admin_port,
@@ -219,7 +245,7 @@ def serve(
         **options,
     )
     holders: serve_processes.KeyHolders = ()
-    if leader is None and keys is None:
+    if not leaders and keys is None:
         holders = _new_holders("admin", "gateway") if leader_only else _new_holders("admin")
         settings = replace(settings, held=holders)
     interrupt = signal.default_int_handler  # SIGTERM is as Ctrl-C, also before anything is served
@@ -229,8 +255,21 @@ def serve(
         else:
             written = None if log is None else LogFiles(log, **files)
             own = {"name": name, "log": written, "shows": show, "allow": allow}
-            serve_processes.serve(terms, settings, holders, (host, port), leader, waits, **own)
+            serve_processes.serve(terms, settings, holders, (host, port), leaders, waits, **own)
     sys.exit(0)
+
+
+def _refuse_alone(leader_only: bool, keys: Path | None) -> None:
+    """What several leaders of one state need."""
+    if not leader_only:
+        raise click.UsageError(
+            "--state postgresql://... is for leaders that run alone: start each with --leader-only,"
+            " and the gateways with --leader URL for each of them"
+        )
+    if keys is None:
+        raise click.UsageError(
+            "--state postgresql://... needs --keys FILE: all leaders accept the same keys"
+        )
 
 
 def _refuse_missing() -> None:

@@ -71,14 +71,14 @@ def serve(
     settings: Settings,
     holders: KeyHolders,
     at: tuple[str, int],
-    leader: str | None,
+    leaders: tuple[str, ...],
     waits: Waits,
     **fields: Any,
 ) -> None:
     """Serve users.
 
     Args:
-        leader: a running leader; None: one is started here.
+        leaders: running leaders, of which one leads; empty: one is started here.
         fields: further ones of the gateway's Config.
 
     Raises:
@@ -91,25 +91,25 @@ def serve(
     from servanda.gateway.proxy.gateway import Gateway
 
     files = ListenerFiles(settings.keys, settings.tls, _print)
-    if leader is None:  # what every leader would refuse is refused before anyone is served
+    if not leaders:  # what every leader would refuse is refused before anyone is served
         select_cells(contract)
         bind(settings.host, settings.port, "--admin").close()
     with bind(*at, "--host or --port") as listening_socket, contextlib.ExitStack() as ending:
         urls = dict(settings.urls)
         config = replace(config_of(contract, urls, waits, _print), keys=files.keys, **fields)
         supervisor = None
-        if leader is None:
-            followed, supervisor = _make_supervisor(settings, files.certificate)
+        if not leaders:
+            standbys, (followed, supervisor) = (), _make_supervisor(settings, files.certificate)
             ending.callback(supervisor.close)
         else:
-            followed = leader_of(leader, contract, _print)
+            followed, *standbys = (leader_of(url, contract, _print) for url in leaders)
 
         def reload() -> None:
             files.demand()
             if supervisor is not None:
                 supervisor.reload()
             else:
-                _print(f"{leader} reads the contract")
+                _print(f"{' and '.join(leaders)} read the contract")
 
         ending.enter_context(handled(signal.SIGHUP, lambda *_: reload()))
 
@@ -117,7 +117,7 @@ def serve(
             _write(holders, settings)
             _print_leader(settings, url)
 
-        own = App(Gateway(replace(config, controller=followed)))
+        own = App(Gateway(replace(config, controller=followed, standbys=tuple(standbys))))
 
         def drain() -> None:
             own.draining = True
@@ -133,7 +133,7 @@ def serve(
                 f"{files.scheme}://{address(at[0], listening_socket.getsockname()[1])}",
                 at[0],
                 urls,
-                leader is None,
+                not leaders,
             ),
             drain_s=waits.drain_s,
             draining=drain,

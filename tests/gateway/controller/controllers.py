@@ -5,6 +5,7 @@ from pathlib import Path
 
 from servanda.engines import open_engine
 from servanda.gateway.controller.controller import Controller
+from servanda.gateway.controller.store import open_store
 from tests import kit, serving
 
 LABELS = {"a": {"first": "a"}, "b": {"first": "b"}, "c": {"first": "c"}}
@@ -47,9 +48,12 @@ def contract(folder, *, q=None, routing=OBSERVING, limit=0.05, **more):
 def controller(path, clock, *, state="state", ledger="ledger.db", **more):
     """A leader that does nothing by itself, on engines in this process."""
     folder = Path(path).parent
+    place = state if "://" in state else folder / state
     more = {"open": here, "threads": False, "key": b"", **more}
     ledger = str(folder / ledger) if ledger and "://" not in ledger else ledger
-    return Controller(path, state=folder / state, ledger=ledger, clock=clock, **more)
+    return Controller(
+        path, store=lambda: open_store(place, "toy"), ledger=ledger, clock=clock, **more
+    )
 
 
 def rows(path, n, *, seed=0, users=40, kernel=None, start=0, at=START, prompts=None, **more):

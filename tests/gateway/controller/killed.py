@@ -11,7 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
-from servanda.gateway.controller.store import FILE, Sample
+from servanda.gateway.controller.sqlite_store import FILE
+from servanda.gateway.controller.store import Sample, is_server
 from servanda.promotion.ledger.open import open_ledger
 
 CHILD = "from tests.gateway.controller.killed import child; import sys; child(*sys.argv[1:])"
@@ -79,9 +80,15 @@ def samples(path):
     return [(s.at, s.slice, s.clause) for s in stored_samples(path.parent / "state")]
 
 
-def stored_samples(folder):
+def stored_samples(place):
     """The samples of a store, the oldest first."""
-    with closing(sqlite3.connect(folder / FILE)) as db:
+    if is_server(place):
+        import psycopg
+
+        query = "SELECT * FROM servanda_leader_samples ORDER BY id"
+        with psycopg.connect(place) as db:
+            return [Sample(*row[2:]) for row in db.execute(query)]
+    with closing(sqlite3.connect(place / FILE)) as db:
         return [Sample(*row[1:]) for row in db.execute("SELECT * FROM samples ORDER BY id")]
 
 

@@ -37,12 +37,18 @@ def watched(tmp_path, monkeypatch):
         said = Said()
         settings = Settings(str(path), str(tmp_path), "", "127.0.0.1", 0)
         leading = ControllerProcess(settings, say=said)
-        thread = threading.Thread(target=leading._watch, args=(leader,), daemon=True)
+        over = threading.Event()
+
+        def look():
+            while not over.wait(0.1):
+                leading._look(leader)
+
+        thread = threading.Thread(target=look, daemon=True)
         thread.start()
         try:
             yield leading, said
         finally:
-            leading.end()
+            over.set()
             thread.join()
 
     yield path, leader, watching

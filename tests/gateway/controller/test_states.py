@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.gateway.controller.store import Store
+from servanda.gateway.controller.sqlite_store import SqliteStore
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.routing.model import Pin
 from servanda.traces.serialization import to_plain
@@ -229,7 +229,7 @@ def test_what_is_kept_of_a_state_is_what_is_shown(driven):
     driven.to("recovering")
     before = driven.state
     driven.leader.close()
-    store = Store(driven.path.parent / "state")
+    store = SqliteStore(driven.path.parent / "state")
     assert json.dumps({**store.meta("state"), "clock": 0.0}) == before
     store.close()
     driven.leader = controllers.controller(driven.path, driven.clock)

@@ -1,51 +1,26 @@
-# The store: all of a commit or nothing, and a caller that cannot write.
+# The store in a file: all of a commit or nothing, and a caller that cannot write.  What both stores
+# do is in test_stores.py.
 
 import sqlite3
 
 import pytest
 
 from servanda.errors import MeasurementError
-from servanda.gateway.controller.store import FILE, Commit, Sample, Store
-from tests.gateway.controller import killed
-
-SAMPLE = Sample(1000.0, "all", "tv", 0.5, 6, 0, 1.0, "k")
-
-
-def test_what_was_committed_is_there_after_a_restart(tmp_path):
-    store = Store(tmp_path)
-    store.commit(
-        Commit({"a": [1]}, {("g", 1.0): 7}, {1: {"kind": "x"}}, samples=[SAMPLE], seeds=[5, 6])
-    )
-    store.close()
-    again = Store(tmp_path)
-    assert again.meta("a") == [1]
-    assert again.meta("b") is None
-    assert again.taken() == {("g", 1.0): 7}
-    assert again.outbox() == {1: {"kind": "x"}}
-    assert killed.stored_samples(tmp_path) == [SAMPLE]
-    assert again.seeds() == (5, 6)
-    again.close()
+from servanda.gateway.controller.sqlite_store import FILE, SqliteStore
+from servanda.gateway.controller.store import Commit
 
 
 def test_nobody_else_reads_the_key_of_the_split(tmp_path):
-    store = Store(tmp_path / "state")
+    store = SqliteStore(tmp_path / "state")
     store.commit(Commit(meta={"kept": {}}))
     rights = {path.name: path.stat().st_mode & 0o077 for path in store.path.parent.iterdir()}
     store.close()
     assert rights and not any(rights.values())
 
 
-def test_a_commit_that_fails_keeps_nothing_of_it(tmp_path):
-    store = Store(tmp_path)
-    with pytest.raises(MeasurementError, match="cannot be used"):
-        store.commit(Commit({"a": 1}, {("g", 1.0): None}))
-    assert store.meta("a") is None
-    store.close()
-
-
 def test_a_locked_store_is_told_and_works_again_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setattr("servanda.gateway.controller.store._PATIENCE_S", 0.01)
-    store = Store(tmp_path)
+    monkeypatch.setattr("servanda.gateway.controller.sqlite_store._PATIENCE_S", 0.01)
+    store = SqliteStore(tmp_path)
     other = sqlite3.connect(tmp_path / FILE)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(MeasurementError, match="database is locked"):
@@ -58,7 +33,7 @@ def test_a_locked_store_is_told_and_works_again_afterwards(tmp_path, monkeypatch
 
 
 def test_a_store_that_is_gone_is_never_written_to_unseen(tmp_path):
-    store = Store(tmp_path)
+    store = SqliteStore(tmp_path)
     (tmp_path / FILE).unlink()
     with pytest.raises(MeasurementError, match="is gone"):
         store.commit(Commit({"a": 1}))
@@ -68,59 +43,39 @@ def test_a_store_that_is_gone_is_never_written_to_unseen(tmp_path):
 
 
 def test_two_leaders_do_not_share_a_folder(tmp_path):
-    store = Store(tmp_path)
+    store = SqliteStore(tmp_path)
     with pytest.raises(MeasurementError, match="is in use by another leader"):
-        Store(tmp_path)
+        SqliteStore(tmp_path)
     store.close()
-    Store(tmp_path).close()
+    SqliteStore(tmp_path).close()
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path):
     (tmp_path / FILE).write_text("something else, and long enough to be looked at" * 50)
     with pytest.raises(MeasurementError, match="cannot be used: file is not a database"):
-        Store(tmp_path)
+        SqliteStore(tmp_path)
     (tmp_path / FILE).unlink()
-    Store(tmp_path).close()  # the folder was let go
+    SqliteStore(tmp_path).close()  # the folder was let go
 
 
 def test_a_store_of_another_layout_is_refused(tmp_path):
-    Store(tmp_path).close()
+    SqliteStore(tmp_path).close()
     db = sqlite3.connect(tmp_path / FILE)
     db.execute("PRAGMA user_version=99")
     db.close()
     with pytest.raises(MeasurementError, match="of layout 99, and this version knows 1"):
-        Store(tmp_path)
+        SqliteStore(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MeasurementError, match="name another --state"):
-        Store(tmp_path / "file" / "state")
-
-
-def test_old_samples_are_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr("servanda.gateway.controller.store._KEPT", 3)
-    monkeypatch.setattr("servanda.gateway.controller.store._EVERY", 1)
-    store = Store(tmp_path)
-    for _ in range(10):
-        store.commit(Commit(samples=[SAMPLE]))
-    assert len(killed.stored_samples(tmp_path)) == 3
-    store.close()
-
-
-def test_a_gateway_that_lives_on_is_remembered_beside_many_that_began_later(tmp_path, monkeypatch):
-    monkeypatch.setattr("servanda.gateway.controller.store._EVERY", 1)
-    store = Store(tmp_path)
-    for start in range(1, 300):
-        store.commit(Commit(taken={("old", 0.0): start, ("crashing", float(start)): 1}))
-    taken = store.taken()
-    store.close()
-    assert (len(taken), taken["old", 0.0]) == (256, 299)
+        SqliteStore(tmp_path / "file" / "state")
 
 
 def test_nothing_of_a_text_is_in_the_file(tmp_path):
     """Numbers, names of slices and clauses, and keyed hashes: there is no column for more."""
-    store = Store(tmp_path)
+    store = SqliteStore(tmp_path)
     store.close()
     db = sqlite3.connect(tmp_path / FILE)
     columns = [row[1] for row in db.execute("PRAGMA table_info(samples)")]

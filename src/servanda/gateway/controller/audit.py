@@ -19,6 +19,7 @@ from servanda.errors import EvidenceError, MeasurementError, Where
 from servanda.gateway.controller.controller import Controller
 from servanda.gateway.controller.intake import inclusion_of
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
+from servanda.gateway.controller.store import open_store
 from servanda.gateway.controller.web.format import evidence
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
@@ -107,7 +108,7 @@ class Audit:
         self._last_number = self._keyless = 0
         self._controller = Controller(
             contract,
-            state=state,
+            store=lambda: open_store(state, ""),
             ledger=ledger,
             clock=lambda: self._at,
             waits=True,

@@ -20,8 +20,9 @@ from servanda.gateway.controller.ledger_history import run_of
 from servanda.gateway.controller.ledger_outbox import LedgerOutbox
 from servanda.gateway.controller.messages import PromotionRoute, message_of
 from servanda.gateway.controller.state import Change, ControllerState
-from servanda.gateway.controller.status import ControllerStatus, ScoringStatus
+from servanda.gateway.controller.status import ControllerStatus
 from servanda.gateway.controller.status_builder import diverted, slices_of, undrawn
+from servanda.gateway.controller.store import Store
 from servanda.gateway.controller.watched_cells import select_cells
 from servanda.gateway.controller.worker import Worker
 from servanda.gateway.http.clock import SteadyClock
@@ -47,7 +48,7 @@ class Controller:
 
     Args:
         contract_path: file of the contract; `reload` reads it again.
-        state: folder of the store; created if missing.
+        store: opens the store of the contract, which `close` closes.
         ledger: location of the ledger, as in --ledger; "": none.
         clock: returns unix seconds; None: a `SteadyClock`.
         waits: whether the clock may be behind the state, see `ControllerState`.
@@ -61,14 +62,14 @@ class Controller:
 
     Raises:
         ContractError: the contract cannot be followed, or the state belongs to another one.
-        MeasurementError: the state folder cannot be used.
+        MeasurementError: the store cannot be used; StandbyError: another leader leads.
     """
 
     def __init__(
         self,
         contract_path: Path,
         *,
-        state: Path,
+        store: Callable[[], Store],
         ledger: str,
         clock: Callable[[], float] | None = None,
         open: Open = spawn,
@@ -82,15 +83,15 @@ class Controller:
     ) -> None:
         clock = clock or SteadyClock()
         self._path, self._clock, self._ledger = contract_path, clock, ledger
-        cells = select_cells(load(contract_path))
         self._began = self._reloaded = clock()
-        self._state = ControllerState(state, cells, now=self._began, actor=actor, waits=waits)
+        cells, opened = select_cells(load(contract_path)), store()
         try:
+            self._state = ControllerState(opened, cells, now=self._began, actor=actor, waits=waits)
             self._worker = Worker(
                 cells, self._state, open, clock=clock, timeout_s=timeout_s, room=room
             )
         except BaseException:
-            self._state.store.close()
+            opened.close()
             raise
         self._reload, self._closed = "", Event()
         self._router = Router(self._state.snapshot)
@@ -122,6 +123,21 @@ class Controller:
         snapshot = to_plain(made) if made.version > parsed.version else None
         now = self._clock()
         return {"taken": taken, "version": made.version, "snapshot": snapshot, "now": now}
+
+    @property
+    def leads(self) -> bool:
+        """Whether it may answer; a leader that was replaced may not."""
+        return self._state.store.leads
+
+    @property
+    def lost(self) -> bool:
+        """Whether it may never answer again: close it, and open another."""
+        return self._state.store.lost
+
+    @property
+    def term(self) -> int:
+        """The number of the lead, larger than that of each earlier leader."""
+        return self._state.store.term
 
     @property
     def contract(self) -> Contract:
@@ -291,7 +307,7 @@ class Controller:
                 pools=gateways.pools(now, rules.policy.stable_in_flight),
                 diverted=diverted(routing, shares),
                 gateways=gateways.status(state.taken, Counter(worker.intake.starts())),
-                scoring=self._scoring_status(),
+                scoring=worker.status(),
                 ledger_where=self._ledger.rpartition("@")[2],
                 ledger_behind=behind,
                 ledger=self._outbox.problem,
@@ -306,27 +322,6 @@ class Controller:
             return self._state.store.behind()
         except ServandaError:
             return 0  # the status shows the problem of the store
-
-    def _scoring_status(self) -> ScoringStatus:
-        scorer, intake, lag_s = self._worker.scorer, self._worker.intake, self._state.lag_s
-        return ScoringStatus(
-            alive=scorer.train.alive,
-            problem=self._worker.problem,
-            queued=intake.waiting,
-            queued_tokens=intake.queued_tokens,
-            room=intake.room,
-            dropped=intake.dropped,
-            scored=scorer.scored,
-            missing=scorer.missing,
-            errors=scorer.train.errors,
-            outside=dict(intake.outside + scorer.outside),
-            seconds=scorer.seconds,
-            budget=self._state.rules.policy.budget,
-            cost_s=scorer.cost_s,
-            lag_s=lag_s,
-            lags=self._state.lags.to_dict() if lag_s is not None else {},
-            restarts=scorer.train.restarts,
-        )
 
     def close(self) -> None:
         """Stop the threads and the engine; stored data is kept."""

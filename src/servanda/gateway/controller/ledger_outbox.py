@@ -46,7 +46,12 @@ class LedgerOutbox:
         self.problem = self.missed = ""
 
     def deliver(self) -> bool:
-        """Deliver all pending records; returns whether none is left."""
+        """Deliver all pending records; returns whether none is left.
+
+        Another leader delivers them when this one does not lead.
+        """
+        if not self._store.leads:
+            return False
         try:
             if not self._store.behind() and not self._late:
                 return True

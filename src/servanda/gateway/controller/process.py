@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -11,17 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from servanda.engines.server.sockets import address
-from servanda.errors import ServandaError
+from servanda.errors import MeasurementError, ServandaError
 from servanda.gateway.controller.console import describe, transition_line
 from servanda.gateway.controller.controller import Controller
 from servanda.gateway.controller.status import ControllerStatus
+from servanda.gateway.controller.store import LEASE_S, StandbyError, Store, open_store
 from servanda.gateway.controller.web.app import app
+from servanda.gateway.controller.web.standby import standby
 from servanda.gateway.http.api_keys import Role
 from servanda.gateway.http.listener import Listener, bind
 from servanda.gateway.http.reload import ListenerFiles, stamps_of
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.report.format import count
+from servanda.runner.load import load
 from servanda.traces.serialization import from_plain
 
 _LOOK_S = 0.5  # between two checks of its state
@@ -39,6 +45,7 @@ class Settings:
         tls: the listener's certificate, and its private key, as `ListenerFiles` takes them.
         webhook, slack, command, notify: notifiers of pages.
         urls: (kernel, url) of the pools in the gateways.
+        lease_s: how long this leader keeps the lead when it is gone, see `open_store`.
     """
 
     contract: str
@@ -54,10 +61,13 @@ class Settings:
     command: tuple[str, ...] = field(default=(), repr=False)
     notify: tuple[str, ...] = field(default=(), repr=False)
     urls: tuple[tuple[str, str], ...] = ()
+    lease_s: float = LEASE_S
 
 
 class ControllerProcess:
     """A controller behind its listener, in this process.
+
+    Where another leader leads, it waits until that one is gone; and again if it loses the lead.
 
     Args:
         say: prints a log line.
@@ -82,6 +92,7 @@ class ControllerProcess:
         self._listener: Listener | None = None
         self._moves, self._problems, self._bug = 0, tuple[str, ...](), ""
         self._contract = (Path(settings.contract),)
+        self._stamps = stamps_of(self._contract)
 
     def reload(self, *_: object) -> None:
         """Request a reload of contract, keys and certificate; from any thread or signal handler."""
@@ -103,52 +114,135 @@ class ControllerProcess:
             MeasurementError: the address is taken, or the state cannot be opened.
         """
         settings = self._settings
-        files = ListenerFiles(settings.keys, settings.tls, self._say_files, settings.held)
-        self._files = files
+        files = self._files = ListenerFiles(
+            settings.keys, settings.tls, self._say_files, settings.held
+        )
         if files.keys.warning:
             self._say(f"! {files.keys.warning}")
         with bind(settings.host, settings.port, "--admin") as listening:
-            self._bound_at(f"{files.scheme}://{address(settings.host, listening.getsockname()[1])}")
-            controller = Controller(
-                Path(settings.contract),
-                state=Path(settings.state),
-                ledger=settings.ledger,
-                sinks=sinks_of(settings.webhook, settings.slack, settings.command, settings.notify),
-            )
-            watcher = threading.Thread(target=self._watch, args=(controller,), daemon=True)
-            try:
-                status = controller.status()
-                self._moves = status.moves
-                for line in describe(status, controller.contract):
-                    self._say(line)
-                self._listener = Listener(
-                    app(controller, files.keys),
-                    listening,
-                    certificate=files.certificate,
-                    grace_s=_GRACE_S,
-                    ready=self._ready,
-                )
-                watcher.start()
-                if not self._ended.is_set():
-                    with files.followed():
-                        self._listener.run()
-            finally:
-                self._ended.set()
-                if watcher.is_alive():
-                    watcher.join()
-                controller.close()
+            port = listening.getsockname()[1]
+            self._url = f"{files.scheme}://{address(settings.host, port)}"
+            self._bound_at(self._url)
+            with files.followed():
+                opened, led = self._open, False
+                while not self._ended.is_set():
+                    try:
+                        controller = self._controller(opened)
+                    except MeasurementError as error:
+                        # the database of a leader that led will be available again
+                        if not led and not isinstance(error, StandbyError):
+                            raise
+                        opened = self._stand_by(error, listening, files)
+                    else:
+                        led = True
+                        self._lead(controller, listening, files)
+                        opened = self._open
 
-    def _watch(self, controller: Controller) -> None:
-        """Print changes, and reload a contract file that was rewritten."""
+    def _open(self) -> Store:
+        settings, contract = self._settings, load(Path(self._settings.contract))
+        name = contract.metadata.name
+        return open_store(settings.state, name, leader=self._url, lease_s=settings.lease_s)
+
+    def _controller(self, store: Callable[[], Store]) -> Controller:
+        settings = self._settings
+        return Controller(
+            Path(settings.contract),
+            store=store,
+            ledger=settings.ledger,
+            sinks=sinks_of(settings.webhook, settings.slack, settings.command, settings.notify),
+        )
+
+    def _lead(self, controller: Controller, listening: socket.socket, files: ListenerFiles) -> None:
+        """Lead until the end, or until the lead is lost."""
         self._stamps = stamps_of(self._contract)
-        while not self._ended.wait(_LOOK_S):
+        try:
+            status = controller.status()
+            self._moves = status.moves
+            for line in describe(status, controller.contract):
+                self._say(line)
+            self._serve(
+                app(controller, files.keys),
+                listening,
+                files,
+                lambda: self._look(controller),
+                self._ready,
+            )
+        finally:
+            controller.close()
+        if not self._ended.is_set():
+            self._say("! this leader lost the lead, and waits for it")
+
+    def _look(self, controller: Controller) -> bool:
+        """Print changes, and reload a rewritten contract file; whether the lead is lost."""
+        try:
+            self._check(controller)
+        except Exception as error:  # a bug must not stop later reloads
+            bug = f"a bug of servanda: {type(error).__name__}: {error}"
+            if bug != self._bug:
+                self._say(f"! {bug}")
+            self._bug = bug
+        return controller.lost
+
+    def _stand_by(
+        self, error: MeasurementError, listening: socket.socket, files: ListenerFiles
+    ) -> Callable[[], Store]:
+        """Wait until the other leader is gone; what returns the store that was opened then."""
+        self._say(f"standby: {error.problems[0].message}")
+        last: ServandaError = error
+        opened: list[Store] = []
+
+        def leads() -> bool:
+            nonlocal last
             try:
-                self._check(controller)
-            except Exception as error:  # a bug must not stop later reloads
-                bug = f"a bug of servanda: {type(error).__name__}: {error}"
-                if bug != self._bug:
-                    self._say(f"! {bug}")
-                self._bug = bug
+                opened.append(self._open())
+            except ServandaError as again:  # another leads, or the database is not available
+                last = again
+            return bool(opened)
+
+        name = load(Path(self._settings.contract)).metadata.name
+        waiting = standby(name, files.keys, lambda: last)
+        self._serve(waiting, listening, files, leads, lambda: None)
+        if not opened:
+            return self._open
+        if self._ended.is_set():
+            opened[0].close()
+        return lambda: opened[0]
+
+    def _serve(
+        self,
+        served: ASGIApp,
+        listening: socket.socket,
+        files: ListenerFiles,
+        until: Callable[[], bool],
+        ready: Callable[[], None],
+    ) -> None:
+        """Serve until a condition is true, or the end is requested."""
+        over, met = threading.Event(), threading.Event()
+        listener = self._listener = Listener(
+            served,
+            listening.dup(),  # a listener closes its socket
+            certificate=files.certificate,
+            grace_s=_GRACE_S,
+            ready=ready,
+        )
+
+        def watch() -> None:
+            while not over.wait(_LOOK_S):
+                if until():
+                    met.set()
+                    listener.end()
+                    return
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            if not self._ended.is_set():
+                listener.run()
+        finally:
+            over.set()
+            watcher.join()
+        if not met.is_set():
+            self._ended.set()
 
     def _check(self, controller: Controller) -> None:
         self._print(controller.status())

@@ -9,7 +9,6 @@ import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from servanda.contract.identity import Description, digest_of
@@ -100,14 +99,14 @@ class ControllerState:
             audit that reads its log again; otherwise the times of the state are set back.
 
     Raises:
-        ContractError: the folder belongs to another contract.
+        ContractError: the store belongs to another contract.
         MeasurementError: it cannot be used.
     """
 
     def __init__(
-        self, folder: Path, cells: WatchedCells, *, now: float, actor: str, waits: bool = False
+        self, store: Store, cells: WatchedCells, *, now: float, actor: str, waits: bool = False
     ) -> None:
-        self.store, self._actor = Store(folder), actor
+        self.store, self._actor = store, actor
         self.rules = cells.rules
         self.problem, self.epoch = "", 0
         self.fingerprints: Mapping[str, Mapping[str, str]] = {}
@@ -124,7 +123,7 @@ class ControllerState:
                 self.meta = from_plain(StoredMeta, stored)
                 if self.meta.name != name:
                     raise ContractError(
-                        f"{self.store.path} is the state of {self.meta.name}, and this is {name}",
+                        f"{self.store.name} is the state of {self.meta.name}, and this is {name}",
                         hint="a state folder belongs to one contract: name another --state",
                     )
                 same = self.meta.contract == cells.contract.digest
@@ -150,13 +149,9 @@ class ControllerState:
             )
             self.store.commit(Commit(meta=_meta(self.meta, self.routing, self.shown)))
         except EvidenceError as error:
-            self.store.close()
             raise MeasurementError(
-                f"{self.store.path} cannot be read: {error}", hint="name another --state"
+                f"{self.store.name} cannot be read: {error}", hint="name another --state"
             ) from None
-        except BaseException:
-            self.store.close()
-            raise
 
     def follow(self, cells: WatchedCells, *, keep: bool, now: float) -> Change:
         """The change to a new version of the contract."""

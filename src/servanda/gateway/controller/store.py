@@ -1,41 +1,24 @@
-# The store of a controller: an SQLite file with its durable data.
+# The store of a controller: its durable data.
 #
 # A commit is one transaction: the state, the progress of each gateway's rows, the records for the
 # ledger, and the numbers of each sample.  It stores no text, and of users only a keyed hash.
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.intake import Start
 
-FILE = "leader.db"
-_LAYOUT = 1
-_PATIENCE_S = 2.0  # for another process that reads the file
-_KEPT_S = 7 * 86_400.0  # of samples
-_KEPT = 200_000
+SAMPLES, SAMPLES_S = 200_000, 7 * 86_400.0  # kept: most of them, and their age
 STARTS = 256  # of gateways, kept
-_SEEDS = 65_536
-_EVERY = 64  # commits between two cleanups
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS taken
-    (gateway TEXT, start REAL, number INTEGER NOT NULL, PRIMARY KEY (gateway, start));
-CREATE TABLE IF NOT EXISTS outbox (n INTEGER PRIMARY KEY, record TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS samples (id INTEGER PRIMARY KEY, at REAL, slice TEXT, clause TEXT,
-    total REAL, tokens INTEGER, missing INTEGER, chance REAL, key TEXT);
-CREATE TABLE IF NOT EXISTS seeds (id INTEGER PRIMARY KEY, seed TEXT);
-"""
+SEEDS = 65_536  # kept
+CLEANED_EVERY = 64  # commits between two cleanups
+LEASE_S = 10.0  # how long a leader that is gone keeps the lead
+_SERVERS = ("postgresql", "postgres")
 
 
 @dataclass(frozen=True)
@@ -69,81 +52,56 @@ class Commit:
     seeds: Sequence[int] = ()
 
 
-class Store:
-    """The store; thread-safe by a lock.
+class StandbyError(MeasurementError):
+    """Another leader leads."""
 
-    Args:
-        folder: created if missing; locked by this process until `close`.
 
-    Raises:
-        MeasurementError: it cannot be written, is not a store, or another controller uses it.
+class Store(Protocol):
+    """The store of one contract; any thread may use it.
+
+    `name`: its place, for messages.  `term`: grows from leader to leader.  `leads`: whether this
+    process may answer and act now.  `lost`: whether it may never again, because another leader
+    leads or a commit may have been stored.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path, self._lock = folder / FILE, RLock()
-        self._held = _hold(folder)
-        self._commits = 0
-        self._db: sqlite3.Connection | None = None
-        try:
-            with self._guarded():
-                self._open()
-        except BaseException:
-            self.close()
-            raise
+    name: str
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def leads(self) -> bool: ...
+
+    @property
+    def lost(self) -> bool: ...
 
     def meta(self, name: str) -> Any:
         """Stored plain data, or None."""
-        rows = self._rows("SELECT value FROM meta WHERE name = ?", name)
-        return json.loads(rows[0][0]) if rows else None
+        ...
 
-    def taken(self) -> dict[Start, int]:
-        rows = self._rows("SELECT gateway, start, number FROM taken ORDER BY rowid")
-        return {(gateway, start): number for gateway, start, number in rows}
+    def taken(self) -> dict[Start, int]: ...
 
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(int(seed) for (seed,) in self._rows("SELECT seed FROM seeds ORDER BY id"))
+    def seeds(self) -> tuple[int, ...]: ...
 
     def outbox(self, most: int = 256) -> dict[int, Any]:
         """Records that are not in the ledger yet, oldest first."""
-        rows = self._rows("SELECT n, record FROM outbox ORDER BY n LIMIT ?", most)
-        return {n: json.loads(record) for n, record in rows}
+        ...
 
     def behind(self) -> int:
-        return self._rows("SELECT count(*) FROM outbox")[0][0]
+        """The number of records that are not in the ledger yet."""
+        ...
 
     def commit(self, commit: Commit) -> None:
         """Store all of it, or nothing.
 
         Raises:
-            MeasurementError: it could not be stored; a retry may succeed.
+            MeasurementError: it could not be stored; a retry may succeed unless `lost`.
         """
-        with self._guarded(), self._present() as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-                [(name, json.dumps(value)) for name, value in commit.meta.items()],
-            )
-            db.executemany(
-                "INSERT OR REPLACE INTO taken VALUES (?, ?, ?)",
-                [(*start, number) for start, number in commit.taken.items()],
-            )
-            db.executemany(
-                "INSERT OR IGNORE INTO outbox VALUES (?, ?)",
-                [(n, json.dumps(record)) for n, record in commit.outbox.items()],
-            )
-            db.executemany(
-                "INSERT INTO samples (at, slice, clause, total, tokens, missing, chance, key) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [tuple(vars(sample).values()) for sample in commit.samples],
-            )
-            db.executemany("INSERT INTO seeds (seed) VALUES (?)", [(str(s),) for s in commit.seeds])
-            if self._commits % _EVERY == 0:
-                _sweep(db)
-        self._commits += 1
+        ...
 
     def delete_outbox(self, until: int) -> None:
         """Delete the records up to a number: the ledger has them."""
-        with self._guarded(), self._present() as db:
-            db.execute("DELETE FROM outbox WHERE n <= ?", (until,))
+        ...
 
     def check_present(self) -> None:
         """Refuse to write to a deleted or replaced file.
@@ -151,13 +109,7 @@ class Store:
         Raises:
             MeasurementError: the file is gone or was replaced.
         """
-        with self._lock:
-            if self._db is not None and _identity(self.path) != self._inode:
-                db, self._db = self._db, None
-                with suppress(sqlite3.Error):
-                    db.close()
-            if self._db is None:
-                raise MeasurementError(f"{self.path} is gone")
+        ...
 
     def renew(self, commit: Commit) -> None:
         """Create the file again with all data if it is gone.
@@ -165,108 +117,54 @@ class Store:
         Raises:
             MeasurementError: it cannot be created.
         """
-        with self._lock:
-            if self._db is None:
-                with self._guarded():
-                    self._open()
-            self.commit(commit)
+        ...
 
     def close(self) -> None:
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
-
-    def _present(self) -> sqlite3.Connection:
-        self.check_present()
-        assert self._db is not None
-        return self._db
-
-    def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._guarded(), closing(self._present().execute(query, values)) as cursor:
-            return cursor.fetchall()
-
-    def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # it holds the key of the traffic split; SQLite's side files get the same mode
-        self.path.touch(0o600)
-        self._db = sqlite3.connect(self.path, timeout=_PATIENCE_S, check_same_thread=False)
-        try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            (layout,) = self._db.execute("PRAGMA user_version").fetchone()
-            if layout not in (0, _LAYOUT):
-                raise MeasurementError(
-                    f"{self.path} is of layout {layout}, and this version knows {_LAYOUT}",
-                    hint="use the servanda that wrote it, or another --state",
-                )
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={_LAYOUT}")
-            self._db.commit()
-        except BaseException:
-            db, self._db = self._db, None
-            db.close()
-            raise
-        self._inode = _identity(self.path)
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Serialise access; SQLite's exceptions become a MeasurementError."""
-        with self._lock:
-            try:
-                yield
-            except (sqlite3.Error, OSError, ValueError) as error:
-                if self._db is not None:
-                    with suppress(sqlite3.Error):
-                        self._db.rollback()
-                raise MeasurementError(
-                    f"{self.path} cannot be used: {error}",
-                    hint="free the disk or the lock; nothing is lost, and the write is retried",
-                ) from None
+        """Let another leader lead."""
+        ...
 
 
-def _sweep(db: sqlite3.Connection) -> None:
-    """Delete data that is too old or beyond the limits."""
-    (last,) = db.execute("SELECT coalesce(max(id), 0) FROM samples").fetchone()
-    db.execute(
-        "DELETE FROM samples WHERE id <= ? OR at < (SELECT max(at) FROM samples) - ?",
-        (last - _KEPT, _KEPT_S),
-    )
-    (last,) = db.execute("SELECT coalesce(max(id), 0) FROM seeds").fetchone()
-    db.execute("DELETE FROM seeds WHERE id <= ?", (last - _SEEDS,))
-    # by last write, not by start: a gateway may outlive many others
-    db.execute(
-        "DELETE FROM taken WHERE rowid NOT IN "
-        "(SELECT rowid FROM taken ORDER BY rowid DESC LIMIT ?)",
-        (STARTS,),
-    )
+def is_server(place: str | Path) -> bool:
+    """Whether a place is the URL of a database server, which several leaders may share."""
+    return str(place).partition("://")[0] in _SERVERS and "://" in str(place)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def open_store(
+    place: str | Path, contract: str, *, leader: str = "", lease_s: float = LEASE_S
+) -> Store:
+    """The store of a contract.
+
+    Args:
+        place: a folder, created if missing; or postgresql://..., for several leaders.
+        leader: how messages name this leader, such as the URL of its page.
+        lease_s: how long it keeps the lead in PostgreSQL when it is gone.
+
+    Raises:
+        StandbyError: another leader leads.
+        MeasurementError: it cannot be used.
+    """
+    if not is_server(place):
+        from servanda.gateway.controller.sqlite_store import SqliteStore
+
+        return SqliteStore(Path(place))
     try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino
-
-
-def _hold(folder: Path) -> int | None:
-    """Lock a folder, so that no two controllers write one state."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = os.open(folder / "leader.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
+        from servanda.gateway.controller.postgres_store import PostgresStore
+    except ImportError as error:
         raise MeasurementError(
-            f"{folder} cannot be used: {error.strerror or error}", hint="name another --state"
+            f"a state in PostgreSQL needs psycopg: {str(error).strip().splitlines()[0]}",
+            hint="pip install 'servanda[postgres]'",
         ) from None
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(held)
+    return PostgresStore(str(place), contract, leader, lease_s)
+
+
+def refuse_newer(name: str, layout: int, known: int) -> None:
+    """Refuse a store that a later version wrote.
+
+    Raises:
+        MeasurementError: it did.
+    """
+    if layout > known:
         raise MeasurementError(
-            f"{folder} is in use by another leader", hint="end that one, or name another --state"
-        ) from None
-    return held
+            f"{name} is of layout {layout}, and this version knows {known}",
+            hint="use the servanda that wrote it, or another --state",
+        )

@@ -16,6 +16,7 @@ from servanda.gateway.controller.intake import Intake
 from servanda.gateway.controller.messages import Message
 from servanda.gateway.controller.rescoring import ScoredRow, Scorer, TrainDownError
 from servanda.gateway.controller.state import Change, ControllerState
+from servanda.gateway.controller.status import ScoringStatus
 from servanda.gateway.controller.status_builder import nearness
 from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.gateway.routing.model import AWAY
@@ -208,6 +209,28 @@ class Worker:
                 raise
             before.train.end()
             self.settle()
+
+    def status(self) -> ScoringStatus:
+        """The status of scoring; the caller holds `lock`."""
+        scorer, intake, lag_s = self.scorer, self.intake, self.state.lag_s
+        return ScoringStatus(
+            alive=scorer.train.alive,
+            problem=self.problem,
+            queued=intake.waiting,
+            queued_tokens=intake.queued_tokens,
+            room=intake.room,
+            dropped=intake.dropped,
+            scored=scorer.scored,
+            missing=scorer.missing,
+            errors=scorer.train.errors,
+            outside=dict(intake.outside + scorer.outside),
+            seconds=scorer.seconds,
+            budget=self.state.rules.policy.budget,
+            cost_s=scorer.cost_s,
+            lag_s=lag_s,
+            lags=self.state.lags.to_dict() if lag_s is not None else {},
+            restarts=scorer.train.restarts,
+        )
 
     def _remember(self) -> None:
         """Record how near each slice is to a decision, for the page."""

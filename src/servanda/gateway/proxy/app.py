@@ -60,10 +60,10 @@ class App:
         except Exception as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
-        controller = self.gateway.config.controller
-        clock = self.gateway.clock
-        server = Server("leader", controller, clock) if controller else None
-        sync = ControllerSync(self.gateway, server)
+        config, clock = self.gateway.config, self.gateway.clock
+        upstreams = (config.controller, *config.standbys) if config.controller else ()
+        leaders = [Server("leader", upstream, clock) for upstream in upstreams]
+        sync = ControllerSync(self.gateway, leaders)
         syncing = asyncio.ensure_future(sync.run())
         waiting = asyncio.ensure_future(self.gateway.wait_for_infer())
         await send({"type": "lifespan.startup.complete"})

@@ -162,7 +162,7 @@ class Config:
     Args:
         infer: the pool under test; stable: the other pool, or None.
         controller: the source of snapshots, with URL and key of role `gateway`; None: no
-            controller.
+            controller.  standbys: further ones, of which one may lead when that one does not.
         name: name of this gateway, unique per controller.
         without: the pool before the first snapshot, and for requests that are no completions.
         log: log of sampled requests; None: not written.
@@ -175,6 +175,7 @@ class Config:
     infer: Upstream
     stable: Upstream | None = None
     controller: Upstream | None = None
+    standbys: tuple[Upstream, ...] = ()
     name: str = "gateway"
     limits: Limits = field(default_factory=Limits)
     without: Pool = "stable"

@@ -4,12 +4,17 @@
 # time; a snapshot is used if it is later than the last one.  A refused message is sent again with
 # half its rows, down to none.  If one row is refused and an empty message is not, the row is lost
 # and does not block the others.
+#
+# Of several controllers one leads.  The one that took the last message is sent the next one; if it
+# does not lead any more, or does not respond, the next message is sent to another.
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +35,7 @@ _MOST = 16 << 20  # bytes of a response
 _SALT, _LARGEST = 64, 2**53  # bytes; an integer that every JSON reader can represent
 # statuses that may mean an invalid row
 _OF_A_ROW = (400, 413, 422, 500)
+_DOES_NOT_LEAD = 503  # or cannot store anything now
 
 
 class _Reply(msgspec.Struct):
@@ -46,11 +52,11 @@ class ControllerSync:
     """Sends rows to a controller and receives snapshots.
 
     Args:
-        controller: None: no controller; rows go only to the log.
+        controllers: empty: no controller; rows go only to the log.
     """
 
-    def __init__(self, gateway: Gateway, controller: Server | None) -> None:
-        self._gateway, self._controller = gateway, controller
+    def __init__(self, gateway: Gateway, controllers: Sequence[Server]) -> None:
+        self._gateway, self._controllers = gateway, deque(controllers)
         self._ready = asyncio.Event()
         self._over = False
         self._rows = MESSAGE_ROWS  # most rows of a message
@@ -60,8 +66,8 @@ class ControllerSync:
 
     async def run(self) -> None:
         """Run until `stop`."""
-        if self._controller is not None:
-            await self._controller.open()
+        for controller in self._controllers:
+            await controller.open()
         while not self._over:
             well = await self.once()
             if self._over:
@@ -89,8 +95,13 @@ class ControllerSync:
     async def close(self) -> None:
         """Send the last rows, if the controller responds."""
         await self.once()
-        if self._controller is not None:
-            await self._controller.close()
+        for controller in self._controllers:
+            await controller.close()
+
+    @property
+    def _controller(self) -> Server | None:
+        """The one that is sent the next message."""
+        return self._controllers[0] if self._controllers else None
 
     async def once(self) -> bool:
         """Send one message; returns whether there was a response."""
@@ -98,24 +109,26 @@ class ControllerSync:
         gateway.launches.sweep()
         if gateway.log is not None:
             gateway.log.flush()
-        if self._controller is None:
+        controller = self._controller
+        if controller is None:
             gateway.launches.taken(gateway.launches.last)
             return True
-        if (met := self._controller.about.probe) is not None:
+        if (met := controller.about.probe) is not None:
             try:
-                self._controller.about = met()
+                controller.about = met()
             except MeasurementError:
                 return False
         rows = gateway.launches.waiting(self._rows)
         asked_at = gateway.now()
         try:
-            status, text = await self._controller.ask(
-                "/v1/follow", self._message(rows), _WAIT_S, _MOST
-            )
+            status, text = await controller.ask("/v1/follow", self._message(rows), _WAIT_S, _MOST)
         except UpstreamError:
             add(gateway.counts.reflexes, "no leader")
+            self._controllers.rotate(-1)
             return False
         if status != 200:
+            if status == _DOES_NOT_LEAD:
+                self._controllers.rotate(-1)
             add(gateway.counts.reflexes, f"leader {status // 100}xx")
             if status in _OF_A_ROW:
                 if len(rows) == 1 and self._heard_alone:

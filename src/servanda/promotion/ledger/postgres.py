@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
-from urllib.parse import parse_qsl, unquote, urlencode
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
+from servanda.promotion.ledger.database import Database
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
 from servanda.promotion.ledger.store import (
     META,
@@ -48,13 +46,6 @@ _LAYOUT = (
         )
     ),
 )
-_SESSION = {
-    "connect_timeout": "10",
-    "keepalives_idle": "30",
-    "tcp_user_timeout": str(PATIENCE_S * 1000),
-    "application_name": "servanda",
-}
-_SECRETS = ("password", "sslpassword", "passfile")
 
 
 class PostgresStore(Queries):
@@ -73,13 +64,10 @@ class PostgresStore(Queries):
     hole = "%s"
 
     def __init__(self, url: str, mark: str, *, create: bool) -> None:
-        self.name = without_password(url)
-        self._secrets = _secrets(url)
-        try:
-            options = {**_SESSION, **conninfo_to_dict(url), "client_encoding": "UTF8"}
-            self._db = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
-        except psycopg.Error as error:
-            raise self._unreachable(error) from None
+        self._database = Database(
+            url, "ledger", LedgerError, patience_s=PATIENCE_S, idle_s=PATIENCE_S / 2
+        )
+        self.name, self._db = self._database.name, self._database.connect()
         self._in_transaction = False
         # each statement after the lock sees earlier commits
         self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
@@ -165,18 +153,8 @@ class PostgresStore(Queries):
                 f"the connection to {self.name} is closed", hint="open the ledger again"
             )
 
-    def _unreachable(self, error: psycopg.Error) -> LedgerError:
-        text = self._message(error)
-        if "password" in text or "authentication" in text:
-            hint = "give user and password in the URL, in PGPASSWORD or in ~/.pgpass"
-        elif "does not exist" in text:
-            hint = "create it with createdb or createuser, or correct the URL"
-        else:
-            hint = "is the server running there? A path instead of a URL keeps the ledger in SQLite"
-        return LedgerError(f"{self.name} cannot be opened: {text}", hint=hint)
-
     def _translated(self, error: psycopg.Error, *, writing: bool = False) -> LedgerError:
-        text, state = self._message(error), error.sqlstate or ""
+        text, state = self._database.message(error), error.sqlstate or ""
         # an error without a state comes from the client, so it concerns the connection
         own = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         if self._db.closed or own or state.startswith(("57P", "08")):
@@ -202,43 +180,3 @@ class PostgresStore(Queries):
             )
             return LedgerError(f"{self.name}: {text}", hint=hint)
         return LedgerError(f"{self.name}: {text}", hint="nothing was written" if writing else "")
-
-    def _message(self, error: psycopg.Error) -> str:
-        """The server's message, in one line without secrets."""
-        first = next(iter(str(error).strip().split("\n")), "") or type(error).__name__
-        text = re.sub(r"^connection failed: (connection to )?", "", first)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
-
-
-def without_password(url: str) -> str:
-    """A URL without its password, for messages.
-
-    Raises:
-        LedgerError: the end of the password is ambiguous.
-
-    >>> without_password("postgresql://ana:secret@db:5433/ledgers?sslmode=require&password=x")
-    'postgresql://ana@db:5433/ledgers?sslmode=require'
-    """
-    scheme, _, rest = url.partition("://")
-    place, _, query = rest.partition("?")
-    authority, slash, path = place.partition("/")
-    if "@" in path or "@" in query or authority.count("@") > 1:
-        raise LedgerError(
-            f"the {scheme} URL of the ledger has an @ where none can be",
-            hint="in a user or a password write %40 for @, %2F for /, %3F for ?, %3A for :",
-        )
-    user, at, host = authority.rpartition("@")
-    options = [(k, v) for k, v in parse_qsl(query) if k not in _SECRETS]
-    options_text = f"?{urlencode(options, safe='/=,')}" if options else ""
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}{options_text}"
-
-
-def _secrets(url: str) -> list[str]:
-    """Texts that must not be printed, the longest first."""
-    place, _, query = url.partition("://")[2].partition("?")
-    password = place.partition("@")[0].partition(":")[2] if "@" in place else ""
-    secrets = {password, unquote(password)}
-    secrets |= {value for name, value in parse_qsl(query) if name in _SECRETS}
-    return sorted(secrets - {""}, key=len, reverse=True)

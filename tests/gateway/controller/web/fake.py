@@ -174,6 +174,8 @@ def gateway(name="gateway-1", start=NOW - 4_000, **more):
 class Controller:
     """The attributes of controller.Controller."""
 
+    leads, term = True, 3
+
     def __init__(self, now=None):
         self.now = now or status()
         self.asked = []

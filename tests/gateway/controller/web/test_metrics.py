@@ -16,6 +16,7 @@ from tests.gateway.controller.web.serving import bearer, live
 
 ROOT = Path(__file__).parents[4]
 FAMILIES = {
+    "servanda_leads",
     "servanda_info",
     "servanda_samples",
     "servanda_clause_verdict",

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from servanda.errors import ContractError, EvidenceError, ServandaError
 from servanda.gateway.controller.controller import Controller
+from servanda.gateway.controller.store import StandbyError
 from servanda.gateway.controller.web import page, requests
 from servanda.gateway.controller.web.auth import (
     Guard,
@@ -37,6 +38,7 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 _THREADS = 4  # for people; gateways have as many in addition
 _LEFT = 499  # its body is not read
+TERM = "x-servanda-term"  # header: number of the lead
 
 
 def app(controller: Controller, keys: Keys, limits: Limits = Limits()) -> ASGIApp:  # noqa: B008 - frozen
@@ -75,9 +77,9 @@ class ControllerRoutes:
             ("/v1/admin/route", "pin", self._route),
             ("/v1/admin/reload", "reload", self._reload),
         )
-        routes = [Route("/healthz", _alive)]
-        routes += [Route(at, _guarded(right, handler)) for at, right, handler in reads]
-        routes += [Route(a, _guarded(r, handler), methods=["POST"]) for a, r, handler in acts]
+        routes = [Route("/healthz", alive)]
+        routes += [Route(at, self._guarded(right, handler)) for at, right, handler in reads]
+        routes += [Route(a, self._guarded(r, handler), methods=["POST"]) for a, r, handler in acts]
         app = Starlette(
             routes=routes,
             exception_handlers={HTTPException: _not_found},  # type: ignore[dict-item]
@@ -170,6 +172,38 @@ class ControllerRoutes:
     async def _version(self) -> Response:
         return await self._json(lambda: {"version": self._controller.snapshot.version})
 
+    def _guarded(self, right: Right, handler: Handler) -> Handler:
+        """The handler for a holder of the right; its errors become JSON."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                require_right(request, right)
+                self._refuse_replaced()
+                reply = await handler(request)
+                # it may have been replaced meanwhile, and what it says is out of date then
+                self._refuse_replaced()
+            except RequestError as error:
+                return error_reply(error.status, error)
+            except ClientDisconnect:
+                return Response(status_code=_LEFT)
+            except (ContractError, EvidenceError) as error:
+                return error_reply(409 if request.url.path.startswith("/v1/admin") else 400, error)
+            except ServandaError as error:  # it cannot be stored now; a retry may succeed
+                return error_reply(503, error, {"retry-after": "1"})
+            reply.headers[TERM] = str(self._controller.term)
+            return reply
+
+        return guarded
+
+    def _refuse_replaced(self) -> None:
+        """Refuse to answer where another leader may lead.
+
+        Raises:
+            StandbyError: it may.
+        """
+        if not self._controller.leads:
+            raise StandbyError("this leader lost the lead", hint="ask the other leader")
+
     def _refuse_unwatched(self, slice_: str) -> None:
         """Refuse a slice that the contract does not watch."""
         names = [route.name for route in self._controller.snapshot.slices]
@@ -206,26 +240,7 @@ class ControllerRoutes:
             raise RequestError(408, f"the body did not come within {idle_s:g} s") from None
 
 
-def _guarded(right: Right, handler: Handler) -> Handler:
-    """The handler for a holder of the right; its errors become JSON."""
-
-    async def guarded(request: Request) -> Response:
-        try:
-            require_right(request, right)
-            return await handler(request)
-        except RequestError as error:
-            return error_reply(error.status, error)
-        except ClientDisconnect:
-            return Response(status_code=_LEFT)
-        except (ContractError, EvidenceError) as error:
-            return error_reply(409 if request.url.path.startswith("/v1/admin") else 400, error)
-        except ServandaError as error:  # it cannot be stored now; a retry may succeed
-            return error_reply(503, error, {"retry-after": "1"})
-
-    return guarded
-
-
-async def _alive(_: Request) -> Response:
+async def alive(_: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 

@@ -110,6 +110,7 @@ class Metrics(Collector):
             yield from self._families(self._status())
 
     def _families(self, status: ControllerStatus) -> Iterator[Metric]:
+        yield leads(status.name, True)
         yield from _about(status)
         yield from _samples(status)
         yield from _cells(status)
@@ -154,6 +155,12 @@ class Metrics(Collector):
         steps = sorted(self._steps.items())
         says = "Changes of slices, acted on or not."
         return counter("transitions", says, status.name, steps, ("from", "to"))
+
+
+def leads(name: str, leading: bool) -> Metric:
+    """Whether a leader of a contract leads."""
+    says = "1 if this leader leads, 0 if it waits until another one is gone."
+    return gauge("leads", says, name, [((), leading)])
 
 
 def _first_byte_of(pool: str) -> Callable[[Mapping[str, Any]], Counter[Any]]:

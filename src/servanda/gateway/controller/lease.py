@@ -1,0 +1,153 @@
+# The lead of a contract: a row of a PostgreSQL database that at most one leader holds.
+#
+# The row has a term, which grows whenever another leader takes the lead, and the end of the lease
+# by the database's clock.  Each transaction of a leader renews the row of its own term, so that the
+# transaction of a leader that was replaced fails as a whole.  Locally a lease ends earlier: its
+# time is counted from the request of the renewal, which the database receives later.
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
+
+from servanda.errors import MeasurementError
+from servanda.gateway.controller.store import StandbyError
+
+TABLE = "servanda_leader"
+LAYOUT = (
+    f"CREATE TABLE {TABLE} (contract text PRIMARY KEY, term bigint NOT NULL, leader text NOT NULL, "
+    "until timestamptz NOT NULL)"
+)
+_TAKE = f"""
+INSERT INTO {TABLE} AS held
+VALUES (%(contract)s, 1, %(leader)s, clock_timestamp() + %(lease)s::interval)
+ON CONFLICT (contract) DO UPDATE SET term = held.term + 1, leader = excluded.leader,
+    until = clock_timestamp() + %(lease)s::interval WHERE held.until < clock_timestamp()
+RETURNING term
+"""
+_RENEW = (
+    f"UPDATE {TABLE} SET until = clock_timestamp() + %(lease)s::interval "
+    "WHERE contract = %(contract)s AND term = %(term)s"
+)
+_END = f"UPDATE {TABLE} SET until = clock_timestamp() WHERE contract = %s AND term = %s"
+_HELD = (
+    f"SELECT leader, extract(epoch FROM until - clock_timestamp()) FROM {TABLE} WHERE contract = %s"
+)
+
+
+class Lease:
+    """The lead of a contract, taken at once and renewed by a thread until `end`.
+
+    Args:
+        connect: opens a connection to the database.
+        leader: how messages name this leader.
+        lease_s: how long the lead lasts without a renewal.
+
+    Raises:
+        StandbyError: another leader leads.
+        psycopg.Error: the database cannot be used.
+    """
+
+    def __init__(
+        self, connect: Callable[[], psycopg.Connection], contract: str, leader: str, lease_s: float
+    ) -> None:
+        self._connect, self._lease_s = connect, lease_s
+        self._row: dict[str, str | int] = {
+            "contract": contract,
+            "leader": leader,
+            "lease": f"{lease_s} seconds",
+        }
+        self._ended = threading.Event()
+        self.lost = False
+        self._db: psycopg.Connection | None = connect()
+        try:
+            before = time.monotonic()
+            taken = self._taken(self._db)
+        except BaseException:
+            self._db.close()
+            raise
+        self.term = self._row["term"] = taken
+        self._until = before + lease_s  # monotonic seconds
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def holds(self) -> bool:
+        """Whether no other leader can have taken the lead."""
+        return not self.lost and time.monotonic() < self._until
+
+    def fence(self, db: psycopg.Connection) -> float:
+        """Renew the lease in a transaction; what `renewed` takes after its commit.
+
+        Raises:
+            StandbyError: another leader leads; nothing of the transaction may be stored.
+        """
+        before = time.monotonic()
+        if db.execute(_RENEW, self._row).rowcount != 1:
+            self.lost = True
+            raise StandbyError(self.loss(db))
+        return before
+
+    def renewed(self, before: float) -> None:
+        self._until = max(self._until, before + self._lease_s)
+
+    def loss(self, db: psycopg.Connection) -> str:
+        found = db.execute(_HELD, (self._row["contract"],)).fetchone()
+        return f"{found[0] if found else 'another leader'} leads {self._row['contract']} now"
+
+    def abandon(self) -> None:
+        """Renew it no more."""
+        self.lost = True
+        self._ended.set()
+
+    def end(self) -> None:
+        """Let another leader lead at once."""
+        self._ended.set()
+        self._thread.join()
+        with suppress(psycopg.Error, MeasurementError):
+            if self._db is None or self._db.closed:
+                self._db = self._connect()
+            self._db.execute(_END, (self._row["contract"], self.term))
+        self.lost = True
+        if self._db is not None:
+            self._db.close()
+
+    def _taken(self, db: psycopg.Connection) -> int:
+        # a leader that is being replaced may keep the row locked while it commits
+        db.execute("SELECT set_config('lock_timeout', %s, false)", (f"{self._lease_s}s",))
+        contract = self._row["contract"]
+        try:
+            found = db.execute(_TAKE, self._row).fetchone()
+        except psycopg.errors.LockNotAvailable:
+            raise StandbyError(f"another leader of {contract} is storing a change") from None
+        if found is not None:
+            return int(found[0])
+        held = db.execute(_HELD, (contract,)).fetchone()
+        leader, left_s = held if held is not None else ("another leader", 0.0)
+        raise StandbyError(
+            f"{leader} leads {contract}, for {max(0.0, float(left_s)):.1f} s without a renewal",
+            hint="this one takes over when that one is gone",
+        )
+
+    def _renew(self) -> None:
+        pause_s = self._lease_s / 3
+        while not self._ended.wait(pause_s) and not self.lost:
+            try:
+                if self._db is None or self._db.closed:
+                    self._db = self._connect()
+                before = time.monotonic()
+                if self._db.execute(_RENEW, self._row).rowcount != 1:
+                    self.lost = True
+                    return
+                self.renewed(before)
+                pause_s = self._lease_s / 3
+            except (psycopg.Error, MeasurementError):
+                # the lease may outlive the disturbance; when it has ended, `holds` is false
+                pause_s = self._lease_s / 10
+                with suppress(psycopg.Error):
+                    if self._db is not None:
+                        self._db.close()
