@@ -45,8 +45,8 @@ class Ask:
         return body | (said if self.chat else {"prompt": self.prompt})
 
 
-def asks(prompts: Path, users: int, seed: int) -> Iterator[Ask]:
-    """Requests without an end, the same for the same seed."""
+def asks(prompts: Path, users: int, seed: int, chats: float) -> Iterator[Ask]:
+    """Requests without an end, the same for the same seed; chats: their share."""
     known, drawn = defaultdict(list), random.Random(seed)
     for line in prompts.read_text().splitlines():
         one = json.loads(line)
@@ -55,7 +55,7 @@ def asks(prompts: Path, users: int, seed: int) -> Iterator[Ask]:
         domain = drawn.choices([*SHARES], [*SHARES.values()])[0]
         prompt = drawn.choice(known[domain])
         yield Ask(
-            drawn.randrange(users), domain, prompt, drawn.random() < 0.5, drawn.random() < 0.5
+            drawn.randrange(users), domain, prompt, drawn.random() < chats, drawn.random() < 0.5
         )
 
 
@@ -84,6 +84,7 @@ async def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
     parser.add_argument("--at-a-time", type=int, default=16, help="who wait for an answer")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--completions", action="store_true", help="send no chats")
     given = parser.parse_args()
     keys = json.loads(Path(given.keys).read_text())
     pauses, places = random.Random(given.seed), asyncio.Semaphore(given.at_a_time)
@@ -102,7 +103,8 @@ async def main() -> None:
                 finally:
                     places.release()
 
-            for ask in asks(Path(given.prompts), len(keys), given.seed):
+            chats = 0.0 if given.completions else 0.5
+            for ask in asks(Path(given.prompts), len(keys), given.seed, chats):
                 await places.acquire()
                 task = asyncio.create_task(one(ask))
                 tasks.add(task)

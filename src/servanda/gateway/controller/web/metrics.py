@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from servanda._version import __version__
+from servanda.gateway.controller.gateways import ALIVE_S
 from servanda.gateway.controller.status import CellStatus, ControllerStatus
 from servanda.gateway.controller.web.gateway_metrics import (
     ANSWERED,
@@ -205,6 +206,11 @@ def _about(status: ControllerStatus) -> Iterator[Metric]:
             "snapshot_valid_seconds",
             "Seconds until the current route expires, unless it is renewed.",
             status.valid_until - status.now,
+        ),
+        (
+            "gateways",
+            "Gateways that contacted the leader in the last ten seconds.",
+            sum(status.now - gateway.heard <= ALIVE_S for gateway in status.gateways),
         ),
         ("problems", "Problems that the page lists.", len(status.problems)),
     )
