@@ -174,6 +174,8 @@ DIFFERS = {
     ("--slack", "help"): "a watch tells alerts and the others decisions",
     ("--slack", "multiple"): "a watch takes one",
     ("--slack", "envvar"): "SERVANDA_SLACK is for who decides, and a watch does not",
+    ("--state", "type"): "a leader's may be in a database",
+    ("--state", "metavar"): "a leader's may be in a database",
     ("--timeout", "help"): "of what one waits for: a sync of the drill, a request of the gateway",
     ("--timeout", "type"): "preflight took a number of seconds, and still does",
     ("--to", "help"): "where it goes: a build to a stage, a slice to a pool",
