@@ -14,7 +14,8 @@ import httpx2
 import pytest
 from ruamel.yaml import YAML
 
-from tests.gateway.running import WAIT_S, Program, Serving, until
+from tests.gateway.leading import free_port, leading, pin
+from tests.gateway.running import WAIT_S, Program, until
 from tests.gateway.serving import Fake, reply
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugs" / "envoy"
@@ -42,21 +43,9 @@ def pools():
 @pytest.fixture(scope="module")
 def leader(pools, tmp_path_factory):
     """A leader that serves no one; the slice team=d is pinned to stable."""
-    folder = tmp_path_factory.mktemp("leader")
-    urls = [pool.url for pool in pools]
-    with Serving(folder, urls, "--leader-only", keys=False) as leader:
-        leader.line("the leader is running")
-        rows = YAML(typ="safe").load((folder / "state" / "keys.yaml").read_text())
-        leader.keys = {row["role"]: row["key"] for row in rows}
+    with leading(tmp_path_factory.mktemp("leader"), pools) as leader:
         pin(leader, "team=d", "stable")
         yield leader
-
-
-def pin(leader, name, to):
-    asked = {"slice": name, "to": to, "ttl_s": 3600, "reason": "a test"}
-    headers = {"authorization": f"Bearer {leader.keys['admin']}"}
-    at = f"{leader.page}/v1/admin/pin"
-    httpx2.post(at, json=asked, headers=headers, timeout=WAIT_S).raise_for_status()
 
 
 class Service(Program):
@@ -259,12 +248,6 @@ def test_the_call_says_what_is_wrong(leader, tmp_path):
 # behind a real Envoy
 
 ENVOY = shutil.which("envoy")
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def configuration(kind, ports, grpc_port, http_port):
