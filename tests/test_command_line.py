@@ -288,6 +288,7 @@ PRINTS_NONE = {
     "contract derive": "it writes a contract",
     "contract schema": "it is JSON",
     "promotion ledger export": "it is JSON, an entry a line",
+    "gateway envoy": "it serves",
     "tools serve-kernel": "it serves",
 }
 

@@ -1,7 +1,7 @@
 # Series and alerts of a watch in real libraries, each in an environment that has it.
 #
-# SERVANDA_VENVS holds `trl` (with trackio) and `sinks` (with wandb and tensorboard, and what
-# servanda needs); W&B writes offline, so nothing leaves this machine.
+# SERVANDA_VENVS holds `trl` (with trackio) and `sinks` (wandb, tensorboard, mlflow and swanlab,
+# and what servanda needs); W&B and SwanLab write offline, so nothing leaves this machine.
 
 import json
 import os
@@ -29,6 +29,9 @@ def watched(python, folder, *options):
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(folder),
         "TRACKIO_DIR": str(folder / "trackio"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+        "SWANLAB_MODE": "offline",
+        "SWANLAB_LOG_DIR": str(folder / "swanlog"),
         "HF_HUB_OFFLINE": "1",
         "HOME": str(folder),
     }
@@ -93,3 +96,39 @@ def test_wandb_keeps_an_offline_run(venvs, tmp_path):
     written = data.read_bytes()
     assert b"servanda/gradient_share" in written
     assert b"step 10: violated on first 3 tokens" in written
+
+
+def test_mlflow_has_every_step_and_both_alerts_in_one_run(venvs, tmp_path):
+    python = python_of(venvs, "sinks")
+    for _ in range(2):  # the second watch continues the run
+        watched(python, tmp_path, "--mlflow", "servanda-test/run-1")
+    code = (
+        "import json, mlflow\n"
+        f"client = mlflow.MlflowClient('sqlite:///{tmp_path}/mlflow.db')\n"
+        "found = client.get_experiment_by_name('servanda-test').experiment_id\n"
+        "(run,) = client.search_runs([found])\n"
+        "history = client.get_metric_history(run.info.run_id, 'servanda/outcome')\n"
+        "files = [f.path for f in client.list_artifacts(run.info.run_id, 'servanda/alerts')]\n"
+        "path = client.download_artifacts(run.info.run_id, files[0])\n"
+        "names = sorted(run.data.metrics)\n"
+        "steps = [m.step for m in history]\n"
+        "alert = run.data.tags['servanda.alert']\n"
+        "rest = [run.info.run_name, run.info.status, files, open(path).read(), alert]\n"
+        "print(json.dumps([names, steps, *rest]))\n"
+    )
+    names, steps, run, status, files, text, alert = asked(python, tmp_path, code)
+    assert (run, status) == ("run-1", "FINISHED")
+    assert steps == [*range(1, 17)] * 2
+    assert len(names) <= 12 and "servanda/gradient_share" in names
+    assert [file.split("/")[-1][:11] for file in files] == ["step-000010", "step-000012"]
+    assert text.startswith("step 10: violated on first 3 tokens of turn 2 and later")
+    assert alert.startswith("step 12: the drift is")
+
+
+def test_swanlab_keeps_an_offline_run(venvs, tmp_path):
+    python = python_of(venvs, "sinks")
+    watched(python, tmp_path, "--swanlab", "servanda-test/run-1")
+    (data,) = (tmp_path / "swanlog").glob("run-*/*.swanlab")
+    assert b"servanda/gradient_share" in data.read_bytes()
+    texts = [file.read_text() for file in sorted(data.parent.glob("media/**/*.txt"))]
+    assert [text.split(":")[0] for text in texts] == ["step 10", "step 12"]

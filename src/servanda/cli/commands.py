@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "status": "Show the state of each slice of a running gateway.",
             "pin": "Fix the kernel or mode of a slice for a limited time.",
             "audit": "Score a log of served requests; report what would be diverted.",
+            "envoy": "Answer Envoy, which routes requests by the decisions of a leader.",
         },
     ),
     "tools": (
@@ -78,7 +79,7 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     name: (group, name)
     for group, (_, names) in reversed(GROUPS.items())
     for name in names
-    if name not in ("check-dump", "kld", "weights")
+    if name not in ("check-dump", "envoy", "kld", "weights")
 }
 OLD_OPTIONS = {
     "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},

@@ -217,7 +217,7 @@ _share(
 )
 _share(
     "--notify",
-    "Notifier of an installed package, such as pager=TEAM.  Repeatable.",
+    "Another notifier: alertmanager=URL, apprise=URL, or one of an installed package.  Repeatable.",
     metavar="NAME=VALUE",
     multiple=True,
     envvar="SERVANDA_NOTIFY",

@@ -243,7 +243,7 @@ def test_a_series_file_that_cannot_be_written_is_refused_before_anything(tmp_pat
         SINKS["series"](str(tmp_path / "no" / "s.jsonl"), print)
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio", "tensorboard"])
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "swanlab", "tensorboard"])
 def test_a_library_that_is_not_installed_is_named_with_the_line_that_installs_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ContractError) as error:
@@ -260,6 +260,9 @@ def test_a_library_that_is_not_installed_is_named_with_the_line_that_installs_it
         ("wandb", "a/b/c/d", "PROJECT, PROJECT/RUN or ENTITY/PROJECT/RUN"),
         ("trackio", "a/b/c", "PROJECT, PROJECT/RUN"),
         ("trackio", "a/", "PROJECT, PROJECT/RUN"),
+        ("swanlab", "a/b/c", "PROJECT, PROJECT/RUN"),
+        ("mlflow", "a/b/c", r"EXPERIMENT\[/RUN\]"),
+        ("mlflow", 'a/b"', r"EXPERIMENT\[/RUN\]"),
     ],
 )
 def test_a_name_of_another_shape_is_refused(name, where, shape, monkeypatch):

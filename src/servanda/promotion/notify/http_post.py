@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import MappingProxyType
@@ -80,7 +80,7 @@ class Hook:
 
     def post(
         self,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         headers: Mapping[str, str] = MappingProxyType({}),
         signed: Callable[[bytes], Mapping[str, str]] = lambda _: {},
     ) -> None:
@@ -110,7 +110,7 @@ class Hook:
 
     def _send(
         self,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         headers: Mapping[str, str],
         signed: Callable[[bytes], Mapping[str, str]],
     ) -> tuple[int, float]:

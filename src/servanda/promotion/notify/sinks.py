@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 
 from servanda.errors import ContractError
+from servanda.promotion.notify import alertmanager, apprise  # noqa: F401 - they register
 from servanda.promotion.notify.base import NOTIFIERS, OWN, Sink
 from servanda.promotion.notify.command import Command
 from servanda.promotion.notify.slack import Slack
 from servanda.promotion.notify.webhook import Webhook, secrets_of
-
-_NONE = "no installed package offers one; docs/how-to/plugins.md says how one is written"
 
 
 def sinks_of(
@@ -24,7 +23,7 @@ def sinks_of(
     """The notifiers of command-line options.
 
     Args:
-        notify: NAME=VALUE of notifiers of installed packages.
+        notify: NAME=VALUE of the other notifiers, and of those of installed packages.
         environ: contains the signing secret of webhooks.
 
     Raises:
@@ -41,11 +40,9 @@ def sinks_of(
 def _of_package(text: str) -> Sink:
     name, equals, value = text.partition("=")
     if not equals:  # the text is not shown, because a value may be a secret
-        raise ContractError(
-            "--notify takes NAME=VALUE", hint=f"known: {', '.join(NOTIFIERS.names()) or 'none'}"
-        )
+        known = ", ".join(NOTIFIERS.names())
+        raise ContractError("--notify takes NAME=VALUE", hint=f"known: {known}")
     if not NOTIFIERS.load(name):
-        known = NOTIFIERS.names()
-        hint = f"--{name} VALUE" if name in OWN else NOTIFIERS.hint(name) if known else _NONE
+        hint = f"--{name} VALUE" if name in OWN else NOTIFIERS.hint(name)
         raise ContractError(f"--notify: there is no notifier {name!r}", hint=hint)
     return NOTIFIERS[name](value)

@@ -51,9 +51,14 @@ class Slack:
         self.name = f"slack:{self._hook.name}"
 
     def deliver(self, effect: Effect) -> None:
-        status = effect.body.get("status", "running")
-        level = "error" if effect.kind == "page" else _LEVELS.get(status, "warning")
-        self._hook.post(section(level, lines(effect), effect.body.get("run") or effect.key))
+        foot = effect.body.get("run") or effect.key
+        self._hook.post(section(level_of(effect), lines(effect), foot))
+
+
+def level_of(effect: Effect) -> Level:
+    """How much a notification matters: error for a page and where nothing goes on by itself."""
+    status = effect.body.get("status", "running")
+    return "error" if effect.kind == "page" else _LEVELS.get(status, "warning")
 
 
 def lines(effect: Effect) -> list[str]:

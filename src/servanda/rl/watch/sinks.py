@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -144,6 +145,70 @@ class Trackio(_Tracker):
         self._run.log(dict(values), step=step)
 
 
+@SINKS.register("mlflow")
+class MLflow(Sink):
+    takes = "EXPERIMENT[/RUN]"
+    summary = "Log series and alerts to MLflow, at MLFLOW_TRACKING_URI."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        library = _imported("mlflow", "mlflow")
+        _, name, run = _names(where, "--mlflow", takes=self.takes)
+        self._entities = import_module("mlflow.entities")
+        self._client = client = library.MlflowClient()
+        found = client.get_experiment_by_name(name)
+        experiment = client.create_experiment(name) if found is None else found.experiment_id
+        # of a watch that was started again; a quote cannot be escaped in a filter
+        query = f'attributes.run_name = "{run}"'
+        same = client.search_runs([experiment], query, max_results=1) if run else ()
+        if same:
+            client.update_run(same[0].info.run_id, status="RUNNING")
+        self._run = (same[0] if same else client.create_run(experiment, run_name=run)).info.run_id
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        metric, at_ms = self._entities.Metric, int(at * 1000)
+        # other characters are refused in the name of a metric
+        names = {name: re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII) for name in values}
+        metrics = [metric(names[name], value, at_ms, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        head, *rest = alert.lines()
+        self._client.set_tag(self._run, "servanda.alert", head)  # the last one, in lists of runs
+        file = f"servanda/alerts/step-{alert.step:06d}-{alert.kind}.txt"
+        self._client.log_text(self._run, "\n".join([head, *rest, watched]), file)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+@SINKS.register("swanlab")
+class SwanLab(Sink):
+    takes = "PROJECT[/RUN]"
+    summary = "Log series and alerts to SwanLab."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        self._library = _imported("swanlab", "swanlab")
+        _, project, run = _names(where, "--swanlab")
+        # without the terminal's text and its own system metrics
+        quiet = self._library.Settings(
+            terminal={"proxy_type": "none"}, probe={"hardware": False, "monitor": False}
+        )
+        self._run = self._library.init(
+            project=project, id=run, name=run, resume="allow", settings=quiet
+        )
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def alert(self, alert: Alert, at: float, watched: str) -> None:
+        head, *rest = alert.lines()
+        text = self._library.Text("\n".join([head, *rest, watched]), caption=head)
+        self._run.log({"servanda/alerts": text}, step=alert.step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 @SINKS.register("tensorboard")
 class TensorBoard(Sink):
     takes = "DIR"
@@ -244,11 +309,17 @@ def _imported(module: str, package: str) -> Any:
         ) from None
 
 
-def _names(where: str, option: str, *, entity: bool = False) -> tuple[str | None, str, str | None]:
-    """(entity, project, run) of PROJECT, PROJECT/RUN or ENTITY/PROJECT/RUN."""
+def _names(
+    where: str, option: str, *, entity: bool = False, takes: str = ""
+) -> tuple[str | None, str, str | None]:
+    """(entity, project, run) of PROJECT, PROJECT/RUN or ENTITY/PROJECT/RUN.
+
+    Args:
+        takes: the shape in the tool's own words.
+    """
     parts = where.split("/")
-    if not all(parts) or len(parts) > 2 + entity:
-        shape = "PROJECT, PROJECT/RUN" + (" or ENTITY/PROJECT/RUN" if entity else "")
+    if not all(parts) or len(parts) > 2 + entity or (takes and '"' in where):
+        shape = takes or "PROJECT, PROJECT/RUN" + (" or ENTITY/PROJECT/RUN" if entity else "")
         raise ContractError(f"{option} takes {shape}, and not {where!r}")
     if len(parts) == 3:
         return parts[0], parts[1], parts[2]
