@@ -174,6 +174,7 @@ DIFFERS = {
     ("--slack", "help"): "a watch tells alerts and the others decisions",
     ("--slack", "multiple"): "a watch takes one",
     ("--slack", "envvar"): "SERVANDA_SLACK is for who decides, and a watch does not",
+    ("--slice", "help"): "an override waives a clause on one slice, a history shows one",
     ("--timeout", "help"): "of what one waits for: a sync of the drill, a request of the gateway",
     ("--timeout", "type"): "preflight took a number of seconds, and still does",
     ("--to", "help"): "where it goes: a build to a stage, a slice to a pool",
@@ -256,6 +257,7 @@ PRINTS = {
     "promotion status": ["--ledger", "new.jsonl"],
     "promotion can-promote": ["toy.kernelcontract.yaml", "--to", "canary"],
     "promotion ledger verify": [],
+    "tools history": ["."],
     "tools measure": ["toy.kernelcontract.yaml", "--side", "infer", "-o", "x.pack"],
     "tools report": ["verdict.json"],
 }
@@ -387,6 +389,7 @@ DASHES = {
     ("tools check-dump", "save"),
     ("tools measure", "output"),  # refused, with a reason of its own
     ("tools report", "path"),
+    ("tools history", "output"),
     ("tools report", "output"),
 }
 
