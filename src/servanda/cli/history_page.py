@@ -11,6 +11,7 @@ from servanda.cli.history_text import (
     RUN_HEADS,
     bound,
     cell_name,
+    class_line,
     gate_reason,
     run_row,
     title,
@@ -75,7 +76,8 @@ def _story(of: ContractRuns, gates: Sequence[Gate], last: int, slice_: str | Non
     heads, *rows = value_rows(of, None, slice_)
     sheets.append(Sheet("Values", "✓ holds, ✗ violated, ? inconclusive", "", heads, rows))
     rows = [run_row(n, run) for n, run in enumerate(of.runs, start=1)]
-    sheets.append(Sheet("Runs", "", "", RUN_HEADS, rows))
+    note = class_line(of)
+    sheets.append(Sheet("Runs", f"{note[:1].upper()}{note[1:]}.", "", RUN_HEADS, rows))
     return Story(f"{GLYPH[outcome]} {title(of)}", words, sheets)
 
 

@@ -8,11 +8,12 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.report.cell_text import GLYPH, limit, limit_sign, of_cell, where
 from servanda.report.format import count, line
 from servanda.report.table import table
+from servanda.runner.run_history.agreement_class import agreement_class
 from servanda.runner.run_history.history_gate import Gate, promise
 from servanda.runner.run_history.run_record import ContractRuns, History, Key, RunRecord
 
 SHOWN = 6  # runs that a table of values has; the JSON and the page have all
-RUN_HEADS = ("#", "ended", "infer kernel", "outcome", "file")
+RUN_HEADS = ("#", "ended", "infer kernel", "outcome", "class", "file")
 
 
 def history_lines(
@@ -28,6 +29,7 @@ def history_lines(
         yield from (f"  {row}" for row in rows)
         if len(runs) > SHOWN:
             yield f"  {len(runs) - SHOWN} earlier runs: --format json and html have all"
+        yield f"  {class_line(of)}"
         yield ""
         rows = table(value_rows(of, SHOWN, slice_), right=range(2, 2 + SHOWN))
         yield from (f"  {row}" for row in rows)
@@ -48,8 +50,15 @@ def title(of: ContractRuns) -> str:
 
 def run_row(n: int, run: RunRecord) -> tuple[str, ...]:
     """The columns of RUN_HEADS."""
-    outcome = run.verdict.outcome
-    return (f"{n}", run.when, line(run.build), f"{GLYPH[outcome]} {outcome}", line(run.place))
+    outcome = f"{GLYPH[run.verdict.outcome]} {run.verdict.outcome}"
+    of_pair = agreement_class(run.verdict).name
+    return (f"{n}", run.when, line(run.build), outcome, of_pair, line(run.place))
+
+
+def class_line(of: ContractRuns) -> str:
+    """The class of the newest run, with its reason."""
+    found = agreement_class(of.newest.verdict)
+    return f"class of the newest run: {found.name} ({found.reason})"
 
 
 def value_rows(of: ContractRuns, shown: int | None, slice_: str | None = None) -> list[list[str]]:

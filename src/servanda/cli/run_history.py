@@ -11,7 +11,7 @@ import click
 
 from servanda.cli.history_page import history_page
 from servanda.cli.history_text import cell_json, history_lines
-from servanda.cli.options import PLACE, shared
+from servanda.cli.options import FILE, PLACE, shared
 from servanda.cli.output import clear, write_text
 from servanda.cli.stdout import show, show_json
 from servanda.cli.verdict_text import show_marked
@@ -19,6 +19,8 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.clauses.base import Outcome, worst
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.report.base import format_of
+from servanda.runner.run_history.agreement_class import agreement_class
+from servanda.runner.run_history.badge import badge
 from servanda.runner.run_history.history_gate import LEAST, Gate, gate, promise
 from servanda.runner.run_history.run_record import History, RunRecord, history_of
 from servanda.traces.serialization import to_plain
@@ -45,6 +47,13 @@ _SERVERS = ("http:/", "https:/")
 @click.option("--slice", "slice_", help="Show only this slice, such as all.")
 @shared("--format", type=click.Choice(_FORMATS), default=None, show_default=False)
 @shared("-o")
+@click.option(
+    "--badge",
+    "badge_file",
+    type=FILE,
+    metavar="FILE",
+    help="Also write the class of the newest run as a picture, such as agreement.svg.",
+)
 def history(
     folder: Path,
     gated: bool,
@@ -52,6 +61,7 @@ def history(
     slice_: str | None,
     format_: str | None,
     output: Path | None,
+    badge_file: Path | None,
 ) -> None:
     """Show the verdicts below DIR over time: by contract, build and slice, newest last.
 
@@ -64,13 +74,19 @@ def history(
             f"{folder} cannot be listed: a server of HTTP has no folders",
             hint="download the folder, or name an object store, such as s3://BUCKET/runs",
         )
-    if output is not None:
-        clear(output)
+    for path in (output, badge_file):
+        if path is not None:
+            clear(path)
     found = history_of(folder)
     if slice_ is not None and not any(of.cell_keys(slice_) for of in found.contracts):
         known = sorted({name for of in found.contracts for _, name in of.cell_keys()})
         raise EvidenceError(
             f"no run has a value on the slice {slice_!r}", hint=f"known: {', '.join(known)}"
+        )
+    if badge_file is not None and len(found.contracts) > 1:
+        raise EvidenceError(
+            f"{folder} holds runs of {len(found.contracts)} contracts, and a badge is that of one",
+            hint=f"give the folder of one: {', '.join(of.name for of in found.contracts)}",
         )
     gates = [gate(of, last) for of in found.contracts] if gated else []
     format_ = format_ or (format_of(output.name) if output else None) or "text"
@@ -87,6 +103,10 @@ def history(
         show_marked(lines) if output is None else write_text(output, "\n".join([*lines, ""]))
     if output is not None:
         click.echo(f"history {output}", err=True)
+    if badge_file is not None:
+        newest = next(iter(found.contracts)).newest.verdict
+        write_text(badge_file, badge("kernels", agreement_class(newest).name))
+        click.echo(f"badge {badge_file}", err=True)
     if gated:
         outcomes: list[Outcome] = [one.outcome for one in gates]
         if found.unread:
@@ -116,7 +136,7 @@ def _data(found: History, gates: Sequence[Gate], last: int, slice_: str | None) 
 
 
 def _run(run: RunRecord, slice_: str | None) -> dict[str, Any]:
-    verdict = run.verdict
+    verdict, agreed = run.verdict, agreement_class(run.verdict)
     cells = [cell_json(key, c) for key, c in run.cells().items() if slice_ in (None, key[1])]
     return {
         "file": run.place,
@@ -125,6 +145,8 @@ def _run(run: RunRecord, slice_: str | None) -> dict[str, Any]:
         "infer": verdict.key.infer,
         "contract": verdict.key.contract,
         "outcome": verdict.outcome,
+        "class": agreed.name,
+        "class_reason": agreed.reason,
         "evidence": verdict.evidence,
         "cells": cells,
     }
