@@ -8,7 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli import main
+from servanda.errors import EvidenceError
 from servanda.judgement.verdict import FORMATS
+from servanda.rl.dumps.storage import RemotePath
+from servanda.runner.run_history.run_record import history_of
 from tests import kit
 from tests.report import made
 from tests.runner.run_history import many
@@ -127,6 +130,22 @@ def test_places_that_cannot_be_listed_are_refused(tmp_path):
     done = history(tmp_path, "--slice", "lnog")
     assert done.exit_code == 4 and "hint: known: all, long" in done.stderr
     assert "a history is text, json or html" in history(tmp_path, "-o", tmp_path / "h.md").stderr
+
+
+def test_a_folder_in_an_object_store_is_that_folder(tmp_path):
+    many.good(tmp_path / "runs", 3)
+    (tmp_path / "runs" / "old.verdict.json").write_text("{")
+    url = (tmp_path / "runs").as_uri()
+
+    here = history_of(tmp_path / "runs")
+    there = history_of(RemotePath(url, str(tmp_path / "runs")))
+
+    assert there.contracts[0].runs == tuple(
+        replace(run, place=f"file://{run.place}") for run in here.contracts[0].runs
+    )
+    assert len(there.unread) == len(here.unread) == 1
+    with pytest.raises(EvidenceError, match="is not there"):
+        history_of(RemotePath(url + "x", str(tmp_path / "runsx")))
 
 
 def test_steps_of_a_promotion_are_apart(tmp_path):

@@ -155,6 +155,8 @@ def _record(file: Any) -> RunRecord:
         else:
             with file.open() as stream:
                 data, written = stream.read(LARGEST + 1), file.stat().st_mtime_ns / 1e9
+            if len(data) > LARGEST:
+                raise OSError(f"it has more than the {LARGEST:,} bytes that are read at most")
     verdict = verdict_of(data, file)
     return RunRecord(str(file), _ended(json.loads(data), written), verdict)
 
