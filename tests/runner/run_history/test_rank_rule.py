@@ -4,6 +4,7 @@ import math
 from fractions import Fraction
 from itertools import permutations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,3 +83,18 @@ def test_values_that_are_all_equal_and_infinite_ones_have_an_answer():
     assert worse([[1.0], [1.0], [math.inf]], [[0.0]] * 3)
     assert not worse([[1.0], [math.inf], [math.inf]], [[0.0]] * 3)
     assert margin(math.inf, [math.inf, 1.0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cells", "shift", "low", "high"),
+    [(13, 0, 0.05, 0.14), (13, 3, 0.37, 0.52), (13, 5, 0.76, 0.89), (1, 3, 0.85, 0.95)],
+)
+def test_how_often_a_rise_of_one_cell_is_found(cells, shift, low, high):
+    """Normal values, in standard deviations between good runs; the page has these numbers."""
+    rng, repeats = np.random.default_rng(1), 400
+    zero_RC = [[0.0] * cells for _ in range(11)]
+    found = 0
+    for value_RC in rng.standard_normal((repeats, 11, cells)):
+        value_RC[-1, 0] += shift
+        found += worse(value_RC.tolist(), zero_RC)
+    assert low < found / repeats < high
