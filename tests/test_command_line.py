@@ -176,6 +176,7 @@ DIFFERS = {
     ("--slack", "envvar"): "SERVANDA_SLACK is for who decides, and a watch does not",
     ("--state", "type"): "a leader's may be in a database",
     ("--state", "metavar"): "a leader's may be in a database",
+    ("--slice", "help"): "an override waives a clause on one slice, a history shows one",
     ("--timeout", "help"): "of what one waits for: a sync of the drill, a request of the gateway",
     ("--timeout", "type"): "preflight took a number of seconds, and still does",
     ("--to", "help"): "where it goes: a build to a stage, a slice to a pool",
@@ -258,6 +259,7 @@ PRINTS = {
     "promotion status": ["--ledger", "new.jsonl"],
     "promotion can-promote": ["toy.kernelcontract.yaml", "--to", "canary"],
     "promotion ledger verify": [],
+    "tools history": ["."],
     "tools measure": ["toy.kernelcontract.yaml", "--side", "infer", "-o", "x.pack"],
     "tools report": ["verdict.json"],
 }
@@ -390,6 +392,7 @@ DASHES = {
     ("tools check-dump", "save"),
     ("tools measure", "output"),  # refused, with a reason of its own
     ("tools report", "path"),
+    ("tools history", "output"),
     ("tools report", "output"),
 }
 

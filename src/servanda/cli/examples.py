@@ -91,6 +91,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"{_MODEL}@float32 --golden data/golden.jsonl -o reference.pack",
         "my.kernelcontract.yaml --side infer -o infer.pack",
     ),
+    "tools history": ("runs -o history.html", "runs --gate --last 19"),
     "tools report": ("runs/first -o report.html", "runs/first --format markdown"),
     "tools kld": (
         f"{_MODEL}@bfloat16 --base base.kld",
