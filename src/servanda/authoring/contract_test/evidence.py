@@ -115,7 +115,7 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
     key = EvidenceKey(plan.contract.digest, plan.texts, _MADE, _MADE, _MADE)
     measured: dict[Source, object] = {
         "coverage": coverage_of(plan, given.rescored),
-        "split": split_of(plan, given.served_share),
+        "split": split_of(plan, given.sample_ratio),
         "corners": corner_runs(plan, given.golden),
     }
     if plan.loads:

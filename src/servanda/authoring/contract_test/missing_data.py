@@ -60,7 +60,7 @@ class Given:
     golden: Mapping[str, float]
     timing: Mapping[str, float | Level]
     rescored: float | None
-    served_share: float | None
+    sample_ratio: float | None
     peers: frozenset[str]
 
     @classmethod
@@ -70,7 +70,7 @@ class Given:
             (test.golden if case.golden is None else case.golden) or {},
             (test.timing if case.timing is None else case.timing) or {},
             case.rescored,
-            case.served_share,
+            case.sample_ratio,
             frozenset(peers | ({"stable"} if case.stable else set())),
         )
 
@@ -91,7 +91,7 @@ class Given:
         if kind.source == "split":
             if cell.cut.terms:
                 return "one share of the users says nothing of a slice"
-            return "" if self.served_share is not None else "write served_share: 0.05"
+            return "" if self.sample_ratio is not None else "write sample_ratio: 1.0"
         if kind.source == "batches":
             return "it is measured on engines alone"
         return self._lacks_of_tokens(cell) if kind.source == "workload" else ""
@@ -174,12 +174,12 @@ def coverage_of(plan: Plan, rescored: float | None) -> Windows:
     return {window: Coverage(scored, _SERVED) for window in windows}
 
 
-def split_of(plan: Plan, served_share: float | None) -> Split:
-    """Users of a step, of which infer serves a share, evenly spread over time."""
+def split_of(plan: Plan, sample_ratio: float | None) -> Split:
+    """Users of a step, evenly spread over time; infer serves the told share times `sample_ratio`."""
     told = plan.leg.share if plan.leg else 0.0
-    if served_share is None or not told:
+    if sample_ratio is None or not told:
         return Split(told)
-    hits = np.diff(np.floor(served_share * np.arange(_USERS + 1) + 0.5)) > 0
+    hits = np.diff(np.floor(min(1.0, sample_ratio * told) * np.arange(_USERS + 1) + 0.5)) > 0
     users = (
         Assignment("", "", 0.0, str(i), "infer" if hit else "stable") for i, hit in enumerate(hits)
     )

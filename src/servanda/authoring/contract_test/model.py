@@ -108,8 +108,8 @@ class Case(Value):
     rescored: Number | None = Field(
         None, ge=0, le=1, description="Of the requests that infer serves, what train scores again."
     )
-    served_share: Number | None = Field(
-        None, ge=0, le=1, description="Of the users of a step, what infer serves."
+    sample_ratio: Number | None = Field(
+        None, ge=0, description="The share of the users that infer serves over the told one."
     )
     temperature: Number | None = Field(
         None, gt=0, le=10, description="At which tokens are drawn, where it is not the reported."
