@@ -1,7 +1,7 @@
 # Assignments: which pool served a user first on a step, in the traffic log.
 #
 # A log of requests to the infer kernel does not show whom stable served, so the proxy also writes a
-# line for the first request of each user on a step, whoever serves it.  It stands between the lines
+# line for the first request of each user on a step, by either pool.  It stands between the lines
 # of requests, and differs from them by its key "pool".  docs/how-to/traffic.md has the fields.
 
 from __future__ import annotations

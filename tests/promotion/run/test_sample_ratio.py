@@ -1,4 +1,4 @@
-# The check sample_ratio: whether infer served the share of the users that a step told it to.
+# The check sample_ratio: whether infer served the share of the users that a step planned it to.
 
 import json
 import random
@@ -32,8 +32,8 @@ def assignments(n, share=0.05, leg="canary-1", **more):
     rows = []
     for user in range(n):
         label = "abc"[user % 3]
-        told = share[label] if isinstance(share, dict) else share
-        pool = "infer" if place(b"salt", "share", f"user {user}") < told else "stable"
+        planned = share[label] if isinstance(share, dict) else share
+        pool = "infer" if place(b"salt", "share", f"user {user}") < planned else "stable"
         row = {"run": "r1", "leg": leg, "at": 1000.0 + user, "key": f"{user:x}", "pool": pool}
         rows.append({**row, "labels": {"first": label}, **more})
     return rows
@@ -46,14 +46,14 @@ def found(path, lines, leg=CANARY, requests=64):
     return at(path, serving.log(path.parent, rows), leg)
 
 
-def test_a_split_as_told_holds(tmp_path):
+def test_a_split_as_planned_holds(tmp_path):
     path = write(tmp_path)
 
     split = cell(found(path, assignments(4000)), "split")
 
     assert (split.outcome, split.n, split.units) == ("holds", 4000, "users")
     assert split.value == pytest.approx(0.05, abs=0.01)
-    assert split.note.endswith("of 4,000 users, and was told to serve 5 %: not rejected")
+    assert split.note.endswith("of 4,000 users, and the step plans 5 %: not rejected")
 
 
 def test_a_router_with_another_share_rolls_a_canary_back(tmp_path):
@@ -64,8 +64,8 @@ def test_a_router_with_another_share_rolls_a_canary_back(tmp_path):
 
     split = cell(result, "split")
     assert split.outcome == result.verdict.outcome == "violated"
-    assert split.note.startswith(f"infer served {100 * split.value:.3g} % of 4,000 users, and was ")
-    assert "told to serve 5 %; it differs most in first=" in split.note
+    assert split.note.startswith(f"infer served {100 * split.value:.3g} % of 4,000 users, and the ")
+    assert "step plans 5 %; it differs most in first=" in split.note
     assert cell(result, "tv").outcome == "inconclusive"  # its tokens are of other traffic
 
 
@@ -79,7 +79,7 @@ def test_a_slice_that_never_reaches_infer_is_named(tmp_path):
     assert cell(result, "split", "first=a").outcome == "holds"
 
 
-def test_failures_of_infer_are_told_apart_from_a_wrong_split(tmp_path):
+def test_failures_of_infer_are_not_a_wrong_split(tmp_path):
     """Half of the users that infer was to serve were answered by stable."""
     path, lines = write(tmp_path), assignments(4000)
     mine = [line for line in lines if line["pool"] == "infer"]
@@ -134,7 +134,7 @@ def test_a_log_without_assignments_is_inconclusive_and_says_what_to_write(tmp_pa
     assert split.outcome == "inconclusive"
     assert split.note == (
         'the log has no assignment: write a line with "pool" for the first request of each user on '
-        "the step, whoever serves it (docs/how-to/traffic.md)"
+        "the step, by either pool (docs/how-to/traffic.md)"
     )
 
 
@@ -172,7 +172,7 @@ def test_a_wrong_line_is_refused_with_its_place(tmp_path, change, message):
     path = write(tmp_path)
     lines = [json.loads(json.dumps({**assignments(1)[0], **change}))]
 
-    with pytest.raises(EvidenceError, match="served.jsonl:65:1") as refused:
+    with pytest.raises(EvidenceError, match=r"served\.jsonl:65:1") as refused:
         found(path, lines)
 
     assert message in str(refused.value)

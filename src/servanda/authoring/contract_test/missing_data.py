@@ -175,15 +175,15 @@ def coverage_of(plan: Plan, rescored: float | None) -> Windows:
 
 
 def split_of(plan: Plan, sample_ratio: float | None) -> Split:
-    """Users of a step, evenly spread over time; infer serves the told share times `sample_ratio`."""
-    told = plan.leg.share if plan.leg else 0.0
-    if sample_ratio is None or not told:
-        return Split(told)
-    hits = np.diff(np.floor(min(1.0, sample_ratio * told) * np.arange(_USERS + 1) + 0.5)) > 0
+    """Users of a step, evenly spread over time; infer serves `sample_ratio` of its share."""
+    planned = plan.leg.share if plan.leg else 0.0
+    if sample_ratio is None or not planned:
+        return Split(planned)
+    hits = np.diff(np.floor(min(1.0, sample_ratio * planned) * np.arange(_USERS + 1) + 0.5)) > 0
     users = (
         Assignment("", "", 0.0, str(i), "infer" if hit else "stable") for i, hit in enumerate(hits)
     )
-    return Split(told, tuple(users))
+    return Split(planned, tuple(users))
 
 
 def _block(values: Mapping[str, float]) -> Timing:

@@ -1,4 +1,4 @@
-# The sample ratio: whether infer served the share of the users that the step told it to serve.
+# The sample ratio: whether infer served the share of the users that the step plans for it.
 #
 # In A/B tests this is the test for a sample ratio mismatch.  If the split differs from the declared
 # one, or some users never reach infer, the evidence of a step is about other traffic than the step
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from servanda.contract.clause import SAMPLE_RATIO
 from servanda.judgement.clauses.base import (
     GUARDS,
     Cell,
@@ -21,11 +22,12 @@ from servanda.judgement.clauses.base import (
     Interim,
     Kind,
     blank,
+    limit_of,
 )
 from servanda.judgement.clauses.chain_metrics import Lack
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.slices.rules import Cut
-from servanda.theory.told_share import ToldShare
+from servanda.theory.planned_share import PlannedShare
 from servanda.traces.assignments import BREAKER, FAILOVER, Assignment
 from servanda.traces.corpus import Prompt
 
@@ -33,11 +35,9 @@ if TYPE_CHECKING:
     from servanda.contract.clause import Clause
     from servanda.contract.model import Contract
 
-SAMPLE_RATIO = "sample_ratio"
-TOLERANCE = 0.02  # default relative difference: a few requests always fail over to stable
 STAGES_WITH_SPLIT = ("canary", "full")
 _TOKENS = "request.prompt_tokens"
-_DETECTED = 0.5  # part of the told share that a step must be able to reject before it passes
+_DETECTED = 0.5  # part of the planned share that a step must be able to reject before it passes
 _EXAMPLE = "{id: split, metric: sample_ratio, stages: [canary, full]}"
 
 
@@ -46,12 +46,12 @@ class Split:
     """The split of one step.
 
     Args:
-        told: share of the users that infer was told to serve.
+        planned: share of the users that infer was to serve.
         users: first assignment of each user on the step, in the order of the log.
         cuts: the contract's slices that are known before a request, without the whole.
     """
 
-    told: float
+    planned: float
     users: tuple[Assignment, ...] = ()
     cuts: tuple[Cut, ...] = ()
 
@@ -72,11 +72,11 @@ class Shares:
     Args:
         hits: users that infer served; failover, breaker: users that the split gave to infer and
             stable served; apart: (reason, users that are not counted).
-        log_e: largest evidence against the told share, nats.
+        log_e: largest evidence against the planned share, nats.
         farthest: the slice with the most evidence against it; None: none.
     """
 
-    told: float
+    planned: float
     users: int = 0
     hits: int = 0
     failover: int = 0
@@ -89,7 +89,7 @@ class Shares:
 @GUARDS.register(SAMPLE_RATIO)
 @dataclass(frozen=True)
 class SampleRatio(Kind):
-    """Tests whether infer served the share of the users that it was told to serve."""
+    """Tests whether infer served the share of the users that it was to serve."""
 
     counts = True
     source: ClassVar = "split"
@@ -98,9 +98,9 @@ class SampleRatio(Kind):
         inside = _inside(cell.cut, split.users)
         counted = [user for user in inside if not user.apart]
         causes = Counter(user.because for user in counted)
-        test = ToldShare(split.told, tolerance_of(cell.clause))
+        test = PlannedShare(split.planned, limit_of(cell.clause))
         return Shares(
-            split.told,
+            split.planned,
             len(counted),
             sum(user.hit for user in counted),
             causes[FAILOVER],
@@ -125,10 +125,10 @@ class SampleRatio(Kind):
             return verdict.but(note=_nobody(cell, shares))
         price = look.log_price_violated
         verdict = verdict.but(value=shares.hits / shares.users, e_violated=shares.log_e)
-        test = ToldShare(shares.told, tolerance_of(cell.clause))
+        test = PlannedShare(shares.planned, limit_of(cell.clause))
         if shares.log_e >= price:
             return verdict.but(outcome="violated", open=False, note=_mismatch(shares, test, price))
-        needed = test.units_needed(_DETECTED * shares.told, price)
+        needed = test.units_needed(_DETECTED * shares.planned, price)
         if shares.users < needed:
             note = f"{_served(shares)}; half of that share is rejected by {needed:,} users at least"
             return verdict.but(note=note + _apart(shares))
@@ -155,11 +155,6 @@ class SampleRatio(Kind):
                 )
 
 
-def tolerance_of(clause: Clause) -> float:
-    """The permitted relative difference of the served share from the told one."""
-    return clause.at_most if isinstance(clause.at_most, float) else TOLERANCE
-
-
 def _inside(cut: Cut, users: tuple[Assignment, ...] | list[Assignment]) -> list[Assignment]:
     """The users whose first request is in a slice; a prompt of unknown length is in none."""
     if not cut.terms:
@@ -177,7 +172,9 @@ def _inside(cut: Cut, users: tuple[Assignment, ...] | list[Assignment]) -> list[
     return inside
 
 
-def _farthest(test: ToldShare, cuts: tuple[Cut, ...], users: list[Assignment]) -> SliceShare | None:
+def _farthest(
+    test: PlannedShare, cuts: tuple[Cut, ...], users: list[Assignment]
+) -> SliceShare | None:
     slices = []
     for cut in cuts:
         inside = _inside(cut, users)
@@ -194,16 +191,16 @@ def _nobody(cell: Cell, shares: Shares) -> str:
         return f"no user{where} is counted{_apart(shares)}"
     return (
         f'the log has no assignment{where}: write a line with "pool" for the first request of '
-        "each user on the step, whoever serves it (docs/how-to/traffic.md)"
+        "each user on the step, by either pool (docs/how-to/traffic.md)"
     )
 
 
 def _served(shares: Shares) -> str:
-    told = _percent(shares.told)
-    return f"infer served {_share(shares.hits, shares.users)}, and was told to serve {told}"
+    planned = _percent(shares.planned)
+    return f"infer served {_share(shares.hits, shares.users)}, and the step plans {planned}"
 
 
-def _mismatch(shares: Shares, test: ToldShare, price: float) -> str:
+def _mismatch(shares: Shares, test: PlannedShare, price: float) -> str:
     """What differs, where, and whether failures of infer explain it."""
     parts = [_served(shares)]
     moved = [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from servanda.contract.clause import (
     METRIC_ALIASES,
+    SAMPLE_RATIO,
     WHOLE,
     Clause,
     Relative,
@@ -19,7 +20,6 @@ from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.clauses.sample_ratio import SAMPLE_RATIO
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.lint.chain import chain
 from servanda.judgement.lint.outcome_slices import mass_gap, outcomes
@@ -121,8 +121,6 @@ def _guard(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
     if clause.metric == COVERAGE and set(clause.slices or ()) - {WHOLE}:
         hint = "remove slices: how much of each was served is not in the log"
         yield Finding((*path, "slices"), f"{metric} is counted on the whole", hint)
-    if clause.metric == SAMPLE_RATIO and clause.at_most is None and clause.at_least is None:
-        return  # its limit has a default
     takes, example = _GUARD_LIMITS[clause.metric]
     other = "at_most" if takes == "at_least" else "at_least"
     if getattr(clause, other) is not None:

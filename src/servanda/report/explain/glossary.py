@@ -62,7 +62,7 @@ _GUARDS = {
     "window (`over`), the share that the train kernel scored; too low a rate is inconclusive, and "
     "hides no violation",
     "sample_ratio": "in a canary or in full, infer served the share of the users that the step "
-    "told it to serve, within the relative difference `at_most` (0.02); a user counts once, by the "
+    "plans for it, within the relative difference `at_most` (0.02); a user counts once, by the "
     "first request on the step. It finds a wrong split, and slices or users that do not reach the "
     "infer kernel",
     "coherence": "the importance weights train / infer average at most 1, as those of two "

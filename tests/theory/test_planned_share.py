@@ -1,4 +1,4 @@
-# The test of a told share, against enumeration of every sequence of users and simulation.
+# The test of a planned share, against enumeration of every sequence of users and simulation.
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import pytest
 from scipy.special import betaln
 
 from servanda.gateway.routing.hash_split import place
-from servanda.theory.told_share import ToldShare
+from servanda.theory.planned_share import PlannedShare
 
 PRICE = math.log(7 / 0.05)  # of one cell on one of seven steps
 
@@ -29,15 +29,15 @@ def expected_e(test, chance):
     return mean(())
 
 
-@pytest.mark.parametrize("told", [0.01, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize("planned", [0.01, 0.05, 0.5, 1.0])
 @pytest.mark.parametrize("tolerance", [0.0, 0.02, 0.3])
-def test_the_mean_of_the_e_value_is_at_most_1_under_the_told_share(told, tolerance):
+def test_the_mean_of_the_e_value_is_at_most_1_under_the_planned_share(planned, tolerance):
     """Also if the probability moves within the tolerance, and follows the users before."""
-    test = ToldShare(told, tolerance)
+    test = PlannedShare(planned, tolerance)
     low, high = test.low, test.high
 
     for chance in (
-        lambda _: told,
+        lambda _: planned,
         lambda _: low,
         lambda _: high,
         lambda hits: (low, high)[len(hits) % 2],
@@ -47,11 +47,11 @@ def test_the_mean_of_the_e_value_is_at_most_1_under_the_told_share(told, toleran
 
 
 def test_without_a_tolerance_each_alternative_has_a_mean_of_exactly_1():
-    assert expected_e(ToldShare(0.05), lambda _: 0.05) == pytest.approx(1, abs=1e-12)
+    assert expected_e(PlannedShare(0.05), lambda _: 0.05) == pytest.approx(1, abs=1e-12)
 
 
 def test_the_peak_is_the_largest_over_all_beginnings():
-    test, hits = ToldShare(0.3, 0.02), [0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1]
+    test, hits = PlannedShare(0.3, 0.02), [0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1]
 
     brute = max(float(test.log_e(sum(hits[:n]), n)) for n in range(1, len(hits) + 1))
 
@@ -70,12 +70,12 @@ def test_the_grid_loses_little_to_the_beta_binomial_mixture(hits, users):
         for w in (2, 20, 200)
     )
 
-    assert float(ToldShare(0.05).log_e(hits, users)) >= of_beta - 1.5
+    assert float(PlannedShare(0.05).log_e(hits, users)) >= of_beta - 1.5
 
 
-@pytest.mark.parametrize(("told", "served", "users"), [(0.05, 0.03, 5000), (1.0, 0.95, 1000)])
-def test_a_mismatch_is_found_in_nine_of_ten_runs(told, served, users):
-    test, rng = ToldShare(told, 0.02), np.random.default_rng(3)
+@pytest.mark.parametrize(("planned", "served", "users"), [(0.05, 0.03, 5000), (1.0, 0.95, 1000)])
+def test_a_mismatch_is_found_in_nine_of_ten_runs(planned, served, users):
+    test, rng = PlannedShare(planned, 0.02), np.random.default_rng(3)
 
     found = [test.peak(rng.random(users) < served) >= PRICE for _ in range(100)]
 
@@ -92,7 +92,7 @@ def requests_of_users(run, n):
 
 def test_users_who_send_many_requests_cause_no_false_alarm():
     """Users are the unit: with requests as units, one heavy user is a mismatch."""
-    test, by_user, by_request = ToldShare(0.05, 0.02), 0, 0
+    test, by_user, by_request = PlannedShare(0.05, 0.02), 0, 0
     for run in range(100):
         requests = requests_of_users(run, 400)
         hit = {u: place(b"key", "share", u) < 0.05 for u in set(requests)}
@@ -105,7 +105,7 @@ def test_users_who_send_many_requests_cause_no_false_alarm():
 
 def test_the_places_of_users_stay_so_two_steps_may_not_be_multiplied():
     """The reason why each step is tested by itself: the mean of the product is far above 1."""
-    first, then = ToldShare(0.3), ToldShare(0.5)
+    first, then = PlannedShare(0.3), PlannedShare(0.5)
     mean = math.fsum(
         # each user by place: served on both steps, on the second alone, or on none
         math.prod((0.3, 0.2, 0.5)[p] for p in places)

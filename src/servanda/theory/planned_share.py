@@ -1,4 +1,4 @@
-# A test of a told share: whether each unit was assigned with the probability that was declared.
+# A test of a planned share: whether each unit was assigned with the probability that was declared.
 #
 # The unit is one user of a split, assigned to the tested arm (1) or not (0).  Under the hypothesis
 # the probability of a 1, given everything earlier, lies between low and high for every unit.  For
@@ -7,7 +7,7 @@
 # e-process, and so is the average of both sides: it is valid at every number of units at once
 # (Ville), and the probabilities of the units may differ.
 #
-# The alternatives are a fixed grid, geometric in the distance from the told share, so that small
+# The alternatives are a fixed grid, geometric in the distance from the planned share, so that small
 # and large mismatches grow at nearly the best rate.  It stands for the Beta distribution of the
 # Beta-Binomial mixture, whose part beyond a tolerance has no closed form without special functions.
 
@@ -27,31 +27,31 @@ _BLOCK = 1 << 15  # units whose evidence is computed together
 
 
 @dataclass(frozen=True)
-class ToldShare:
-    """The hypothesis that a share is the told one.
+class PlannedShare:
+    """The hypothesis that a share is the planned one.
 
     Args:
-        told: in (0, 1].
+        planned: in (0, 1].
         tolerance: relative difference that is permitted, in [0, 1).
 
     Source:
         M. Lindon, A. Malek, Anytime-valid inference for multinomial count data, 2022, for a Beta
         mixture and no tolerance; the grid and the tolerance are ours.
 
-    >>> round(float(ToldShare(0.05, 0.02).log_e(60, 2000)), 1)  # 3 % of 2,000 users
+    >>> round(float(PlannedShare(0.05, 0.02).log_e(60, 2000)), 1)  # 3 % of 2,000 users
     6.2
     """
 
-    told: float
+    planned: float
     tolerance: float = 0.0
 
     @property
     def low(self) -> float:
-        return self.told * (1 - self.tolerance)
+        return self.planned * (1 - self.tolerance)
 
     @property
     def high(self) -> float:
-        return min(1.0, self.told * (1 + self.tolerance))
+        return min(1.0, self.planned * (1 + self.tolerance))
 
     @cached_property
     def _growth(self) -> tuple[Floats, Floats]:
