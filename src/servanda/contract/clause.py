@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     Tag,
     WithJsonSchema,
+    model_validator,
 )
 
 from servanda.contract.fields import Duration, Flag, Name, Number, Value, Whole
@@ -41,6 +42,10 @@ METRIC_ALIASES: Mapping[str, str] = {
     "weight_mean_check": "coherence",
 }
 _PRINTED = {stored: name for name, stored in METRIC_ALIASES.items()}
+
+SAMPLE_RATIO = "sample_ratio"
+# at_most of a clause that writes no limit: a few requests always fail over to stable
+IMPLIED_LIMITS: Mapping[str, float] = {SAMPLE_RATIO: 0.02}
 
 _AGGREGATE = re.compile(r"mean|max|p([0-9]{1,2}(?:\.[0-9]+)?)")
 
@@ -153,6 +158,15 @@ class Clause(Value):
     )
     load: Load | None = Field(None, description="For times and speeds: the load they hold under.")
     over: Duration | None = Field(None, description="The window of live traffic that it covers.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, data: Any) -> Any:
+        """The limit of a clause that has a default: part of its digest and of its changes."""
+        if not isinstance(data, Mapping) or data.get("metric") not in tuple(IMPLIED_LIMITS):
+            return data
+        said = any(data.get(name) is not None for name in ("at_most", "at_least"))
+        return data if said else {**data, "at_most": IMPLIED_LIMITS[data["metric"]]}
 
     @property
     def enforced(self) -> bool:

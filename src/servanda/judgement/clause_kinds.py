@@ -27,6 +27,7 @@ from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, Served
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
+from servanda.judgement.clauses.sample_ratio import STAGES_WITH_SPLIT
 from servanda.judgement.clauses.scaling import feed_of
 from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level
 from servanda.judgement.clauses.statistical import Certificate
@@ -41,7 +42,10 @@ DEFAULT_GUARDS = (
 )
 # unavailable sources, with the reason
 _NOT_OFFLINE: Mapping[Source, str] = MappingProxyType(
-    {"coverage": "nothing is served offline: it concerns traffic"}
+    {
+        "coverage": "nothing is served offline: it concerns traffic",
+        "split": "nothing is served offline: it concerns the split of traffic",
+    }
 )
 _NOT_LIVE: Mapping[Source, str] = MappingProxyType(
     {
@@ -123,17 +127,19 @@ def kind_of(
     if stage not in clause.stages:
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
     kind = _kind(contract, section, clause, schedule)
-    reason = _not_live(contract, clause, kind) if live else _NOT_OFFLINE.get(kind.source, "")
+    reason = _not_live(contract, clause, kind, stage) if live else _NOT_OFFLINE.get(kind.source, "")
     return NotHere(reason) if reason else kind
 
 
-def _not_live(contract: Contract, clause: Clause, kind: Kind) -> str:
+def _not_live(contract: Contract, clause: Clause, kind: Kind, stage: Stage) -> str:
     """The reason why a clause cannot be judged on traffic; "" if it can."""
     traffic = next(iter(contract.all_workloads), "")
     if contract.workload_of(clause) != traffic:
         return f"traffic is one workload, {traffic!r}, and the clause is of another"
     if isinstance(kind, ServedDrafts):
         return "the log of requests has no drafts: they are compared offline"
+    if kind.source == "split" and stage not in STAGES_WITH_SPLIT:
+        return "infer serves no user in shadow, so there is no split"
     if DRAWS in kind.peers:
         return "train does not answer users: rewards are compared offline"
     return _NOT_LIVE.get(kind.source, "")

@@ -332,15 +332,17 @@ def _portraits(evidence: Evidence) -> dict[str, Portrait]:
 def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:
     """Make certificates inconclusive if a validity check fails.
 
-    A check applies to its own workload.  While it is open, so are they.
+    A check applies to its own workload; one of the split to all.  While it is open, so are they.
     """
     failed: dict[str, list[tuple[Cell, CellVerdict]]] = {}
+    split: list[tuple[Cell, CellVerdict]] = []
     for cell, v in zip(cells, verdicts, strict=True):
         if v.section == "observability" and v.enforced and v.outcome in ("violated", "error"):
-            failed.setdefault(v.workload, []).append((cell, v))
+            of = split if cell.kind.source == "split" else failed.setdefault(v.workload, [])
+            of.append((cell, v))
     judged = []
     for cell, v in zip(cells, verdicts, strict=True):
-        of = failed.get(cell.workload, [])
+        of = [*failed.get(cell.workload, []), *split]
         if guards := [g for check, g in of if check.kind.invalidates(cell.kind)]:
             note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(g.clause for g in guards))}"
             v = v.but(outcome="inconclusive", open=False, more=None, note=note)

@@ -178,6 +178,26 @@ def text_of(value: Any, place: str) -> str:
     return value
 
 
+def labels_of(value: Any) -> dict[str, str]:
+    """The labels of a request, as texts."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise LineError(f"'labels' is {json_text(value)}, not an object of texts")
+    for name, label in value.items():
+        if isinstance(label, list | dict):
+            raise LineError(f"labels.{name} is {json_text(label)}, not a text")
+    return {name: str(label) for name, label in value.items() if label is not None}
+
+
+def time_of(value: Any) -> float:
+    """Unix seconds."""
+    at = number_of(value, "'at'")
+    if at < 0:
+        raise LineError(f"'at' is {json_text(value)}, not seconds since 1970")
+    return at
+
+
 def json_text(value: Any) -> str:
     """A value as JSON, in at most 40 characters."""
     try:

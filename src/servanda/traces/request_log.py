@@ -12,18 +12,21 @@ from typing import Any
 
 from servanda.errors import EvidenceError, Where
 from servanda.registry import did_you_mean
+from servanda.traces.assignments import is_assignment
 from servanda.traces.json_fields import (
     LineError,
     id_of,
     ids_of,
     items,
     json_text,
+    labels_of,
     logprob_of,
     name_of,
     number_of,
     parse_line,
     read_lines,
     text_of,
+    time_of,
     whole_of,
 )
 
@@ -81,7 +84,7 @@ class Request:
 
 
 def read_served(text: str, file: str) -> tuple[Request, ...]:
-    """The requests of one file, in its order.
+    """The requests of one file, in its order; assignments between them are skipped.
 
     An incomplete last line that is not JSON is still being written: it is left for the next call.
 
@@ -89,10 +92,12 @@ def read_served(text: str, file: str) -> tuple[Request, ...]:
         EvidenceError: invalid lines, each with its place.
     """
 
-    def read(line: str, where: Where) -> Request:
-        return request_of(parse_line(line), where)
+    def read(line: str, where: Where) -> Request | None:
+        data = parse_line(line)
+        return None if is_assignment(data) else request_of(data, where)
 
-    return tuple(read_lines(text, file, read, _A_ROW, EvidenceError, growing=True))
+    found = read_lines(text, file, read, _A_ROW, EvidenceError, growing=True)
+    return tuple(request for request in found if request is not None)
 
 
 def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
@@ -119,11 +124,11 @@ def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
         index=index,
         run=name_of(data["run"], "'run'"),
         leg=name_of(data["leg"], "'leg'"),
-        at=_time(data["at"]),
+        at=time_of(data["at"]),
         served=served,
         prompt=ids_of(data["prompt_token_ids"], "'prompt_token_ids'"),
         sampling=_sampling(data["sampling"]),
-        labels=_labels(data.get("labels")),
+        labels=labels_of(data.get("labels")),
         group=_group(data.get("group")),
         key=text_of(data.get("key"), "'key'"),
         where=where,
@@ -234,27 +239,9 @@ def _sampling(value: Any) -> dict[str, Any]:
     return value
 
 
-def _labels(value: Any) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise LineError(f"'labels' is {json_text(value)}, not an object of texts")
-    for name, label in value.items():
-        if isinstance(label, list | dict):
-            raise LineError(f"labels.{name} is {json_text(label)}, not a text")
-    return {name: str(label) for name, label in value.items() if label is not None}
-
-
 def _group(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise LineError(f"'group' is {json_text(value)}, not a text")
     return str(value)
-
-
-def _time(value: Any) -> float:
-    at = number_of(value, "'at'")
-    if at < 0:
-        raise LineError(f"'at' is {json_text(value)}, not seconds since 1970")
-    return at

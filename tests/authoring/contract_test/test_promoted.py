@@ -234,3 +234,25 @@ def test_a_contract_without_other_stages_has_one_leg(tmp_path):
     text = case('"0x900"', "{at: 3m, leg: offline, status: completed}", more=CLOCK)
     found = rehearsed(tmp_path, text, limit=0.2, claim="realised", last=900)
     assert found.cases[0].expectations[0].verdict.outcome == "holds"
+
+
+SPLIT = """\
+observability:
+  clauses:
+    - {id: split, metric: sample_ratio, stages: [canary]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", "leg: canary-1, status: awaiting_evidence"),
+        ("sample_ratio: 1.0", "leg: canary-2"),
+        ("sample_ratio: 0.6", "status: rolled_back"),
+    ],
+)
+def test_the_share_of_the_users_is_given_beside_the_series(tmp_path, given, expected):
+    text = case('"0x4000"', f"{{at: 9m, {expected}}}", more=f"{CLOCK}\n{given}".rstrip())
+    found = promoting(tmp_path, text, more=SPLIT)
+    assert found.passed, shown(found)
+    assert found.cases[0].not_given == (() if given else ("split: write sample_ratio: 1.0",))

@@ -62,6 +62,7 @@ BASE: dict[str, Any] = {
         "clauses": [
             {"id": "finite", "metric": "usable_ratio", "at_least": 0.999},
             {"id": "coverage", "metric": "rescored_ratio", "at_least": 0.005, "over": "1h"},
+            {"id": "split", "metric": "sample_ratio", "stages": ["canary", "full"]},
         ],
     },
     "trend": {"reference": "a.json"},
@@ -258,6 +259,8 @@ MOVES = [
     Move("Clause", "aggregate", f"{SPEED}/aggregate", "p50", "p90", "retargeted"),
     Move("Clause", "at_most", f"{TV}/at_most", 0.05, 0.02, "tightened"),
     Move("Clause", "at_most", f"{TV}/at_most", ABSENT, 0.02, "tightened"),
+    # without a limit it is 0.02
+    Move("Clause", "at_most", "observability/clauses/2/at_most", ABSENT, 0.05, "loosened"),
     Move("Clause", "at_most", f"{TV}/at_most", 0.02, {"times": 2, "of": "stable"}, "retargeted"),
     Move("Clause", "at_least", f"{SPEED}/at_least", 1000, 1200, "tightened"),
     Move("Clause", "clip", f"{TV}/clip", 1.0, 2.0, "retargeted"),

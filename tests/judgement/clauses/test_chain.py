@@ -9,9 +9,8 @@ from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, View
 from servanda.judgement.clauses.chain_certificate import between
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.clauses.gradient import WeightGap
+from servanda.judgement.clauses.gradient import SupportMass, WeightGap
 from servanda.judgement.clauses.statistical import ALWAYS
-from servanda.judgement.clauses.support import SupportMass
 from servanda.judgement.slices.rules import Cut
 from servanda.report.explain.contract import explain_contract
 from servanda.runner import run

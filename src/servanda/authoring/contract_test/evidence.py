@@ -10,6 +10,7 @@ from servanda.authoring.contract_test.missing_data import (
     corner_runs,
     coverage_of,
     golden_run,
+    split_of,
     timing_of,
     without,
 )
@@ -114,6 +115,7 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
     key = EvidenceKey(plan.contract.digest, plan.texts, _MADE, _MADE, _MADE)
     measured: dict[Source, object] = {
         "coverage": coverage_of(plan, given.rescored),
+        "split": split_of(plan, given.sample_ratio),
         "corners": corner_runs(plan, given.golden),
     }
     if plan.loads:

@@ -14,6 +14,7 @@ from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, CellVerdict, In
 from servanda.judgement.clauses.envelope import CornerFact, CornerRun
 from servanda.judgement.clauses.guards import Coverage, Windows
 from servanda.judgement.clauses.numerical import BoundedFact, Fact
+from servanda.judgement.clauses.sample_ratio import Split
 from servanda.judgement.clauses.service_level import (
     LOOKS,
     RECORDED,
@@ -27,12 +28,14 @@ from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.plan import Plan
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.calibration import CALIBRATION
+from servanda.traces.assignments import Assignment
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Trace, TracePair
 
 _POSITIONS = 32  # of each golden text
 _REQUESTS = 8  # of each timed block
 _SERVED = 1_000_000  # requests, of which a share was scored again
+_USERS = 10_000  # of a step
 _TOKENS = 16  # of each timed request
 
 
@@ -57,6 +60,7 @@ class Given:
     golden: Mapping[str, float]
     timing: Mapping[str, float | Level]
     rescored: float | None
+    sample_ratio: float | None
     peers: frozenset[str]
 
     @classmethod
@@ -66,6 +70,7 @@ class Given:
             (test.golden if case.golden is None else case.golden) or {},
             (test.timing if case.timing is None else case.timing) or {},
             case.rescored,
+            case.sample_ratio,
             frozenset(peers | ({"stable"} if case.stable else set())),
         )
 
@@ -83,6 +88,10 @@ class Given:
             return "" if level is not None else f"write timing: {{{clause.id}: ...}}"
         if kind.source == "coverage":
             return "" if self.rescored is not None else "write rescored: 0.02"
+        if kind.source == "split":
+            if cell.cut.terms:
+                return "one share of the users says nothing of a slice"
+            return "" if self.sample_ratio is not None else "write sample_ratio: 1.0"
         if kind.source == "batches":
             return "it is measured on engines alone"
         return self._lacks_of_tokens(cell) if kind.source == "workload" else ""
@@ -163,6 +172,18 @@ def coverage_of(plan: Plan, rescored: float | None) -> Windows:
     windows = {cell.clause.over for cell in plan.cells if cell.kind.source == "coverage"}
     scored = round((rescored or 0.0) * _SERVED)
     return {window: Coverage(scored, _SERVED) for window in windows}
+
+
+def split_of(plan: Plan, sample_ratio: float | None) -> Split:
+    """Users of a step, evenly spread over time; infer serves `sample_ratio` of its share."""
+    planned = plan.leg.share if plan.leg else 0.0
+    if sample_ratio is None or not planned:
+        return Split(planned)
+    hits = np.diff(np.floor(min(1.0, sample_ratio * planned) * np.arange(_USERS + 1) + 0.5)) > 0
+    users = (
+        Assignment("", "", 0.0, str(i), "infer" if hit else "stable") for i, hit in enumerate(hits)
+    )
+    return Split(planned, tuple(users))
 
 
 def _block(values: Mapping[str, float]) -> Timing:

@@ -108,6 +108,9 @@ class Case(Value):
     rescored: Number | None = Field(
         None, ge=0, le=1, description="Of the requests that infer serves, what train scores again."
     )
+    sample_ratio: Number | None = Field(
+        None, ge=0, description="The share of the users that infer serves over the planned one."
+    )
     temperature: Number | None = Field(
         None, gt=0, le=10, description="At which tokens are drawn, where it is not the reported."
     )

@@ -47,7 +47,7 @@ _ACTS = ("approve", "roll_back", "override", "fails", "changes")
 _OF_PROMOTION = ("at", "leg", "stage", "status", "share", "paged")
 _SYNTHETIC = (
     *("traffic", "self_noise", "stable", "golden", "timing"),
-    *("rescored", "temperature", "clock"),
+    *("rescored", "sample_ratio", "temperature", "clock"),
 )
 
 

@@ -27,6 +27,7 @@ from servanda.promotion.run.request_log_files import files_of
 from servanda.report.format import WRITTEN, count, number, percent
 from servanda.report.table import table
 from servanda.runner.measurement import Open
+from servanda.traces.assignments import is_assignment
 from servanda.traces.corpus import Prompt
 from servanda.traces.json_fields import LineError, parse_line
 from servanda.traces.request_log import Request, request_of
@@ -196,15 +197,17 @@ class Audit:
                 lines += 1
                 size += len(raw) + 1
                 self._read[path] = (size, lines)
-                if raw.strip():
-                    yield _row(raw, path, lines)
+                if raw.strip() and (row := _row(raw, path, lines)) is not None:
+                    yield row
 
 
 def _began(logs: Sequence[Path]) -> float:
     """Dispatch time of the first row; 0 if no row can be read."""
     for path in files_of(logs)[:1]:
         with suppress(OSError, EvidenceError), path.open("rb") as file:
-            return _row(file.readline(), path, 1)[1].at
+            for number, raw in enumerate(file, start=1):
+                if (row := _row(raw, path, number)) is not None:
+                    return row[1].at
     return 0.0
 
 
@@ -216,10 +219,13 @@ def _whole(tail: bytes) -> bool:
         return False
 
 
-def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request]:
+def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request] | None:
+    """The request of a line; None if the line is an assignment."""
     where = Where(str(path), line, 1)
     try:
         data = parse_line(raw.decode("utf-8-sig"))
+        if is_assignment(data):
+            return None
         inclusion_of(data)
         return data, request_of(data)
     except LineError as wrong:

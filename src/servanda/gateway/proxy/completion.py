@@ -31,6 +31,7 @@ from servanda.gateway.proxy.upstreams import (
     read_start,
 )
 from servanda.gateway.routing.model import Pool
+from servanda.traces.assignments import BREAKER
 
 _WAITS = ("reply", "part", "total")  # phases whose timeout is a failure of the pool
 _TURN = 8 << 10  # bytes of a stream that are parsed before other tasks run
@@ -82,14 +83,17 @@ class _Completion:
             if decision.pool is None:
                 raise self._outside_envelope()
             pool = self._enter(decision.pool)
-            if pool != decision.pool:
-                add(counts.failovers, "breaker")
+            away = BREAKER if pool != decision.pool else ""
+            if away:
+                add(counts.failovers, away)
+            line = gateway.assignments.assign(routed, gateway.snapshot, pool, away)
             if decision.mirrored:
                 self._mirror.send(routed)
             try:
                 await self._answer_from(pool)
             except _AskStable as failure:
                 add(counts.failovers, str(failure))
+                gateway.assignments.failed_over(line)
                 try:
                     await self._answer_from(self._enter("stable"))
                 finally:

@@ -15,6 +15,7 @@ from typing import Any
 from servanda.errors import MeasurementError
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.http.error_replies import ErrorReply
+from servanda.gateway.proxy.assignment_log import AssignmentLog
 from servanda.gateway.proxy.breaker import Breaker
 from servanda.gateway.proxy.config import Config
 from servanda.gateway.proxy.counters import Counts, add
@@ -71,6 +72,7 @@ class Gateway:
         log = RequestLog(config.log) if config.log is not None else None
         self.log = log
         self.launches = LaunchLog(limits, self.counts, log, clock=clock, now=self.now)
+        self.assignments = AssignmentLog(log, now=self.now)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._prefix, self._last = secrets.token_hex(6), 0
 

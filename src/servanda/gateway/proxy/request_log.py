@@ -25,6 +25,7 @@ import msgspec
 
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.proxy.config import LogFiles
+from servanda.traces.assignments import MARK
 
 # placeholder for unknown prompt ids: every row has the field
 UNKNOWN_PROMPT: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
@@ -35,6 +36,9 @@ _OURS = (
 _FILE = re.compile(r"served-([0-9]{4,})\.jsonl")
 _COUNTS = "counts.json"
 _AT_ONCE = 1 << 20
+_ASSIGNMENT = f'"{MARK}":'.encode()
+_LINES = 100_000  # assignments that wait to be written
+_OF_REQUESTS = ("labels", "prompt_tokens")  # outside data of an assignment
 _FEW = 16  # rows dropped to make room for one
 _SWEEP_S = 60.0  # between two searches for old files
 NOT_KEPT = "not kept"  # reason of a row without a response if no token ids are stored
@@ -97,6 +101,7 @@ class RequestLog:
         self._most, self._size = waiting, 0
         self._short: list[bytes] = []  # dropped rows, which precede the others
         self._rows: deque[bytes] = deque()
+        self._lines: list[bytes] = []  # assignments
         self._over = False  # whether rows are missing, so that the log is unusable
         self._counted, self._swept = False, -math.inf
         with MeasurementError.of_system(
@@ -174,6 +179,14 @@ class RequestLog:
             self.flush()
         return self._size <= self._most or self._shrink()
 
+    def assign(self, line: Mapping[str, Any]) -> None:
+        """Add the line of an assignment; it is dropped while too many of them are queued."""
+        if self._over or len(self._lines) >= _LINES:
+            return
+        if not self._files.tokens:
+            line = {name: value for name, value in line.items() if name not in _OF_REQUESTS}
+        self._lines.append(msgspec.json.encode(line) + b"\n")
+
     def flush(self) -> None:
         """Write queued rows as far as possible, and close a file that is full or old."""
         try:
@@ -193,7 +206,7 @@ class RequestLog:
             self.problem = problem
 
     def _append(self) -> None:
-        data = memoryview(b"".join((*self._short, *self._rows)))
+        data = memoryview(b"".join((*self._short, *self._rows, *self._lines)))
         size = len(data)
         if not data:
             return
@@ -211,6 +224,7 @@ class RequestLog:
         self._size = 0
         self._short.clear()
         self._rows.clear()
+        self._lines.clear()
 
     def _sweep(self) -> None:
         """Delete files older than their retention time."""
@@ -270,7 +284,8 @@ def _rows(file: Path) -> Iterator[_Numbers]:
     """The numbers of each row; a partial line at the end is ignored."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
+            # the line of an assignment has no number
+            if not line.strip() or (b'"index":' not in line and _ASSIGNMENT in line):
                 continue
             try:
                 yield _numbers(line)

@@ -130,6 +130,8 @@ class Decision:
             no evidence about the slices that infer serves.
         reason: the reason for the pool: "share", "split", "session", "NAME quarantined",
             "NAME pinned", "outside", "expired", "no snapshot".
+        apart: why the share of the whole traffic did not decide the pool: a slice, a pin, an open
+            session; "" if it did.
     """
 
     pool: Pool | None
@@ -141,6 +143,7 @@ class Decision:
     reason: str
     version: int
     drawn: Mapping[str, float] = field(default_factory=dict)
+    apart: str = "no route"
 
 
 def snapshot_of(data: Any) -> Snapshot:

@@ -13,6 +13,7 @@ from servanda.judgement.slices.rules import LABEL, Term
 
 _TOKENS = "request.prompt_tokens"
 _OUTSIDE: Mapping[str, Pool | None] = {"stable": "stable", "infer": "infer", "refuse": None}
+_BASE = "split"  # reason of a route that the share of the whole traffic decides
 _REMEMBERED = 4096  # combinations of labels in the cache
 
 
@@ -113,6 +114,8 @@ class Router:
             reason=reason,
             version=snapshot.version,
             drawn=drawn,
+            # a session of an earlier step was decided by another share, whichever pool it is on
+            apart="session" if facts.session else "" if done.reason == _BASE else done.reason,
         )
 
     def _pool(self, chosen: _Route, at: float) -> Pool:
@@ -130,7 +133,7 @@ class Router:
                     return _Route(share, mirror, f"{route.name} pinned", True)
         base = self.snapshot.base
         # infer may serve no request: a promotion was rolled back, also for open sessions
-        chosen = _Route(base, mirror, "split", critical or base <= 0)
+        chosen = _Route(base, mirror, _BASE, critical or base <= 0)
         for route in slices:
             if route.share < chosen.share:
                 chosen = _Route(route.share, mirror, f"{route.name} {route.status}", critical)

@@ -8,7 +8,7 @@ from servanda.judgement.clauses import (  # noqa: F401
     guards,
     loss_checks,
     reward_gap,
+    sample_ratio,
     self_noise,
     sequences,
-    support,
 )

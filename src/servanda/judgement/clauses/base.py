@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
-Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "none"]
+Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "split", "none"]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
 SELVES = ("self_train", "self_infer")  # the peers that compare a side with itself
@@ -299,10 +299,10 @@ class Kind:
 
     `counts`: whether its cells can be violated, and so take a share of alpha.
     `source`: the data: the workload's rounds, the golden texts (a View of either), timed requests,
-    batches, corners of the envelope, served requests, or none.  `peers`: names of required
-    `View.peers`.  `noise`: noise statistics of a peer, for reports; `floor`: the larger side's
-    noise floor from all parts, each (train, infer); None if not measured.  `unexamined`: effects
-    below its power, one sentence each.
+    batches, corners of the envelope, served requests, the split of users, or none.  `peers`: names
+    of required `View.peers`.  `noise`: noise statistics of a peer, for reports; `floor`: the larger
+    side's noise floor from all parts, each (train, infer); None if not measured.  `unexamined`:
+    effects below its power, one sentence each.
     """
 
     counts: ClassVar[bool] = False

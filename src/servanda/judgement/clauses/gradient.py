@@ -1,4 +1,5 @@
-# Clauses about policy gradients: the bias that the token weighting leaves.
+# Clauses about policy gradients: the bias that the token weighting leaves, and the train mass on
+# tokens that infer can hardly ever sample, which no weighting up to a cap corrects.
 #
 # The weight of a token's gap depends on the divisor of the trainer's loss.  If that is the
 # response's own length, or the number of responses, the unit is the response: its token t counts
@@ -29,6 +30,7 @@ from servanda.theory.bounds.gradient import (
 from servanda.theory.bounds.importance_weights import PSI, Psi, naive, weight_gap
 from servanda.theory.bounds.theorem import Standing
 
+_CAP = 10.0  # of the weights of support_mass
 _SUMS = {
     "token_mean": "averaged over the tokens of the batch (loss: token_mean)",
     "sequence_sum": "summed over the tokens of an answer (loss: sequence_sum)",
@@ -238,3 +240,40 @@ class BiasOfSums(BiasOfAnswers):
     """The bias of a gradient that sums over the tokens of a response."""
 
     assumes: ClassVar[tuple[str, ...]] = bias_assumes("sequence_sum")
+
+
+@CHAIN.register("support_mass")
+@dataclass(frozen=True)
+class SupportMass(ChainCertificate):
+    """U_C = 1 - E_infer min(w, C) = sum (p - C q)^+: see bounds.missing_mass."""
+
+    cap: float = _CAP
+
+    meaning: ClassVar[str] = (
+        "the train kernel's mass on tokens that infer cannot sample, plus its mass beyond `clip` "
+        "(10) times infer's on the others: the part that no weight up to `clip` can correct"
+    )
+    example: ClassVar[str] = "{id: support, metric: support_mass, at_most: 0.01, slices: [all]}"
+    takes: ClassVar[frozenset[str]] = frozenset({"clip"})
+
+    @classmethod
+    def amiss(cls, clause: Clause, /) -> Iterator[Lack]:
+        if clause.clip is not None and clause.clip < 1:
+            message = f"clip caps the weights of support_mass: at {clause.clip:g} even identical "
+            yield Lack(
+                f"{message}kernels would lack {1 - clause.clip:g}",
+                "write clip: 10, or leave it out; clip: 1 gives the total variation",
+                "clip",
+            )
+
+    @classmethod
+    def of(cls, contract: Contract, clause: Clause) -> SupportMass:  # noqa: ARG003 - the protocol's
+        cap = _CAP if clause.clip is None else clause.clip
+        return cls(between(limit_of(clause), (1.0 - cap, 1.0)), cap)
+
+    def values(self, cell: Cell, view: View) -> Array:
+        """1 - min(w, C) of each token, [N]; of a kernel with itself (w - C)^+ (see `Gap.gap`)."""
+        if view.itself:
+            with np.errstate(over="ignore"):
+                return np.maximum(np.exp(view.log_ratio()) - self.cap, 0.0)
+        return -np.expm1(np.minimum(view.log_ratio(), np.log(self.cap)))

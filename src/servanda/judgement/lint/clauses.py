@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from servanda.contract.clause import (
     METRIC_ALIASES,
+    SAMPLE_RATIO,
     WHOLE,
     Clause,
     Relative,
@@ -37,6 +38,7 @@ _GUARD_LIMITS = {
     "usable_ratio": ("at_least", "0.999"),
     "kept_ratio": ("at_least", "0.9"),
     "self_noise": ("at_most", "0.005"),
+    SAMPLE_RATIO: ("at_most", "0.02"),
     "rescored_ratio": ("at_least", "0.005"),
     "declared_weight_ratio": ("at_least", "0.999"),
     "loss_kept_ratio": ("at_least", "0.95"),

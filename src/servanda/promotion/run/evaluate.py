@@ -19,16 +19,20 @@ from servanda.engines.base import Engine
 from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.engines.worker import spawn
 from servanda.judgement.clauses.guards import Coverage
-from servanda.judgement.evidence import Evidence, weigh_once
+from servanda.judgement.clauses.sample_ratio import Split
+from servanda.judgement.clauses.scope import known_by_name
+from servanda.judgement.evidence import Evidence, Once, weigh_once
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Arrivals
+from servanda.judgement.slices.rules import cuts_of
 from servanda.judgement.traffic import Traffic, traffic_of
 from servanda.judgement.verdict import Verdict
-from servanda.promotion.run.request_log_files import read_log, refuse_rewritten
+from servanda.promotion.run.request_log_files import read_log, read_split, refuse_rewritten
 from servanda.runner.load import compile
 from servanda.runner.measurement import ExpiredError, Open, Watch, key_of
 from servanda.runner.run_directory import RunDirectory, opened
 from servanda.runner.sequential import Gathered, concluded, gather
+from servanda.traces.assignments import first_of_each_user
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,10 @@ def evaluate_leg(
             measured = _gathered(plan, directory, opening, watch, deadline)
         else:
             measured = _nothing(plan, _unmeasured(plan, described, before or offline, open))
-        coverage = _coverage(plan, measured.evidence, now)
-        evidence = measured.evidence + weigh_once(plan, measured.key, {"coverage": coverage})
+        once: Once = {"coverage": _coverage(plan, measured.evidence, now)}
+        if any(cell.kind.source == "split" for cell in plan.cells):
+            once = {**once, "split": _split(plan, leg, run, served)}
+        evidence = measured.evidence + weigh_once(plan, measured.key, once)
         verdict = concluded(plan, replace(measured, evidence=evidence), text, deadline)
         if evidence.rounds:
             directory.finish(verdict.to_dict())
@@ -216,6 +222,16 @@ def _coverage(plan: Plan, evidence: Evidence, now: float) -> dict[float | None, 
         again = sum(since < request.at <= end for request in scored)
         coverage[over] = Coverage(again, served)
     return coverage
+
+
+def _split(plan: Plan, leg: Leg, run: str, served: Sequence[Path]) -> Split:
+    """The users of a step, and the slices in which their shares are compared."""
+    users = first_of_each_user(read_split(served), run, leg.name)
+    corpus = next(iter(plan.corpora.values()))
+    moments = known_by_name(plan.contract)
+    by_name = cuts_of(plan.contract.slices, corpus)
+    cuts = (c for name, own in by_name.items() if moments[name] == "request" for c in own)
+    return Split(leg.share, users, tuple(cut for cut in cuts if cut.terms))
 
 
 def _groups(plan: Plan, evidence: Evidence) -> int:

@@ -15,6 +15,7 @@ from servanda.errors import EvidenceError, MeasurementError, Where
 from servanda.judgement.schedule import Arrivals
 from servanda.runner.round_files import batch_of, round_name
 from servanda.runner.run_directory import RunDirectory
+from servanda.traces.assignments import Assignment, read_assignments
 from servanda.traces.request_log import Request, read_served
 
 _SUFFIX = ".jsonl"
@@ -32,7 +33,21 @@ def read_log(served: Sequence[Path]) -> tuple[Request, ...]:
         EvidenceError: lines that are not valid requests.
         MeasurementError: a file cannot be read.
     """
-    return tuple(request for path in files_of(served) for request in _requests(path))
+    return tuple(
+        request for path in files_of(served) for request in read_served(_text(path), str(path))
+    )
+
+
+def read_split(served: Sequence[Path]) -> tuple[Assignment, ...]:
+    """Every assignment of a user in a log, in the order of `read_log`.
+
+    Raises:
+        EvidenceError: lines that are not valid assignments.
+        MeasurementError: a file cannot be read.
+    """
+    return tuple(
+        one for path in files_of(served) for one in read_assignments(_text(path), str(path))
+    )
 
 
 def files_of(served: Sequence[Path]) -> list[Path]:
@@ -52,7 +67,7 @@ def _numbered(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(_DIGITS.split(name))]
 
 
-def _requests(path: Path) -> tuple[Request, ...]:
+def _text(path: Path) -> str:
     with MeasurementError.of_system(
         f"the traffic log {path} cannot be read",
         hint="give this process read access to the log that the proxy writes",
@@ -68,7 +83,7 @@ def _requests(path: Path) -> tuple[Request, ...]:
         ) from None
     with suppress(UnicodeDecodeError):  # a character is being written
         text += tail.decode("utf-8")
-    return read_served(text, str(path))
+    return text
 
 
 def absent(served: Sequence[Path]) -> tuple[str, ...]:

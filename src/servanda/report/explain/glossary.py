@@ -61,6 +61,10 @@ _GUARDS = {
     "rescored_ratio": "the scoring rate: of the requests served in a live step, or in its last "
     "window (`over`), the share that the train kernel scored; too low a rate is inconclusive, and "
     "hides no violation",
+    "sample_ratio": "in a canary or in full, infer served the share of the users that the step "
+    "plans for it, within the relative difference `at_most` (0.02); a user counts once, by the "
+    "first request on the step. It finds a wrong split, and slices or users that do not reach the "
+    "infer kernel",
     "coherence": "the importance weights train / infer average at most 1, as those of two "
     "distributions do; it finds raw logprobs on one side and processed ones on the other, and "
     "logprobs of other tokens",
