@@ -73,6 +73,8 @@ class Log:
         self.sent, self.logged = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for line in file.read_text().splitlines() if file.exists() else ():
             row = json.loads(line)  # a proxy that starts anew goes on counting
+            if "pool" in row:
+                continue
             leg = row["run"], row["leg"]
             self.sent[leg], self.logged[leg] = row["served"], row["index"] + 1
         self._file = file.open("a")
@@ -88,6 +90,10 @@ class Log:
         self.logged[leg] += 1
         self._open.append(row)
         return row
+
+    def assign(self, line: Mapping[str, Any]) -> None:
+        """Write which pool serves a user; `sample_ratio` is judged by these lines."""
+        self._file.write(json.dumps(line) + "\n")
 
     def close(self, row: Answer, answer: Answer) -> None:
         """Fill a line, and write those that no earlier request holds up."""
@@ -119,6 +125,12 @@ class Proxy:
         seed = int(place(self.key, request, "seed") * 2**53)  # fresh noise for every request
         route = Route.read(self.route)
         choice = choose(self.key, request, route)
+        line = {"run": route.run, "leg": route.leg, "at": time.time(), "labels": labels}
+        # here every request is a user of its own; yours has the key that you split by
+        line |= {"key": str(place(self.key, request, "user"))}
+        line |= {"pool": "infer" if choice.by_infer else "stable"}
+        if route.share:
+            self.log.assign(line)
         if not (choice.by_infer or choice.mirrored):
             return await answered(self.stable, ids, seed)
         asked = {"prompt_token_ids": ids, "labels": labels, "sampling": {**SAMPLING, "seed": seed}}
@@ -127,7 +139,10 @@ class Proxy:
             by_stable = answered(self.stable, ids, seed)
             return (await asyncio.gather(by_stable, self._by_infer(row, ids, seed)))[0]
         answer = await self._by_infer(row, ids, seed)
-        return await answered(self.stable, ids, seed) if "lost" in answer else answer
+        if "lost" not in answer:
+            return answer
+        self.log.assign({**line, "pool": "stable", "because": "failover"})
+        return await answered(self.stable, ids, seed)
 
     async def _by_infer(self, row: Answer | None, ids: list[int], seed: int) -> Answer:
         answer = await answered(self.infer, ids, seed)

@@ -37,6 +37,15 @@ def test_a_log_of_sound_traffic_has_nothing_to_divert(tmp_path):
     assert re.search(r"^all +100 %  ", render(found), re.M)
 
 
+def test_assignments_between_the_requests_are_no_requests(tmp_path):
+    path = controllers.contract(tmp_path)
+    one = {"run": "r1", "leg": "canary-1", "at": 1.0, "key": "u", "pool": "stable"}
+    serving.log(tmp_path, [one] * 3)
+    found, _ = audited(path, logged(tmp_path, path))
+    assert found.rows == 240
+    assert "toy · scored 240 of 240 requests" in render(found)
+
+
 @pytest.mark.parametrize("n", [1, 20])
 def test_a_short_log_says_how_much_of_it_lies_in_a_slice(tmp_path, n):
     """One that is read at once, so that nothing grew between two looks at it."""

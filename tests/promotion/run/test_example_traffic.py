@@ -18,6 +18,7 @@ import pytest
 from servanda.judgement.traffic import traffic_of
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.runner.run import load
+from servanda.traces.assignments import first_of_each_user, read_assignments
 from servanda.traces.request_log import read_served
 from tests import kit
 from tests.engines.serving import live, table_engine
@@ -257,6 +258,9 @@ def test_a_request_that_infer_loses_is_logged_as_lost_and_answered_by_stable(ser
     assert [row.index for row in found] == [*range(40)]
     lost = [row for row in found if row.lost]
     assert 5 <= len(lost) <= 35 and all("503" in row.lost for row in lost)
+    lines = read_assignments((tmp_path / "served.jsonl").read_text(), "served.jsonl")
+    users = first_of_each_user(lines, "toy-1", "canary-1")
+    assert len(users) == 40 and sum(u.because == "failover" for u in users) == len(lost)
     # the same request has the same seed at both
     answered = {row.sampling["seed"]: row for row in found}
     seeds = [int(traffic.place(traffic.Proxy.key, one, "seed") * 2**53) for one in IDS[:40]]
