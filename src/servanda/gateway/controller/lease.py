@@ -40,8 +40,8 @@ _RENEW = (
 _END = f"UPDATE {TABLE} SET until = clock_timestamp() WHERE contract = %s AND term = %s"
 # the sessions of a term, whichever schema and database have the same contract
 _SESSIONS = (
-    "SELECT 'servanda-' || left(md5(current_database() || '.' || current_schema() || '.' || %s), 16) "
-    "|| '-' || %s"
+    "SELECT 'servanda-' || left(md5(current_database() || '.' || current_schema() || '.' || %s), "
+    "16) || '-' || %s"
 )
 _NAME = f"SELECT set_config('application_name', ({_SESSIONS}), false)"
 _TERMINATE = f"""
