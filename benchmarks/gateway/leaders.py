@@ -30,7 +30,7 @@ SAYS = {
 
 def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    options.add_argument("--times", type=int, default=130)
+    options.add_argument("--times", type=int, default=125)
     options.add_argument("--write", action="store_true")
     given = options.parse_args()
 
@@ -40,7 +40,7 @@ def main() -> int:
 
     with cluster.running() as own, tempfile.TemporaryDirectory() as folder:
         told, rows, samples, entries, wrong = two_leaders.survived(
-            Path(folder), own, given.times, restarts=0.1
+            Path(folder), own, given.times, stops=0.1, restarts=0.07
         )
     counted = Counter((sample.at, sample.slice, sample.clause) for sample in samples)
     wanted = {*expected(rows)}

@@ -161,12 +161,13 @@ class Leaders:
             process.close()
 
 
-def survived(folder, cluster, times, seed=0, restarts=0.0):
+def survived(folder, cluster, times, seed=0, *, stops=0.3, restarts=0.0):
     """Kill or stop leaders so many times while rows and pins come.
 
     Args:
         cluster: of PostgreSQL, see `tests.cluster`.
-        restarts: share of the times in which the database is restarted instead.
+        stops, restarts: shares of the times in which a leader is stopped, or the database is
+            restarted, instead of a kill.
 
     Returns:
         What the client was told, the rows that it sent, the stored samples, the entries of the
@@ -188,7 +189,7 @@ def survived(folder, cluster, times, seed=0, restarts=0.0):
             what, during = "killed", leaders.killed
             if act < restarts:
                 what, during = "database", lambda _: _restarted(cluster)
-            elif act < restarts + 0.3:
+            elif act < restarts + stops:
                 what, during = "stopped", leaders.stopped
             before, at = client.told.taken, time.monotonic()
             with during(i):

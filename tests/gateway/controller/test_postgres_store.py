@@ -204,8 +204,7 @@ while True:
 
 
 def test_a_leader_that_is_stopped_in_the_middle_of_a_commit_keeps_no_lock(place):
-    """The server ends a session that is idle in a transaction; in the middle of a pipeline, it
-    would wait for ever."""
+    """In the middle of a message, the server waits for its rest without any timeout."""
     rng = random.Random(1)
     for _ in range(6):
         words = [sys.executable, "-c", COMMITTING, place]

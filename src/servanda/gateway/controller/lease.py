@@ -4,6 +4,10 @@
 # by the database's clock.  Each transaction of a leader renews the row of its own term, so that the
 # transaction of a leader that was replaced fails as a whole.  Locally a lease ends earlier: its
 # time is counted from the request of the renewal, which the database receives later.
+#
+# A leader that stands still in the middle of a transaction keeps its locks: the server waits for
+# the rest of a message without any timeout.  So whoever takes over ends the sessions of an expired
+# term.
 
 from __future__ import annotations
 
@@ -34,6 +38,18 @@ _RENEW = (
     "WHERE contract = %(contract)s AND term = %(term)s"
 )
 _END = f"UPDATE {TABLE} SET until = clock_timestamp() WHERE contract = %s AND term = %s"
+# the sessions of a term, whichever schema and database have the same contract
+_SESSIONS = (
+    "SELECT 'servanda-' || left(md5(current_database() || '.' || current_schema() || '.' || %s), "
+    "16) || '-' || %s"
+)
+_NAME = f"SELECT set_config('application_name', ({_SESSIONS}), false)"
+_TERMINATE = f"""
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = ({_SESSIONS})
+"""
+_EXPIRED = f"SELECT term FROM {TABLE} WHERE contract = %s AND until < clock_timestamp()"
+_LOCK_S = 1.0  # for the lock of the row
 _HELD = (
     f"SELECT leader, extract(epoch FROM until - clock_timestamp()) FROM {TABLE} WHERE contract = %s"
 )
@@ -71,6 +87,7 @@ class Lease:
             self._db.close()
             raise
         self.term = self._row["term"] = taken
+        self.name_session(self._db)
         self._until = before + lease_s  # monotonic seconds
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
@@ -79,6 +96,10 @@ class Lease:
     def holds(self) -> bool:
         """Whether no other leader can have taken the lead."""
         return not self.lost and time.monotonic() < self._until
+
+    def name_session(self, db: psycopg.Connection) -> None:
+        """Let whoever takes over end this session of the lead."""
+        db.execute(_NAME, (self._row["contract"], self.term))
 
     def fence(self, db: psycopg.Connection) -> float:
         """Renew the lease in a transaction; what `renewed` takes after its commit.
@@ -117,12 +138,14 @@ class Lease:
             self._db.close()
 
     def _taken(self, db: psycopg.Connection) -> int:
-        # a leader that is being replaced may keep the row locked while it commits
-        db.execute("SELECT set_config('lock_timeout', %s, false)", (f"{self._lease_s}s",))
+        db.execute("SELECT set_config('lock_timeout', %s, false)", (f"{_LOCK_S}s",))
         contract = self._row["contract"]
         try:
             found = db.execute(_TAKE, self._row).fetchone()
         except psycopg.errors.LockNotAvailable:
+            # its term is over, so that a transaction that is not complete may be undone
+            if (expired := db.execute(_EXPIRED, (contract,)).fetchone()) is not None:
+                db.execute(_TERMINATE, (contract, expired[0]))
             raise StandbyError(f"another leader of {contract} is storing a change") from None
         if found is not None:
             return int(found[0])
@@ -139,6 +162,7 @@ class Lease:
             try:
                 if self._db is None or self._db.closed:
                     self._db = self._connect()
+                    self.name_session(self._db)
                 before = time.monotonic()
                 if self._db.execute(_RENEW, self._row).rowcount != 1:
                     self.lost = True

@@ -77,6 +77,7 @@ class PostgresStore:
             with self._guarded():
                 self._migrate()
                 self._lease = Lease(self._connect, contract, leader, lease_s)
+                self._lease.name_session(self._db)
         except BaseException:
             self._db.close()
             raise
@@ -212,11 +213,7 @@ class PostgresStore:
     def _add(
         self, into: str, types: str, rows: Sequence[tuple[Any, ...]], conflict: str = ""
     ) -> None:
-        """Insert rows in their order.
-
-        By one statement: between the statements of a pipeline (`executemany`) the server waits
-        without any timeout, so that a leader that stands still would keep its locks.
-        """
+        """Insert rows in their order, by one statement."""
         if rows:
             arrays = ", ".join(f"%s::{kind}[]" for kind in types.split(", "))
             self._all(
@@ -265,6 +262,7 @@ class PostgresStore:
             try:
                 if self._db.closed:
                     self._db = self._connect()
+                    self._lease.name_session(self._db)
                 yield
             except (psycopg.Error, ValueError) as error:
                 text = str(error)
