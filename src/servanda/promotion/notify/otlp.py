@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from servanda import __version__
+from servanda._version import __version__
 from servanda.contract.identity import digest_of
 from servanda.engines.http_policy import server_url
 from servanda.errors import ContractError, MeasurementError
