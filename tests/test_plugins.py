@@ -219,7 +219,8 @@ def test_a_notifier_receives_the_decisions_of_a_promotion(site, tmp_path):
     for wrong, said in {
         "jurnal=x": "--notify: there is no notifier 'jurnal'\n  hint: did you mean 'journal'?\n",
         "slack=x": "--notify: there is no notifier 'slack'\n  hint: --slack VALUE\n",
-        "journal": "--notify takes NAME=VALUE\n  hint: known: alertmanager, apprise, journal\n",
+        "journal": "--notify takes NAME=VALUE\n"
+        "  hint: known: alertmanager, apprise, otlp, journal\n",
         "journal=": "--notify journal=FILE: it names no file\n",
     }.items():
         code, _, err = servanda(site, *words, "--notify", wrong, folder=tmp_path)

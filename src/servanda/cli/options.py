@@ -217,7 +217,8 @@ _share(
 )
 _share(
     "--notify",
-    "Another notifier: alertmanager=URL, apprise=URL, or one of an installed package.  Repeatable.",
+    "Another notifier: alertmanager=URL, apprise=URL, otlp=URL, or one of an installed package.  "
+    "Repeatable.",
     metavar="NAME=VALUE",
     multiple=True,
     envvar="SERVANDA_NOTIFY",

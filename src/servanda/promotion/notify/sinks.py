@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from servanda.errors import ContractError
-from servanda.promotion.notify import alertmanager, apprise  # noqa: F401 - they register
+from servanda.promotion.notify import alertmanager, apprise, otlp  # noqa: F401 - they register
 from servanda.promotion.notify.base import NOTIFIERS, OWN, Sink
 from servanda.promotion.notify.command import Command
 from servanda.promotion.notify.slack import Slack

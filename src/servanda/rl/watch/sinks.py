@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.promotion.notify.http_post import Hook, insist
+from servanda.promotion.notify.otlp import GaugeExport
 from servanda.promotion.notify.slack import section
 from servanda.registry import Registry
 from servanda.rl.watch.transitions import Alert
@@ -207,6 +208,19 @@ class SwanLab(Sink):
 
     def close(self) -> None:
         self._run.finish()
+
+
+@SINKS.register("otlp")
+class Gauges(Sink):
+    takes = "URL"
+    summary = "Send series as gauges of OpenTelemetry to this OTLP/HTTP receiver."
+
+    def __init__(self, where: str, wait: Callable[[float], None]) -> None:
+        self._export = GaugeExport(where, "--otlp")
+        self.close = self._export.close
+
+    def series(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        self._export.send({"servanda/step": float(step), **values})
 
 
 @SINKS.register("tensorboard")
