@@ -18,7 +18,7 @@ from tests.gateway.leading import free_port, leading, pin
 from tests.gateway.running import WAIT_S, Program, until
 from tests.gateway.serving import Fake, reply
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "plugs" / "envoy"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations" / "envoy"
 grpc = pytest.importorskip("grpc", reason="pip install 'servanda[gateway,envoy]'")
 pytest.importorskip("envoy.service.ext_proc.v3", reason="pip install 'servanda[gateway,envoy]'")
 auth = import_module("envoy.service.auth.v3.external_auth_pb2")

@@ -1,4 +1,5 @@
-# The hook of examples/plugs/litellm, in a real LiteLLM proxy before two servers and a real leader.
+# The hook of examples/integrations/litellm, in a real LiteLLM proxy before two servers and a real
+# leader.
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.gateway.leading import free_port, leading, pin
 from tests.gateway.running import WAIT_S, until
 from tests.gateway.serving import Fake, reply
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "plugs" / "litellm"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "litellm"
 KEY = f"sk-{secrets.token_hex(32)}"
 LITELLM = shutil.which("litellm")
 

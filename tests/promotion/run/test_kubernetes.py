@@ -14,7 +14,7 @@ from servanda.cli.main import main
 from tests import kit
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = ROOT / "examples" / "plugs" / "kubernetes"
+EXAMPLES = ROOT / "examples" / "integrations" / "kubernetes"
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
 CRDS = os.environ.get("SERVANDA_CRDS")  # a folder with the YAML of custom resource definitions
 
