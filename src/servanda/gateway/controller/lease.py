@@ -6,7 +6,7 @@
 # time is counted from the request of the renewal, which the database receives later.
 #
 # A leader that stands still in the middle of a transaction keeps its locks: the server waits for
-# the rest of a message without any timeout.  So whoever takes over ends the sessions of an expired
+# the rest of a message without any timeout.  So the next leader ends the sessions of an expired
 # term.
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Lease:
         return not self.lost and time.monotonic() < self._until
 
     def name_session(self, db: psycopg.Connection) -> None:
-        """Let whoever takes over end this session of the lead."""
+        """Name a session of the lead, so that the next leader can end it."""
         db.execute(_NAME, (self._row["contract"], self.term))
 
     def fence(self, db: psycopg.Connection) -> float:
