@@ -175,7 +175,9 @@ def survived(folder, cluster, times, seed=0, *, stops=0.3, restarts=0.0):
     """
     path = controllers.contract(Path(folder), q=controllers.FAULTY, routing=controllers.ACTING)
     # every time is followed by rows, and the last by enough of them
-    rows = controllers.rows(path, 40 * (times + 2), seed=seed, at=time.time())
+    n = 40 * (times + 2)
+    # none is dispatched later than it arrives: its time would be set back
+    rows = controllers.rows(path, n, seed=seed, at=time.time() - n / 10)
     state, ledger, rng = cluster.place(), cluster.place(), random.Random(seed)
     leaders = Leaders(path, state, ledger)
     client = Client([f"http://{at}" for at in leaders.at], rows)
