@@ -15,7 +15,7 @@ from scripts import reference
 
 from servanda.cli.commands import GROUPS
 from servanda.contract.model import Contract
-from servanda.engines import engine_names
+from servanda.engines import BUILTIN
 from servanda.engines.faults import FAULTS
 from servanda.judgement.slices.rules import FIELDS, OPERATORS
 from servanda.theory.divergence.base import DIVERGENCES
@@ -41,7 +41,7 @@ def test_the_contract_of_the_readme_is_one():
     contracts = [text for text in blocks(PAGES[0], "yaml") if "apiVersion" in text]
     assert contracts
     for text in contracts:
-        parse(text, "README.md", engines=engine_names(), faults=[*FAULTS])
+        parse(text, "README.md", engines=BUILTIN, faults=[*FAULTS])
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_quick_python_of_the_pages_runs(workshop, capsys):
 def test_the_reference_names_every_metric_field_operator_and_fault():
     pages = ("contract", "metrics", "fields", "faults")
     page = "".join((REFERENCE / f"{name}.md").read_text() for name in pages)
-    for name in [*DIVERGENCES, *FIELDS, *OPERATORS, *FAULTS, *engine_names()]:
+    for name in [*DIVERGENCES, *FIELDS, *OPERATORS, *FAULTS, *BUILTIN]:
         assert f"`{name}`" in page, name
 
 

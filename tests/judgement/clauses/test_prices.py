@@ -26,6 +26,7 @@ from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.relative import Compared, RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
+from servanda.judgement.clauses.sample_ratio import SampleRatio, Split
 from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.self_noise import SelfNoise
 from servanda.judgement.clauses.service_level import (
@@ -42,6 +43,7 @@ from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment
 from servanda.theory.stats.refutation import Refutation
+from servanda.traces.assignments import Assignment
 from tests import oracles
 
 LIMIT = 0.1
@@ -213,6 +215,29 @@ def mass_gap(inside: tuple[int, int], outside: tuple[int, int], limit: float = L
     return Case(MassGap(limit), rounds, red, green, near=0.02)
 
 
+def sample_ratio(*hits: float, planned: float) -> Case:
+    """The most, over the users so far, of a mean of likelihood ratios to the bound on each side."""
+    clause = Clause.model_validate({"id": "it", "metric": "sample_ratio", "at_most": 0.1})
+    low, high = 0.9 * planned, 1.1 * planned
+    apart = [0.02 * 200 ** (i / 19) for i in range(20)]  # of a share from its bound
+    pairs = [(low * math.exp(-d), low) for d in apart]
+    odds = [high / (1 - high) * math.exp(d) for d in apart]
+    pairs += [(o / (1 + o), high) for o in odds]
+    ratios, red = [1.0] * len(pairs), 0.0
+    for hit in hits:
+        ratios = [
+            r * (p / q if hit else (1 - p) / (1 - q))
+            for r, (p, q) in zip(ratios, pairs, strict=True)
+        ]
+        red = max(red, math.log(math.fsum(ratios) / len(ratios)))
+    users = [
+        Assignment("", "", 0.0, str(i), "infer" if h else "stable") for i, h in enumerate(hits)
+    ]
+    cell = Cell(clause, "observability", (), Cut("all"), "realised", ROOM, SampleRatio(), "w")
+    shares = SampleRatio().weigh(cell, Split(planned, tuple(users)))
+    return Case(SampleRatio(), [shares], red, clause=clause)
+
+
 def crossing(excess: Callable[[float], float]) -> float | None:
     """The nats at which an excess, which falls as they grow, is gone."""
     low, high = 1.0, 100.0
@@ -255,6 +280,8 @@ CASES = {
     "noise, kept": compared(NOISE, (10, 600), self_train=(90, 300), self_infer=(40, 300)),
     "stable": compared(STABLE, (140, 200), stable=(15, 200)),
     "stable, kept": compared(STABLE, (20, 400), stable=(120, 400)),
+    "too few users": sample_ratio(*bits(20, 300), planned=0.2),
+    "too many users": sample_ratio(*bits(0, 50), *bits(60, 100), planned=0.2),
     "mass gap up": mass_gap((20, 200), (100, 200)),
     "mass gap down": mass_gap((100, 200), (20, 200)),
     "mass gap, kept": mass_gap((400, 800), (400, 800), limit=0.35),
