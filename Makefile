@@ -63,8 +63,8 @@ examples: $(VENV)/.dev  ## every example contract and slow transcript of the doc
 	$(SLOW) --numprocesses $(JOBS) --dist load tests/slow/test_examples.py tests/slow/test_docs_slow.py \
 	  --deselect 'tests/slow/test_docs_slow.py::test_slow_commands_print_what_the_page_shows[mutate.md]'
 
-test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, the page; two minutes
-	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py \
+test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, two leaders, the page; four minutes
+	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py tests/slow/test_two_leaders.py \
 	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
 
 # axe-core, the checks of accessibility, travels with bindings for Playwright, which are not used

@@ -7,6 +7,7 @@ from collections import defaultdict
 import httpx2
 import pytest
 
+from servanda.traces.assignments import is_assignment
 from servanda.traces.request_log import read_served
 from tests.gateway.running import ADA, SERVED, WAIT_S, Program, Serving, Users, kernels, until
 
@@ -63,7 +64,8 @@ class Promoted:
         for file in sorted((self.folder / "served").glob("*.jsonl")):
             text = file.read_text()
             text = text[: text.rindex("\n") + 1]
-            plain = [json.loads(line) for line in text.splitlines()]
+            lines = [json.loads(line) for line in text.splitlines()]
+            plain = [line for line in lines if not is_assignment(line)]
             for row, data in zip(read_served(text, str(file)), plain, strict=True):
                 found[row.leg].append((row, data))
         return found
