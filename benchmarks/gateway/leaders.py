@@ -30,7 +30,7 @@ SAYS = {
 
 def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    options.add_argument("--times", type=int, default=125)
+    options.add_argument("--times", type=int, default=135)
     options.add_argument("--write", action="store_true")
     given = options.parse_args()
 
