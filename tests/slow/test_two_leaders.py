@@ -51,13 +51,15 @@ def test_a_gateway_follows_the_leader_that_takes_over(tmp_path, cluster):
                 for _ in range(3):
                     leading, before = until(lambda: scored(20), "evidence comes")
                     total = sum(one["scored"] for one in before["slices"])
+                    # the other leads, or the same one again if it is started before that one looks
                     with leaders.killed(leading):
-                        other, _ = until(lambda: scored(total + 20), "evidence goes on")  # noqa: B023
-                    assert other != leading
+                        until(lambda: scored(total + 20), "evidence goes on")  # noqa: B023
                 users.__exit__()
                 assert {status for _, status, _ in users.probe} == {200}
-                counts = until(leaders.status, "one leads")[1]["gateways"][0]["counts"]
-                assert counts["dropped"] == 0
+                gateways = until(
+                    lambda: (leaders.status() or (0, {}))[1].get("gateways"), "a report"
+                )
+                assert gateways[0]["counts"]["dropped"] == 0
                 assert serving.end() == 0
         finally:
             leaders.close()
