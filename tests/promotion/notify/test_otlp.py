@@ -158,10 +158,10 @@ def test_files_of_another_package_are_named(monkeypatch, tmp_path):
     (tmp_path / "opentelemetry" / "sdk" / "trace.py").write_text("from os import NoSuchName")
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(
-        MeasurementError, match=r"damaged: cannot import name 'NoSuchName'"
-    ) as error:
-        sinks_of(notify=["otlp=http://127.0.0.1:4318"])
+    try:
+        with pytest.raises(MeasurementError, match="cannot import name 'NoSuchName'") as error:
+            sinks_of(notify=["otlp=http://127.0.0.1:4318"])
+    finally:  # before the real ones come back
+        for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
+            del sys.modules[name]
     assert "an environment of its own" in error.value.problems[0].hint
-    for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
-        monkeypatch.delitem(sys.modules, name)

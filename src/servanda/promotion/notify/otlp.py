@@ -162,6 +162,6 @@ def _imported(option: str, module: str) -> Any:
     except ImportError as error:
         raise MeasurementError(
             f"{option} needs OpenTelemetry, whose installation here is damaged: {error.msg}",
-            hint="xds-protos, of servanda[envoy], replaces files of it: install servanda[otel] into "
-            "an environment of its own",
+            hint="xds-protos, of servanda[envoy], replaces files of it: "
+            "install servanda[otel] into an environment of its own",
         ) from None
