@@ -109,8 +109,6 @@ def prometheus(program, folder, leader):
         def scraped():
             assert process.poll() is None, "prometheus has ended"
             try:
-                if httpx2.get(f"{server.url}/-/ready", timeout=WAIT_S).status_code != 200:
-                    return False
                 return server.query("count_over_time(servanda_info[1m]) > 2")
             except httpx2.TransportError:
                 return False
