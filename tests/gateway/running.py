@@ -57,9 +57,9 @@ routing:
 """
 
 
-def until(true, what):
+def until(true, what, wait_s=WAIT_S):
     """Wait for it; what it was, once it is anything."""
-    end, pause = time.monotonic() + WAIT_S, threading.Event()
+    end, pause = time.monotonic() + wait_s, threading.Event()
     while time.monotonic() < end:
         found = true()
         if found:

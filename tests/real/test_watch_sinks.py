@@ -1,7 +1,7 @@
 # Series and alerts of a watch in real libraries, each in an environment that has it.
 #
-# SERVANDA_VENVS holds `trl` (with trackio) and `sinks` (wandb, tensorboard, mlflow and swanlab,
-# and what servanda needs); W&B and SwanLab write offline, so nothing leaves this machine.
+# `make test-integrations`: SERVANDA_VENVS holds `integrations`, and `trl` (with trackio) if
+# `make test-rl` made it; W&B and SwanLab write offline, so nothing leaves this machine.
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_trackio_has_every_step_and_both_alerts(venvs, tmp_path):
 
 
 def test_tensorboard_reads_the_series_and_the_alerts(venvs, tmp_path):
-    python = python_of(venvs, "sinks")
+    python = python_of(venvs, "integrations")
     watched(python, tmp_path, "--tensorboard", str(tmp_path / "tb"))
     code = (
         "import json\n"
@@ -90,7 +90,7 @@ def test_tensorboard_reads_the_series_and_the_alerts(venvs, tmp_path):
 
 
 def test_wandb_keeps_an_offline_run(venvs, tmp_path):
-    python = python_of(venvs, "sinks")
+    python = python_of(venvs, "integrations")
     watched(python, tmp_path, "--wandb", "servanda-test/run-1")
     (data,) = (tmp_path / "wandb").glob("offline-run-*/run-run-1.wandb")
     written = data.read_bytes()
@@ -99,7 +99,7 @@ def test_wandb_keeps_an_offline_run(venvs, tmp_path):
 
 
 def test_mlflow_has_every_step_and_both_alerts_in_one_run(venvs, tmp_path):
-    python = python_of(venvs, "sinks")
+    python = python_of(venvs, "integrations")
     for _ in range(2):  # the second watch continues the run
         watched(python, tmp_path, "--mlflow", "servanda-test/run-1")
     code = (
@@ -126,7 +126,7 @@ def test_mlflow_has_every_step_and_both_alerts_in_one_run(venvs, tmp_path):
 
 
 def test_swanlab_keeps_an_offline_run(venvs, tmp_path):
-    python = python_of(venvs, "sinks")
+    python = python_of(venvs, "integrations")
     watched(python, tmp_path, "--swanlab", "servanda-test/run-1")
     (data,) = (tmp_path / "swanlog").glob("run-*/*.swanlab")
     assert b"servanda/gradient_share" in data.read_bytes()

@@ -146,3 +146,22 @@ def test_a_wrong_call_is_named(monkeypatch):
     with pytest.raises(MeasurementError, match="needs OpenTelemetry") as error:
         sinks_of(notify=["otlp=http://127.0.0.1:4318"])
     assert error.value.problems[0].hint == HINT
+
+
+def test_files_of_another_package_are_named(monkeypatch, tmp_path):
+    """xds-protos has an opentelemetry/ of its own, without names that the exporter imports."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "opentelemetry" / "sdk").mkdir(parents=True)
+    for name in ("", "sdk"):
+        (tmp_path / "opentelemetry" / name / "__init__.py").touch()
+    (tmp_path / "opentelemetry" / "sdk" / "trace.py").write_text("from os import NoSuchName")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    try:
+        with pytest.raises(MeasurementError, match="cannot import name 'NoSuchName'") as error:
+            sinks_of(notify=["otlp=http://127.0.0.1:4318"])
+    finally:  # before the real ones come back
+        for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
+            del sys.modules[name]
+    assert "an environment of its own" in error.value.problems[0].hint

@@ -154,8 +154,14 @@ def _host(url: str, option: str) -> str:
 def _imported(option: str, module: str) -> Any:
     try:
         return import_module(module)
-    except ImportError:
+    except ModuleNotFoundError:
         raise MeasurementError(
             f"{option} needs OpenTelemetry, which is not installed here",
             hint="pip install 'servanda[otel]'",
+        ) from None
+    except ImportError as error:
+        raise MeasurementError(
+            f"{option} needs OpenTelemetry, whose installation here is damaged: {error.msg}",
+            hint="xds-protos, of servanda[envoy], replaces files of it: "
+            "install servanda[otel] into an environment of its own",
         ) from None
