@@ -280,6 +280,9 @@ PRINTS_ELSEWHERE = {
     "tools check-dump": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
     "tools kld": "engines/test_kld_file.py",
+    "tools packs list": "engines/packs/test_verbs.py",
+    "tools packs pull": "engines/packs/test_verbs.py",
+    "tools packs push": "engines/packs/test_verbs.py",
     "tools weights": "runner/bisect/test_weight_layout.py",
 }
 PRINTS_NONE = {
@@ -290,6 +293,7 @@ PRINTS_NONE = {
     "contract derive": "it writes a contract",
     "contract schema": "it is JSON",
     "promotion ledger export": "it is JSON, an entry a line",
+    "promotion ledger upgrade": "a line that says whether it was upgraded",
     "gateway envoy": "it serves",
     "tools serve-kernel": "it serves",
 }

@@ -143,3 +143,35 @@ def test_a_watch_goes_on_from_its_state(old):
     state.write_text(state.read_text().replace("DUMP", str(dump)))
     code, text = servanda("watch", dump, "--once", "--state", state)
     assert code == 1 and "red since step 10" in text
+
+
+def newer(path, schema):
+    return (
+        f"{path} has schema {schema}, and this version of Servanda reads up to 1\n"
+        "  hint: use the version that wrote it, or a newer one: pip install --upgrade servanda"
+    )
+
+
+def test_a_run_of_a_newer_version_is_refused(old):
+    plan = old / "run" / "attempt-1" / "plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "schema": 7}))
+    code, text = servanda("check", "toy/toy.kernelcontract.yaml", "--run-dir", "run", "--quiet")
+    assert code == 4 and newer("run/attempt-1/plan.json", 7) in text
+
+
+def test_a_run_states_its_schema(old):
+    servanda("check", "toy/toy.kernelcontract.yaml", "--run-dir", "new", "--quiet")
+    assert json.loads(Path("new/attempt-1/plan.json").read_text())["schema"] == 1
+
+
+def test_states_of_a_newer_version_are_refused(old):
+    state = old / "monitor.jsonl"
+    state.write_text(re.sub('"schema": ?1', '"schema": 7', state.read_text()))
+    with pytest.raises(sv.EvidenceError) as caught:
+        observe(Monitor("verl-sync", state=state), 6, tv=0.012)
+    assert newer(f"{state}:1", 7) in str(caught.value)
+
+    watched = old / "watch.state"
+    watched.write_text(re.sub('"schema": ?1', '"schema": 7', watched.read_text()))
+    code, text = servanda("watch", DUMP, "--once", "--state", watched)
+    assert code == 2 and newer(watched, 7) in text

@@ -67,6 +67,16 @@ class ServandaError(Exception):
         except OSError as error:
             raise cls(f"{what}: {error.strerror or error}", hint=hint) from None
 
+    @classmethod
+    def refuse_newer(cls, name: object, schema: object, known: int) -> None:
+        """Refuse a file that a later version of Servanda wrote, as an error of this class."""
+        if isinstance(schema, int) and schema > known:
+            raise cls(
+                f"{name} has schema {schema}, and this version of Servanda reads up to {known}",
+                hint="use the version that wrote it, or a newer one: "
+                "pip install --upgrade servanda",
+            )
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))
 

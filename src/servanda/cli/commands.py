@@ -59,6 +59,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "history": "Show the verdicts of a folder over time; gate the newest on good ones.",
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",
+            "packs": "Publish baseline files to a registry, list and fetch them.",
             "report": "Render the verdict of RUN_DIR again, in any format.",
             "selftest": "Test the checks on your own server; takes a few minutes.",
             "serve-kernel": "Serve a kernel behind the OpenAI API, for demos and tests.",
@@ -81,7 +82,7 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     name: (group, name)
     for group, (_, names) in reversed(GROUPS.items())
     for name in names
-    if name not in ("check-dump", "envoy", "history", "kld", "weights")
+    if name not in ("check-dump", "envoy", "history", "kld", "packs", "weights")
 }
 OLD_OPTIONS = {
     "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},

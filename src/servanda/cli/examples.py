@@ -73,6 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "promotion ledger show": ("", "--format json"),
     "promotion ledger verify": ("", "--ledger runs/ledger.db --format json"),
     "promotion ledger export": ("", "-o ledger.jsonl"),
+    "promotion ledger upgrade": ("", "--ledger runs/ledger.db"),
     "gateway status": ("", "--format json"),
     "gateway pin": (
         "all --to stable --ttl 1h --reason 'incident 12'",
@@ -91,6 +92,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"{_MODEL}@float32 --golden data/golden.jsonl -o reference.pack",
         "my.kernelcontract.yaml --side infer -o infer.pack",
     ),
+    "tools packs push": (
+        "reference.pack oci://registry.example/team/base:v1 --sign ~/.ssh/id_ed25519",
+        "reference.pack packs/base:v1",
+    ),
+    "tools packs pull": (
+        "oci://registry.example/team/base:v1 --signers allowed_signers",
+        "packs/base:v1 -o base.pack",
+    ),
+    "tools packs list": ("packs", "oci://registry.example/team base"),
     "tools history": ("runs -o history.html", "runs --gate --last 19"),
     "tools report": ("runs/first -o report.html", "runs/first --format markdown"),
     "tools kld": (

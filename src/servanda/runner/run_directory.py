@@ -36,6 +36,7 @@ from servanda.traces.trace import Trace
 ATTEMPT = "attempt-"
 ENDED = "ended"  # key of verdict.json: when the verdict was reached, UTC
 _PARTIAL = ".partial"
+_SCHEMA = 1  # of plan.json, which the first versions did not state
 
 
 class Occupied(MeasurementError):  # noqa: N818 - nothing failed
@@ -54,18 +55,19 @@ class RunDirectory:
         """The key and the contract of the attempt at its start; None if not started."""
         try:
             data = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+            MeasurementError.refuse_newer(self.path / "plan.json", data.get("schema", 1), _SCHEMA)
             return EvidenceKey(**data["key"]), dict(data["contract"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise MeasurementError(
                 f"{self.path / 'plan.json'} is damaged: {error}",
                 hint="restore the file, or move the run directory away and measure again",
             ) from None
 
     def begin(self, key: EvidenceKey, contract: dict[str, Any]) -> None:
-        data = json.dumps({"key": asdict(key), "contract": contract}, indent=1)
-        self._write("plan.json", data.encode())
+        plan = {"schema": _SCHEMA, "key": asdict(key), "contract": contract}
+        self._write("plan.json", json.dumps(plan, indent=1).encode())
 
     @property
     def finished(self) -> bool:

@@ -78,12 +78,12 @@ def test_a_ledger_of_a_newer_version(where, tamper):
         [f"ALTER TABLE servanda_ledger_meta {word} TRIGGER USER"] * where.startswith("postgresql")
         for word in ("DISABLE", "ENABLE")
     )
-    tamper(*off, "UPDATE servanda_ledger_meta SET value = '2' WHERE name = 'schema'", *on)
+    tamper(*off, "UPDATE servanda_ledger_meta SET value = '99' WHERE name = 'schema'", *on)
 
     for reading in (True, False):
         assert refused(where, reading=reading) == (
-            f"{name} is a ledger of schema 2, and this servanda knows 1\n"
-            "  hint: use the servanda that wrote it, or a newer one: pip install --upgrade servanda"
+            f"{name} has schema 99, and this version of Servanda reads up to 2\n"
+            "  hint: use the version that wrote it, or a newer one: pip install --upgrade servanda"
         )
 
 

@@ -25,14 +25,13 @@ from servanda.gateway.controller.store import (
     STARTS,
     Commit,
     StandbyError,
-    refuse_newer,
 )
 from servanda.promotion.ledger.database import Database
+from servanda.promotion.ledger.migrations import Migrations, pending
 
 _PATIENCE_S = 10  # for a connection that is silent, and for another process that migrates
 _MIGRATING = 0x5365727662  # the advisory lock of a migration
-# what makes tables of layout n those of layout n + 1, from none on
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+_MIGRATIONS: Migrations = (
     (
         LAYOUT,
         f"CREATE TABLE {TABLE}_meta (contract text, name text, value text NOT NULL, "
@@ -180,12 +179,11 @@ class PostgresStore:
             self._db.execute(f"CREATE TABLE IF NOT EXISTS {TABLE}_layout (layout int NOT NULL)")
             found = self._db.execute(f"SELECT layout FROM {TABLE}_layout").fetchone()
             layout = found[0] if found else 0
-            refuse_newer(self.name, layout, len(_MIGRATIONS))
-            if layout == len(_MIGRATIONS):
+            statements = pending(self.name, layout, _MIGRATIONS, MeasurementError)
+            if not statements:
                 return
-            for statements in _MIGRATIONS[layout:]:
-                for statement in statements:
-                    self._db.execute(statement.encode())
+            for statement in statements:
+                self._db.execute(statement.encode())
             self._db.execute(f"DELETE FROM {TABLE}_layout")
             self._db.execute(f"INSERT INTO {TABLE}_layout VALUES (%s)", (len(_MIGRATIONS),))
 

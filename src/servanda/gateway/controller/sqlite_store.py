@@ -21,22 +21,22 @@ from servanda.gateway.controller.store import (
     SEEDS,
     STARTS,
     Commit,
-    refuse_newer,
 )
+from servanda.promotion.ledger.migrations import Migrations, pending
 
 FILE = "leader.db"
 _PATIENCE_S = 2.0  # for another process that reads the file
-# what makes a file of layout n one of layout n + 1, from an empty file on
-_MIGRATIONS = (
-    """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS taken
-    (gateway TEXT, start REAL, number INTEGER NOT NULL, PRIMARY KEY (gateway, start));
-CREATE TABLE IF NOT EXISTS outbox (n INTEGER PRIMARY KEY, record TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS samples (id INTEGER PRIMARY KEY, at REAL, slice TEXT, clause TEXT,
-    total REAL, tokens INTEGER, missing INTEGER, chance REAL, key TEXT);
-CREATE TABLE IF NOT EXISTS seeds (id INTEGER PRIMARY KEY, seed TEXT);
-""",
+# of a file without a version, too, which version 0.1 wrote
+_MIGRATIONS: Migrations = (
+    (
+        "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS taken "
+        "(gateway TEXT, start REAL, number INTEGER NOT NULL, PRIMARY KEY (gateway, start))",
+        "CREATE TABLE IF NOT EXISTS outbox (n INTEGER PRIMARY KEY, record TEXT NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS samples (id INTEGER PRIMARY KEY, at REAL, slice TEXT, "
+        "clause TEXT, total REAL, tokens INTEGER, missing INTEGER, chance REAL, key TEXT)",
+        "CREATE TABLE IF NOT EXISTS seeds (id INTEGER PRIMARY KEY, seed TEXT)",
+    ),
 )
 
 
@@ -152,10 +152,9 @@ class SqliteStore:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             (layout,) = self._db.execute("PRAGMA user_version").fetchone()
-            refuse_newer(self.name, layout, len(_MIGRATIONS))
-            for number, script in enumerate(_MIGRATIONS[layout:], start=layout + 1):
-                # all of a migration, or nothing
-                self._db.executescript(f"BEGIN; {script} PRAGMA user_version={number}; COMMIT;")
+            if statements := pending(self.name, layout, _MIGRATIONS, MeasurementError):
+                statements += [f"PRAGMA user_version={len(_MIGRATIONS)}"]
+                self._db.executescript(f"BEGIN; {'; '.join(statements)}; COMMIT;")
         except BaseException:
             db, self._db = self._db, None
             db.close()

@@ -155,16 +155,3 @@ def open_store(
             hint="pip install 'servanda[postgres]'",
         ) from None
     return PostgresStore(str(place), contract, leader, lease_s)
-
-
-def refuse_newer(name: str, layout: int, known: int) -> None:
-    """Refuse a store that a later version wrote.
-
-    Raises:
-        MeasurementError: it did.
-    """
-    if layout > known:
-        raise MeasurementError(
-            f"{name} is of layout {layout}, and this version knows {known}",
-            hint="use the servanda that wrote it, or another --state",
-        )

@@ -14,25 +14,15 @@ from psycopg.rows import tuple_row
 
 from servanda.promotion.ledger.database import Database
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
-from servanda.promotion.ledger.store import (
-    META,
-    PATIENCE_S,
-    SCHEMA,
-    TABLE,
-    Foreign,
-    Queries,
-    refuse_schema,
-)
+from servanda.promotion.ledger.store import META, PATIENCE_S, TABLE, Foreign, Queries
 
 LINE = 0x5365727661  # the advisory lock of all writers of one database
 _REFUSE = f"{TABLE}_refuse"
-_LAYOUT = (
+_FIRST = (
     f"CREATE TABLE {META} (name text PRIMARY KEY, value text NOT NULL)",
     f"CREATE TABLE {TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
     "at double precision NOT NULL, actor text NOT NULL, kind text NOT NULL, "
     "body text NOT NULL, prev text NOT NULL, hash text NOT NULL, UNIQUE (run, n))",
-    # otherwise each page sorts the whole run
-    f"CREATE INDEX {TABLE}_run ON {TABLE} (run, seq)",
     f"CREATE FUNCTION {_REFUSE}() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN RAISE EXCEPTION 'a ledger is append-only'; END $$",
     *(
@@ -55,6 +45,7 @@ class PostgresStore(Queries):
         url: postgresql://[user[:password]@]host[:port]/database[?options], as of libpq.
         mark: mark of the key, stored when a ledger is created.
         create: whether to create a missing ledger.
+        reading: leave one of an older schema as it is.
 
     Raises:
         Foreign: there is no ledger.
@@ -62,8 +53,17 @@ class PostgresStore(Queries):
     """
 
     hole = "%s"
+    migrations = (
+        _FIRST,
+        # otherwise each page sorts the whole run
+        (f"CREATE INDEX IF NOT EXISTS {TABLE}_run ON {TABLE} (run, seq)",),
+    )
+    unlock = (
+        f"ALTER TABLE {META} DISABLE TRIGGER {META}_kept",
+        f"ALTER TABLE {META} ENABLE ALWAYS TRIGGER {META}_kept",
+    )
 
-    def __init__(self, url: str, mark: str, *, create: bool) -> None:
+    def __init__(self, url: str, mark: str, *, create: bool, reading: bool = False) -> None:
         self._database = Database(
             url, "ledger", LedgerError, patience_s=PATIENCE_S, idle_s=PATIENCE_S / 2
         )
@@ -72,27 +72,35 @@ class PostgresStore(Queries):
         # each statement after the lock sees earlier commits
         self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
-            self._recognise(mark, create)
+            self._recognise(mark, create, reading)
         except BaseException:
             self._db.close()
             raise
 
-    def _recognise(self, mark: str, create: bool) -> None:
-        if not self._begun() and create:
-            with self.writing():
-                if not self._begun():  # otherwise another process was first
-                    for statement in _LAYOUT:
-                        self._all(statement)
-                    for pair in (("schema", SCHEMA), ("mark", mark)):
-                        self._all(f"INSERT INTO {META} VALUES (%s, %s)", *pair)
-        if not self._begun():
+    def _recognise(self, mark: str, create: bool, reading: bool) -> None:
+        if not create and not self.begun():
             raise Foreign(
                 f"no ledger at {self.name}",
                 hint="pass --ledger, or start one with `servanda promote`",
             )
-        refuse_schema(self.name, self.marks().get("schema"))
+        self.refuse_newer()
+        schema, newest = self.schema(), len(self.migrations)
+        if reading or schema == newest:
+            return
+        if schema and not self._owns():
+            raise LedgerError(
+                f"{self.name} has schema {schema}, and this role may not upgrade it to {newest}",
+                hint="run `servanda promotion ledger upgrade` once, as the owner of its tables",
+            )
+        with self.writing():
+            self.migrate(mark)
 
-    def _begun(self) -> bool:
+    def _owns(self) -> bool:
+        query = "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_catalog.pg_class "
+        query += "WHERE relname IN (%s, %s) AND pg_table_is_visible(oid)"
+        return bool(self._all(query, META, TABLE)[0][0])
+
+    def begun(self) -> bool:
         # not by to_regclass: after waiting for the lock its cache is out of date
         query = "SELECT 1 FROM pg_catalog.pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
         return bool(self._all(query, META))

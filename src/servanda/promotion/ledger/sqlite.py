@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
-from servanda.promotion.ledger.store import (
-    META,
-    PATIENCE_S,
-    SCHEMA,
-    TABLE,
-    Foreign,
-    Queries,
-    refuse_schema,
-)
+from servanda.promotion.ledger.store import META, PATIENCE_S, TABLE, Foreign, Queries
 from servanda.promotion.ledger.witness import locked
 
 T = TypeVar("T")
@@ -30,14 +22,13 @@ _PROBLEMS = 20  # most SQLite findings shown
 _BROKEN = ("malformed", "no such", "unsupported file format", "corrupt")
 # a damaged file also makes SQLite quote invalid text, or request too much memory
 _FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-# name -> its DDL; the catalogue stores these texts, and `faults` compares them
-_LAYOUT = {
+_RUN = f"{TABLE}_run"
+# name -> its DDL in schema 1; the catalogue stores these texts, and `faults` compares them
+_FIRST = {
     META: f"CREATE TABLE {META} (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     TABLE: f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, "
     "n INTEGER NOT NULL, at REAL NOT NULL, actor TEXT NOT NULL, kind TEXT NOT NULL, "
     "body TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (run, n))",
-    # ordered by seq, which SQLite has in every index: otherwise each page sorts the whole run
-    f"{TABLE}_run": f"CREATE INDEX {TABLE}_run ON {TABLE} (run)",
     **{
         f"{table}_{verb.lower()}": f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON "
         f"{table} BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"
@@ -50,6 +41,8 @@ _LAYOUT = {
     f"(SELECT coalesce(max(n), 0) + 1 FROM {TABLE} WHERE run = NEW.run) "
     "BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
 }
+# ordered by seq, which SQLite has in every index: otherwise each page sorts the whole run
+_LAYOUT = {**_FIRST, _RUN: f"CREATE INDEX {_RUN} ON {TABLE} (run)"}
 
 
 class SqliteStore(Queries):
@@ -68,6 +61,11 @@ class SqliteStore(Queries):
     """
 
     hole = "?"
+    migrations = (
+        tuple(_FIRST.values()),
+        (f"CREATE INDEX IF NOT EXISTS {_RUN} ON {TABLE} (run)",),
+    )
+    unlock = (f"DROP TRIGGER {META}_update", _FIRST[f"{META}_update"])
 
     def __init__(self, path: Path, mark: str, *, create: bool, reading: bool = False) -> None:
         self.name = str(path)
@@ -77,7 +75,7 @@ class SqliteStore(Queries):
         try:
             if reading:
                 self._db = self._readable(self._db)
-            if self._one("SELECT count(*) FROM sqlite_master") or not create:
+            if self.begun() or not create:
                 self._recognise()
             if not reading:
                 self._prepare(mark)
@@ -144,15 +142,9 @@ class SqliteStore(Queries):
                 hint="give another location for the ledger",
             ) from None
         self._one("PRAGMA synchronous = full")
-        if self._one("SELECT count(*) FROM sqlite_master"):
-            return
-        with self.writing():
-            if self._one("SELECT count(*) FROM sqlite_master"):
-                return  # another process was first
-            for statement in _LAYOUT.values():
-                self._db.execute(statement)
-            rows = [("schema", SCHEMA), ("mark", mark)]
-            self._db.executemany(f"INSERT INTO {META} VALUES (?, ?)", rows)
+        if self.schema() < len(self.migrations):
+            with self.writing():
+                self.migrate(mark)
 
     def _recognise(self) -> None:
         names = {name for (name,) in self._all("SELECT name FROM sqlite_master")}
@@ -161,7 +153,10 @@ class SqliteStore(Queries):
                 f"{self._path} is an SQLite file without a ledger",
                 hint="give another location for the ledger",
             )
-        refuse_schema(self.name, self.marks().get("schema"))
+        self.refuse_newer()
+
+    def begun(self) -> bool:
+        return bool(self._one("SELECT count(*) FROM sqlite_master"))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -192,6 +187,8 @@ class SqliteStore(Queries):
     def faults(self) -> Iterator[str]:
         try:
             made = dict(self._all("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+            if self.schema() == 1:  # which some files of it lack
+                made.setdefault(_RUN, _LAYOUT[_RUN])
             if made != _LAYOUT:
                 odd = sorted(n for n in {*made, *_LAYOUT} if made.get(n) != _LAYOUT.get(n))
                 yield f"the file is not laid out as servanda does: {', '.join(odd)}"

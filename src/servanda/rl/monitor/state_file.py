@@ -87,6 +87,8 @@ class Journal:
                     with self.path.open("r+b") as file:
                         file.truncate(whole)
                     break
+                if entry is not None:
+                    EvidenceError.refuse_newer(f"{self.path}:{number}", entry.get("schema"), SCHEMA)
                 if entry is None or entry.get("schema") != SCHEMA:
                     raise EvidenceError(
                         f"{self.path}:{number} is no step of a monitor",

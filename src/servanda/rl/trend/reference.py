@@ -194,6 +194,8 @@ def read_reference(path: Path, digest: str | None = None) -> Reference:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ContractError(f"{path} is no reference of good runs: {error}", hint=hint) from None
+    if file.servanda == _KIND:
+        ContractError.refuse_newer(path, file.schema, SCHEMA)
     if file.servanda != _KIND or file.schema != SCHEMA:
         raise ContractError(f"{path} is no reference of schema {SCHEMA}", hint=hint)
     width = len(file.metrics)

@@ -47,6 +47,7 @@ class StateFile:
             raise ContractError(
                 f"{self.path} is not the state file of a watch", hint=hint
             ) from None
+        ContractError.refuse_newer(self.path, schema, SCHEMA)
         if schema != SCHEMA:
             raise ContractError(
                 f"{self.path} has schema {schema}, and this version of servanda writes {SCHEMA}",
