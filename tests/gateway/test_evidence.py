@@ -400,7 +400,7 @@ def test_infer_is_asked_what_it_is_until_it_says_so(server, monkeypatch):
         assert counts.unsampled == {"infer has not said what it is": 1} and not counts.sampled
 
         asked_again.set()
-        eventually(lambda: running.gateway.servers["infer"].about.probe is None)
+        eventually(lambda: running.gateway.pools["infer"].servers[0].about.probe is None)
         running.client.post(COMPLETION, json=asked(COMPLETION)).raise_for_status()
         assert counts.sampled == 1
 
