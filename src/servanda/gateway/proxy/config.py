@@ -218,11 +218,17 @@ class Config:
                 "stable serves while no route is known, and there is no stable pool",
                 hint="name one, or let infer serve then: routing: {without_snapshot: infer}",
             )
-        if self.stable is not None and self.stable.base == self.infer.base:
+        if shared := self._bases("infer") & self._bases("stable"):
             raise ContractError(
-                f"infer and stable are both {self.infer.base}",
+                f"infer and stable are both {min(shared)}",
                 hint="the two kernels are distinguished by their URLs: give two",
             )
+
+    def _bases(self, pool: Pool) -> set[str]:
+        """The addresses of the servers of a pool."""
+        own = self.pools.get(pool)
+        declared = {replica.upstream.base for replica in self.replicas.get(pool, ())}
+        return declared or ({own.base} if own is not None else set())
 
     @property
     def pools(self) -> Mapping[Pool, Upstream]:

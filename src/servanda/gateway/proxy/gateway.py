@@ -107,6 +107,8 @@ class Gateway:
         async def follow() -> None:
             for name, servers in replicas.items():
                 pool = self.pools[name]
+                if not pool.checked and len(servers) == 1:
+                    continue  # a URL alone is that of the start
                 self._check(pool, await pool.follow(servers))
 
         if self._loop is not None and not self._loop.is_closed():
