@@ -2,6 +2,7 @@
 
 import pytest
 
+from servanda.contract.policy import Routing
 from servanda.gateway.controller.gateways import Gateways
 from servanda.gateway.controller.messages import Message
 
@@ -68,7 +69,7 @@ def test_a_count_beyond_any_number_is_none():
     gateways = Gateways()
     report(gateways, 1000.0, 0, peak={"infer": 10**400, "stable": 2})
     assert gateways.facts(1000.0, {}).stable_in_flight == 2.0
-    assert gateways.pools(1000.0, None)["infer"].peak == 0
+    assert gateways.pools(1000.0, Routing())["infer"].peak == 0
 
 
 def test_peaks_of_gateways_add_up_and_one_that_is_silent_answers_nobody():

@@ -164,6 +164,25 @@ class ScoringStatus:
 
 
 @dataclass(frozen=True)
+class ReplicaStatus:
+    """One of several servers of a pool.
+
+    Args:
+        weight: its share of the pool's requests, relative to the others.
+        used_at, out_at: number of gateways that send it requests, and that do not; why: the reason
+            of one of the latter.
+        in_flight: requests in flight now.
+    """
+
+    url: str
+    weight: float = 1.0
+    used_at: int = 0
+    out_at: int = 0
+    why: str = ""
+    in_flight: int = 0
+
+
+@dataclass(frozen=True)
 class PoolStatus:
     """A pool of upstreams.
 
@@ -171,12 +190,14 @@ class PoolStatus:
         in_flight: requests in flight now; peak: the recent maximum.
         most: its declared capacity in requests; None: not declared.
         open_at: number of gateways whose circuit breaker for it is open.
+        replicas: its servers, if the contract names several.
     """
 
     in_flight: int = 0
     peak: int = 0
     most: int | None = None
     open_at: int = 0
+    replicas: tuple[ReplicaStatus, ...] = ()
 
     @property
     def open(self) -> bool:
@@ -255,6 +276,12 @@ class ControllerStatus:
             for gateway in self.gateways
             if (why := gateway.counts.get("log"))
         )
+        replicas = (
+            f"a replica of {name} is not used, {replica.url}: {replica.why[:_SHOWN]}"
+            for name, pool in self.pools.items()
+            for replica in pool.replicas
+            if replica.out_at
+        )
         moved = abs(self.moved_s) >= _MOVED_S
         clock = (f"the system's clock was set by {self.moved_s:+,.0f} s: {_TIMES}",) * moved
-        return (*(problem for problem in of if problem), *pools, *logs, *clock)
+        return (*(problem for problem in of if problem), *pools, *replicas, *logs, *clock)

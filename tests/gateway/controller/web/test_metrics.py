@@ -48,6 +48,8 @@ FAMILIES = {
     "servanda_transitions",
     "servanda_gateways",
     "servanda_problems",
+    "servanda_upstream_requests",
+    "servanda_upstream_up",
 }
 
 
