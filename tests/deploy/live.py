@@ -41,7 +41,10 @@ class Live:
 
 @contextlib.contextmanager
 def gateway(folder):
-    with kernels(folder / "kernels") as urls, Serving(folder / "serve", urls) as serving:
+    with contextlib.ExitStack() as stack:
+        urls = stack.enter_context(kernels(folder / "kernels"))
+        replicas = f'  replicas: {{stable: [{{url: "{urls[1]}"}}]}}\n'
+        serving = stack.enter_context(Serving(folder / "serve", urls, more=replicas))
         url = serving.begun()
         with Users(url, pause_s=0.01):
             until(lambda: serving.slice("d")["status"] == "quarantined", "team=d is diverted")

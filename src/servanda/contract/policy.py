@@ -26,7 +26,7 @@ class Replica(Value):
 
     url: str = Field(description="Of the server, such as http://10.0.0.7:8000.")
     weight: Number = Field(
-        1.0, gt=0, le=1_000_000, description="Its share of the pool's requests, relative to others."
+        1.0, description="Its share of the pool's requests, relative to the others: above 0."
     )
 
 
@@ -34,10 +34,10 @@ class Replicas(Value):
     """The servers of the pools that have several; all servers of a pool run the same kernel."""
 
     infer: tuple[Replica, ...] | None = Field(
-        None, min_length=1, description="Of the infer kernel; default its url alone."
+        None, description="Of the infer kernel; default its url alone."
     )
     stable: tuple[Replica, ...] | None = Field(
-        None, min_length=1, description="Of the stable kernel; default its url alone."
+        None, description="Of the stable kernel; default its url alone."
     )
 
 

@@ -44,7 +44,14 @@ def _replicas(contract: Contract) -> Iterator[Finding]:
         if kernel is None:
             hint = "declare stable: with the kernel that they run, or remove them"
             yield Finding(at, "stable has replicas, and there is no stable: kernel", hint, key=True)
+        if not replicas:
+            hint = "name a server, or remove the key: the kernel's url serves then"
+            yield Finding(at, f"the replicas of {pool} are none", hint)
         for i, replica in enumerate(replicas):
+            if replica.weight <= 0:
+                hint = "write a weight above 0, or remove the replica"
+                message = f"a weight of {replica.weight:g} gives a server no requests"
+                yield Finding((*at, i, "weight"), message, hint)
             url, base = quoted(replica.url), base_of(replica.url)
             message = hint = ""
             if URL.fullmatch(replica.url) is None or "@" in replica.url:
