@@ -1,5 +1,5 @@
-# The pools of a gateway: their servers by the contract and the call, and what those say of
-# themselves.
+# The pools of a gateway: their servers, by the contract and the call, and the descriptions that the
+# servers report.
 
 from __future__ import annotations
 

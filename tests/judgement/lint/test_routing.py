@@ -136,9 +136,9 @@ def test_a_replica_is_at_the_address_of_a_server(url):
 
 def test_a_server_is_named_once():
     assert said(with_replicas('infer: [{url: "http://a"}, {url: "http://a/v1"}]')) == [
-        "x.yaml:15:36: 'http://a/v1' is a replica of infer already",
+        "x.yaml:15:38: 'http://a/v1' is a replica of infer already",
         '   15 |     infer: [{url: "http://a"}, {url: "http://a/v1"}]',
-        "                                           ^",
+        "                                             ^",
         "  hint: remove one of the two; `weight: 2` gives a server a double share",
     ]
     assert said(with_replicas('infer: [{url: "http://a"}]', 'stable: [{url: "http://a"}]'))[0] == (
