@@ -102,6 +102,7 @@ def serve(
         ServandaError: it cannot serve, or its leader refuses the settings.
     """
     from servanda.gateway.controller.watched_cells import select_cells
+    from servanda.gateway.http.handed_socket import handed_socket
     from servanda.gateway.http.listener import Listener, bind
     from servanda.gateway.http.reload import ListenerFiles
     from servanda.gateway.proxy.app import App
@@ -111,10 +112,13 @@ def serve(
     if not leaders:  # what every leader would refuse is refused before anyone is served
         select_cells(contract)
         bind(settings.host, settings.port, "--admin").close()
+    handed = handed_socket()
     with (
-        bind(places.host, places.port, "--host or --port") as listening_socket,
+        handed or bind(places.host, places.port, "--host or --port") as listening_socket,
         contextlib.ExitStack() as ending,
     ):
+        host, port = listening_socket.getsockname()[:2]
+        host = host if handed else places.host
         urls = dict(settings.urls)
         config = config_of(contract, urls, waits, _print, places.given)
         config = replace(config, keys=files.keys, **fields)
@@ -143,8 +147,11 @@ def serve(
         reread = _Reread(gateway, contract, places.given, waits, alone=bool(leaders))
         files.follow((file,), lambda: reread(file))
 
-        def drain() -> None:
+        def leave() -> None:
             own.draining = True
+
+        def drain() -> None:
+            leave()
             _print(f"draining for {waits.drain_s:g} s: requests are served, /readyz returns 503")
 
         listener = Listener(
@@ -154,13 +161,14 @@ def serve(
             grace_s=int(config.limits.drain_s),
             ready=lambda: _print_users(
                 config,
-                f"{files.scheme}://{address(places.host, listening_socket.getsockname()[1])}",
-                places.host,
+                f"{files.scheme}://{address(host, port)}",
+                host,
                 urls,
                 not leaders,
             ),
             drain_s=waits.drain_s,
             draining=drain,
+            leaving=leave if handed else None,
         )
         if supervisor is not None:
             supervisor.start(leader_ready, listener.end)
