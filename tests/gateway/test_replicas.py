@@ -12,7 +12,7 @@ import pytest
 from servanda.errors import ContractError, MeasurementError
 from servanda.gateway.proxy.config import Limits, Replica, Upstream
 from servanda.gateway.proxy.request_log import lost_row
-from tests.clock import eventually
+from tests.clock import WAIT_S, eventually
 from tests.gateway.serving import (
     NOBODY,
     Fake,
@@ -20,6 +20,7 @@ from tests.gateway.serving import (
     config,
     drop,
     everything,
+    hang,
     reply,
     snapshot,
     stream,
@@ -59,20 +60,25 @@ def replica(url, weight=1.0, met=True, found=None):
     return Replica(found if met else unmet, weight, describe)
 
 
+async def slow(request, writer):
+    """A script that answers no check."""
+    await (hang if request.target == "/v1/models" else reply({"ok": True}))(request, writer)
+
+
 @pytest.fixture
 def fakes():
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Fake(answering())) for _ in range(4)]
 
 
-def replicated(infer, stable=None, check_s=CHECK_S, **more):
+def replicated(infer, stable=None, check_s=CHECK_S, wait_s=WAIT_S, **more):
     """A configuration with these replicas of infer, and of stable if it has any."""
     pools = {"infer": tuple(infer)} | ({"stable": tuple(stable)} if stable else {})
     first = replace(infer[0].upstream, probe=None)
     other = stable[0].upstream if stable else None
     made = config(first.url, other.url if other else None, **more)
     own = {"infer": described(first.url)} | ({"stable": described(other.url)} if other else {})
-    return replace(made, **own, replicas=pools, limits=Limits(check_s=check_s))
+    return replace(made, **own, replicas=pools, limits=Limits(check_s=check_s, check_wait_s=wait_s))
 
 
 def asked(fake):
@@ -244,6 +250,18 @@ def test_a_replica_that_does_not_respond_is_left_out_and_comes_back(fakes):
         b.script = answering()
         eventually(lambda: not states(running)[b.url])
         assert {post(running).status_code for _ in range(2)} == {200} and asked(b) == 1
+
+
+def test_replicas_that_are_only_slow_serve_if_there_is_no_other(fakes):
+    """Or an overload of all would become an outage; another kernel does not serve even then."""
+    a, b, c, _ = fakes
+    several = [replica(a.url), replica(b.url), replica(c.url, found=described(c.url, "other"))]
+    with Running(replicated(several, wait_s=CHECK_S)) as running:
+        a.script = b.script = slow
+        eventually(lambda: not any(s.met for s in running.gateway.pools["infer"].servers))
+        assert states(running)[a.url] == "it does not respond in time"
+        assert {post(running).status_code for _ in range(4)} == {200}
+        assert (asked(a), asked(b), asked(c)) == (2, 2, 0)
 
 
 def test_a_replica_that_refuses_connections_costs_no_request(fakes):

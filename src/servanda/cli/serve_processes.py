@@ -211,6 +211,8 @@ class _Reread:
             if self._alone:
                 raise
             return ""
+        if contract.metadata.name != self._contract.metadata.name:
+            return ""  # the leader refuses it
         before, self._contract = self._contract.routing.replicas, contract
         if contract.routing.replicas == before:
             return ""

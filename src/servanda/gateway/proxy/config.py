@@ -135,7 +135,7 @@ class Limits:
             nor mirrored: parsing it would delay all others.
         sessions, session_s: how many sessions are kept, and for how long after their last request.
         drain_s: grace period for requests in flight at shutdown.
-        check_s: mean time between two checks of a replica.
+        check_s: mean time between two checks of a replica; check_wait_s: timeout of one.
     """
 
     body_bytes: int = 32 << 20
@@ -157,6 +157,7 @@ class Limits:
     session_s: float = 7200.0
     drain_s: float = 20.0
     check_s: float = 5.0
+    check_wait_s: float = 5.0
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class Gateway:
 
     def _check(self, pool: ServerPool, servers: Sequence[PoolServer]) -> None:
         """Check servers from now on."""
-        checks = ReplicaChecks(pool, self.config.limits.check_s)
+        checks = ReplicaChecks(pool, self.config.limits)
         for server in servers:
             task = asyncio.get_running_loop().create_task(checks.run(server))
             self._checks.add(task)

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from servanda.errors import MeasurementError
+from servanda.gateway.proxy.config import Limits
 from servanda.gateway.proxy.pools.server_pool import PoolServer, ServerPool
 from servanda.gateway.proxy.pools.upstreams import UpstreamError, read_body
 
-_ANSWERS_S = 5.0
 _MOST = 4 << 20  # bytes of a list of models
 _JITTER = 0.2  # of the time between two checks, so that gateways do not check at the same time
 _FAILURES = 2  # in a row after which a replica is down
@@ -34,11 +34,11 @@ class ReplicaChecks:
     """The checks of a pool; runs in the event loop of the gateway.
 
     Args:
-        every_s: mean time between two checks of a replica.
+        limits: with the times of checks.
     """
 
-    def __init__(self, pool: ServerPool, every_s: float) -> None:
-        self._pool, self._every_s = pool, every_s
+    def __init__(self, pool: ServerPool, limits: Limits) -> None:
+        self._pool, self._every_s, self._wait_s = pool, limits.check_s, limits.check_wait_s
 
     async def run(self, server: PoolServer) -> None:
         """Check a server until it is removed from the pool."""
@@ -58,12 +58,12 @@ class ReplicaChecks:
     async def _check(self, server: PoolServer, failures: int) -> int:
         """One check; returns the number of failed ones in a row."""
         try:
-            models = await asyncio.wait_for(self._models(server), _ANSWERS_S)
+            models = await asyncio.wait_for(self._models(server), self._wait_s)
         except (UpstreamError, asyncio.TimeoutError) as error:
             failures += 1
             if failures >= _FAILURES or not server.met:
                 why = error.why if isinstance(error, UpstreamError) else "timeout"
-                self._pool.lost(server, _WHY.get(why, why))
+                self._pool.lost(server, _WHY.get(why, why), slow=why == "timeout")
             return failures
         if not server.met or models != server.models:
             server.models = models  # before the description: a failure meanwhile is not forgotten

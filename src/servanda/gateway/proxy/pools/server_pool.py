@@ -38,7 +38,8 @@ class PoolServer(Server):
 
     Attributes:
         pool: name of its pool.
-        met: whether its last check found the pool's kernel; problem: the reason if not.
+        met: whether its last check found the pool's kernel; problem: the reason if not; slow:
+            whether that is only that it does not respond in time.
         models: the list of models at its last description, None if it has to be described again.
         due: set to check it now.
     """
@@ -47,7 +48,7 @@ class PoolServer(Server):
         super().__init__(name, replica.upstream, clock)
         self.pool: Pool = name
         self.weight, self.describe = replica.weight, replica.describe
-        self.met, self.problem = False, UNCHECKED
+        self.met, self.slow, self.problem = False, False, UNCHECKED
         self.models: Any = None
         self.due = asyncio.Event()
 
@@ -95,10 +96,14 @@ class ServerPool:
 
     @property
     def usable(self) -> list[PoolServer]:
-        """The servers that run the pool's kernel; all, as long as that is not known."""
+        """The servers that run the pool's kernel; all, as long as that is not known.
+
+        If there is no other, those that are only slow: a pool that is overloaded is not down.
+        """
         if not self.checked or self.identity is None:
             return self.servers
-        return [server for server in self.servers if server.met]
+        met = [server for server in self.servers if server.met]
+        return met or [server for server in self.servers if server.slow]
 
     @property
     def state(self) -> State:
@@ -147,10 +152,11 @@ class ServerPool:
         """Compare the description of a server with the pool's, or make it the pool's."""
         self.identity = self.identity or found
         server.problem = difference(self.identity, found)
-        server.met, server.about = not server.problem, found
+        server.met, server.slow, server.about = not server.problem, False, found
 
-    def lost(self, server: PoolServer, why: str) -> None:
+    def lost(self, server: PoolServer, why: str, *, slow: bool = False) -> None:
         """Take a server out of use until a check finds it right again."""
+        server.slow = slow and (server.met or server.slow)
         server.met, server.problem, server.models = False, why, None
 
     def suspect(self, server: PoolServer, why: str) -> None:
