@@ -19,6 +19,15 @@ DEPLOY = ROOT / "deploy"
 MONITORING = DEPLOY / "prometheus"
 
 
+SPLIT = """\
+observability:
+  clauses:
+    - {id: split, metric: sample_ratio, stages: [canary]}
+promotion: {canary: {steps: [1.0], sample: 1.0, prompt_groups: [400, 6000]}}
+"""
+STEP = {"run": "toy-1", "leg": "canary-1", "share": 1.0, "mirror": 0.0, "sample": 0.0}
+
+
 class Live:
     """`servanda serve` of the toy contract while team=d is diverted."""
 
@@ -44,8 +53,11 @@ def gateway(folder):
     with contextlib.ExitStack() as stack:
         urls = stack.enter_context(kernels(folder / "kernels"))
         replicas = f'  replicas: {{stable: [{{url: "{urls[1]}"}}]}}\n'
-        serving = stack.enter_context(Serving(folder / "serve", urls, more=replicas))
+        serving = stack.enter_context(Serving(folder / "serve", urls, more=replicas + SPLIT))
         url = serving.begun()
+        headers = {"authorization": f"Bearer {ADA}"}
+        at = f"{serving.page}/v1/admin/route"
+        httpx2.post(at, json=STEP, headers=headers, timeout=WAIT_S).raise_for_status()
         with Users(url, pause_s=0.01):
             until(lambda: serving.slice("d")["status"] == "quarantined", "team=d is diverted")
         with serving.client() as client:
@@ -59,7 +71,12 @@ def gateway(folder):
 
         def counted():
             live = Live(serving)
-            needed = ("unsampled_total", "failovers_total", "rescore_lag_seconds_bucket")
+            needed = (
+                "unsampled_total",
+                "failovers_total",
+                "rescore_lag_seconds_bucket",
+                "split_users",
+            )
             none = "none" in live.values.get(("servanda_route_answers_total", "pool"), ())
             return none and all(f"servanda_{name}" in live.labels for name in needed) and live
 
@@ -110,10 +127,11 @@ def prometheus(program, folder, leader):
 
         def scraped():
             assert process.poll() is None, "prometheus has ended"
-            try:
-                return server.query("count_over_time(servanda_info[1m]) > 2")
+            try:  # it listens before it is ready
+                ready = httpx2.get(f"{server.url}/-/ready", timeout=WAIT_S).status_code == 200
             except httpx2.TransportError:
                 return False
+            return ready and server.query("count_over_time(servanda_info[1m]) > 2")
 
         until(scraped, "three scrapes")
         yield server

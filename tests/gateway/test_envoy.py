@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
 import socket
 import subprocess
+import time
+from email.utils import formatdate
 from importlib import import_module
 from pathlib import Path
 
@@ -14,9 +17,13 @@ import httpx2
 import pytest
 from ruamel.yaml import YAML
 
+from servanda.gateway.envoy.leader_routes import LeaderRoutes
+from servanda.traces.serialization import to_plain
+from tests.gateway import two_leaders
+from tests.gateway.controller import controllers
 from tests.gateway.leading import free_port, leading, pin
-from tests.gateway.running import WAIT_S, Program, until
-from tests.gateway.serving import Fake, reply
+from tests.gateway.running import ADA, WAIT_S, Program, until
+from tests.gateway.serving import Broken, Fake, reply, snapshot
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations" / "envoy"
 grpc = pytest.importorskip("grpc", reason="pip install 'servanda[gateway,envoy]'")
@@ -51,10 +58,10 @@ def leader(pools, tmp_path_factory):
 class Service(Program):
     """The service for Envoy; grpc, http: its ports."""
 
-    def __init__(self, leader, folder):
-        environ = {"SERVANDA_GATEWAY_KEY": leader.keys["gateway"]}
-        words = ("gateway", "envoy", "--gateway", leader.page)
-        words += ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    def __init__(self, folder, key, *leaders):
+        environ = {"SERVANDA_GATEWAY_KEY": key}
+        words = ["gateway", "envoy", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        words += [word for url in leaders for word in ("--leader", url)]
         super().__init__(*words, cwd=folder, **environ)
 
     @property
@@ -68,7 +75,8 @@ class Service(Program):
 
 @pytest.fixture(scope="module")
 def service(leader, tmp_path_factory):
-    with Service(leader, tmp_path_factory.mktemp("service")) as service:
+    folder = tmp_path_factory.mktemp("service")
+    with Service(folder, leader.keys["gateway"], leader.page) as service:
         service.line("routes of toy are followed")
         yield service
 
@@ -224,7 +232,7 @@ def test_a_refusal_ends_the_stream(channel):
 
 
 def test_the_call_says_what_is_wrong(leader, tmp_path):
-    at = ("gateway", "envoy", "--gateway")
+    at = ("gateway", "envoy", "--leader")
     with Program(*at, leader.page, cwd=tmp_path, SERVANDA_GATEWAY_KEY="") as keyless:
         keyless.line("SERVANDA_GATEWAY_KEY is empty")
         assert keyless.process.wait(WAIT_S) == 2
@@ -239,10 +247,72 @@ def test_the_call_says_what_is_wrong(leader, tmp_path):
             assert late.process.wait(WAIT_S) == 4
     words = (*at, leader.page, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
     with Program(*words, cwd=tmp_path, SERVANDA_GATEWAY_KEY="another-key-of-16") as stranger:
-        stranger.line("the leader, asked every second: it refuses the key")
+        stranger.line("no routes, asked every second: http.* refuses the key")
         ready = httpx2.get(f"http://127.0.0.1:{int(Service.http.fget(stranger))}/readyz")
         assert ready.status_code == 503
         assert stranger.end() == 0
+
+
+def test_of_two_leaders_the_one_that_leads_is_followed(tmp_path, cluster):
+    path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
+    leaders = two_leaders.Leaders(path, cluster.place(), cluster.place())
+    urls = [f"http://{at}" for at in leaders.at]
+    headers = {"authorization": f"Bearer {ADA}"}
+
+    def routed_as(channel, pool):
+        """Pin the slice at the leader that leads; wait until the service routes so."""
+        leading, _ = until(leaders.status, "one leads")
+        asked = {"slice": "all", "to": pool, "ttl_s": 3600, "reason": "a test"}
+        at = f"{urls[leading]}/v1/admin/pin"
+        httpx2.post(at, json=asked, headers=headers, timeout=WAIT_S).raise_for_status()
+
+        def routed_there():
+            ok = check(channel, body("a")).ok_response
+            return routed(ok.headers)["x-servanda-pool"] == pool
+
+        until(routed_there, f"requests go to {pool}")
+        return leading
+
+    try:
+        with (
+            Service(tmp_path, two_leaders.GATEWAY, *urls) as service,
+            grpc.insecure_channel(f"127.0.0.1:{service.grpc}") as channel,
+        ):
+            service.line("routes of .* are followed")
+            leading = routed_as(channel, "stable")
+            leaders.processes[leading].close()
+            assert routed_as(channel, "infer") == 1 - leading
+    finally:
+        leaders.close()
+
+
+@pytest.mark.parametrize(("lasts_s", "then"), [(600, 5), (-600, 3)])
+def test_older_routes_are_followed_only_after_the_end_of_later_ones(lasts_s, then):
+    heard = []
+
+    def leader(version, lasts_s):
+        made = snapshot(version=version, valid_until=time.time() + lasts_s)
+        return reply(to_plain(made), date=formatdate(time.time(), usegmt=True))
+
+    async def version():
+        routes = LeaderRoutes([later.url, older.url], "a-key", heard.append)
+        following = asyncio.create_task(routes.run())
+        while not routes.ready:
+            await asyncio.sleep(0.02)
+        later.script = closed
+        while len(older.requests) < 2:  # the first answer was taken or refused
+            await asyncio.sleep(0.02)
+        following.cancel()
+        assert routes.router.snapshot is not None
+        return routes.router.snapshot.version
+
+    async def closed(request, writer):
+        raise Broken
+
+    with Fake(leader(5, lasts_s)) as later, Fake(leader(3, 600)) as older:
+        assert asyncio.run(asyncio.wait_for(version(), WAIT_S)) == then
+    assert heard[0] == "routes of toy are followed"
+    assert any("has older routes, number 3 after 5" in line for line in heard) == (then == 5)
 
 
 # behind a real Envoy
@@ -306,7 +376,7 @@ def envoy(kind, pools, service, folder):
 def test_envoy_routes_as_the_leader_decides(leader, pools, tmp_path, kind):
     infer, stable = pools
     forged = {"x-servanda-pool": "infer", "x-servanda-reason": "mine"}
-    with Service(leader, tmp_path) as service:
+    with Service(tmp_path, leader.keys["gateway"], leader.page) as service:
         service.line("routes of toy are followed")
         with envoy(kind, pools, service, tmp_path) as client:
             for team, pool in (("a", infer), ("d", stable)):

@@ -15,6 +15,8 @@ from servanda.gateway.proxy.logprob_request import LogprobRequest
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT
 from servanda.gateway.routing.model import Decision, RequestFacts, snapshot_of
+from servanda.gateway.routing.split_record import SplitRecord
+from servanda.traces.assignments import assignment_of
 from servanda.traces.request_log import read_served
 from servanda.traces.serialization import to_plain
 from tests.gateway.serving import (
@@ -24,6 +26,7 @@ from tests.gateway.serving import (
     Fake,
     Running,
     config,
+    drop,
     eventually,
     everything,
     hang,
@@ -108,6 +111,32 @@ def test_a_gateway_follows_the_snapshot_of_its_leader(infer, leader):
         assert first["rows"] == [] and first["start"] == running.gateway.started
         leader.snapshot = snapshot(version=2)
         eventually(lambda: running.gateway.snapshot.version == 2)
+
+
+def test_the_leader_is_told_who_served_the_users_of_a_step(infer, leader):
+    leader.snapshot = snapshot(base=0.5, run="r1", leg="canary-1")
+    with Fake(answered()) as stable, following(infer, leader, stable) as running:
+        eventually(lambda: running.gateway.snapshot is not None)
+        leader.dead = True
+        for user in [*range(20), *range(20)]:
+            body = {**ASK, "user": f"u{user}", "metadata": {"team": "x"}}
+            running.client.post(PATH, json=body).raise_for_status()
+        served = {request.json["user"] for request in infer.requests}
+        infer.script = drop
+        for user in range(20, 30):
+            running.client.post(PATH, json={**ASK, "user": f"u{user}"}).raise_for_status()
+        leader.dead = False
+
+        def told():
+            return [line for message in leader.told for line in message["assigned"]]
+
+        eventually(lambda: told() and leader.told[-1]["assigned"] == [])
+        record = SplitRecord("r1", "canary-1", 0.5, 0.02)
+        record.record(map(assignment_of, told()))
+        assert record.users == 30
+        assert record.infer == len(served)
+        assert record.causes["failover"] > 0
+        assert {*told()[0]} == {"run", "leg", "at", "key", "pool"}  # nothing of the request
 
 
 def test_a_route_lasts_as_long_as_its_leader_says_whatever_the_clocks_say(infer, leader):

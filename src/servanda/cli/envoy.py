@@ -12,10 +12,12 @@ from servanda.errors import ContractError, MeasurementError
 
 @click.command()
 @click.option(
-    "--gateway",
+    "--leader",
+    "leaders",
     metavar="URL",
+    multiple=True,
     required=True,
-    help="The admin listener of `servanda serve`, such as http://127.0.0.1:8081.",
+    help="Follow this leader, such as http://127.0.0.1:8081; repeated, the one of them that leads.",
 )
 @click.option(
     "--grpc",
@@ -33,10 +35,10 @@ from servanda.errors import ContractError, MeasurementError
     show_default=True,
     help="Where ext_authz is answered by HTTP, below /authz; and /readyz.",
 )
-def envoy(gateway: str, grpc_at: str, http_at: str) -> None:
+def envoy(leaders: tuple[str, ...], grpc_at: str, http_at: str) -> None:
     """Answer Envoy's ext_proc and ext_authz with the pool of each request.
 
-    The header x-servanda-pool is set to infer or stable, by the routes of the leader at --gateway,
+    The header x-servanda-pool is set to infer or stable, by the routes of the leader,
     and Envoy's own routes follow it.  SERVANDA_GATEWAY_KEY is the key of a holder with the role
     gateway.  Requires pip install 'servanda[gateway,envoy]'.  Ctrl-C stops it.
 
@@ -58,7 +60,7 @@ def envoy(gateway: str, grpc_at: str, http_at: str) -> None:
             hint="pip install 'servanda[gateway,envoy]'",
         ) from None
     service.refuse_missing()
-    service.serve(LeaderRoutes(gateway, key, click.echo), *addresses, click.echo)
+    service.serve(LeaderRoutes(leaders, key, click.echo), *addresses, click.echo)
     sys.exit(0)
 
 

@@ -83,8 +83,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "my.kernelcontract.yaml --log served.jsonl --format json",
     ),
     "gateway envoy": (
-        "--gateway http://127.0.0.1:8081",
-        "--gateway http://127.0.0.1:8081 --grpc 0.0.0.0:9002 --http 0.0.0.0:9003",
+        "--leader http://127.0.0.1:8081",
+        "--leader http://127.0.0.1:8081 --grpc 0.0.0.0:9002 --http 0.0.0.0:9003",
     ),
     "tools check-dump": ("logs/rollouts --steps 10:20", "logs/rollouts --mask masks"),
     "tools measure": (

@@ -167,7 +167,8 @@ _OF_GATEWAYS = (
     "leaders",
     metavar="URL",
     multiple=True,
-    help="Follow this leader instead of starting one; repeated, the one of them that leads.",
+    help="Follow this leader, such as http://127.0.0.1:8081; repeated, the one of them that "
+    "leads.  Without it, a leader is started.",
 )
 @click.option("--leader-only", is_flag=True, help="Run only the leader, and serve no users.")
 @shared("--webhook", "--slack", "--command", "--notify", "--ledger", "--no-code")

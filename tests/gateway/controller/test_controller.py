@@ -13,10 +13,12 @@ from servanda.gateway.controller.sqlite_store import FILE
 from servanda.gateway.controller.web import requests
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
 from servanda.promotion.ledger.open import open_ledger
+from servanda.report.format import percent
 from servanda.traces.request_log import OTHER_PROMPT
 from servanda.traces.serialization import to_plain
 from tests import kit, serving
 from tests.gateway.controller import controllers
+from tests.promotion.run.test_sample_ratio import assignments
 
 
 def entries(folder, name="ledger.db"):
@@ -312,6 +314,32 @@ def test_a_promotions_route_is_followed(tmp_path, clock):
     again = controllers.controller(controllers.contract(tmp_path), clock)
     assert again.snapshot.base == 0.25
     again.close()
+
+
+@pytest.mark.parametrize(("share", "wrong"), [(0.05, False), (0.03, True)])
+def test_the_split_of_a_step_is_tested_if_a_clause_says_so(tmp_path, clock, share, wrong):
+    clause = "{id: split, metric: sample_ratio, stages: [canary]}"
+    golden = f"observability: {{clauses: [{clause}]}}"
+    leader = controllers.controller(controllers.contract(tmp_path, golden=golden), clock)
+    body = {"run": "r1", "leg": "canary-1", "share": 0.05, "mirror": 0.0, "sample": 1.0}
+    leader.route(route_of(body))
+    lines = assignments(4000, share)
+    for first in range(0, 4000, 500):
+        part = lines[first : first + 500]
+        for gateway in ("g1", "g2"):  # a user may come to both
+            odd = [{"key": "no assignment"}]
+            leader.follow({**controllers.message([], gateway=gateway), "assigned": part + odd})
+    status = leader.status()
+    assert (status.split.users, status.split.leg) == (4000, "canary-1")
+    assert (status.split.log_evidence >= status.split.log_price) == wrong
+    served = percent(status.split.infer / 4000)
+    alarm = f"infer served {served} of 4,000 users of canary-1, and the step plans 5.0 %"
+    assert [p for p in status.problems if "the step plans" in p] == [alarm] * wrong
+
+    leader.route(route_of({**body, "leg": "full-1", "share": 1.0}))  # not a stage of the clause
+    leader.follow({**controllers.message([]), "assigned": assignments(9, leg="full-1")})
+    assert leader.status().split is None
+    leader.close()
 
 
 def test_rows_that_only_a_promotion_asked_for_cost_train_nothing(tmp_path, clock):

@@ -21,7 +21,7 @@ from servanda.gateway.controller.ledger_outbox import LedgerOutbox
 from servanda.gateway.controller.messages import PromotionRoute, message_of
 from servanda.gateway.controller.state import Change, ControllerState
 from servanda.gateway.controller.status import ControllerStatus
-from servanda.gateway.controller.status_builder import diverted, slices_of, undrawn
+from servanda.gateway.controller.status_builder import diverted, slices_of, split_of, undrawn
 from servanda.gateway.controller.store import Store
 from servanda.gateway.controller.watched_cells import select_cells
 from servanda.gateway.controller.worker import Worker
@@ -291,6 +291,7 @@ class Controller:
                 mirror=snapshot.mirror,
                 run=snapshot.run,
                 leg=snapshot.leg,
+                split=split_of(rules, worker.split),
                 slices=slices_of(
                     rules,
                     routing,

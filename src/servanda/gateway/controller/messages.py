@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from servanda.errors import EvidenceError
-from servanda.traces.json_fields import json_text
+from servanda.traces.assignments import Assignment, assignment_of
+from servanda.traces.json_fields import LineError, json_text
 
 _MOST = 2**53  # larger integers are not exact in JSON
 T = TypeVar("T")
@@ -26,6 +28,7 @@ class Message(msgspec.Struct, frozen=True):
         gateway: its name; start: start of its process, unix seconds.
         version: version of its snapshot; 0: none.
         first: number of the first row in the message.
+        assigned: the users of a promotion's step, see docs/how-to/traffic.md.
     """
 
     gateway: Name
@@ -34,6 +37,14 @@ class Message(msgspec.Struct, frozen=True):
     first: Count = 0
     rows: list[Any] = []
     counts: dict[str, Any] = {}
+    assigned: list[dict[str, Any]] = []
+
+    @property
+    def assignments(self) -> Iterator[Assignment]:
+        """The assignments of users that can be read."""
+        for line in self.assigned:
+            with suppress(LineError):
+                yield assignment_of(line)
 
     @property
     def latest(self) -> float | None:

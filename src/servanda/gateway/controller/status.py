@@ -11,6 +11,7 @@ from servanda.gateway.routing.evidence_price import nearness_of
 from servanda.gateway.routing.model import Pin, Status
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.breakdown import Advice
+from servanda.report.format import percent
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,40 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True)
+class SplitStatus:
+    """The users of a promotion's step, since this leader began or the step did.
+
+    Args:
+        leg: the step; planned: share of the users that infer was to serve.
+        users, infer: users that count, and those of them that infer served.
+        failover, breaker: users whom stable served because infer gave no reply, or because its
+            circuit breaker was open; apart: reason -> users to whom the share does not apply.
+        log_evidence, log_price: log e-value against the planned share, and its alarm threshold,
+            nats.
+    """
+
+    leg: str
+    planned: float
+    users: int = 0
+    infer: int = 0
+    failover: int = 0
+    breaker: int = 0
+    apart: Mapping[str, int] = field(default_factory=dict)
+    log_evidence: float = 0.0
+    log_price: float = float("inf")
+
+    @property
+    def problem(self) -> str:
+        """The sentence of an alarm; "" without one."""
+        if self.log_evidence < self.log_price:
+            return ""
+        failed = self.failover + self.breaker
+        served = f"infer served {percent(self.infer / self.users)} of {self.users:,} users"
+        why = f"; {failed:,} of the others came to stable because infer failed" if failed else ""
+        return f"{served} of {self.leg}, and the step plans {percent(self.planned)}{why}"
+
+
+@dataclass(frozen=True)
 class PoolStatus:
     """A pool of upstreams.
 
@@ -227,6 +262,7 @@ class ControllerStatus:
         name, contract: name of the contract, and its digest.
         version, made, valid_until: of the current snapshot; unix seconds, made 0: not known.
         base, mirror, run, leg: a promotion's route; without one, the contract's own.
+        split: who was served on a promotion's step; None: no clause tests it.
         transitions: the latest 50, newest last; moves: their total number.
         pools: "infer", "stable".
         diverted: share of all traffic that slices divert from infer, acted on or not.
@@ -250,6 +286,7 @@ class ControllerStatus:
     mirror: float = 0.0
     run: str = ""
     leg: str = ""
+    split: SplitStatus | None = None
     slices: tuple[SliceStatus, ...] = ()
     left_out: tuple[UnwatchedCell, ...] = ()
     transitions: tuple[Transition, ...] = ()
@@ -284,4 +321,6 @@ class ControllerStatus:
         )
         moved = abs(self.moved_s) >= _MOVED_S
         clock = (f"the system's clock was set by {self.moved_s:+,.0f} s: {_TIMES}",) * moved
-        return (*(problem for problem in of if problem), *pools, *replicas, *logs, *clock)
+        split = (self.split.problem,) if self.split is not None and self.split.problem else ()
+        own = (problem for problem in of if problem)
+        return (*own, *pools, *replicas, *split, *logs, *clock)

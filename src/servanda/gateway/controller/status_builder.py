@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from servanda.gateway.controller.gateways import Gateways
-from servanda.gateway.controller.status import CellStatus, SliceStatus, UnwatchedCell
+from servanda.gateway.controller.status import CellStatus, SliceStatus, SplitStatus, UnwatchedCell
 from servanda.gateway.routing.evidence_price import evidence_within, log_above, mean
 from servanda.gateway.routing.model import AWAY, SliceRoute
 from servanda.gateway.routing.snapshot import acts
+from servanda.gateway.routing.split_record import SplitRecord
 from servanda.gateway.routing.state import RoutingState, Rules, SliceState, Track, WatchedCell
 from servanda.judgement.breakdown import Advice
+from servanda.traces.assignments import BREAKER, FAILOVER
 
 _ERRORS = 2.0  # standard errors on each side of an estimate
 
@@ -52,6 +54,23 @@ def slices_of(
             advice=advice.get(slice_.name),
         )
         for slice_ in state.slices.values()
+    )
+
+
+def split_of(rules: Rules, split: SplitRecord | None) -> SplitStatus | None:
+    """The users of a promotion's step."""
+    if split is None:
+        return None
+    return SplitStatus(
+        leg=split.leg,
+        planned=split.planned,
+        users=split.users,
+        infer=split.infer,
+        failover=split.causes[FAILOVER],
+        breaker=split.causes[BREAKER],
+        apart=dict(split.apart),
+        log_evidence=split.log_e,
+        log_price=math.log(rules.policy.enter_evidence),
     )
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from servanda.contract.clause import SAMPLE_RATIO
 from servanda.contract.model import EXTERNAL, Contract, Kernel, base_of
 from servanda.contract.stages import Leg, course_of
 from servanda.contract.workload import Workload
 from servanda.errors import ContractError, Problem
 from servanda.gateway.controller.status import UnwatchedCell
 from servanda.gateway.routing.state import Rules, WatchedCell
-from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.base import Cell, limit_of
 from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.escalation import action_of
@@ -63,6 +64,12 @@ class WatchedCells:
     def width(self) -> int:
         """Most new tokens of a request."""
         return self.plan.schedules[0].width
+
+    def split_tolerance(self, leg: str) -> float | None:
+        """Relative difference of a step's split that is permitted; None: no clause tests it."""
+        stage = leg.partition("-")[0]
+        clauses = (c for c in self.contract.observability.clauses if c.metric == SAMPLE_RATIO)
+        return min((limit_of(clause) for clause in clauses if stage in clause.stages), default=None)
 
     @cached_property
     def draws(self) -> tuple[WatchedCell, ...]:

@@ -20,6 +20,7 @@ from servanda.gateway.controller.status import ScoringStatus
 from servanda.gateway.controller.status_builder import nearness
 from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.gateway.routing.model import AWAY
+from servanda.gateway.routing.split_record import SplitRecord
 from servanda.judgement.breakdown import Advice
 from servanda.runner.measurement import Open
 
@@ -55,6 +56,7 @@ class Worker:
         self.wake = Condition(self.lock)
         self.intake = Intake(state.taken, rows=room)
         self.gateways = Gateways()
+        self.split: SplitRecord | None = None
         self.history: dict[str, deque[tuple[float, float]]] = {}
         self.advice: dict[str, Advice] = {}  # of each diverted slice, from its diversion
         self.scorer = self._new_scorer(cells)
@@ -86,11 +88,26 @@ class Worker:
         with self.lock:
             taken = self.intake.offer(message, now=now)
             self.gateways.record(message, now=now)
+            if (split := self._current_split()) is not None:
+                split.record(message.assignments)
             self.wake.notify_all()
         if message.version > self.state.snapshot.version:
             with self.commits:
                 self.state.outrun(message.version)
         return taken
+
+    def _current_split(self) -> SplitRecord | None:
+        """The users of the promotion's step, if the contract has a clause about its split."""
+        snapshot = self.state.snapshot
+        tolerance = self.cells.split_tolerance(snapshot.leg)
+        if tolerance is None or not snapshot.base:
+            self.split = None
+            return None
+        step = (snapshot.run, snapshot.leg, snapshot.base, tolerance)
+        split = self.split
+        if split is None or (split.run, split.leg, split.planned, split.tolerance) != step:
+            self.split = SplitRecord(*step)
+        return self.split
 
     def score(self) -> bool:
         """Score one batch; returns whether a batch was scored."""

@@ -1,10 +1,12 @@
 # The routes of a leader, followed by its numbered snapshots: no request waits for the leader, and
-# an expired snapshot is handled by the rules of the contract.
+# an expired snapshot is handled by the rules of the contract.  Of several leaders one leads: the
+# one that gave the last routes is asked next, and another one if it fails.
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
@@ -26,24 +28,26 @@ _TOKENS = (
 
 
 class LeaderRoutes:
-    """The latest snapshot of a leader.
+    """The latest snapshot of the leader.
 
     Args:
-        url: of its admin listener; key: of a holder with the role gateway.
+        urls: admin listeners of the leaders, of which one leads; at least one.
+        key: of a holder with the role gateway.
         say: prints a line: what fails, once until it succeeds.
 
     Raises:
         ContractError: not an http or https URL.
     """
 
-    def __init__(self, url: str, key: str, say: Callable[[str], None]) -> None:
-        parts = server_url(url)
-        if parts is None or "@" in parts.netloc:
-            raise ContractError(
-                "--gateway takes a URL of http or https, without a key",
-                hint="write http://HOST:PORT, as `servanda serve` prints for its page",
-            )
-        self._at = f"{url.rstrip('/')}/v1/route/snapshot"
+    def __init__(self, urls: Sequence[str], key: str, say: Callable[[str], None]) -> None:
+        for url in urls:
+            parts = server_url(url)
+            if parts is None or "@" in parts.netloc:
+                raise ContractError(
+                    "--leader takes a URL of http or https, without a key",
+                    hint="write http://HOST:PORT, as `servanda serve` prints for its page",
+                )
+        self._leaders = deque(url.rstrip("/") for url in urls)
         self._headers = {"authorization": f"Bearer {key}"}
         self._say, self._said, self._now = say, "", SteadyClock()
         self.router = Router(None)
@@ -63,28 +67,44 @@ class LeaderRoutes:
             timeout=_ANSWER_S, trust_env=False, verify=trusted(), follow_redirects=False
         ) as client:
             while True:
-                self._report(await self._once(client))
+                self._report(await self._ask(client))
                 await asyncio.sleep(_EVERY_S)
 
-    async def _once(self, client: httpx2.AsyncClient) -> str:
-        """Ask for a later snapshot; returns the problem."""
+    async def _ask(self, client: httpx2.AsyncClient) -> str:
+        """Ask the leaders in turn, until one has routes; returns what is wrong with each."""
+        problems: list[str] = []
+        for _ in range(len(self._leaders)):
+            problem = await self._ask_one(client, self._leaders[0])
+            if not problem:
+                return ""
+            problems.append(f"{self._leaders[0]} {problem}")
+            self._leaders.rotate(-1)
+        return "; ".join(sorted(problems))
+
+    async def _ask_one(self, client: httpx2.AsyncClient, leader: str) -> str:
+        """Ask a leader for a later snapshot; returns the problem."""
         headers, known = dict(self._headers), self.router.snapshot
         if known is not None:
             headers["if-none-match"] = f'"{known.version}"'
         asked_at = self._now()
         try:
-            reply = await client.get(self._at, headers=headers)
+            reply = await client.get(f"{leader}/v1/route/snapshot", headers=headers)
         except httpx2.HTTPError as error:
-            return f"it does not respond: {type(error).__name__}"
+            return f"does not respond: {type(error).__name__}"
         if reply.status_code == 304:
             return ""
         if reply.status_code in (401, 403):
-            return "it refuses the key: SERVANDA_GATEWAY_KEY is that of a holder with role gateway"
+            return "refuses the key: SERVANDA_GATEWAY_KEY is that of a holder with role gateway"
+        if reply.status_code == 503:
+            return "does not lead now"
         try:
             snapshot = snapshot_of(reply.json())
             at = parsedate_to_datetime(reply.headers["date"]).timestamp()
         except (EvidenceError, ValueError, KeyError):
-            return f"it is no leader: status {reply.status_code} at /v1/route/snapshot"
+            return f"is no leader: status {reply.status_code} at /v1/route/snapshot"
+        # a leader that has just lost the lead may still have older routes
+        if known is not None and snapshot.version < known.version and asked_at < known.valid_until:
+            return f"has older routes, number {snapshot.version} after {known.version}"
         # for the leader's duration, by our own clock, even if the two clocks differ
         left_s = snapshot.valid_until - at
         self.router = Router(replace(snapshot, valid_until=asked_at + left_s), snapshot.without)
@@ -92,7 +112,7 @@ class LeaderRoutes:
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._said:
-            self._say(f"! the leader, asked every second: {problem}")
+            self._say(f"! no routes, asked every second: {problem}")
         if not problem and self._said != _FOLLOWED:
             self._say(f"routes of {self._name} are followed")
             if self.router.counts_tokens:

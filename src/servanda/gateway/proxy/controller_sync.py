@@ -63,6 +63,7 @@ class ControllerSync:
         self._took = False  # whether to confirm a new snapshot
         self._heard_alone = False  # whether the last message had no rows and was accepted
         gateway.launches.on_ready = self._ready.set
+        gateway.assignments.leads = bool(controllers)
 
     async def run(self) -> None:
         """Run until `stop`."""
@@ -118,10 +119,12 @@ class ControllerSync:
                 controller.about = met()
             except MeasurementError:
                 return False
-        rows = gateway.launches.waiting(self._rows)
+        rows, assigned = gateway.launches.waiting(self._rows), gateway.assignments.waiting()
         asked_at = gateway.now()
         try:
-            status, text = await controller.ask("/v1/follow", self._message(rows), _WAIT_S, _MOST)
+            status, text = await controller.ask(
+                "/v1/follow", self._message(rows, assigned), _WAIT_S, _MOST
+            )
         except UpstreamError:
             add(gateway.counts.reflexes, "no leader")
             self._controllers.rotate(-1)
@@ -141,11 +144,12 @@ class ControllerSync:
         except Exception:  # whatever the error, it is sent again
             add(gateway.counts.reflexes, "odd snapshot")
             return False
+        gateway.assignments.taken(assigned)
         self._heard_alone = not self._rows
         self._rows = min(max(1, 2 * self._rows), MESSAGE_ROWS)
         return True
 
-    def _message(self, rows: list[bytes]) -> bytes:
+    def _message(self, rows: list[bytes], assigned: list[dict[str, Any]]) -> bytes:
         gateway, launches = self._gateway, self._gateway.launches
         snapshot = gateway.snapshot
         return msgspec.json.encode(
@@ -156,6 +160,7 @@ class ControllerSync:
                 "first": launches.first,
                 "rows": [Raw(row) for row in rows],
                 "counts": gateway.report(),
+                "assigned": assigned,
             }
         )
 

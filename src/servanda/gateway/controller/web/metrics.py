@@ -121,6 +121,7 @@ class Metrics(Collector):
         yield from _about(status)
         yield from _samples(status)
         yield from _cells(status)
+        yield from _split(status)
         name, gateways = status.name, status.gateways
         # a first label, and a replica, is a word of the contract, or of this program
         replicas = [(p, r) for p, pool in status.pools.items() for r in pool.replicas]
@@ -254,6 +255,20 @@ def _samples(status: ControllerStatus) -> Iterator[Metric]:
     yield counter("rescore_engine_seconds", says, name, [((), scoring.seconds)])
     says = "Seconds between the dispatch of a request and its evidence."
     yield histogram("rescore_lag_seconds", says, name, [((), seconds_of(scoring.lags))])
+
+
+def _split(status: ControllerStatus) -> Iterator[Metric]:
+    """Empty without a clause about the split, or without a promotion."""
+    name, split = status.name, status.split
+    says = "Users of a promotion's step by the pool that served the first request."
+    users = [(("infer",), split.infer), (("stable",), split.users - split.infer)] if split else []
+    yield gauge("split_users", says, name, users, ("pool",))
+    for metric, says, value in (
+        ("planned_ratio", "Share of the users that infer was to serve.", split and split.planned),
+        ("log_evidence", "Log e-value against that share, in nats.", split and split.log_evidence),
+        ("log_price", "Log e-value threshold of an alarm, in nats.", split and split.log_price),
+    ):
+        yield gauge(f"split_{metric}", says, name, [((), value)] if value is not None else [])
 
 
 def _verdict(cell: CellStatus) -> int:

@@ -90,11 +90,6 @@ class ServerPool:
                 self.identify(server, server.about)
 
     @property
-    def about(self) -> Upstream:
-        """The description of its kernel, as far as known."""
-        return self.identity if self.checked and self.identity else self.servers[0].about
-
-    @property
     def usable(self) -> list[PoolServer]:
         """The servers that run the pool's kernel; all, as long as that is not known.
 
