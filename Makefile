@@ -63,9 +63,10 @@ examples: $(VENV)/.dev  ## every example contract and slow transcript of the doc
 	$(SLOW) --numprocesses $(JOBS) --dist load tests/slow/test_examples.py tests/slow/test_docs_slow.py \
 	  --deselect 'tests/slow/test_docs_slow.py::test_slow_commands_print_what_the_page_shows[mutate.md]'
 
-test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, two leaders, the page; four minutes
+test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, two leaders, replicas, the page; six minutes
 	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py tests/slow/test_two_leaders.py \
-	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py
+	  tests/slow/test_gateway_promotion.py tests/slow/test_gateway_page.py \
+	  tests/slow/test_gateway_replicas.py tests/slow/test_gateway_handover.py
 
 test-compose: $(VENV)/.dev  ## the compose file by hand: the steps of docs/how-to/deploy.md, with Prometheus and Alertmanager; half an hour
 	$(SLOW) tests/slow/test_compose_path.py

@@ -50,10 +50,10 @@ class Live:
 
 @contextlib.contextmanager
 def gateway(folder):
-    with (
-        kernels(folder / "kernels") as urls,
-        Serving(folder / "serve", urls, more=SPLIT) as serving,
-    ):
+    with contextlib.ExitStack() as stack:
+        urls = stack.enter_context(kernels(folder / "kernels"))
+        replicas = f'  replicas: {{stable: [{{url: "{urls[1]}"}}]}}\n'
+        serving = stack.enter_context(Serving(folder / "serve", urls, more=replicas + SPLIT))
         url = serving.begun()
         headers = {"authorization": f"Bearer {ADA}"}
         at = f"{serving.page}/v1/admin/route"

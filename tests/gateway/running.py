@@ -71,9 +71,12 @@ def until(true, what, wait_s=WAIT_S):
 class Program:
     """A process of `servanda`, whose lines are read as they come."""
 
+    pass_fds = ()
+
     def __init__(self, *words, cwd, **environ):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "servanda", *map(str, words)],
+            self.command(words),
+            pass_fds=self.pass_fds,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -83,6 +86,9 @@ class Program:
         self.lines, self._changed, self._over = [], threading.Condition(), False
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
+
+    def command(self, words):
+        return [sys.executable, "-m", "servanda", *map(str, words)]
 
     def _read(self):
         for line in self.process.stdout:

@@ -8,7 +8,8 @@ import threading
 import httpx2
 import pytest
 
-from servanda.cli.gateway_options import Waits, config_of, urls_of
+from servanda.cli.gateway_options import config_of
+from servanda.cli.gateway_pools import Waits, urls_of
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
 from servanda.gateway.proxy import gateway
@@ -400,7 +401,7 @@ def test_infer_is_asked_what_it_is_until_it_says_so(server, monkeypatch):
         assert counts.unsampled == {"infer has not said what it is": 1} and not counts.sampled
 
         asked_again.set()
-        eventually(lambda: running.gateway.servers["infer"].about.probe is None)
+        eventually(lambda: running.gateway.pools["infer"].servers[0].about.probe is None)
         running.client.post(COMPLETION, json=asked(COMPLETION)).raise_for_status()
         assert counts.sampled == 1
 

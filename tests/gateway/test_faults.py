@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.gateway.http.api_keys import Keys
-from servanda.gateway.proxy.breaker import Breaker
 from servanda.gateway.proxy.config import Limits
 from servanda.gateway.proxy.logprob_capture import LogprobCapture
+from servanda.gateway.proxy.pools.breaker import Breaker
 from servanda.gateway.proxy.sessions import Sessions
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
@@ -185,7 +185,7 @@ def test_what_a_client_makes_infer_say_does_not_change_what_others_are_asked(poo
     infer.script = reply({"error": "role 'max allowed: 0' is unknown"}, status=400)
 
     assert post(running).status_code == 400
-    assert running.idle().servers["infer"].best == 8
+    assert running.idle().pools["infer"].servers[0].best == 8
 
 
 def test_a_packed_stream_that_breaks_is_cut_and_not_written_into(pools, running):
@@ -470,7 +470,7 @@ def test_infer_that_cannot_be_reached_is_left_alone_while_stable_is_still_answer
         for _ in range(6):
             Client(running, stream=True).read_until(EVENT)
 
-        assert running.gateway.servers["infer"].breaker.state == "open"
+        assert running.gateway.pools["infer"].servers[0].breaker.state == "open"
         assert running.gateway.counts.failovers == {"connect": 5, "breaker": 1}
 
 
@@ -481,7 +481,7 @@ def test_infer_is_compared_with_stable_as_soon_as_that_answers(pools, running):
     for _ in range(5):
         Client(running, stream=True).read_until(EVENT)
 
-    assert running.gateway.servers["infer"].breaker.state == "open"
+    assert running.gateway.pools["infer"].servers[0].breaker.state == "open"
 
 
 def test_a_reply_of_which_the_client_got_nothing_is_nobodys_answer(pools, running):

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from servanda.gateway.proxy.config import Limits, Upstream
+from servanda.gateway.proxy.pools.upstreams import Server
 from servanda.gateway.proxy.prompt_tokens import PromptTokens
 from servanda.gateway.proxy.request import CompletionRequest
-from servanda.gateway.proxy.upstreams import Server
 from tests.clock import WAIT_S
 from tests.gateway.serving import (
     NOBODY,

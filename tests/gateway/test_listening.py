@@ -33,11 +33,13 @@ async def sizes(scope, receive, send):
 
 
 @contextlib.contextmanager
-def listens():
-    """A connection to a listener in a thread."""
+def listens(server=None, **more):
+    """A connection to a listener in a thread; server: a list for the listener."""
+    own = [] if server is None else server
     ready = threading.Event()
     with bind("127.0.0.1", 0, "--port") as taken:
-        server = Listener(sizes, taken, grace_s=1, ready=ready.set)
+        server = Listener(sizes, taken, grace_s=1, ready=ready.set, **more)
+        own.append(server)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -151,6 +153,18 @@ def test_two_do_not_listen_at_one_address():
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(MeasurementError, match=r"nothing can be served at 192\.0\.2\.1:0"):
         bind("192.0.2.1", 0, "--port")
+
+
+def test_where_another_process_goes_on_the_last_connection_is_answered(monkeypatch):
+    """Its request comes when no more connections are accepted."""
+    monkeypatch.setattr(listener, "_LEAVES_S", 2.0)
+    ask, found = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", []
+    with listens(leaving=lambda: found[0].sendall(ask), server=found) as connection:
+        connection.sendall(ask)  # so it has been accepted
+        assert connection.recv(4096).endswith(b"0")
+        server, found[:] = found[0], [connection]
+        server.end()
+        assert all_of(connection).startswith(b"HTTP/1.1 200 OK")
 
 
 LINE = b"POST / HTTP/1.1\r\n"

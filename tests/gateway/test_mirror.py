@@ -134,4 +134,4 @@ def test_what_a_mirrored_request_makes_infer_say_changes_nothing(pools, running)
     running.client.post(PATH, json=ASK)
 
     assert [row["lost"] for row in rows(running)] == ["status 400"]
-    assert running.gateway.servers["infer"].best == 8
+    assert running.gateway.pools["infer"].servers[0].best == 8

@@ -19,7 +19,7 @@ def ready(running):
 
 def opened(running, pool):
     """Have a pool's circuit breaker open."""
-    breaker = running.gateway.servers[pool].breaker
+    breaker = running.gateway.pools[pool].servers[0].breaker
     while breaker.state == "closed":
         breaker.unreachable()
     assert breaker.state == "open"
@@ -108,7 +108,7 @@ def test_a_pool_that_may_be_tried_again_makes_it_ready_again():
     """Else nothing would ever be sent that could show that the pool is well."""
     now = [0.0]
     with Fake(drop) as infer, Running(Config(Upstream(infer.url), without="infer")) as running:
-        running.gateway.servers["infer"].breaker._clock = lambda: now[0]
+        running.gateway.pools["infer"].servers[0].breaker._clock = lambda: now[0]
         opened(running, "infer")
         assert ready(running)[0] == 503
 

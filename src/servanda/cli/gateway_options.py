@@ -3,78 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from servanda.contract.model import Contract, Kernel, base_of
+from servanda.cli.gateway_pools import POOLS, PoolName, Say, Waits, described_pool
+from servanda.contract.model import Contract
 from servanda.engines.tls import TRUST_HINT, distrusted, trusted
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.slices.rules import LABEL
 
 if TYPE_CHECKING:
-    from servanda.engines.http.key import Key
-    from servanda.gateway.proxy.config import Config, Upstream
+    from servanda.gateway.proxy.config import Config, Replica, Upstream
 
 LEADER_KEY = "SERVANDA_GATEWAY_KEY"
-_POOL_KEYS = {"infer": "SERVANDA_INFER_KEY", "stable": "SERVANDA_STABLE_KEY"}
 _ANSWERS_S = 5.0
 _ROW_S = 60.0  # that a sample may need beyond its request
-Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Waits:
-    """How long a request may take, in seconds.
+def config_of(
+    contract: Contract,
+    urls: Mapping[str, str],
+    waits: Waits,
+    say: Say,
+    given: Collection[str] = (),
+) -> Config:
+    """A gateway of the contract, as far as the contract and its servers say.
 
     Args:
-        first_byte_s: until the reply begins; total_s: until it has ended.
-        drain_s: for which new requests are answered after SIGTERM.
-    """
-
-    first_byte_s: float
-    total_s: float
-    drain_s: float = 0.0
-
-
-def urls_of(contract: Contract, infer: str | None, stable: str | None) -> dict[str, str]:
-    """The URL of each pool.
-
-    Raises:
-        ContractError: a pool has no URL, or the contract has no such pool.
-    """
-    if stable is not None and contract.stable is None:
-        raise ContractError(
-            "the contract has no stable kernel, but --stable-url gives its URL",
-            hint="add stable: {engine: openai_http, url: ...} to it",
-        )
-    pools: dict[str, tuple[Kernel | None, str | None, tuple[str, ...]]] = {
-        "infer": (contract.kernels.infer, infer, ("kernels", "infer")),
-        "stable": (contract.stable, stable, ("stable",)),
-    }
-    urls: dict[str, str] = {}
-    for pool, (kernel, given, place) in pools.items():
-        url = given or (kernel.url if kernel is not None else None)
-        if url is not None:
-            urls[pool] = url
-        elif kernel is not None:
-            raise ContractError(
-                f"{pool} is {kernel}, and it has no URL: a gateway needs a server",
-                where=contract.where(*place),
-                hint=f"write {{engine: openai_http, url: ...}}, or give --{pool}-url URL",
-            )
-        if given and base_of(given) == base_of(contract.kernels.train.url or ""):
-            raise ContractError(
-                f"--{pool}-url is the server of kernels.train: the reference scorer must not serve",
-                where=contract.where("kernels", "train", "url"),
-                hint=f"--{pool}-url names another server",
-            )
-    return urls
-
-
-def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Say) -> Config:
-    """A gateway of the contract, as far as the contract and its servers say.
+        given: pools whose URL the call gave, instead of the servers that the contract names.
 
     Raises:
         ContractError: the pools are one, or one has no URL.
@@ -82,8 +38,14 @@ def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Sa
     from servanda.gateway.proxy.config import Config, Limits
 
     pools: dict[str, Upstream] = {}
-    for pool, url in urls.items():
-        pools[pool] = _pool(contract, pool, url, waits, say)
+    replicas: dict[PoolName, tuple[Replica, ...]] = {}
+    for pool in POOLS:
+        if pool not in urls:
+            continue
+        at, alone = urls[pool], pool in given
+        pools[pool], several = described_pool(contract, pool, at, waits, say, alone=alone)
+        if several:
+            replicas[pool] = several
     if "stable" not in pools:
         say("! there is no stable kernel: nothing can be diverted or mirrored")
     names = " and ".join(
@@ -100,6 +62,7 @@ def config_of(contract: Contract, urls: Mapping[str, str], waits: Waits, say: Sa
     return Config(
         infer=pools["infer"],
         stable=pools.get("stable"),
+        replicas=replicas,
         without=contract.routing.without_snapshot if "stable" in pools else "infer",
         labels={label: source.source for label, source in contract.labels.items()},
         limits=Limits(row_s=waits.total_s + _ROW_S),
@@ -162,79 +125,3 @@ def leader_of(url: str, contract: Contract, say: Say) -> Upstream:
     if led.contract != contract.digest:
         say(f"! the leader follows another text of {led.name}: {led.contract[:8]}")
     return upstream
-
-
-def _pool(contract: Contract, pool: str, url: str, waits: Waits, say: Say) -> Upstream:
-    """A pool, as far as it says what it is; one that is not there yet keeps no users waiting."""
-    from servanda.engines.http.key import key_in, key_of
-    from servanda.gateway.proxy.config import Upstream, dialect_of
-
-    kernel = contract.kernels.infer if pool == "infer" else contract.stable
-    assert kernel is not None
-    try:
-        at = Upstream(url).base
-    except ContractError:
-        raise ContractError(
-            f"--{pool}-url takes a URL of http or https, without a key",  # not shown: one is in it
-            hint=f"write http://HOST:PORT; {_POOL_KEYS[pool]} is sent there as the key",
-        ) from None
-    own = key_in(_POOL_KEYS[pool])  # of this start; else the one that the contract names
-    key = own if own.value or kernel.key_env is None else key_of(kernel)
-    declared = kernel.sampling_defaults
-    bare = Upstream(
-        url,
-        key.value,
-        dialect_of(kernel.dialect or "vllm"),
-        served=kernel.served or "",
-        defaults=None if declared is None else declared.model_dump(exclude_none=True),
-        first_byte_s=waits.first_byte_s,
-        total_s=waits.total_s,
-    )
-    try:
-        server = _described(bare, kernel, at, key)
-    except MeasurementError as error:
-        until = "until then " if pool == "infer" else ""  # infer is asked until it says so
-        dialect = "" if kernel.dialect else f"; {until}the dialect is assumed to be {bare.dialect}"
-        say(f"! {pool} does not respond yet, retrying{dialect}: {error.args[0]}")
-        say(f"  {error.problems[0].hint}")
-        if pool != "infer":
-            return bare
-        return replace(bare, probe=partial(_described, bare, kernel, at, key))
-    if pool == "infer" and server.defaults is None:
-        say(
-            "! infer does not report its sampling defaults: only requests that set "
-            "temperature, top_p, top_k, min_p and all penalties are evidence; declare "
-            "kernels.infer.sampling_defaults (or start vLLM with --enable-scale-out)"
-        )
-    return server
-
-
-def _described(bare: Upstream, kernel: Kernel, url: str, key: Key) -> Upstream:
-    """The pool, with what its server says of itself.
-
-    Raises:
-        MeasurementError: it does not answer.
-    """
-    from servanda.engines.http.dialects import detect
-    from servanda.engines.http.transport import Limits, Transport
-    from servanda.engines.http_policy import RetryPolicy
-    from servanda.gateway.proxy.config import dialect_of
-
-    limits = Limits(connect_s=2.0, read_s=5.0, retry=RetryPolicy(tries=1))
-    transport = Transport(url, 1, limits, key=key)
-    try:
-        speaker, server = detect(transport, kernel.dialect, kernel.served)
-        serving = speaker.serving(transport, server)
-    finally:
-        transport.close()
-    defaults = server.defaults if bare.defaults is None else bare.defaults
-    return replace(
-        bare,
-        dialect=dialect_of(speaker.name),
-        served=server.served,
-        defaults=defaults,
-        context=server.context,
-        limit=serving.limit,
-        mute=serving.mute,
-        masks=serving.masks,
-    )

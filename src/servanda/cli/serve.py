@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from servanda.cli import serve_processes
-from servanda.cli.gateway_options import Waits, urls_of
+from servanda.cli.gateway_pools import Waits, urls_of
 from servanda.cli.options import FILE, duration, refuse_given, shared
 from servanda.errors import MeasurementError
 from servanda.runner.load import load
@@ -256,7 +256,9 @@ def serve(
         else:
             written = None if log is None else LogFiles(log, **files)
             own = {"name": name, "log": written, "shows": show, "allow": allow}
-            serve_processes.serve(terms, settings, holders, (host, port), leaders, waits, **own)
+            given = [pool for pool, url in (("infer", infer), ("stable", stable)) if url]
+            places = serve_processes.Places(host, port, given)
+            serve_processes.serve(terms, settings, holders, places, leaders, waits, **own)
     sys.exit(0)
 
 

@@ -7,17 +7,19 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from servanda.cli.gateway_options import Waits, config_of, leader_of
+from servanda.cli.gateway_options import config_of, leader_of
+from servanda.cli.gateway_pools import PoolName, Waits, replicas_of
 from servanda.contract.model import Contract
 from servanda.engines.server.sockets import address
-from servanda.errors import MeasurementError
+from servanda.errors import ContractError, MeasurementError
+from servanda.runner.load import load
 
 if TYPE_CHECKING:
     from servanda.engines.tls import Certificate
@@ -25,8 +27,23 @@ if TYPE_CHECKING:
     from servanda.gateway.controller.supervisor import Supervisor
     from servanda.gateway.http.api_keys import Role
     from servanda.gateway.proxy.config import Config, Upstream
+    from servanda.gateway.proxy.gateway import Gateway
 
     KeyHolders = tuple[tuple[str, Role, str], ...]  # name, role and key of holders
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a gateway listens, and where its pools are.
+
+    Args:
+        given: pools whose URL the call gave, instead of the contract.
+    """
+
+    host: str
+    port: int
+    given: Sequence[str] = ()
+
 
 _OWN = ("127.0.0.1", "localhost", "::1")
 _output_lock = threading.RLock()  # a signal may say something in between
@@ -70,7 +87,7 @@ def serve(
     contract: Contract,
     settings: Settings,
     holders: KeyHolders,
-    at: tuple[str, int],
+    places: Places,
     leaders: tuple[str, ...],
     waits: Waits,
     **fields: Any,
@@ -85,6 +102,7 @@ def serve(
         ServandaError: it cannot serve, or its leader refuses the settings.
     """
     from servanda.gateway.controller.watched_cells import select_cells
+    from servanda.gateway.http.handed_socket import handed_socket
     from servanda.gateway.http.listener import Listener, bind
     from servanda.gateway.http.reload import ListenerFiles
     from servanda.gateway.proxy.app import App
@@ -94,9 +112,16 @@ def serve(
     if not leaders:  # what every leader would refuse is refused before anyone is served
         select_cells(contract)
         bind(settings.host, settings.port, "--admin").close()
-    with bind(*at, "--host or --port") as listening_socket, contextlib.ExitStack() as ending:
+    handed = handed_socket()
+    with (
+        handed or bind(places.host, places.port, "--host or --port") as listening_socket,
+        contextlib.ExitStack() as ending,
+    ):
+        host, port = listening_socket.getsockname()[:2]
+        host = host if handed else places.host
         urls = dict(settings.urls)
-        config = replace(config_of(contract, urls, waits, _print), keys=files.keys, **fields)
+        config = config_of(contract, urls, waits, _print, places.given)
+        config = replace(config, keys=files.keys, **fields)
         supervisor = None
         if not leaders:
             standbys, (followed, supervisor) = (), _make_supervisor(settings, files.certificate)
@@ -117,10 +142,16 @@ def serve(
             _write(holders, settings)
             _print_leader(settings, url)
 
-        own = App(Gateway(replace(config, controller=followed, standbys=tuple(standbys))))
+        gateway = Gateway(replace(config, controller=followed, standbys=tuple(standbys)))
+        own, file = App(gateway), Path(settings.contract)
+        reread = _Reread(gateway, contract, places.given, waits, alone=bool(leaders))
+        files.follow((file,), lambda: reread(file))
+
+        def leave() -> None:
+            own.draining = True
 
         def drain() -> None:
-            own.draining = True
+            leave()
             _print(f"draining for {waits.drain_s:g} s: requests are served, /readyz returns 503")
 
         listener = Listener(
@@ -130,13 +161,14 @@ def serve(
             grace_s=int(config.limits.drain_s),
             ready=lambda: _print_users(
                 config,
-                f"{files.scheme}://{address(at[0], listening_socket.getsockname()[1])}",
-                at[0],
+                f"{files.scheme}://{address(host, port)}",
+                host,
                 urls,
                 not leaders,
             ),
             drain_s=waits.drain_s,
             draining=drain,
+            leaving=leave if handed else None,
         )
         if supervisor is not None:
             supervisor.start(leader_ready, listener.end)
@@ -145,6 +177,49 @@ def serve(
         if supervisor is not None:
             supervisor.check()
         _print("no new requests are accepted")
+
+
+class _Reread:
+    """The replicas of a contract that was read again, handed to its gateway.
+
+    Args:
+        given: pools that the call gave the URL of, which stay.
+        alone: whether no leader here reads the same file, and reports its mistakes.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        contract: Contract,
+        given: Sequence[str],
+        waits: Waits,
+        *,
+        alone: bool,
+    ) -> None:
+        self._gateway, self._contract, self._waits, self._alone = gateway, contract, waits, alone
+        self._pools: list[PoolName] = [pool for pool in gateway.config.pools if pool not in given]
+
+    def __call__(self, file: Path) -> str:
+        """Read the file; returns a line for the log, "" if no replica changed.
+
+        Raises:
+            ContractError: it is wrong.
+        """
+        try:
+            contract = load(file)
+        except ContractError:
+            if self._alone:
+                raise
+            return ""
+        if contract.metadata.name != self._contract.metadata.name:
+            return ""  # the leader refuses it
+        before, self._contract = self._contract.routing.replicas, contract
+        if contract.routing.replicas == before:
+            return ""
+        found = replicas_of(contract, self._pools, self._waits)
+        self._gateway.follow_replicas(found)
+        parts = [f"{pool} at {', '.join(r.upstream.url for r in of)}" for pool, of in found.items()]
+        return f"{file} was read again: {' and '.join(parts)}"
 
 
 def _make_supervisor(
@@ -162,8 +237,11 @@ def _make_supervisor(
     return replace(first, probe=lambda: Upstream(supervisor.where(), key)), supervisor
 
 
-def _print_users(config: Config, url: str, host: str, urls: dict[str, str], leads: bool) -> None:
-    pools = " and ".join(f"{pool} at {url}" for pool, url in urls.items())
+def _print_users(config: Config, url: str, host: str, urls: Mapping[str, str], leads: bool) -> None:
+    served = {pool: [at] for pool, at in urls.items()}
+    for pool, replicas in config.replicas.items():
+        served[pool] = [replica.upstream.url for replica in replicas]
+    pools = " and ".join(f"{pool} at {', '.join(places)}" for pool, places in served.items())
     _print(f"serving users at {url}/v1 from {pools}  (Ctrl-C stops it)")
     if leads:
         _print(f"{config.without} serves (routing.without_snapshot) until the leader is ready")

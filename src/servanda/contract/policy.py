@@ -21,6 +21,26 @@ class Escalation(Value):
     )
 
 
+class Replica(Value):
+    """One server of a pool."""
+
+    url: str = Field(description="Of the server, such as http://10.0.0.7:8000.")
+    weight: Number = Field(
+        1.0, description="Its share of the pool's requests, relative to the others: above 0."
+    )
+
+
+class Replicas(Value):
+    """The servers of the pools that have several; all servers of a pool run the same kernel."""
+
+    infer: tuple[Replica, ...] | None = Field(
+        None, description="Of the infer kernel; default its url alone."
+    )
+    stable: tuple[Replica, ...] | None = Field(
+        None, description="Of the stable kernel; default its url alone."
+    )
+
+
 class Routing(Value):
     """How a slice of live traffic leaves the infer kernel, and how it comes back."""
 
@@ -77,6 +97,10 @@ class Routing(Value):
     without_snapshot: Literal["stable", "infer"] = Field(
         "stable",
         description="Who serves while no route is known; infer where there is no stable kernel.",
+    )
+    replicas: Replicas = Field(
+        Replicas.model_construct(),
+        description="Servers that serve the users of a pool, instead of the kernel's url.",
     )
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 
+from servanda.contract.policy import Routing
 from servanda.gateway.controller.gateways import Gateways
 from servanda.gateway.controller.messages import Message
+from servanda.gateway.controller.status import ReplicaStatus
 
 
 def report(gateways, now, n, *, name="g", start=1.0, **more):
@@ -68,7 +70,7 @@ def test_a_count_beyond_any_number_is_none():
     gateways = Gateways()
     report(gateways, 1000.0, 0, peak={"infer": 10**400, "stable": 2})
     assert gateways.facts(1000.0, {}).stable_in_flight == 2.0
-    assert gateways.pools(1000.0, None)["infer"].peak == 0
+    assert gateways.pools(1000.0, Routing())["infer"].peak == 0
 
 
 def test_peaks_of_gateways_add_up_and_one_that_is_silent_answers_nobody():
@@ -97,3 +99,25 @@ def test_what_served_is_added_up_over_gateways():
     report(gateways, 1000.0, 40, name="a")
     report(gateways, 1000.0, 80, name="b")
     assert gateways.served("decisions") == {"tools": {"infer": 30}, "all": {"infer": 120}}
+
+
+REPLICAS = Routing.model_validate(
+    {"replicas": {"infer": [{"url": "http://a/v1", "weight": 2}, {"url": "http://b"}]}}
+)
+
+
+def test_a_replica_is_used_where_every_gateway_that_reports_it_says_so():
+    gateways, up = Gateways(), {"up": True, "why": "", "weight": 2, "in_flight": 3}
+    down = {"up": False, "why": "it refuses connections", "in_flight": 0}
+    odd = {"up": "yes", "in_flight": 7}
+    report(gateways, 1000.0, 0, name="1", servers={"infer": {"http://a": up, "http://b": up}})
+    report(gateways, 1000.0, 0, name="2", servers={"infer": {"http://a": up, "http://b": down}})
+    report(gateways, 1000.0, 0, name="3", servers={"infer": {"http://a": odd, "http://evil": up}})
+    report(gateways, 1000.0, 0, name="4", servers="none")
+
+    a, b = gateways.pools(1001.0, REPLICAS)["infer"].replicas
+    assert a == ReplicaStatus("http://a", 2.0, used_at=2, in_flight=6)
+    assert b == ReplicaStatus(
+        "http://b", used_at=1, out_at=1, why="it refuses connections", in_flight=3
+    )
+    assert gateways.pools(1001.0, Routing())["infer"].replicas == ()

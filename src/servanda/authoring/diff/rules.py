@@ -33,6 +33,7 @@ from servanda.theory.sampling import Sampling
 Fields = Mapping[str, Handling]
 
 _WHERE_IT_RUNS = "the place where a kernel runs does not change its results"
+_ONE_KERNEL = "all servers of a pool run the same kernel"
 _OTHER_KERNEL = "it computes different numbers"
 _OTHER_DRAWS = "the tokens are sampled from another distribution"
 _RE_ROLL = "different random samples; picking among them would be uncorrected multiple testing"
@@ -282,7 +283,10 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
                 "stable",
                 why="while no route is known, nothing shows that infer is within its limits",
             ),
+            "replicas": Part("where the users of a pool are served"),
         },
+        policy.Replicas: dict.fromkeys(policy.Replicas.model_fields, cosmetic(_ONE_KERNEL)),
+        policy.Replica: dict.fromkeys(policy.Replica.model_fields, cosmetic(_ONE_KERNEL)),
         policy.Promotion: {
             "offline": Part(""),
             "shadow": Part("a stage before all traffic"),

@@ -305,7 +305,7 @@ class Controller:
                 left_out=(*worker.cells.left_out, *undrawn(rules, routing)),
                 transitions=state.shown,
                 moves=routing.transitions,
-                pools=gateways.pools(now, rules.policy.stable_in_flight),
+                pools=gateways.pools(now, rules.policy),
                 diverted=diverted(routing, shares),
                 gateways=gateways.status(state.taken, Counter(worker.intake.starts())),
                 scoring=worker.status(),

@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from servanda.contract.model import WHOLE
+from servanda.contract.model import WHOLE, base_of
+from servanda.contract.policy import Replica, Routing
 from servanda.gateway.controller.messages import Message
-from servanda.gateway.controller.status import GatewayStatus, PoolStatus
+from servanda.gateway.controller.status import GatewayStatus, PoolStatus, ReplicaStatus
 from servanda.gateway.proxy.counters import numbers
 from servanda.gateway.routing.state import TrafficFacts
 
@@ -137,15 +138,21 @@ class Gateways:
                 rates.append({name: n / took for name, n in gateway.grown("launched").items()})
         return _sum(rates)
 
-    def pools(self, now: float, most: int | None) -> dict[str, PoolStatus]:
-        """The status of each pool; `most`: the capacity of stable in concurrent requests."""
-        alive = self._alive(now)
+    def pools(self, now: float, policy: Routing) -> dict[str, PoolStatus]:
+        """The status of each pool, with its replicas and the capacity of stable by the contract."""
+        alive, most = self._alive(now), policy.stable_in_flight
+        replicas = policy.replicas
+        declared = {"infer": replicas.infer or (), "stable": replicas.stable or ()}
         return {
             pool: PoolStatus(
                 in_flight=int(sum(_numbers(g.counts, "in_flight").get(pool, 0) for g in alive)),
                 peak=int(self._peak(pool, now)),
                 most=most if pool == "stable" else None,
                 open_at=sum(_mapping(g.counts, "pools").get(pool) == "open" for g in alive),
+                replicas=tuple(
+                    _replica(replica, [_of_replica(g, pool, replica) for g in alive])
+                    for replica in declared[pool]
+                ),
             )
             for pool in _POOLS
         }
@@ -193,6 +200,25 @@ class Gateways:
     def _peak(self, pool: str, now: float) -> float:
         """The sum over gateways of their recent peaks."""
         return math.fsum(g.largest("peak", now).get(pool, 0.0) for g in self._alive(now))
+
+
+def _of_replica(gateway: _Gateway, pool: str, replica: Replica) -> Mapping[str, Any]:
+    """What a gateway reports about a replica; empty if nothing."""
+    servers = _mapping(_mapping(gateway.counts, "servers"), pool)
+    return _mapping(servers, base_of(replica.url))
+
+
+def _replica(replica: Replica, reports: Sequence[Mapping[str, Any]]) -> ReplicaStatus:
+    told = [report for report in reports if isinstance(report.get("up"), bool)]
+    out = [report for report in told if not report["up"]]
+    return ReplicaStatus(
+        url=base_of(replica.url),
+        weight=replica.weight,
+        used_at=len(told) - len(out),
+        out_at=len(out),
+        why=next((why for report in out if isinstance(why := report.get("why"), str) and why), ""),
+        in_flight=int(sum(_numbers({"of": report}, "of").get("in_flight", 0) for report in told)),
+    )
 
 
 def _report(counts: Mapping[str, Any], now: float) -> _Report:

@@ -165,6 +165,25 @@ class ScoringStatus:
 
 
 @dataclass(frozen=True)
+class ReplicaStatus:
+    """One of several servers of a pool.
+
+    Args:
+        weight: its share of the pool's requests, relative to the others.
+        used_at, out_at: number of gateways that send it requests, and that do not; why: the reason
+            of one of the latter.
+        in_flight: requests in flight now.
+    """
+
+    url: str
+    weight: float = 1.0
+    used_at: int = 0
+    out_at: int = 0
+    why: str = ""
+    in_flight: int = 0
+
+
+@dataclass(frozen=True)
 class SplitStatus:
     """The users of a promotion's step, since this leader began or the step did.
 
@@ -206,12 +225,14 @@ class PoolStatus:
         in_flight: requests in flight now; peak: the recent maximum.
         most: its declared capacity in requests; None: not declared.
         open_at: number of gateways whose circuit breaker for it is open.
+        replicas: its servers, if the contract names several.
     """
 
     in_flight: int = 0
     peak: int = 0
     most: int | None = None
     open_at: int = 0
+    replicas: tuple[ReplicaStatus, ...] = ()
 
     @property
     def open(self) -> bool:
@@ -292,7 +313,14 @@ class ControllerStatus:
             for gateway in self.gateways
             if (why := gateway.counts.get("log"))
         )
+        replicas = (
+            f"a replica of {name} is not used, {replica.url}: {replica.why[:_SHOWN]}"
+            for name, pool in self.pools.items()
+            for replica in pool.replicas
+            if replica.out_at
+        )
         moved = abs(self.moved_s) >= _MOVED_S
         clock = (f"the system's clock was set by {self.moved_s:+,.0f} s: {_TIMES}",) * moved
         split = (self.split.problem,) if self.split is not None and self.split.problem else ()
-        return (*(problem for problem in of if problem), *pools, *split, *logs, *clock)
+        own = (problem for problem in of if problem)
+        return (*own, *pools, *replicas, *split, *logs, *clock)

@@ -12,9 +12,9 @@ from urllib.parse import quote
 from servanda.gateway.envoy.leader_routes import LeaderRoutes
 from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.http.headers import SESSIONS
+from servanda.gateway.proxy.pools.upstreams import COMPLETION_PATHS
 from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.sessions import Sessions
-from servanda.gateway.proxy.upstreams import COMPLETION_PATHS
 from servanda.gateway.routing.hash_split import pseudonym
 from servanda.gateway.routing.model import Decision, RequestFacts
 

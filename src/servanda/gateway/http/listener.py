@@ -25,6 +25,7 @@ from servanda.gateway.http.error_replies import ErrorReply, Header, send_error
 HEAD_BYTES = 64 << 10  # bytes of a request's line and headers
 HEAD_S = 30.0  # time from the connection, or the head's first byte, to its last
 KEEP_ALIVE_S = 75  # longer than the usual pause of a client's pool
+_LEAVES_S = 0.5  # for the first request of a connection that was accepted last
 _AHEAD = 8  # pipelined requests per connection
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
 
@@ -203,7 +204,9 @@ def _refusing(error: ErrorReply) -> ASGIApp:
 class DrainingServer(sockets.AnnouncingServer):
     """A server that continues for a while after SIGTERM, for clients that do not know of it yet.
 
-    Another signal or Ctrl-C ends it at once.
+    Another signal or Ctrl-C ends it at once.  If its socket stays open for another process, it
+    accepts no more connections first, and then waits a moment for the requests of those that it
+    has.
     """
 
     def __init__(
@@ -212,9 +215,10 @@ class DrainingServer(sockets.AnnouncingServer):
         ready: Callable[[], None],
         drain_s: float,
         draining: Callable[[], None],
+        leaving: Callable[[], None] | None,
     ) -> None:
         super().__init__(config, ready)
-        self._drain_s, self._draining = drain_s, draining
+        self._drain_s, self._draining, self._leaving = drain_s, draining, leaving
         self._end: float | None = None  # monotonic seconds
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -223,6 +227,14 @@ class DrainingServer(sockets.AnnouncingServer):
             return
         self._end = time.monotonic() + self._drain_s
         self._draining()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._leaving is not None and not self.force_exit:
+            self._leaving()
+            for server in self.servers:
+                server.close()
+            await asyncio.sleep(_LEAVES_S)
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         if self._end is not None and time.monotonic() >= self._end:
@@ -239,6 +251,8 @@ class Listener:
         ready: called once requests are accepted.
         drain_s: how long it continues after SIGTERM; draining: called at SIGTERM, in the signal
             handler.
+        leaving: called when it accepts no more connections, if its socket stays open for another
+            process; None: it does not.
     """
 
     def __init__(
@@ -251,6 +265,7 @@ class Listener:
         ready: Callable[[], None] = lambda: None,
         drain_s: float = 0.0,
         draining: Callable[[], None] = lambda: None,
+        leaving: Callable[[], None] | None = None,
     ) -> None:
         self._taken = taken
         config = uvicorn.Config(
@@ -278,7 +293,7 @@ class Listener:
             gc.freeze()
             ready()
 
-        self._server = DrainingServer(config, begun, drain_s, draining)
+        self._server = DrainingServer(config, begun, drain_s, draining, leaving)
 
     def end(self) -> None:
         """Accept no more requests, and end after those in flight; from any thread."""

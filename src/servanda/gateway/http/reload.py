@@ -21,7 +21,8 @@ class ReloadedFiles:
     Args:
         files: files that are read together.
         stamps: stamps of the files at their first reading.
-        read: reads them and returns a log line; on a ContractError the previous data stays in use.
+        read: reads them and returns a log line, "" for none; on a ContractError the previous data
+            stays in use.
         say: prints a log line, from any thread.
     """
 
@@ -52,7 +53,8 @@ class ReloadedFiles:
         self._demanded.clear()
         self._read_stamps = now
         try:
-            self._say(self._read())
+            if text := self._read():
+                self._say(text)
         except ContractError as error:
             names = " and ".join(map(str, self._files))
             self._say(f"! {names} cannot be used, and what was read before stays in use:\n{error}")
@@ -93,9 +95,14 @@ class ListenerFiles:
         held: Sequence[tuple[str, Role, str]] = (),
     ) -> None:
         self._rereads: list[ReloadedFiles] = []
+        self._say = say
         self.keys = self._keys(Path(keys), say, held) if keys else Keys(*held)
         self.certificate = self._certificate(*tls, say) if tls else None
         self.scheme = "https" if tls else "http"
+
+    def follow(self, files: Sequence[Path], again: Callable[[], str]) -> None:
+        """Read more files again, as `ReloadedFiles` does; they were just read."""
+        self._rereads.append(ReloadedFiles(files, stamps_of(files), again, self._say))
 
     def demand(self) -> None:
         """Request a reload of all files; from any thread or signal handler."""

@@ -19,8 +19,8 @@ from servanda.gateway.proxy.controller_sync import ControllerSync
 from servanda.gateway.proxy.exchange import ClientGone, Exchange
 from servanda.gateway.proxy.gateway import Gateway
 from servanda.gateway.proxy.passthrough import PassthroughHandler
+from servanda.gateway.proxy.pools.upstreams import COMPLETION_PATHS, Server
 from servanda.gateway.proxy.readiness import readiness
-from servanda.gateway.proxy.upstreams import COMPLETION_PATHS, Server
 
 _ENDING = ErrorReply(503, "the gateway ends; try again", "ending", retry_s=1)
 _ALLOWED_BY_KEY = "give a key of role client as `Authorization: Bearer KEY`"

@@ -2,7 +2,7 @@
 #
 # All decisions about evidence are made before dispatch: the pool, whether the request is sampled,
 # and the logprobs requested.  The response changes none of them.  A reply that has begun comes from
-# one pool to its end.
+# one server to its end.
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from servanda.gateway.proxy.exchange import Exchange, forward, is_packed, is_str
 from servanda.gateway.proxy.gateway import Gateway
 from servanda.gateway.proxy.launch_log import OpenRow
 from servanda.gateway.proxy.logprob_capture import LogprobCapture
-from servanda.gateway.proxy.logprob_request import BAD_REQUEST, allowed_best
+from servanda.gateway.proxy.logprob_request import BAD_REQUEST, LogprobRequest, allowed_best
 from servanda.gateway.proxy.mirror import Mirror
-from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
-from servanda.gateway.proxy.upstreams import (
+from servanda.gateway.proxy.pools.server_pool import ENDED, PoolServer, in_flight
+from servanda.gateway.proxy.pools.upstreams import (
     BROKEN,
     ClientError,
     Response,
-    Server,
     UpstreamError,
     read_body,
     read_start,
 )
+from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.routing.model import Pool
 from servanda.traces.assignments import BREAKER
 
 _WAITS = ("reply", "part", "total")  # phases whose timeout is a failure of the pool
+_REPLICAS = 2  # of a pool that one request may fail at, beside those that refuse connections
 _TURN = 8 << 10  # bytes of a stream that are parsed before other tasks run
 # client headers that a sampled request replaces
 _OF_ITS_OWN = frozenset(("accept-encoding", *named.OF_A_BODY))
@@ -74,7 +75,11 @@ class _Completion:
         self._path = exchange.with_query(routed.path)
         self._capture: LogprobCapture | None = None
         self._pool: Pool | None = None  # pool of the client's reply; None before it begins
-        self._infer_failure = ""  # why infer gave no reply, until stable has handled the request
+        # servers without a reply and why, until another one has handled the request
+        self._failures: list[tuple[PoolServer, str]] = []
+        self._tried: list[PoolServer] = []
+        self._row: OpenRow | None = None
+        self._logprob_request: LogprobRequest | None = None
 
     async def answer(self) -> None:
         gateway, exchange, routed = self._gateway, self._exchange, self._routed
@@ -82,65 +87,88 @@ class _Completion:
         try:
             if decision.pool is None:
                 raise self._outside_envelope()
-            pool = self._enter(decision.pool)
-            away = BREAKER if pool != decision.pool else ""
+            server = self._enter(decision.pool)
+            away = BREAKER if server.name != decision.pool else ""
             if away:
                 add(counts.failovers, away)
-            line = gateway.assignments.assign(routed, gateway.snapshot, pool, away)
+            line = gateway.assignments.assign(routed, gateway.snapshot, server.pool, away)
             if decision.mirrored:
                 self._mirror.send(routed)
             try:
-                await self._answer_from(pool)
+                await self._answer_from(server)
             except _AskStable as failure:
                 add(counts.failovers, str(failure))
                 gateway.assignments.failed_over(line)
-                try:
-                    await self._answer_from(self._enter("stable"))
-                finally:
-                    self._compare(stable_answered=False)
+                await self._answer_from(self._enter("stable"))
         finally:
+            self._compare(answered=False)
             counts.overhead.add(exchange.busy_s)
             counts.replied(decision, self._pool, exchange.first_s)
 
-    def _enter(self, pool: Pool) -> Pool:
-        """The pool of the request; an explicit session stays on one pool."""
-        pool = self._gateway.enter(pool, self._exchange.client)
-        if self._exchange.head.session:
-            self._gateway.sessions.put(self._routed.facts.sticky, pool)
-        return pool
+    @property
+    def _session(self) -> str:
+        """The request's explicit session, "" without one."""
+        return self._routed.facts.sticky if self._exchange.head.session else ""
 
-    async def _answer_from(self, pool: Pool) -> None:
-        """Forward the request to a pool; _AskStable: infer gave no reply, stable may be tried."""
+    def _enter(self, pool: Pool) -> PoolServer:
+        """The server of the request; an explicit session stays on one pool, and on one server."""
+        server = self._gateway.enter(pool, self._exchange.client, self._session)
+        if self._session:
+            self._gateway.sessions.put(self._session, server.pool)
+        return server
+
+    async def _answer_from(self, first: PoolServer) -> None:
+        """Forward the request to a pool, to one of its servers after another until one replies.
+
+        Raises:
+            _AskStable: infer gave no reply, and stable may be tried.
+        """
         gateway, counts, slices = self._gateway, self._gateway.counts, self._routed.decision.slices
-        server, row, self._logprob_request = gateway.servers[pool], None, None
+        pool = first.pool
+        self._row, sampled = None, None
         if pool == "infer":
-            row = self._launch()
+            sampled = self._launch(first)
             gateway.launches.in_flight.move(slices, 1)
-        self._lost = "cancelled"
         counts.begun(pool)
         try:
-            await self._forward_from(server, pool)
-        except UpstreamError as error:
-            self._lost = error.why
-            counts.answered(pool, error.why)
-            await self._give_up_on(server, error.why)
-        except asyncio.CancelledError:
-            await self._cancelled(server, pool)
+            server: PoolServer | None = first
+            while server is not None:
+                self._lost, self._capture, self._logprob_request = "cancelled", None, sampled
+                server = await self._attempt(server)
         finally:
             counts.ended(pool)
             if pool == "infer":
                 gateway.launches.in_flight.move(slices, -1)
-            if row is not None:
+            if self._row is not None:
                 capture = self._capture if self._lost == "cancelled" else None
-                gateway.resolve(row, self._routed, capture, self._lost)
+                gateway.resolve(self._row, self._routed, capture, self._lost)
 
-    def _launch(self) -> OpenRow | None:
-        gateway, routed = self._gateway, self._routed
+    def _launch(self, first: PoolServer) -> LogprobRequest | None:
+        """Open the row of the request, if it is sampled: one, whichever replica replies."""
+        gateway, routed, sampled = self._gateway, self._routed, None
         if routed.decision.sampled and not routed.decision.mirrored:
-            self._logprob_request = gateway.logprob_request(routed.request)
-        return gateway.launches.launch(routed, gateway.snapshot, self._logprob_request)
+            sampled = gateway.logprob_request(routed.request, first)
+        self._row = gateway.launches.launch(routed, gateway.snapshot, sampled)
+        return sampled
 
-    async def _forward_from(self, server: Server, pool: Pool) -> None:
+    async def _attempt(self, server: PoolServer) -> PoolServer | None:
+        """Forward the request to a server; returns the one to try next, None after a reply."""
+        self._tried.append(server)
+        if self._row is not None and self._gateway.pools[server.pool].checked:
+            self._row.fields["x-replica"] = server.url
+        with in_flight(server):
+            try:
+                await self._forward_from(server)
+            except UpstreamError as error:
+                self._lost = error.why
+                self._gateway.count_reply(server, error.why)
+                return await self._give_up_on(server, error.why)
+            except asyncio.CancelledError:
+                return await self._cancelled(server)
+        return None
+
+    async def _forward_from(self, server: PoolServer) -> None:
+        pool = server.pool
         response = await self._send(server)
         status, packed = response.status, is_packed(response)
         if self._logprob_request is not None and (status in BAD_REQUEST or packed):
@@ -155,10 +183,10 @@ class _Completion:
         if self._logprob_request is not None and response.status != 200:
             self._lost, self._logprob_request = f"status {response.status}", None
         with closing(response):
-            self._check_status(server, pool, response)
+            self._check_status(server, response)
             self._pool = pool
             if response.status not in BROKEN:
-                self._compare(stable_answered=True)
+                self._compare(answered=True)
             long = (response.content_length or 0) > self._exchange.limits.reply_bytes
             if self._logprob_request is not None and not long:
                 await self._forward_sampled(server, response)
@@ -169,9 +197,9 @@ class _Completion:
                 await forward(self._exchange, response, headers, server.about)
         if response.status not in BROKEN:
             server.breaker.succeeded(self._exchange.client)
-        self._gateway.counts.answered(pool, f"{response.status // 100}xx")
+        self._gateway.count_reply(server, f"{response.status // 100}xx")
 
-    async def _send(self, server: Server) -> Response:
+    async def _send(self, server: PoolServer) -> Response:
         exchange, about, sampled = self._exchange, server.about, self._logprob_request
         headers = named.upstream_headers(exchange.headers, about.key, keeps=not exchange.holder)
         if sampled is not None:
@@ -185,21 +213,21 @@ class _Completion:
         exchange.resume()
         return response
 
-    def _check_status(self, server: Server, pool: Pool, response: Response) -> None:
-        """Raise on an error that another pool may not have, and on a redirect."""
-        status = response.status
+    def _check_status(self, server: PoolServer, response: Response) -> None:
+        """Raise on an error that another server may not have, and on a redirect."""
+        status, pool = response.status, server.pool
         if status in BROKEN:
-            if self._gateway.has_fallback(pool):
+            if self._gateway.has_fallback(pool) or self._may_retry(server, "5xx"):
                 raise UpstreamError("5xx")
-            server.breaker.abandoned()  # it may be the request, and no other pool is left
+            server.breaker.abandoned()  # it may be the request, and no other server is left
         elif server.breaker.state != "closed":
             server.breaker.succeeded(self._exchange.client)
         if 300 <= status < 400 and status != 304:
-            self._gateway.counts.answered(pool, "3xx")
+            self._gateway.count_reply(server, "3xx")
             message = f"{pool} answers with a redirect, and none is followed: correct its url"
             raise ErrorReply(502, message, "redirect")
 
-    async def _forward_sampled(self, server: Server, response: Response) -> None:
+    async def _forward_sampled(self, server: PoolServer, response: Response) -> None:
         """Forward a sampled reply without the added logprobs."""
         exchange, limits = self._exchange, self._exchange.limits
         assert self._logprob_request is not None
@@ -236,17 +264,37 @@ class _Completion:
             await exchange.part(rest)
         await exchange.end()
 
-    async def _give_up_on(self, server: Server, why: str) -> None:
-        """Handle a missing or partial reply of a pool."""
-        exchange, over = self._exchange, self._exchange.timeouts.over
+    def _may_retry(self, server: PoolServer, why: str) -> bool:
+        """Whether another replica of the pool can be tried.
+
+        Any number of those that refuse connections, which takes no time; of others few, because the
+        request may be at fault.
+        """
+        pool = self._gateway.pools[server.name]
+        others = sum(failed.name == server.name for failed, _ in self._failures)
+        few = why == "connect" or others + 1 < _REPLICAS
+        return few and pool.has_another(self._tried)
+
+    async def _give_up_on(self, server: PoolServer, why: str) -> PoolServer | None:
+        """Handle a missing or partial reply; returns the replica to try next, if any."""
+        gateway, exchange, over = self._gateway, self._exchange, self._exchange.timeouts.over
+        pool = gateway.pools[server.name]
+        if why in ENDED:
+            pool.suspect(server, why)
         if not exchange.begun:
             self._pool = None  # the client has received no part of the reply
-        if not exchange.begun and not over and self._gateway.has_fallback(server.name):
-            if why == "connect":
-                server.breaker.unreachable()
-            else:
-                self._infer_failure = why
-            raise _AskStable(why)
+        if not exchange.begun and not over:
+            another = None
+            if self._may_retry(server, why):
+                another = pool.enter(exchange.client, self._session, self._tried)
+            if another is not None or gateway.has_fallback(server.name):
+                if why == "connect":
+                    gateway.record_failure(server, why, exchange.client)
+                else:
+                    self._failures.append((server, why))
+                if another is not None:
+                    return another
+                raise _AskStable(why)
         if why == "timeout" and exchange.begun and over:
             server.breaker.abandoned()  # a long response or a slow reader is no failure of the pool
         else:
@@ -256,33 +304,34 @@ class _Completion:
         if not exchange.begun:
             raise error
         await exchange.give_up(error)
+        return None
 
-    def _compare(self, *, stable_answered: bool) -> None:
-        """Record infer's failure once stable has handled the same request."""
-        why, self._infer_failure = self._infer_failure, ""
-        infer = self._gateway.servers["infer"]
-        if why and stable_answered:
-            self._gateway.record_failure(infer, why, self._exchange.client)
-        elif why:  # a request that fails on all pools is at fault itself
-            infer.breaker.abandoned()
+    def _compare(self, *, answered: bool) -> None:
+        """Record the failures of servers once another one has handled the same request."""
+        failures, self._failures = self._failures, []
+        for server, why in failures:
+            if answered:
+                self._gateway.record_failure(server, why, self._exchange.client)
+            else:  # a request that fails everywhere is at fault itself
+                server.breaker.abandoned()
 
-    async def _cancelled(self, server: Server, pool: Pool) -> None:
+    async def _cancelled(self, server: PoolServer) -> PoolServer | None:
         """Handle a timeout; any other cancellation is propagated."""
         exchange, why = self._exchange, self._exchange.timeouts.why
         whole = self._capture is not None and self._capture.whole
         if why and not whole:  # a complete response that was only being forwarded counts
             self._lost = "timeout" if why in _WAITS else why
         if why in _WAITS:
-            self._gateway.counts.answered(pool, "timeout")
+            self._gateway.count_reply(server, "timeout")
             exchange.timeouts.again()
-            await self._give_up_on(server, "timeout")
-            return
+            return await self._give_up_on(server, "timeout")
         server.breaker.abandoned()
-        self._gateway.counts.answered(pool, "2xx" if whole else "gone")
+        self._gateway.count_reply(server, "2xx" if whole else "gone")
         if why != "client":
             raise
         exchange.timeouts.again()
         exchange.cut()
+        return None
 
     def _with_decision(self, headers: list[Header], pool: Pool) -> list[Header]:
         if self._gateway.config.shows:

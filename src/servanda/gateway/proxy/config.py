@@ -52,6 +52,8 @@ class Upstream:
         limit: default limit of new tokens; None: the rest of the context.
         mute: requests whose responses it returns without token ids, so that they are no evidence.
         masks: whether it restricts tokens by a grammar if a chat may call tools.
+        build: further facts that it reports about itself: its version, its weights, and settings
+            that may change a number.
         best: most top-k logprobs that a sampled request asks for.
         connect_s, first_byte_s, idle_s: timeouts for a connection, for the first byte of a reply
             (for the whole reply if it is not streamed), and between two of its parts; total_s: for
@@ -71,6 +73,7 @@ class Upstream:
     limit: int | None = None
     mute: frozenset[RequestForm] = frozenset()
     masks: bool = False
+    build: Mapping[str, str] = field(default_factory=dict)
     best: int = 8
     connect_s: float = 5.0
     first_byte_s: float = 300.0
@@ -94,6 +97,24 @@ class Upstream:
 
 
 @dataclass(frozen=True)
+class Replica:
+    """One of several servers of a pool.
+
+    Args:
+        upstream: as last described; its `probe` is None if it was described.
+        weight: its share of the pool's requests, relative to those of the others.
+        describe: as `Upstream.probe`.
+    """
+
+    upstream: Upstream
+    weight: float
+    describe: Callable[[], Upstream] = field(repr=False, compare=False)
+
+
+Replicas = Mapping[Pool, tuple[Replica, ...]]
+
+
+@dataclass(frozen=True)
 class Limits:
     """The limits of a gateway; beyond them a request is refused with the reason.
 
@@ -114,6 +135,7 @@ class Limits:
             nor mirrored: parsing it would delay all others.
         sessions, session_s: how many sessions are kept, and for how long after their last request.
         drain_s: grace period for requests in flight at shutdown.
+        check_s: mean time between two checks of a replica; check_wait_s: timeout of one.
     """
 
     body_bytes: int = 32 << 20
@@ -134,6 +156,8 @@ class Limits:
     sessions: int = 65_536
     session_s: float = 7200.0
     drain_s: float = 20.0
+    check_s: float = 5.0
+    check_wait_s: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +185,8 @@ class Config:
 
     Args:
         infer: the pool under test; stable: the other pool, or None.
+        replicas: the servers of pools that have several; such a pool's own upstream only describes
+            the kernel that all of them run.
         controller: the source of snapshots, with URL and key of role `gateway`; None: no
             controller.  standbys: further ones, of which one may lead when that one does not.
         name: name of this gateway, unique per controller.
@@ -174,6 +200,7 @@ class Config:
 
     infer: Upstream
     stable: Upstream | None = None
+    replicas: Replicas = field(default_factory=dict)
     controller: Upstream | None = None
     standbys: tuple[Upstream, ...] = ()
     name: str = "gateway"
@@ -192,11 +219,17 @@ class Config:
                 "stable serves while no route is known, and there is no stable pool",
                 hint="name one, or let infer serve then: routing: {without_snapshot: infer}",
             )
-        if self.stable is not None and self.stable.base == self.infer.base:
+        if shared := self._bases("infer") & self._bases("stable"):
             raise ContractError(
-                f"infer and stable are both {self.infer.base}",
+                f"infer and stable are both {min(shared)}",
                 hint="the two kernels are distinguished by their URLs: give two",
             )
+
+    def _bases(self, pool: Pool) -> set[str]:
+        """The addresses of the servers of a pool."""
+        own = self.pools.get(pool)
+        declared = {replica.upstream.base for replica in self.replicas.get(pool, ())}
+        return declared or ({own.base} if own is not None else set())
 
     @property
     def pools(self) -> Mapping[Pool, Upstream]:

@@ -25,7 +25,7 @@ from servanda.errors import MeasurementError
 from servanda.gateway.proxy.counters import add
 from servanda.gateway.proxy.gateway import Gateway
 from servanda.gateway.proxy.launch_log import MESSAGE_ROWS
-from servanda.gateway.proxy.upstreams import Server, UpstreamError
+from servanda.gateway.proxy.pools.upstreams import Server, UpstreamError
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
 from servanda.gateway.routing.router import Router
 

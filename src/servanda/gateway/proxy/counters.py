@@ -58,6 +58,8 @@ class Counts:
         decisions: "slice\\tpool\\treason" -> requests, counted for the most specific slice.
         would: "slice\\tpool" -> requests that would go there if every decision were acted on.
         statuses: "pool\\tstatus" -> replies: 2xx, 4xx, 5xx, or connect, timeout, broken, gone.
+        replicas: "pool\\turl\\tstatus" -> the same of pools that have replicas.
+        servers: pool -> url -> state of a replica, as in `ServerPool.report`.
         answers: "slice\\tpool" -> requests whose reply came from that pool, "none" without a
             reply, counted for the most specific slice.
         failovers: reason -> requests that failed over from infer to stable: connect, timeout,
@@ -79,6 +81,8 @@ class Counts:
     decisions: dict[str, int] = field(default_factory=dict)
     would: dict[str, int] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
+    replicas: dict[str, int] = field(default_factory=dict)
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
     answers: dict[str, int] = field(default_factory=dict)
     failovers: dict[str, int] = field(default_factory=dict)
     overhead: Histogram = field(default_factory=lambda: Histogram(OVERHEAD_S))

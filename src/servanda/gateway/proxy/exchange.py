@@ -14,7 +14,7 @@ from servanda.gateway.http.error_replies import ErrorReply, Header
 from servanda.gateway.http.headers import Head, read_head
 from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy.config import Limits, Upstream
-from servanda.gateway.proxy.upstreams import ClientError, Response, UpstreamError
+from servanda.gateway.proxy.pools.upstreams import ClientError, Response, UpstreamError
 
 _EVENTS = "text/event-stream"
 _WHOLE = 65_536  # bytes of a reply that are buffered before the first is sent

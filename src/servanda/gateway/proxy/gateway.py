@@ -9,15 +9,14 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from servanda.errors import MeasurementError
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.proxy.assignment_log import AssignmentLog
-from servanda.gateway.proxy.breaker import Breaker
-from servanda.gateway.proxy.config import Config
+from servanda.gateway.proxy.config import Config, Replicas
 from servanda.gateway.proxy.counters import Counts, add
 from servanda.gateway.proxy.exchange import Exchange
 from servanda.gateway.proxy.launch_log import LaunchLog, OpenRow
@@ -25,15 +24,19 @@ from servanda.gateway.proxy.logprob_capture import WITHOUT_PROMPT, Answer, Logpr
 from servanda.gateway.proxy.logprob_request import (
     LENGTH,
     ROOM,
+    UNMET,
     LogprobRequest,
     NoEvidence,
     logprob_request_of,
 )
+from servanda.gateway.proxy.pools.breaker import Breaker
+from servanda.gateway.proxy.pools.replica_checks import ReplicaChecks
+from servanda.gateway.proxy.pools.server_pool import ENDED, PoolServer, ServerPool
+from servanda.gateway.proxy.pools.upstreams import Server
 from servanda.gateway.proxy.prompt_tokens import PromptTokens
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.proxy.request_log import RequestLog
 from servanda.gateway.proxy.sessions import Sessions
-from servanda.gateway.proxy.upstreams import Server
 from servanda.gateway.routing.hash_split import pseudonym
 from servanda.gateway.routing.model import Pool, RequestFacts, Snapshot
 from servanda.gateway.routing.router import Router
@@ -62,8 +65,9 @@ class Gateway:
         self.started = self.now()
         self.counts = Counts()
         self.router = Router(None, config.without)
-        self.servers: dict[str, Server] = {
-            name: Server(name, upstream, clock) for name, upstream in config.pools.items()
+        self.pools: dict[str, ServerPool] = {
+            name: ServerPool(name, upstream, config.replicas.get(name, ()), clock)
+            for name, upstream in config.pools.items()
         }
         self.answer_breaker = Breaker(clock, _ODD_IN_A_ROW, _ODD_REST_S, None, _ODD_WINDOW_S)
         limits = config.limits
@@ -74,6 +78,8 @@ class Gateway:
         self.launches = LaunchLog(limits, self.counts, log, clock=clock, now=self.now)
         self.assignments = AssignmentLog(log, now=self.now)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._checks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._prefix, self._last = secrets.token_hex(6), 0
 
     @property
@@ -81,12 +87,41 @@ class Gateway:
         return self.router.snapshot
 
     async def open(self) -> None:
-        for server in self.servers.values():
-            await server.open()
+        self._loop = asyncio.get_running_loop()
+        for pool in self.pools.values():
+            await pool.open()
+            if pool.checked:
+                self._check(pool, pool.servers)
+
+    def _check(self, pool: ServerPool, servers: Sequence[PoolServer]) -> None:
+        """Check servers from now on."""
+        checks = ReplicaChecks(pool, self.config.limits)
+        for server in servers:
+            task = asyncio.get_running_loop().create_task(checks.run(server))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
+
+    def follow_replicas(self, replicas: Replicas) -> None:
+        """Use other servers for the pools that have replicas; from any thread."""
+
+        async def follow() -> None:
+            for name, servers in replicas.items():
+                pool = self.pools[name]
+                if not pool.checked and len(servers) == 1:
+                    continue  # a URL alone is that of the start
+                self._check(pool, await pool.follow(servers))
+
+        if self._loop is not None and not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(follow(), self._loop)
 
     async def wait_for_infer(self) -> None:
-        """Request infer's description until it responds: it may still be loading its model."""
-        infer = self.servers["infer"]
+        """Request infer's description until it responds: it may still be loading its model.
+
+        Replicas are checked instead.
+        """
+        if self.pools["infer"].checked:
+            return
+        (infer,) = self.pools["infer"].servers
         while infer.about.probe is not None:
             await asyncio.sleep(_MEET_S)
             with contextlib.suppress(MeasurementError):
@@ -94,17 +129,17 @@ class Gateway:
 
     async def settle(self) -> None:
         """End background work; rows without a response count as lost."""
-        while self._tasks:  # ending tasks may request the ids of a prompt
-            for task in self._tasks:
+        while tasks := self._tasks | self._checks:  # ending tasks may request the ids of a prompt
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         self.launches.end()
 
     async def close(self) -> None:
         if self.log is not None:
             self.log.close()
-        for server in self.servers.values():
-            await server.close()
+        for pool in self.pools.values():
+            await pool.close()
 
     def take(self, snapshot: Snapshot) -> bool:
         """Use a snapshot; False if a later one is in use."""
@@ -161,55 +196,63 @@ class Gateway:
         salt = bytes.fromhex(self.snapshot.salt) if self.snapshot is not None else b""
         return pseudonym(salt, who)
 
-    def enter(self, pool: Pool, client: str) -> Pool:
-        """The pool of a request: the decided one, or stable if infer's circuit breaker is open.
+    def enter(self, name: Pool, client: str, session: str = "") -> PoolServer:
+        """The server of a request: one of the decided pool, or of stable if infer has none.
 
         Args:
-            client: identity of the client.
+            client: identity of the client; session: its explicit session, "" without one.
 
         Raises:
             ErrorReply: no pool is available.
         """
-        server = self.servers.get(pool)
-        if server is None:
+        pool = self.pools.get(name)
+        if pool is None:
             raise ErrorReply(
                 503,
-                f"the route sends this request to {pool}, and this gateway has no such pool; "
+                f"the route sends this request to {name}, and this gateway has no such pool; "
                 "name one, or let infer serve without",
                 "no_pool",
                 retry_s=5,
             )
-        if self.has_fallback(pool):
-            if not (self.answer_breaker.enter(client) and server.breaker.enter(client)):
-                return self.enter("stable", client)
-            return pool
-        if server.breaker.enter(client):
-            return pool
-        raise ErrorReply(
-            503, f"{pool} does not answer; try again", "pool_down", server.breaker.wait_s
-        )
+        if self.has_fallback(name) and not self.answer_breaker.enter(client):
+            return self.enter("stable", client, session)
+        server = pool.enter(client, session)
+        if server is not None:
+            return server
+        if self.has_fallback(name):
+            return self.enter("stable", client, session)
+        raise ErrorReply(503, f"{name} does not answer; try again", "pool_down", pool.wait_s)
 
     def has_fallback(self, pool: str) -> bool:
         """Whether another pool can be tried if this one fails."""
-        return pool == "infer" and "stable" in self.servers
+        return pool == "infer" and "stable" in self.pools
 
-    def record_failure(self, server: Server, why: str, client: str) -> None:
-        """Record a failure of a pool; of the last pool only refused connections count.
+    def record_failure(self, server: PoolServer, why: str, client: str) -> None:
+        """Record a failure of a server; of the last one only refused connections count.
 
         Args:
             why: reason as in `UpstreamError`, or "5xx"; client: its identity.
         """
+        pool = self.pools[server.name]
         if why == "connect":
             server.breaker.unreachable()
-        elif self.has_fallback(server.name):
+        elif self.has_fallback(server.name) or len(pool.servers) > 1:
             server.breaker.failed(client)
         else:
             server.breaker.abandoned()
+        if why in ENDED:
+            pool.suspect(server, why)
+
+    def count_reply(self, server: PoolServer, status: str) -> None:
+        """Count a reply of a server, or an attempt without one."""
+        self.counts.answered(server.name, status)
+        if self.pools[server.name].checked:
+            add(self.counts.replicas, f"{server.name}\t{server.url}\t{status}")
 
     def counter(self) -> Server | None:
-        """The pool to ask for tokens: an available one, stable first."""
-        servers = [self.servers[name] for name in ("stable", "infer") if name in self.servers]
-        return next((s for s in servers if s.breaker.state == "closed"), None)
+        """The server to ask for tokens: an available one, of stable first."""
+        pools = [self.pools[name] for name in ("stable", "infer") if name in self.pools]
+        return next((server for pool in pools if (server := pool.one())), None)
 
     def resolve(
         self, row: OpenRow, routed: RoutedRequest, capture: LogprobCapture | None, lost: str
@@ -246,7 +289,8 @@ class Gateway:
                 prompt = await self.tokens.ids(request)
                 return
             if prompt is None:
-                prompt = await self.tokens.ids(request, self.servers["infer"])
+                infer = self.pools["infer"]
+                prompt = await self.tokens.ids(request, infer.one() or infer.servers[0])
                 if prompt is None:
                     answer = {"lost": WITHOUT_PROMPT}
                     return
@@ -266,20 +310,21 @@ class Gateway:
 
     async def _prompt(self, request: CompletionRequest) -> list[int] | None:
         """The prompt tokens of a request according to stable; None if unknown."""
-        stable = self.servers.get("stable")
-        if request.known_tokens is None and (stable is None or stable.breaker.state != "closed"):
+        stable = self.pools["stable"].one() if "stable" in self.pools else None
+        if request.known_tokens is None and stable is None:
             return None
         return await self.tokens.ids(request, stable) if request.alone else None
 
     def logprob_request(
-        self, request: CompletionRequest, *, mirrored: bool = False
+        self, request: CompletionRequest, infer: PoolServer, *, mirrored: bool = False
     ) -> LogprobRequest | None:
         """The request for infer with logprobs, if sampled; None if it is no evidence.
 
         Decided before the response is known, and independent of it.
         """
-        infer = self.servers["infer"]
         try:
+            if self.pools["infer"].checked and not infer.met:
+                raise NoEvidence(UNMET)
             if len(request.body) > self.config.limits.read_bytes:
                 raise NoEvidence(LENGTH)
             if not self.launches.room:
@@ -292,9 +337,10 @@ class Gateway:
     def report(self) -> dict[str, Any]:
         """The counts for the controller."""
         self.counts.pools = {
-            name: "closed" if server.breaker.state == "closed" else "open"
-            for name, server in self.servers.items()
+            name: "closed" if pool.state == "closed" else "open"
+            for name, pool in self.pools.items()
         }
+        self.counts.servers = {name: pool.report() for name, pool in self.pools.items()}
         self.counts.slice_in_flight = self.launches.in_flight.means()
         self.counts.log = self.log.problem if self.log is not None else ""
         return self.counts.report()

@@ -19,15 +19,16 @@ from servanda.gateway.proxy.logprob_request import (
     logprob_request_of,
     mirrored,
 )
+from servanda.gateway.proxy.pools.server_pool import PoolServer
+from servanda.gateway.proxy.pools.upstreams import UpstreamError, read_body
 from servanda.gateway.proxy.request import RoutedRequest
-from servanda.gateway.proxy.upstreams import UpstreamError, read_body
 
 
 class Mirror:
     """Sends mirrored requests to infer."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway, self._server = gateway, gateway.servers["infer"]
+        self._gateway = gateway
         self._limits = gateway.config.limits
         self._in_flight = 0
         self._tokens = max(1.0, self._limits.mirror_per_s)
@@ -38,16 +39,21 @@ class Mirror:
         gateway = self._gateway
         readable = len(routed.request.body) <= self._limits.read_bytes
         # a request beyond the limits is not dispatched, so its response is not missing
-        if not (readable and self._room() and self._server.breaker.enter(routed.client)):
+        server = None
+        if readable and self._room():
+            server = gateway.pools["infer"].enter(routed.client)
+        if server is None:
             gateway.counts.mirror_dropped += 1
             return
         logprob_request = None
         if routed.decision.sampled:
-            logprob_request = gateway.logprob_request(routed.request, mirrored=True)
+            logprob_request = gateway.logprob_request(routed.request, server, mirrored=True)
         row = gateway.launches.launch(routed, gateway.snapshot, logprob_request)
+        if row is not None and gateway.pools["infer"].checked:
+            row.fields["x-replica"] = server.url
         gateway.counts.mirrored += 1
         self._in_flight += 1
-        gateway.run_in_background(self._ask(routed, logprob_request, row))
+        gateway.run_in_background(self._ask(server, routed, logprob_request, row))
 
     def _room(self) -> bool:
         """Whether the limits allow one more: concurrent requests, and requests per second."""
@@ -61,22 +67,26 @@ class Mirror:
         return True
 
     async def _ask(
-        self, routed: RoutedRequest, logprob_request: LogprobRequest | None, row: OpenRow | None
+        self,
+        server: PoolServer,
+        routed: RoutedRequest,
+        logprob_request: LogprobRequest | None,
+        row: OpenRow | None,
     ) -> None:
-        gateway, server = self._gateway, self._server
-        lost, capture = "cancelled", None
+        gateway, lost, capture = self._gateway, "cancelled", None
+        server.in_flight += 1
         try:
             body = logprob_request.body if logprob_request else mirrored(routed.request)
             if body is None:
                 server.breaker.abandoned()
                 return
-            status, text = await self._post(routed, body)
+            status, text = await self._post(server, routed, body)
             if logprob_request is not None and status in BAD_REQUEST:
                 best = allowed_best(text or b"", server.best)
                 if best < server.best:  # retry with the number that infer allows
                     request, about = routed.request, server.about
                     logprob_request = logprob_request_of(request, about, best, mirrored=True)
-                    status, text = await self._post(routed, logprob_request.body)
+                    status, text = await self._post(server, routed, logprob_request.body)
                     server.best = best if status == 200 else server.best
             lost = f"status {status}"
             if status == 200 and text is None:
@@ -92,16 +102,20 @@ class Mirror:
             gateway.record_failure(server, lost, routed.client)
         finally:
             self._in_flight -= 1
+            server.in_flight -= 1
             if row is not None:
                 gateway.resolve(row, routed, capture, lost)
 
-    async def _post(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
+    async def _post(
+        self, server: PoolServer, routed: RoutedRequest, body: bytes
+    ) -> tuple[int, bytes | None]:
         """Status and body of a reply; None if it is compressed without having been requested."""
-        seconds = min(self._server.about.first_byte_s, self._server.about.total_s)
-        return await asyncio.wait_for(self._reply(routed, body), seconds)
+        seconds = min(server.about.first_byte_s, server.about.total_s)
+        return await asyncio.wait_for(self._reply(server, routed, body), seconds)
 
-    async def _reply(self, routed: RoutedRequest, body: bytes) -> tuple[int, bytes | None]:
-        server = self._server
+    async def _reply(
+        self, server: PoolServer, routed: RoutedRequest, body: bytes
+    ) -> tuple[int, bytes | None]:
         headers = {**server.own_headers(), "x-servanda-mirror": "1"}
         response = await server.send("POST", routed.path, headers, body)
         with closing(response):

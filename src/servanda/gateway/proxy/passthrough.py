@@ -12,8 +12,8 @@ from servanda.gateway.http import headers as named
 from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.proxy.exchange import ClientGone, Exchange, forward
 from servanda.gateway.proxy.gateway import Gateway
-from servanda.gateway.proxy.upstreams import BROKEN, UpstreamError
-from servanda.gateway.routing.model import Pool
+from servanda.gateway.proxy.pools.server_pool import PoolServer
+from servanda.gateway.proxy.pools.upstreams import BROKEN, UpstreamError
 
 
 class PassthroughHandler:
@@ -29,13 +29,14 @@ class PassthroughHandler:
         gateway = self._gateway
         first = gateway.config.without
         for pool in sorted(gateway.config.pools, key=lambda pool: pool != first):
-            if gateway.servers[pool].breaker.state != "closed":
+            server = gateway.pools[pool].one()
+            if server is None:
                 continue
             try:
-                await self._forward_from(pool, exchange, None, [])
+                await self._forward_from(server, exchange, None, [])
                 return
             except UpstreamError as error:
-                self._count_failure(pool, exchange, error)
+                self._count_failure(server, exchange, error)
                 if exchange.begun:
                     exchange.cut()
                     return
@@ -43,7 +44,7 @@ class PassthroughHandler:
 
     async def handle(self, exchange: Exchange) -> None:
         gateway, head = self._gateway, exchange.head
-        pool = gateway.enter(gateway.config.without, exchange.client)
+        server = gateway.enter(gateway.config.without, exchange.client)
         more: list[tuple[str, str]] = []
         if head.length is None and not head.chunked:
             await exchange.body()
@@ -53,37 +54,48 @@ class PassthroughHandler:
             if head.length is not None:
                 more.append(("content-length", head.length.decode("latin-1")))
             body = self._streamed_body(exchange)
-        try:
-            await self._forward_from(pool, exchange, body, more)
-        except UpstreamError as error:
-            if exchange.at_fault is not None:
-                gateway.servers[pool].breaker.abandoned()
-                raise exchange.at_fault from None
-            self._count_failure(pool, exchange, error)
-            message = f"{pool} gave no reply; try again"
+        tried: list[PoolServer] = []
+        while True:
+            tried.append(server)
+            try:
+                await self._forward_from(server, exchange, body, more)
+                return
+            except UpstreamError as error:
+                if exchange.at_fault is not None:
+                    server.breaker.abandoned()
+                    raise exchange.at_fault from None
+                self._count_failure(server, exchange, error)
+                # without a connection nothing of the body was read
+                pool = gateway.pools[server.pool]
+                another = pool.enter(exchange.client, "", tried) if error.why == "connect" else None
+                if another is not None:
+                    server = another
+                    continue
+            message = f"{server.pool} gave no reply; try again"
             reply = ErrorReply(502, message, "no_upstream", retry_s=1)
             if not exchange.begun:
-                raise reply from None
+                raise reply
             await exchange.give_up(reply)
+            return
 
-    def _count_failure(self, pool: Pool, exchange: Exchange, error: UpstreamError) -> None:
-        self._gateway.record_failure(self._gateway.servers[pool], error.why, exchange.client)
-        self._gateway.counts.answered(pool, error.why)
+    def _count_failure(self, server: PoolServer, exchange: Exchange, error: UpstreamError) -> None:
+        self._gateway.record_failure(server, error.why, exchange.client)
+        self._gateway.count_reply(server, error.why)
 
     async def _forward_from(
         self,
-        pool: Pool,
+        server: PoolServer,
         exchange: Exchange,
         body: AsyncIterator[bytes] | None,
         more: list[tuple[str, str]],
     ) -> None:
         gateway, timeouts, scope = self._gateway, exchange.timeouts, exchange.scope
-        server = gateway.servers[pool]
-        key = server.about.key
+        pool, key = server.pool, server.about.key
         headers = named.upstream_headers(exchange.headers, key, keeps=not exchange.holder) + more
         if body is None:
             timeouts.wait_for("reply", server.about.first_byte_s)
         gateway.counts.begun(pool)
+        server.in_flight += 1
         try:
             path = exchange.with_query(scope["raw_path"].decode("latin-1"))
             response = await server.send(scope["method"], path, headers, body)
@@ -97,13 +109,14 @@ class PassthroughHandler:
                     server.breaker.succeeded(exchange.client)
                 returned = named.client_headers(response.raw_headers)
                 await forward(exchange, response, returned, server.about)
-            gateway.counts.answered(pool, f"{response.status // 100}xx")
+            gateway.count_reply(server, f"{response.status // 100}xx")
         except asyncio.CancelledError:
             server.breaker.abandoned()
-            gateway.counts.answered(pool, "gone" if timeouts.why == "gone" else "timeout")
+            gateway.count_reply(server, "gone" if timeouts.why == "gone" else "timeout")
             raise
         finally:
             gateway.counts.ended(pool)
+            server.in_flight -= 1
 
     async def _streamed_body(self, exchange: Exchange) -> AsyncIterator[bytes]:
         most, size = exchange.limits.body_bytes, 0

@@ -10,9 +10,9 @@ from hashlib import blake2b
 import msgspec
 
 from servanda.gateway.proxy.config import Limits
+from servanda.gateway.proxy.pools.upstreams import Server, UpstreamError
 from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.server_kinds import KINDS
-from servanda.gateway.proxy.upstreams import Server, UpstreamError
 
 _REMEMBERED = 8192
 _MOST = 64 << 20  # bytes of a response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from servanda.gateway.proxy.gateway import Gateway
+from servanda.gateway.proxy.pools.server_pool import problem_of
 
 
 class Readiness(msgspec.Struct):
@@ -24,8 +25,8 @@ def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
     """The current readiness; draining: whether the gateway is shutting down."""
     reasons = ["the gateway is shutting down: send new requests elsewhere"] if draining else []
     snapshot, without = gateway.snapshot, gateway.config.without
-    if not any(_answers(gateway, pool) for pool in gateway.servers):
-        reasons.append(f"no pool is available: {_waits(gateway, *gateway.servers)}")
+    if not any(_answers(gateway, pool) for pool in gateway.pools):
+        reasons.append(f"no pool is available: {_waits(gateway, *gateway.pools)}")
     elif snapshot is None and not _answers(gateway, without):
         reasons.append(f"no route is known, and {without} serves then: {_waits(gateway, without)}")
     notes = []
@@ -36,15 +37,21 @@ def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
             f"the routes have expired: {snapshot.without} serves where they acted "
             "(routing.without_snapshot)"
         )
-    broken = [pool for pool in gateway.servers if not _closed(gateway, pool)]
+    broken = [pool for pool in gateway.pools if not _closed(gateway, pool)]
     if broken and not reasons:
         notes.append(_waits(gateway, *broken))
+    notes += [
+        f"{name} does not use {server.url}: {why}"
+        for name, pool in gateway.pools.items()
+        for server in pool.servers
+        if pool.checked and (why := problem_of(server))
+    ]
     return Readiness(not reasons, reasons, notes)
 
 
 def _closed(gateway: Gateway, pool: str) -> bool:
     """Whether a pool accepts requests now, including trials."""
-    return gateway.servers[pool].breaker.state != "open"
+    return gateway.pools[pool].state != "open"
 
 
 def _answers(gateway: Gateway, pool: str) -> bool:
@@ -54,6 +61,10 @@ def _answers(gateway: Gateway, pool: str) -> bool:
 
 
 def _waits(gateway: Gateway, *pools: str) -> str:
-    """The pools whose circuit breaker is open."""
-    waits = [f"{pool} for {gateway.servers[pool].breaker.wait_s} s" for pool in pools]
-    return f"after failures the circuit breaker is open for {' and '.join(waits)}"
+    """Why pools have no server for a request."""
+    empty = [pool for pool in pools if not gateway.pools[pool].usable]
+    waits = [f"{pool} for {gateway.pools[pool].wait_s} s" for pool in pools if pool not in empty]
+    parts = [f"no replica of {' and '.join(empty)} can be used"] if empty else []
+    if waits:
+        parts.append(f"after failures the circuit breaker is open for {' and '.join(waits)}")
+    return "; ".join(parts)

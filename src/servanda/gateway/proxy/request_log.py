@@ -31,7 +31,7 @@ from servanda.traces.assignments import MARK
 UNKNOWN_PROMPT: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}
 _OURS = (
     *("index", "run", "leg", "at", "served", "key"),
-    *("x-best", "x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version"),
+    *("x-best", "x-chance", "x-drawn", "x-slices", "x-mirrored", "x-version", "x-replica"),
 )
 _FILE = re.compile(r"served-([0-9]{4,})\.jsonl")
 _COUNTS = "counts.json"

@@ -14,7 +14,7 @@ from servanda.contract.server_dialects import dialect_hint, is_dialect
 from servanda.registry import nearest, quoted
 
 _SERVER = "openai_http"
-_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
+URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 _ADDRESS = "write url: http://127.0.0.1:8000"
 _OF_SERVERS = (
     *("url", "served", "dialect", "logprobs", "sampling_defaults", "timeout_s", "key_env"),
@@ -62,7 +62,7 @@ def _server(path: Path, kernel: Kernel) -> Iterator[Finding]:
     if kernel.engine == _SERVER:
         if kernel.url is None:
             yield Finding(path, "engine openai_http needs the url of a server", _ADDRESS)
-        elif _URL.fullmatch(kernel.url) is None:
+        elif URL.fullmatch(kernel.url) is None:
             message = f"{quoted(kernel.url)} is not the address of a server"
             yield Finding((*path, "url"), message, _ADDRESS)
         if kernel.model is not None:

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from servanda.contract.fields import duration_text
 from servanda.contract.finding import Finding
-from servanda.contract.model import Contract
+from servanda.contract.model import Contract, Kernel, base_of
+from servanda.contract.policy import Replica
+from servanda.judgement.lint.kernels import URL
+from servanda.registry import quoted
 
 
 def routing(contract: Contract) -> Iterator[Finding]:
@@ -17,9 +20,53 @@ def routing(contract: Contract) -> Iterator[Finding]:
         message = "without a snapshot traffic goes to stable, and there is no stable: kernel"
         hint = "declare stable:, or write without_snapshot: infer"
         yield Finding(("routing", "without_snapshot"), message, hint)
+    yield from _replicas(contract)
     yield from _order(contract)
     if contract.routing.mode == "enforce":
         yield from _enforced(contract)
+
+
+def _replicas(contract: Contract) -> Iterator[Finding]:
+    """Check the servers of the pools: each serves one pool, and the reference scorer none."""
+    given, kernels = contract.routing.replicas, contract.kernels
+    pools: tuple[tuple[str, tuple[Replica, ...] | None, Kernel | None], ...] = (
+        ("infer", given.infer, kernels.infer),
+        ("stable", given.stable, contract.stable),
+    )
+    train = base_of(kernels.train.url or "")
+    seen: dict[str, str] = {}
+    for pool, replicas, kernel in pools:
+        at = ("routing", "replicas", pool)
+        if replicas is None:
+            if kernel is not None and kernel.url is not None:
+                seen.setdefault(base_of(kernel.url), f"the url of {pool}")
+            continue
+        if kernel is None:
+            hint = "declare stable: with the kernel that they run, or remove them"
+            yield Finding(at, "stable has replicas, and there is no stable: kernel", hint, key=True)
+        if not replicas:
+            hint = "name a server, or remove the key: the kernel's url serves then"
+            yield Finding(at, f"the replicas of {pool} are none", hint)
+        for i, replica in enumerate(replicas):
+            if replica.weight <= 0:
+                hint = "write a weight above 0, or remove the replica"
+                message = f"a weight of {replica.weight:g} gives a server no requests"
+                yield Finding((*at, i, "weight"), message, hint)
+            url, base = quoted(replica.url), base_of(replica.url)
+            message = hint = ""
+            if URL.fullmatch(replica.url) is None or "@" in replica.url:
+                message = f"{url} is not the address of a server"
+                hint = "write url: http://HOST:PORT; a key is named by key_env of the kernel"
+            elif base == train:
+                message = f"{url} is the server of kernels.train, and the reference scorer serves "
+                message += "no users"
+                hint = "name another server, or remove it"
+            elif base in seen:
+                message = f"{url} is {seen[base]} already"
+                hint = "remove one of the two; `weight: 2` gives a server a double share"
+            if message:
+                yield Finding((*at, i, "url"), message, hint)
+            seen.setdefault(base, f"a replica of {pool}")
 
 
 def _order(contract: Contract) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from servanda.gateway.controller.status import ScoringStatus
+from servanda.gateway.controller.status import PoolStatus, ReplicaStatus, ScoringStatus
 from servanda.gateway.controller.web.gateway_metrics import REASONS
 from servanda.gateway.controller.web.metrics import Metrics
 from tests.gateway.controller.web import fake
@@ -52,6 +52,8 @@ FAMILIES = {
     "servanda_transitions",
     "servanda_gateways",
     "servanda_problems",
+    "servanda_upstream_requests",
+    "servanda_upstream_up",
 }
 
 
@@ -300,3 +302,36 @@ def test_a_scraper_gets_the_format_that_it_asks_for():
         metrics = client.get("/metrics", headers={**bearer("viewer"), "accept": accept})
         assert metrics.headers["content-type"].startswith("application/openmetrics-text")
         assert metrics.text.endswith("# EOF\n")
+
+
+def test_replicas_of_the_contract_have_series_and_no_other_server_has():
+    replicas = (
+        ReplicaStatus("http://a", used_at=2),
+        ReplicaStatus("http://b", used_at=1, out_at=1, why="it refuses connections"),
+        ReplicaStatus("http://new"),
+    )
+    counts = {
+        "infer\thttp://a\t2xx": 30,
+        "infer\thttp://b\tconnect": 2,
+        "infer\thttp://evil\t2xx": 1,
+        "stable\thttp://a\t2xx": 1,
+        "infer\thttp://b\todd": 1,
+    }
+    told = Told(
+        fake.status(
+            pools={"infer": PoolStatus(replicas=replicas)},
+            gateways=(fake.gateway(counts={"replicas": counts}),),
+        )
+    )
+    found = {
+        (name, of["replica"], of.get("status", "")): value
+        for (name, labels), value in told.read().items()
+        if "replica" in (of := dict(labels))
+    }
+    assert found == {
+        ("servanda_upstream_up", "http://a", ""): 1,
+        ("servanda_upstream_up", "http://b", ""): 0,
+        ("servanda_upstream_requests_total", "http://a", "2xx"): 30,
+        ("servanda_upstream_requests_total", "http://b", "connect"): 2,
+        ("servanda_upstream_requests_total", "http://b", "other"): 1,
+    }

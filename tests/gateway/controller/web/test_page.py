@@ -8,9 +8,15 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import ContractError
-from servanda.gateway.controller.status import ControllerStatus, ScoringStatus
+from servanda.gateway.controller.status import (
+    ControllerStatus,
+    PoolStatus,
+    ReplicaStatus,
+    ScoringStatus,
+)
 from servanda.gateway.controller.web import page, phrases
 from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, span, spark
+from servanda.gateway.controller.web.text import text as terminal
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.model import STATUSES, Pin
 from servanda.traces.serialization import from_plain, to_plain
@@ -299,6 +305,18 @@ def test_why_requests_are_no_evidence_is_shown_the_most_frequent_first():
     assert "4 more reasons" in html
     silent = page.page(fake.status(gateways=(fake.gateway(counts={}),)), OPERATOR)
     assert "sampled, but no evidence" not in silent
+
+
+def test_a_replica_that_is_not_used_is_a_problem_with_its_reason():
+    out = ReplicaStatus("http://b", out_at=1, why="another kernel: model 'x', not 'm'")
+    pool = PoolStatus(replicas=(ReplicaStatus("http://a", used_at=1), out))
+    one = fake.status(pools={"infer": pool})
+
+    (said,) = one.problems
+    assert said == "a replica of infer is not used, http://b: another kernel: model 'x', not 'm'"
+    assert "1 of 2 replicas used" in page.page(one, OPERATOR)
+    assert f"! {said}" in terminal(one, "http://leader")
+    assert "infer 0 in flight, 1 of 2 replicas used" in terminal(one, "http://leader")
 
 
 def test_a_log_that_takes_no_rows_is_a_problem():

@@ -64,6 +64,12 @@ _COUNTED = (
         lambda: counts_of("statuses", str, among(REPLIES)),
     ),
     (
+        "upstream_requests",
+        "The same by replica, of pools that have several.",
+        ("pool", "replica", "status"),
+        lambda: counts_of("replicas", str, str, among(REPLIES)),
+    ),
+    (
         "failovers",
         "Requests that failed over to stable because infer gave no reply.",
         ("reason",),
@@ -117,12 +123,16 @@ class Metrics(Collector):
         yield from _cells(status)
         yield from _split(status)
         name, gateways = status.name, status.gateways
-        # a first label is a word of the contract, or of this program
+        # a first label, and a replica, is a word of the contract, or of this program
+        replicas = [(p, r) for p, pool in status.pools.items() for r in pool.replicas]
         known = {"slice": {"all", *(s.name for s in status.slices)}, "pool": {*ANSWERING}}
+        urls = {(pool, replica.url) for pool, replica in replicas}
         for metric, says, labels, _ in _COUNTED:
             total = sorted(self._counted[metric].total(gateways).items())
             first = known.get(labels[0])
             values = [(words, n) for words, n in total if first is None or words[0] in first]
+            if "replica" in labels:
+                values = [(words, n) for words, n in values if words[:2] in urls]
             yield counter(metric, says, name, values, labels)
         yield gauge(
             "breaker_open",
@@ -130,6 +140,13 @@ class Metrics(Collector):
             name,
             [((p,), status.pools[p].open_at) for p in ANSWERING if p in status.pools],
             ("pool",),
+        )
+        yield gauge(
+            "upstream_up",
+            "1 if every gateway sends requests to the replica, 0 if one does not.",
+            name,
+            [((p, r.url), not r.out_at) for p, r in replicas if r.out_at or r.used_at],
+            ("pool", "replica"),
         )
         yield histogram(
             "upstream_first_byte_seconds",

@@ -191,6 +191,8 @@ def _pools(status: ControllerStatus) -> list[dict[str, Any]]:
             flight += f" of {pool.most:,}: room for {pool.headroom:,}"
         elif name == "stable":
             flight += "; its capacity is not declared"
+        if pool.replicas:
+            flight += f"; {phrases.replicas(pool)}"
         if name == "stable" and (instead := phrases.failovers(status)):
             flight += f"; {instead}"
         pools.append(

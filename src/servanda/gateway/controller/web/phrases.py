@@ -9,7 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from servanda.contract.model import WHOLE
-from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
+from servanda.gateway.controller.status import (
+    CellStatus,
+    ControllerStatus,
+    PoolStatus,
+    SliceStatus,
+)
 from servanda.gateway.controller.web import format
 from servanda.gateway.proxy.counters import numbers
 from servanda.report.consequence import advice_sentences
@@ -216,6 +221,12 @@ def counted(status: ControllerStatus, name: str) -> Counter[str]:
     for gateway in status.gateways:
         total.update(dict(numbers(gateway.counts.get(name))))
     return total
+
+
+def replicas(pool: PoolStatus) -> str:
+    """How many servers of a pool are used by every gateway."""
+    used = sum(replica.used_at > 0 and not replica.out_at for replica in pool.replicas)
+    return f"{used} of {count(len(pool.replicas), 'replica')} used"
 
 
 def failovers(status: ControllerStatus) -> str:

@@ -50,6 +50,8 @@ def _pools(status: ControllerStatus) -> str:
         part = f"{name} {pool.in_flight} in flight"
         if pool.headroom is not None:
             part += f", room for {pool.headroom}"
+        if pool.replicas:
+            part += f", {phrases.replicas(pool)}"
         parts.append(f"{part}, circuit breaker open" if pool.open else part)
     parts.append(count(len(status.gateways), "gateway"))
     parts += filter(None, [phrases.failovers(status)])

@@ -13,8 +13,8 @@ import aiohttp
 from yarl import URL
 
 from servanda.engines.tls import trusted
-from servanda.gateway.proxy.breaker import Breaker
 from servanda.gateway.proxy.config import Upstream
+from servanda.gateway.proxy.pools.breaker import Breaker
 
 COMPLETION_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
 _AT_ONCE = 1 << 18
@@ -34,13 +34,17 @@ class Server:
     """One upstream.
 
     Args:
-        name: name of its pool; "controller" for the controller.
+        name: name of its pool; "leader" for a controller.
         clock: monotonic seconds.
+
+    Attributes:
+        in_flight: requests in flight; weight: as in `config.Replica`.
     """
 
     def __init__(self, name: str, about: Upstream, clock: Callable[[], float]) -> None:
         self.name, self.about, self.best = name, about, about.best
         self.breaker = Breaker(clock)
+        self.in_flight, self.weight = 0, 1.0
         self._urls = {path: URL(about.base + path, encoded=True) for path in COMPLETION_PATHS}
         self._session: aiohttp.ClientSession | None = None
 

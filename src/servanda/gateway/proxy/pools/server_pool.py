@@ -1,0 +1,271 @@
+# A pool: the servers that run one kernel, and which of them a request is sent to.
+#
+# A pool that declares replicas checks them.  One that does not respond, or that runs another kernel
+# than the pool, gets no requests until a check finds it right again: evidence is about the pool, so
+# identity comes before any comparison.
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from servanda.gateway.proxy.config import Replica, Upstream
+from servanda.gateway.proxy.pools.breaker import State
+from servanda.gateway.proxy.pools.upstreams import Server
+from servanda.gateway.routing.model import Pool
+from servanda.gateway.routing.replica_choice import WeightedTurns, by_session
+
+ENDED = ("connect", "broken")  # failures of a request after which its server may have ended
+UNCHECKED = "it has not been checked yet"
+# parts of a description that all replicas share, and their names in messages
+_SAME = {
+    "served": "model",
+    "dialect": "kind of server",
+    "defaults": "sampling defaults",
+    "context": "context length",
+    "limit": "default limit of new tokens",
+    "mute": "requests without token ids",
+    "masks": "grammars for tools",
+}
+_LONGEST = 60  # characters of a value in a message
+
+
+class PoolServer(Server):
+    """A server of a pool.
+
+    Attributes:
+        pool: name of its pool.
+        met: whether its last check found the pool's kernel; problem: the reason if not; slow:
+            whether that is only that it does not respond in time.
+        models: the list of models at its last description, None if it has to be described again.
+        due: set to check it now.
+    """
+
+    def __init__(self, name: Pool, replica: Replica, clock: Callable[[], float]) -> None:
+        super().__init__(name, replica.upstream, clock)
+        self.pool: Pool = name
+        self.weight, self.describe = replica.weight, replica.describe
+        self.met, self.slow, self.problem = False, False, UNCHECKED
+        self.models: Any = None
+        self.due = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return self.about.base
+
+
+class ServerPool:
+    """The servers of a pool.
+
+    Args:
+        about: description of the pool's kernel, as far as known.
+        replicas: empty: one server, that of `about`, which is not checked.
+        clock: monotonic seconds.
+
+    Attributes:
+        checked: whether its servers are checked.
+        servers: those in the contract; retired: removed ones that still have requests in flight.
+        identity: description that every server must match; None until one was described.
+    """
+
+    def __init__(
+        self,
+        name: Pool,
+        about: Upstream,
+        replicas: Sequence[Replica],
+        clock: Callable[[], float],
+    ) -> None:
+        self.name: Pool = name
+        self.checked, self._clock = bool(replicas), clock
+        self._turns = WeightedTurns()
+        self.retired: list[PoolServer] = []
+        self.identity = about if about.probe is None else None
+        given = replicas or (Replica(about, 1.0, about.probe or (lambda: about)),)
+        self.servers = [PoolServer(name, replica, clock) for replica in given]
+        for server in self.servers:
+            if self.checked and server.about.probe is None:
+                self.identify(server, server.about)
+
+    @property
+    def usable(self) -> list[PoolServer]:
+        """The servers that run the pool's kernel; all, as long as that is not known.
+
+        If there is no other, those that are only slow: a pool that is overloaded is not down.
+        """
+        if not self.checked or self.identity is None:
+            return self.servers
+        met = [server for server in self.servers if server.met]
+        return met or [server for server in self.servers if server.slow]
+
+    @property
+    def state(self) -> State:
+        """The best state of a circuit breaker of a usable server."""
+        states = {server.breaker.state for server in self.usable}
+        if "closed" in states:
+            return "closed"
+        return "half-open" if "half-open" in states else "open"
+
+    @property
+    def wait_s(self) -> int:
+        """Whole seconds until a server may be tried again."""
+        return min((server.breaker.wait_s for server in self.usable), default=1)
+
+    def enter(
+        self, client: str, session: str = "", besides: Collection[Server] = ()
+    ) -> PoolServer | None:
+        """The server for a request; None if there is none.
+
+        Args:
+            client: identity of the client; session: its explicit session, "" without one.
+            besides: servers that were tried already.
+        """
+        left = {server.url: server for server in self.usable if server not in besides}
+        if len(left) > 1:  # a single one is asked all the same, for the record of its clients
+            left = {url: s for url, s in left.items() if s.breaker.state != "open"}
+        while left:
+            weights = {url: server.weight for url, server in left.items()}
+            url = by_session(session, weights)[0] if session else self._turns.take(weights)
+            server = left.pop(url)
+            if server.breaker.enter(client):
+                return server
+        return None
+
+    def has_another(self, besides: Collection[Server]) -> bool:
+        """Whether there is a server that was not tried yet, and might be."""
+        left = [server for server in self.usable if server not in besides]
+        return any(server.breaker.state != "open" for server in left)
+
+    def one(self) -> PoolServer | None:
+        """Any server whose circuit breaker is closed, for the gateway's own requests."""
+        closed = [server for server in self.usable if server.breaker.state == "closed"]
+        return random.choice(closed) if closed else None
+
+    def identify(self, server: PoolServer, found: Upstream) -> None:
+        """Compare the description of a server with the pool's, or make it the pool's."""
+        self.identity = self.identity or found
+        server.problem = difference(self.identity, found)
+        server.met, server.slow, server.about = not server.problem, False, found
+
+    def lost(self, server: PoolServer, why: str, *, slow: bool = False) -> None:
+        """Take a server out of use until a check finds it right again."""
+        server.slow = slow and (server.met or server.slow)
+        server.met, server.problem, server.models = False, why, None
+
+    def suspect(self, server: PoolServer, why: str) -> None:
+        """Check a server now, because of a failed request.
+
+        A server that refuses connections has ended, and gets no requests meanwhile; any other
+        failure may be the fault of the request.
+        """
+        if self.checked:
+            server.models = None  # it may have restarted with another kernel
+            if why == "connect":
+                self.lost(server, "it refuses connections")
+            server.due.set()
+
+    async def open(self) -> None:
+        for server in self.servers:
+            await server.open()
+
+    async def close(self) -> None:
+        for server in (*self.servers, *self.retired):
+            await server.close()
+
+    async def follow(self, replicas: Iterable[Replica]) -> list[PoolServer]:
+        """Use other servers from now on; returns those that are new.
+
+        Requests in flight at a removed one are completed.  A pool none of whose servers runs its
+        kernel takes the kernel of the first one that is described then.
+        """
+        known = {server.url: server for server in self.servers}
+        if not self.checked:
+            self.checked = True
+            for server in self.servers:
+                if server.about.probe is None:
+                    self.identify(server, server.about)
+        servers: list[PoolServer] = []
+        new: list[PoolServer] = []
+        for replica in replicas:
+            server = known.pop(replica.upstream.base, None)
+            if server is None:
+                server = PoolServer(self.name, replica, self._clock)
+                await server.open()
+                new.append(server)
+            server.weight = replica.weight
+            servers.append(server)
+        self.servers, self.retired = servers, [*self.retired, *known.values()]
+        if not any(server.met for server in servers):
+            self.identity = None
+        for server in (*servers, *known.values()):
+            server.due.set()
+        return new
+
+    async def sweep(self) -> None:
+        """Close removed servers without requests in flight."""
+        ended = [server for server in self.retired if not server.in_flight]
+        self.retired = [server for server in self.retired if server.in_flight]
+        for server in ended:
+            await server.close()
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """url -> its state, for the controller; empty if the pool declares no replicas."""
+        if not self.checked:
+            return {}
+        usable = self.usable
+        return {
+            server.url: {
+                "up": server in usable and server.breaker.state != "open",
+                "why": problem_of(server),
+                "weight": server.weight,
+                "in_flight": server.in_flight,
+            }
+            for server in self.servers
+        }
+
+
+def problem_of(server: PoolServer) -> str:
+    """Why a server of a checked pool is not used, "" if it is."""
+    if server.problem:
+        return server.problem
+    return "its circuit breaker is open after failures" if server.breaker.state == "open" else ""
+
+
+@contextmanager
+def in_flight(server: Server) -> Iterator[None]:
+    """Count a request at a server, so that it is not closed meanwhile."""
+    server.in_flight += 1
+    try:
+        yield
+    finally:
+        server.in_flight -= 1
+
+
+def difference(pool: Upstream, found: Upstream) -> str:
+    """Why a server does not run the kernel of its pool; "" if it does, as far as they report.
+
+    >>> difference(Upstream("http://a", served="m"), Upstream("http://b", served="n"))
+    "another kernel: model 'n', not 'm'"
+    """
+    for name, noun in _SAME.items():
+        was, now = getattr(pool, name), getattr(found, name)
+        if was != now:
+            return _other(noun, was, now)
+    for name in sorted({*pool.build, *found.build}):
+        was, now = pool.build.get(name), found.build.get(name)
+        if was != now:
+            return _other(name, was, now)
+    return ""
+
+
+def _other(noun: str, was: Any, now: Any) -> str:
+    def text(value: Any) -> str:
+        if isinstance(value, frozenset):
+            value = sorted(map(str, value))  # pyright: ignore[reportUnknownArgumentType]
+        elif value is not None and not isinstance(value, str | int | float):
+            value = dict(value)
+        return repr(value)[:_LONGEST] if value is not None else "unknown"
+
+    return f"another kernel: {noun} {text(now)}, not {text(was)}"
