@@ -91,6 +91,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"{_MODEL}@float32 --golden data/golden.jsonl -o reference.pack",
         "my.kernelcontract.yaml --side infer -o infer.pack",
     ),
+    "tools heartbeat": (
+        f"{_MODEL}@float32 --record answers.json",
+        "http://127.0.0.1:8000 --reference answers.json --state heartbeat --budget 200",
+    ),
     "tools history": ("runs -o history.html", "runs --gate --last 19"),
     "tools report": ("runs/first -o report.html", "runs/first --format markdown"),
     "tools kld": (
