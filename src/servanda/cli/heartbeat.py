@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from datetime import datetime, timezone
@@ -12,8 +11,9 @@ from typing import Any
 
 import click
 
+from servanda.cli.heartbeat_text import report
 from servanda.cli.options import FILE, shared
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show_json
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
@@ -28,18 +28,12 @@ from servanda.runner.heartbeat.baseline_source import (
     opened,
     prompt_ids,
 )
-from servanda.runner.heartbeat.beat import REPLAYS, Beat
-from servanda.runner.heartbeat.beat_state import TESTS, BeatState, Settings, StateFolder
+from servanda.runner.heartbeat.beat import Beat
+from servanda.runner.heartbeat.beat_state import TESTS, Settings, StateFolder
 from servanda.runner.heartbeat.endpoint import Endpoint
 from servanda.runner.heartbeat.response_rank import RankScorer
-from servanda.runner.heartbeat.smallest_change import smallest_changes
 
 _LEAST = 8  # requests of a beat: the first has six to see whether sampling is obeyed
-_SEEN = {
-    "border": "in the first token of each border prompt",
-    "rank": "in the rank of an answer",
-    "replay": "in the share of seeded answers that repeat",
-}
 
 
 @click.command("heartbeat")
@@ -222,7 +216,7 @@ def _beat(
             )
             if not kept.changed:
                 _run(beat)
-            return _report(beat, format_)
+            return report(beat, format_)
     finally:
         endpoint.close()
 
@@ -267,118 +261,3 @@ def _refuse_another_model(baseline: Baseline, endpoint: Endpoint, file: str) -> 
             hint=f"name the model as URL,served={baseline.served}, or record a reference of the "
             "other one",
         )
-
-
-def _report(beat: Beat, format_: str) -> int:
-    state, held = beat.state, beat.baseline
-    needed = 1 / state.settings.alpha
-    idle = not state.changed and not beat.sent
-    smallest = {} if state.changed else smallest_changes(held, state)
-    code = 1 if state.changed else 3 if idle else 0
-    if format_ == "json":
-        show_json(_data(beat, smallest, code))
-        return code
-    at = endpoint_of(state)
-    show(f"heartbeat  {at} against {held.source}")
-    show(
-        f"beat {state.beats}: {beat.sent} requests; {beat.today} of {beat.budget} today, "
-        f"{state.asked} in all"
-    )
-    for name in state.settings.tests:
-        show(f"  {name:<7} {_line(beat, name, smallest)}")
-    e = f"e {math.exp(min(beat.log_e, 700)):.3g} of {needed:g}"
-    if state.changed:
-        show(f"CHANGED: {state.changed} ({e})")
-        show(f"claim: the answers of {at} do not have the distribution of the reference")
-        show(_causes(beat))
-    elif idle:
-        show(f"nothing was sent: the {beat.budget} requests of this UTC day are used up")
-    else:
-        show(f"no evidence of a change so far ({e})")
-        show(f"claim: {_claim(beat)}")
-    return code
-
-
-def endpoint_of(state: BeatState) -> str:
-    """The endpoint of a state, as people read it."""
-    return f"{state.settings.url} ({state.settings.served})"
-
-
-def _line(beat: Beat, name: str, smallest: dict[str, float]) -> str:
-    record = beat.state.records[name]
-    if name == "replay":
-        replays = beat.state.replays
-        if len(replays) < REPLAYS:
-            return f"{len(replays)} of {REPLAYS} seeded requests recorded"
-        if not beat.honours_seeds:
-            return "not testable: equal seeds give other answers"
-    if not record.evidence.n:
-        return "no answer yet"
-    e = math.exp(min(record.evidence.log_e, 700))
-    lost = f", {record.evidence.missing} lost" if record.evidence.missing else ""
-    seen = "no change, however large, would have been detected yet"
-    if name in smallest:
-        seen = f"a change of {smallest[name]:.2f} {_SEEN[name]} would have been detected"
-    tail = "" if beat.state.changed else f"; {seen}"
-    return f"{record.evidence.n} answers{lost}, e {e:.3g}{tail}"
-
-
-def _claim(beat: Beat) -> str:
-    held, tests = beat.baseline, beat.state.settings.tests
-    parts = []
-    if "border" in tests:
-        parts.append(f"first tokens after {len(held.borders)} prompts")
-    if "rank" in tests:
-        parts.append(f"ranks of answers to {len(held.prompts)} prompts")
-    if "replay" in tests and beat.honours_seeds:
-        parts.append("answers to equal seeds")
-    within = (
-        f", to within a total variation of {beat.state.settings.tolerance:g}" if held.exact else ""
-    )
-    return (
-        f"{' and '.join(parts)} are as in the reference{within}, as far as the tests can see; "
-        "logprobs, token ids and other prompts are not examined"
-    )
-
-
-def _causes(beat: Beat) -> str:
-    """What to look at first."""
-    if beat.baseline.exact and beat.state.beats <= 2:
-        return (
-            "it was so from the first beats on: look at a BOS token, a chat template or system "
-            "prompt that the endpoint adds, its default sampling, and its precision; then at "
-            "another model"
-        )
-    return (
-        "weights, precision, sampling defaults or a system prompt may have changed: compare with "
-        "a kernel of yours where the endpoint tells token ids, otherwise ask who runs it"
-    )
-
-
-def _data(beat: Beat, smallest: dict[str, float], code: int) -> dict[str, Any]:
-    state = beat.state
-    return {
-        "url": state.settings.url,
-        "served": state.settings.served,
-        "reference": state.settings.reference,
-        "changed": state.changed or None,
-        "exit_code": code,
-        "e": math.exp(min(beat.log_e, 700)),
-        "alpha": state.settings.alpha,
-        "tolerance": state.settings.tolerance if beat.baseline.exact else None,
-        "beat": state.beats,
-        "sent": beat.sent,
-        "today": beat.today,
-        "budget": beat.budget,
-        "asked": state.asked,
-        "claim": None if state.changed else _claim(beat),
-        "tests": {
-            name: {
-                "answers": state.records[name].evidence.n,
-                "lost": state.records[name].evidence.missing,
-                "e": math.exp(min(state.records[name].evidence.log_e, 700)),
-                "smallest_change": smallest.get(name),
-            }
-            for name in state.settings.tests
-        },
-    }

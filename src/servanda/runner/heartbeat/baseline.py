@@ -87,7 +87,12 @@ class Baseline:
         Raises:
             MeasurementError: it cannot be written.
         """
-        told = {"servanda": _KIND, "format": FORMAT, "digest": self.digest, "baseline": asdict(self)}
+        told = {
+            "servanda": _KIND,
+            "format": FORMAT,
+            "digest": self.digest,
+            "baseline": asdict(self),
+        }
         with whole_file(path, "name another file with --record") as made:
             made.write_text(json.dumps(told, indent=1, ensure_ascii=False), encoding="utf-8")
 

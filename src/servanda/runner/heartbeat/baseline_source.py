@@ -68,7 +68,9 @@ def prompt_ids(engine: Engine, prompts: Sequence[str], chat: bool) -> list[tuple
     return found
 
 
-def from_kernel(source: str, kernel: Kernel, prompts: Sequence[str], how: RecordOptions) -> Baseline:
+def from_kernel(
+    source: str, kernel: Kernel, prompts: Sequence[str], how: RecordOptions
+) -> Baseline:
     """A reference with exact probabilities."""
     engine = opened(kernel)
     try:

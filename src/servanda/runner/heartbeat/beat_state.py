@@ -19,8 +19,8 @@ from servanda.engines.cache import whole_file
 from servanda.errors import MeasurementError
 from servanda.runner.heartbeat.baseline import Baseline, Replay, read_json
 from servanda.runner.heartbeat.response_rank import BINS, SCORES
-from servanda.theory.stats.answer_classes import RATES, STRENGTHS, AnswerClasses
-from servanda.theory.stats.restarts import Restarts
+from servanda.theory.black_box.answer_classes import RATES, STRENGTHS, AnswerClasses
+from servanda.theory.black_box.restarts import Restarts
 
 TESTS = ("border", "rank", "replay")
 FORMAT = 1

@@ -13,9 +13,9 @@ import numpy as np
 
 from servanda.runner.heartbeat.baseline import Baseline
 from servanda.runner.heartbeat.beat_state import BeatState
-from servanda.theory.stats.answer_classes import AnswerClasses
+from servanda.theory.black_box.answer_classes import AnswerClasses
+from servanda.theory.black_box.restarts import Restarts
 from servanda.theory.stats.bets import Floats
-from servanda.theory.stats.restarts import Restarts
 
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 _RUNS = 9  # of which more than half have to detect it
@@ -93,6 +93,4 @@ def _detected(
 
 
 def _factors(plan: Planned, classes: AnswerClasses, place: int, tolerance: float) -> Floats:
-    return (
-        classes.log_rate_factors(place) if plan.rates else classes.log_factors(place, tolerance)
-    )
+    return classes.log_rate_factors(place) if plan.rates else classes.log_factors(place, tolerance)

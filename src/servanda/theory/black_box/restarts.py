@@ -2,9 +2,9 @@
 #
 # A product of factors of mean at most 1 falls for as long as nothing changes, and a later change
 # has to earn that back.  Here each alternative begins at every closed beat k, with the weight
-# 1 / (k (k + 1)), and counts as 1 before: the weighted sum is a mixture of test martingales, so that
-# all evaluations together exceed 1 / alpha with a probability of at most alpha (Ville).  A change
-# after k beats costs about 2 log k nats.
+# 1 / (k (k + 1)), and counts as 1 before: the weighted sum is a mixture of test martingales, so
+# that all evaluations together exceed 1 / alpha with a probability of at most alpha (Ville).  A
+# change after k beats costs about 2 log k nats.
 
 from __future__ import annotations
 
@@ -57,4 +57,6 @@ class Restarts:
     def log_e(self) -> float:
         """Evidence of a change, nats."""
         later = -math.log(self.beats + 1)  # the weight of all beats to come
-        return float(np.logaddexp(log_mean_exp(np.array(self.growth)), later)) if self.beats else 0.0
+        return (
+            float(np.logaddexp(log_mean_exp(np.array(self.growth)), later)) if self.beats else 0.0
+        )

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from servanda.theory.stats.answer_classes import RATES, STRENGTHS, AnswerClasses
-from servanda.theory.stats.restarts import Restarts
+from servanda.theory.black_box.answer_classes import RATES, STRENGTHS, AnswerClasses
+from servanda.theory.black_box.restarts import Restarts
 
 ALPHA, BEATS, EACH = 0.1, 20, 5
 P = (0.48, 0.42, 0.1)
