@@ -78,9 +78,9 @@ _LEAST = 8  # requests of a beat: the first has six to see whether sampling is o
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 0.5),
-    default=0.01,
+    default=0.02,
     show_default=True,
-    help="Total variation from the probabilities of a kernel that is no change, such as 0.02.",
+    help="Total variation from the probabilities of a kernel that is no change, such as 0.05.",
 )
 @shared("--prompts", help="[default: the shipped ones]")
 @click.option("--chat", is_flag=True, help="Record for /v1/chat/completions.")
@@ -88,7 +88,9 @@ _LEAST = 8  # requests of a beat: the first has six to see whether sampling is o
 @click.option(
     "--border-temperature",
     type=click.FloatRange(0.01, 100),
-    help="Temperature of the first tokens, such as 0.1, for --record.  [default: --temperature]",
+    default=0.1,
+    show_default=True,
+    help="Temperature of first tokens, such as 1, for --record; a low one enlarges small changes.",
 )
 @shared("--max-new-tokens", default=32, help="For --record.")
 @shared("--seed", "--quiet", "--format", "--no-code")
@@ -138,7 +140,7 @@ def _record(
     chat: bool,
     temperature: float,
     top_p: float,
-    border_temperature: float | None,
+    border_temperature: float,
     max_new_tokens: int,
     seed: int,
     quiet: bool,
@@ -149,7 +151,7 @@ def _record(
     say = partial(click.echo, err=format_ == "json")
     texts = list(dict.fromkeys(plain_texts(prompts)))
     how = RecordOptions(
-        temperature, top_p, border_temperature or temperature, max_new_tokens, chat=chat, seed=seed
+        temperature, top_p, border_temperature, max_new_tokens, chat=chat, seed=seed
     )
     if kernel.url is None:
         baseline = from_kernel(what, kernel, texts, how)
@@ -158,7 +160,7 @@ def _record(
         how = RecordOptions(**{**vars(how), "candidates": 24, "draws": 48})
         most = how.requests(len(texts))
         say(f"record  {what}: up to {most} requests, once")
-        told = (lambda sent: None) if quiet else partial(_told, most)
+        told = partial(_told, 0 if quiet else most)
         baseline = from_endpoint(what, kernel, texts, how, not tests or "replay" in tests, told)
         equal, all_ = sum(r.equal for r in baseline.replays), len(baseline.replays)
         draws = f"{how.draws} draws each; {equal} of {all_} seeded answers repeat"
@@ -174,7 +176,7 @@ def _record(
 
 
 def _told(most: int, sent: int) -> None:
-    if sent % 50 == 0:
+    if most and sent % 50 == 0:
         click.echo(f"  {sent} of at most {most} requests", err=True)
 
 

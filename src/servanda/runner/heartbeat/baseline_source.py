@@ -31,11 +31,11 @@ class RecordOptions:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    border_temperature: float = 1.0
+    border_temperature: float = 0.1
     width: int = 32
     draws: int = 31
     candidates: int = 256
-    borders: int = 8
+    borders: int = 4
     answers: int = 16
     chat: bool = False
     seed: int = 0
