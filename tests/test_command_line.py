@@ -165,6 +165,7 @@ DIFFERS = {
     ("--only", "help"): "tests of contracts have two kinds of changes, and a kernel its relations",
     ("--only", "type"): "tests of contracts have two kinds of changes, and a kernel its relations",
     ("--only", "multiple"): "of two kinds one is named, of relations as many as are",
+    ("--reference", "help"): "of a heartbeat answers, of the others good runs",
     ("--run", "help"): "a bisection runs a command, as `git bisect run` does; a ledger has runs",
     ("--run", "metavar"): "a bisection runs a command; a ledger has runs",
     ("--served", "help"): "the name that a server gives, and the one that servers are asked for",
@@ -279,6 +280,7 @@ PRINTS_ELSEWHERE = {
     "gateway audit": "gateway/controller/test_audit.py",
     "tools check-dump": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
+    "tools heartbeat": "runner/test_heartbeat.py",
     "tools kld": "engines/test_kld_file.py",
     "tools weights": "runner/bisect/test_weight_layout.py",
 }
