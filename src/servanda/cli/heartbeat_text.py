@@ -85,15 +85,20 @@ def _claim(beat: Beat) -> str:
 
 def _causes(beat: Beat) -> str:
     """What to look at first."""
-    if beat.baseline.exact and beat.state.beats <= 2:
+    equal, asked = beat.state.greedy
+    if not asked:
         return (
-            "it was so from the first beats on: look at a BOS token, a chat template or system "
-            "prompt that the endpoint adds, its default sampling, and its precision; then at "
-            "another model"
+            "next: ask who runs it for changes of weights, precision, sampling defaults or the "
+            "prompt; a reference that is recorded from a kernel tells more"
+        )
+    if equal == asked:
+        return (
+            f"at temperature 0, all {asked} answers are those of the reference: likely the "
+            "sampler (temperature, top-p, penalties), not the weights or the prompt"
         )
     return (
-        "weights, precision, sampling defaults or a system prompt may have changed: compare with "
-        "a kernel of yours where the endpoint tells token ids, otherwise ask who runs it"
+        f"at temperature 0, {asked - equal} of {asked} answers are not those of the reference: "
+        "weights, precision or prompt (BOS, chat template, system prompt), whatever the sampler"
     )
 
 
@@ -104,6 +109,7 @@ def _data(beat: Beat, smallest: dict[str, float], code: int) -> dict[str, Any]:
         "served": state.settings.served,
         "reference": state.settings.reference,
         "changed": state.changed or None,
+        "greedy": {"equal": state.greedy[0], "asked": state.greedy[1]},
         "exit_code": code,
         "e": math.exp(min(beat.log_e, 700)),
         "alpha": state.settings.alpha,

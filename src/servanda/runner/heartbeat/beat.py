@@ -24,6 +24,7 @@ _REPEATS = 0.5  # share of equal answers from which on an endpoint honours seeds
 _TURNS = ("border", "rank", "border", "replay")
 _BITS = 31  # of a seed that servers take
 _FAILED = 3  # answers in a row that are lost before a beat ends
+_GREEDY = 8  # requests at temperature 0 after a change
 _REFUSED = (401, 403, 404, 429)  # statuses of requests that nothing was drawn for
 
 
@@ -109,6 +110,21 @@ class Beat:
             by = max(state.settings.tests, key=lambda name: state.records[name].evidence.log_e)
             state.changed = f"{self.now():%FT%TZ} by {by}, after {state.asked} requests"
             self.save()
+            self._compare_greedy()
+            self.save()
+
+    def _compare_greedy(self) -> None:
+        """Ask for likeliest answers, as many as the day has left: they do not see the sampler."""
+        if self.scorer is None:
+            return
+        self.requests = self.sent + _GREEDY
+        rows = range(min(_GREEDY, len(self.baseline.prompts), self.left))
+        equal = asked = 0
+        for row, text in zip(rows, self.scorer.greedy(rows) if rows else (), strict=True):
+            found = self._answer("", Ask(self.baseline.prompts[row], self.baseline.width, 0.0))
+            asked += found is not None
+            equal += found is not None and plain(found) == text
+        self.state.greedy = (equal, asked)
 
     def _turn(self, name: str) -> bool:
         """One unit of a test; whether the beat goes on."""

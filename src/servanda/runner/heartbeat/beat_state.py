@@ -66,6 +66,7 @@ class BeatState:
         spent: requests by UTC day; asked: requests ever; pending: the test whose answer is awaited.
         turns: of each test so far; beats: that have begun; obeys: whether sampling is obeyed.
         replays: of this endpoint; changed: when and how a change was found; "": none was.
+        greedy: of answers at temperature 0 after a change, those of the reference kernel, and all.
     """
 
     settings: Settings
@@ -78,6 +79,7 @@ class BeatState:
     pending: str = ""
     obeys: bool = False
     changed: str = ""
+    greedy: tuple[int, int] = (0, 0)
 
     @classmethod
     def begin(cls, settings: Settings, baseline: Baseline) -> BeatState:

@@ -48,15 +48,24 @@ class RankScorer:
         many = self._baseline.draws
         sequences = tuple(range(number * many, (number + 1) * many))
         batch = Batch(sequences, (self._prompts[row],) * many, self._baseline.width)
-        drawn = self._engine.generate(batch, self._sampling, seed)
-        ids = [[t for t in tokens if t not in self._eos] for tokens in drawn.continuations]
-        texts = [plain(text) for text in self._engine.decode(ids)]
+        texts = self._texts(batch, self._sampling, seed)
         score_XS = self._scores(row, [*texts, plain(answer)])
         v_S = uniforms(seed, "heartbeat rank", number, len(SCORES))
         own_X1 = score_XS[:, -1:]
         before_X = (score_XS < own_X1).sum(axis=1)
         tied_X = (score_XS == own_X1).sum(axis=1)  # itself included
         return tuple(((before_X + v_S * tied_X) / (many + 1) * BINS).astype(int).tolist())
+
+    def greedy(self, rows: Sequence[int]) -> list[str]:
+        """The likeliest answers to prompts."""
+        prompts = tuple(self._prompts[row] for row in rows)
+        batch = Batch(tuple(range(len(rows))), prompts, self._baseline.width)
+        return self._texts(batch, Sampling(top_k=1), 0)  # type: ignore[call-arg]
+
+    def _texts(self, batch: Batch, sampling: Sampling, seed: int) -> list[str]:
+        drawn = self._engine.generate(batch, sampling, seed)
+        ids = [[t for t in tokens if t not in self._eos] for tokens in drawn.continuations]
+        return [plain(text) for text in self._engine.decode(ids)]
 
     def _scores(self, row: int, texts: Sequence[str]) -> NDArray[np.float64]:
         """Total logprob and mean log-rank of texts after a prompt, [2, S]; 0 of an empty one."""
