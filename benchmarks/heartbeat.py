@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Any
 
 import click
 import numpy as np
@@ -49,7 +50,7 @@ MODEL = "transformers:models/tiny-lm"
 HEALTHY = f"{MODEL}@float32"
 ALPHA, TOLERANCE, BUDGET, EACH, SEEDS = 0.01, 0.02, 200, 8, (1, 2, 3)
 PERMUTATIONS, COMPARED = 400, 64  # characters of an answer that MMD compares
-NULL_RUNS, NULL_BEATS, NULL_ALPHA = 1000, 40, 0.05
+NULL_RUNS, NULL_BEATS, NULL_ALPHA = 500, 25, 0.05
 SYSTEM = "You are a careful assistant. Answer in short sentences.\n\n"
 
 
@@ -63,15 +64,28 @@ class Fault:
 
 
 FAULTS = (
-    Fault("none", HEALTHY),
-    Fault("bfloat16 weights", f"{MODEL}@bfloat16"),
     Fault("int4 weights", f"{MODEL}@bfloat16+int4_g32"),
-    Fault("MXFP4 weights", f"{MODEL}@bfloat16+mxfp4_weight_only"),
     Fault("temperature 0.7", f"{HEALTHY},fault=undisclosed_temperature:0.7"),
+    Fault("a system prompt", HEALTHY, SYSTEM),
     Fault("top-p 0.95", f"{HEALTHY},fault=undisclosed_top_p:0.95"),
     Fault("another rotary base", f"{HEALTHY},fault=wrong_rope_base:2.0"),
-    Fault("a system prompt", HEALTHY, SYSTEM),
+    Fault("bfloat16 weights", f"{MODEL}@bfloat16"),
+    Fault("none", HEALTHY),
 )
+
+
+class CachedScorer(RankScorer):
+    """The same draws of one request are made once for all faults."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._made: dict[tuple[Any, ...], list[str]] = {}
+
+    def _texts(self, batch: Batch, sampling: Sampling, seed: int) -> list[str]:
+        key = (batch.sequence_S, batch.prompts, batch.width, sampling, seed)
+        if key not in self._made:
+            self._made[key] = super()._texts(batch, sampling, seed)
+        return self._made[key]
 
 
 class Altered(Endpoint):
@@ -225,13 +239,16 @@ def table(say: Callable[[str], None]) -> str:
     exact = from_kernel(HEALTHY, healthy, texts, RecordOptions())
     engine = open_engine(healthy)
     ids = prompt_ids(engine, exact.prompts, False)
-    scorer = RankScorer(engine, healthy, exact, ids)
+    scorer = CachedScorer(engine, healthy, exact, ids)
     each = max(2, BUDGET // len(ids))
     with served(HEALTHY) as url:
         how = RecordOptions(candidates=24, draws=48)
         drawn = from_endpoint(
             url, parse_kernel(url, engines=engine_names()), texts, how, True, lambda _: None
         )
+    reference = [answers(engine, ids, each, 100 + seed) for seed in SEEDS]
+    alarms = [false_alarms(exact, kind) for kind in (True, False)]
+    say(f"false alarms: {alarms}")
     rows = []
     for fault in FAULTS:
         begun = time.perf_counter()
@@ -240,12 +257,12 @@ def table(say: Callable[[str], None]) -> str:
             for baseline, by in ((exact, scorer), (drawn, None)):
                 endpoint = endpoint_at(url, fault.before)
                 found.append([detected(endpoint, baseline, by, seed) for seed in SEEDS])
+                say(f"{fault.name}: {shown(found[-1])}  {time.perf_counter() - begun:.0f} s")
                 endpoint.close()
         faulty = open_engine(parse_kernel(fault.kernel, engines=engine_names()))
         before = prompt_ids(faulty, [fault.before + text for text in exact.prompts], False)
         rejected = 0
-        for seed in SEEDS:
-            ours = answers(engine, ids, each, 100 + seed)
+        for seed, ours in zip(SEEDS, reference, strict=True):
             rejected += mmd_rejects(ours, answers(faulty, before, each, 200 + seed), seed)
         faulty.close()
         row = (
@@ -253,7 +270,6 @@ def table(say: Callable[[str], None]) -> str:
         )
         say(f"{row}  {time.perf_counter() - begun:.0f} s")
         rows.append(row)
-    alarms = [false_alarms(exact, kind) for kind in (True, False)]
     engine.close()
     head = "| fault | reference: the float32 kernel | reference: the endpoint before | MMD |"
     return "\n".join(

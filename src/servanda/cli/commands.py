@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "Parts of a check, and servers for trying one.",
         {
             "check-dump": "Judge the rollouts in a trainer's dump.",
-            "heartbeat": "Watch an endpoint that tells only texts for changes of its answers.",
+            "heartbeat": "Watch an endpoint that returns only texts for changes of its answers.",
             "history": "Show the verdicts of a folder over time; gate the newest on good ones.",
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",

@@ -1,4 +1,4 @@
-# `servanda tools heartbeat`: has an endpoint that tells only texts changed?
+# `servanda tools heartbeat`: has an endpoint that returns only texts changed?
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _LEAST = 8  # requests of a beat: the first has six to see whether sampling is o
 def heartbeat_command(
     what: str, record: Path | None, reference: Path | None, every: float | None, **options: Any
 ) -> None:
-    """Watch an endpoint that tells neither token ids nor logprobs for changes of its answers.
+    """Watch an endpoint that returns neither token ids nor logprobs for changes of its answers.
 
     First make the reference from a trusted kernel, or from the endpoint itself, with --record;
     then run a beat of URL from a scheduler. Each beat sends a few requests and adds to the

@@ -58,7 +58,7 @@ class Baseline:
 
     Args:
         source: kernel string or URL that it was made from; exact: by a kernel.
-        served: model that the endpoint was asked for; "" of a kernel.
+        served: name of the model in each request; "" of a kernel.
         temperature, top_p: of whole answers; border_temperature: of first tokens.
         width: new tokens of an answer; draws: of the kernel, for each answer that is ranked.
         prompts: of whole answers.

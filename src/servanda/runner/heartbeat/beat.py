@@ -80,7 +80,7 @@ class Beat:
         """Send the requests of this beat.
 
         Raises:
-            UnreachedError: nobody answers; no evidence is lost.
+            UnreachedError: the server is down; no evidence is lost.
             DisobedientError: the endpoint ignores temperature or max_tokens.
             MeasurementError: three answers in a row are lost.
         """

@@ -33,7 +33,7 @@ def exact_borders(
     temperature: float,
     size: int,
 ) -> tuple[Border, ...]:
-    """The `size` prompts whose second text is likeliest, with the probabilities of a kernel."""
+    """The `size` prompts whose second text is most probable, with a kernel's probabilities."""
     about = engine.describe()
     words = [plain(word) for word in engine.decode([[i] for i in range(about.vocab_size)])]
     for end in about.eos:

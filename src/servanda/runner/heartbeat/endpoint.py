@@ -1,4 +1,5 @@
-# An endpoint that tells only texts: one request at a time, each sent once, so that all are counted.
+# An endpoint that returns only texts: one request at a time, each sent once, so that the count of
+# requests is exact.
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Ask:
     """One request.
 
     Args:
-        width: new tokens at most; temperature 0: the likeliest token each time.
+        width: new tokens at most; temperature 0: the most likely token each time.
         seed: None: the endpoint's own.
     """
 
@@ -72,9 +73,10 @@ class Endpoint:
         """The text of an answer.
 
         Raises:
-            UnreachedError: nobody took the request.
+            UnreachedError: the server did not take the request.
             StatusError: the endpoint refused it.
-            MeasurementError: an answer of another model or shape, or longer than was asked for.
+            DisobedientError: the answer is longer than the request allows.
+            MeasurementError: no answer, or one of another shape.
         """
         body: dict[str, Any] = {
             "model": self.served,

@@ -57,7 +57,7 @@ class RankScorer:
         return tuple(((before_X + v_S * tied_X) / (many + 1) * BINS).astype(int).tolist())
 
     def greedy(self, rows: Sequence[int]) -> list[str]:
-        """The likeliest answers to prompts."""
+        """Greedy answers to prompts."""
         prompts = tuple(self._prompts[row] for row in rows)
         batch = Batch(tuple(range(len(rows))), prompts, self._baseline.width)
         return self._texts(batch, Sampling(top_k=1), 0)  # type: ignore[call-arg]

@@ -1,7 +1,7 @@
 # The smallest change that a heartbeat would have detected by now, by simulation of its own tests.
 #
 # The change is there from the first beat on: with probability d an answer is of one class, which is
-# another than the likeliest, and otherwise as before.
+# another than the most likely, and otherwise as before.
 
 from __future__ import annotations
 
