@@ -1,24 +1,25 @@
 # Requests until a heartbeat detects a fault: python -m benchmarks.heartbeat
 #
-# Each fault is a real server (`servanda tools serve-kernel`), of whose answers only texts are read.
-# Beside it, at the same number of requests and the same alpha, the two-sample test of Model
-# Equality Testing (arXiv 2410.20247): MMD with a Hamming kernel over whole answers, whose
-# permutations keep each prompt's answers together.  False alarms are simulated: answers of the
-# reference itself, many lives of a heartbeat, judged after every answer.
+# Each fault is a real server of a table of probabilities (`servanda tools serve-kernel`), of whose
+# answers only texts are read.  Beside it, at the same number of requests and the same alpha, the
+# two-sample test of Model Equality Testing (arXiv 2410.20247): MMD with a Hamming kernel over the
+# words of whole answers, whose permutations stay within a prompt.  False alarms are simulated:
+# answers of the reference itself, many lives of a heartbeat, judged after every answer.
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import statistics
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from pathlib import Path
 
 import click
 import numpy as np
@@ -27,7 +28,6 @@ from benchmarks import committed
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names, open_engine
 from servanda.engines.base import Engine
-from servanda.runner.compare.prompts import plain_texts
 from servanda.runner.heartbeat.baseline import Baseline, plain
 from servanda.runner.heartbeat.baseline_source import (
     RecordOptions,
@@ -37,66 +37,59 @@ from servanda.runner.heartbeat.baseline_source import (
 )
 from servanda.runner.heartbeat.beat import Beat
 from servanda.runner.heartbeat.beat_state import TESTS, BeatState, Settings
-from servanda.runner.heartbeat.endpoint import Ask, Endpoint
+from servanda.runner.heartbeat.endpoint import Endpoint
 from servanda.runner.heartbeat.response_rank import BINS, SCORES, RankScorer
 from servanda.theory.black_box.answer_classes import RATES, STRENGTHS, AnswerClasses
 from servanda.theory.black_box.restarts import Restarts
 from servanda.theory.sampling import Sampling
-from servanda.theory.stats.bets import log_mean_exp
+from servanda.theory.stats.bets import Floats, log_mean_exp
 from servanda.traces.trace import Batch
 
 PAGE = committed.ROOT / "docs" / "how-to" / "heartbeat.md"
-MODEL = "transformers:models/tiny-lm"
-HEALTHY = f"{MODEL}@float32"
-ALPHA, TOLERANCE, BUDGET, EACH, SEEDS = 0.01, 0.02, 200, 8, (1, 2, 3)
-PERMUTATIONS, COMPARED = 400, 64  # characters of an answer that MMD compares
+ALPHA, TOLERANCE, BUDGET, EACH, SEEDS = 0.01, 0.02, 200, 8, (1, 2, 3, 4, 5)
+PERMUTATIONS = 200
 NULL_RUNS, NULL_BEATS, NULL_ALPHA = 500, 25, 0.05
-SYSTEM = "You are a careful assistant. Answer in short sentences.\n\n"
+TOKENS, WIDTH, CONTEXT_SD = 48, 24, 1.5  # of the tables, and the spread of their logits, nats
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A faulty endpoint: a kernel, and what is put before each prompt."""
+    """A faulty endpoint.
+
+    Args:
+        noise: standard deviation of what is added to each logit, nats.
+        sampler: fault of the catalogue, as a kernel string has it.
+    """
 
     name: str
-    kernel: str
-    before: str = ""
+    noise: float = 0.0
+    sampler: str = ""
 
 
 FAULTS = (
-    Fault("int4 weights", f"{MODEL}@bfloat16+int4_g32"),
-    Fault("temperature 0.7", f"{HEALTHY},fault=undisclosed_temperature:0.7"),
-    Fault("a system prompt", HEALTHY, SYSTEM),
-    Fault("top-p 0.95", f"{HEALTHY},fault=undisclosed_top_p:0.95"),
-    Fault("another rotary base", f"{HEALTHY},fault=wrong_rope_base:2.0"),
-    Fault("bfloat16 weights", f"{MODEL}@bfloat16"),
-    Fault("none", HEALTHY),
+    Fault("none"),
+    Fault("logit noise 0.02", 0.02),
+    Fault("logit noise 0.1", 0.1),
+    Fault("logit noise 0.3", 0.3),
+    Fault("another model", 3.0),
+    Fault("temperature 0.7", sampler="undisclosed_temperature:0.7"),
+    Fault("top-p 0.95", sampler="undisclosed_top_p:0.95"),
+    Fault("top-p 0.8", sampler="undisclosed_top_p:0.8"),
 )
 
 
-class CachedScorer(RankScorer):
-    """The same draws of one request are made once for all faults."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._made: dict[tuple[Any, ...], list[str]] = {}
-
-    def _texts(self, batch: Batch, sampling: Sampling, seed: int) -> list[str]:
-        key = (batch.sequence_S, batch.prompts, batch.width, sampling, seed)
-        if key not in self._made:
-            self._made[key] = super()._texts(batch, sampling, seed)
-        return self._made[key]
-
-
-class Altered(Endpoint):
-    """An endpoint that puts a text of its own before each prompt."""
-
-    before = ""
-
-    def ask(self, asked: Ask) -> str:
-        return super().ask(
-            Ask(self.before + asked.prompt, asked.width, asked.temperature, asked.top_p, asked.seed)
-        )
+def written_table(folder: Path, noise: float) -> tuple[str, Floats]:
+    """The kernel string of a table, and its probabilities [C, V]; the weights are always equal."""
+    words = [f"w{i}" for i in range(TOKENS - 1)] + ["<eos>"]
+    logits_CV = CONTEXT_SD * np.random.default_rng(1).standard_normal((TOKENS, TOKENS))
+    logits_CV += noise * np.random.default_rng(2).standard_normal((TOKENS, TOKENS))
+    p_CV = np.exp(logits_CV)
+    p_CV /= p_CV.sum(axis=1, keepdims=True)
+    rows = dict(zip(["", *words[:-1]], p_CV.tolist(), strict=True))
+    path = folder / f"table-{noise:g}.json"
+    told = {"tokens": words, "eos": "<eos>", "order": 1, "rows": rows}
+    path.write_text(json.dumps(told), encoding="utf-8")
+    return f"table:{path}", p_CV
 
 
 @contextlib.contextmanager
@@ -113,12 +106,6 @@ def served(kernel: str) -> Iterator[str]:
             yield found[0]
         finally:
             process.terminate()
-
-
-def endpoint_at(url: str, before: str) -> Altered:
-    endpoint = Altered(parse_kernel(url, engines=engine_names()))
-    endpoint.before = before
-    return endpoint
 
 
 def detected(
@@ -146,8 +133,8 @@ def mmd_rejects(ours: list[list[str]], theirs: list[list[str]], seed: int) -> bo
     rng = np.random.default_rng(seed)
     total, permuted = 0.0, np.zeros(PERMUTATIONS)
     for a, b in zip(ours, theirs, strict=True):
-        letters = np.array([[*text[:COMPARED].ljust(COMPARED, "\0")] for text in (*a, *b)])
-        same = (letters[:, None] == letters[None]).mean(axis=2)
+        words = np.array([[*text.split(), *[""] * WIDTH][:WIDTH] for text in (*a, *b)])
+        same = (words[:, None] == words[None]).mean(axis=2)
         np.fill_diagonal(same, 0.0)
 
         def gap(order: np.ndarray, same: np.ndarray = same, n: int = len(a)) -> float:
@@ -157,8 +144,8 @@ def mmd_rejects(ours: list[list[str]], theirs: list[list[str]], seed: int) -> bo
             inside += same[np.ix_(y, y)].sum() / (m * (m - 1))
             return float(inside - 2 * same[np.ix_(x, y)].mean())
 
-        total += gap(np.arange(len(letters)))
-        permuted += [gap(rng.permutation(len(letters))) for _ in range(PERMUTATIONS)]
+        total += gap(np.arange(len(words)))
+        permuted += [gap(rng.permutation(len(words))) for _ in range(PERMUTATIONS)]
     return bool((1 + (permuted >= total).sum()) / (1 + PERMUTATIONS) <= ALPHA)
 
 
@@ -170,7 +157,7 @@ def answers(
     found = []
     for row, ids in enumerate(prompts):
         numbers = tuple(range(row * each, (row + 1) * each))
-        drawn = engine.generate(Batch(numbers, (ids,) * each, 32), Sampling(), seed)
+        drawn = engine.generate(Batch(numbers, (ids,) * each, WIDTH), Sampling(), seed)
         tokens = [[t for t in c if t not in eos] for c in drawn.continuations]
         found.append([plain(text) for text in engine.decode(tokens)])
     return found
@@ -232,56 +219,53 @@ def shown(found: list[tuple[int | None, str]]) -> str:
     return f"{text} ({tests}; {times} of {len(found)})"
 
 
-def table(say: Callable[[str], None]) -> str:
+def table(folder: Path, say: Callable[[str], None]) -> str:
     """Every number, as the page shows it."""
-    texts = list(dict.fromkeys(plain_texts(None)))
-    healthy = parse_kernel(HEALTHY, engines=engine_names())
-    exact = from_kernel(HEALTHY, healthy, texts, RecordOptions())
+    kernel_text, p_CV = written_table(folder, 0.0)
+    texts = [f"w{i}" for i in range(TOKENS - 1)]
+    healthy = parse_kernel(kernel_text, engines=engine_names())
+    exact = from_kernel(kernel_text, healthy, texts, RecordOptions(width=WIDTH))
     engine = open_engine(healthy)
     ids = prompt_ids(engine, exact.prompts, False)
-    scorer = CachedScorer(engine, healthy, exact, ids)
-    each = max(2, BUDGET // len(ids))
-    with served(HEALTHY) as url:
-        how = RecordOptions(candidates=24, draws=48)
-        drawn = from_endpoint(
-            url, parse_kernel(url, engines=engine_names()), texts, how, True, lambda _: None
-        )
+    scorer = RankScorer(engine, healthy, exact, ids)
+    each = BUDGET // len(ids)
+    how = RecordOptions(candidates=24, draws=48, width=WIDTH)
+    with served(kernel_text) as url:
+        at = parse_kernel(url, engines=engine_names())
+        drawn = from_endpoint(url, at, texts, how, True, lambda _: None)
     reference = [answers(engine, ids, each, 100 + seed) for seed in SEEDS]
-    alarms = [false_alarms(exact, kind) for kind in (True, False)]
-    say(f"false alarms: {alarms}")
     rows = []
     for fault in FAULTS:
-        begun = time.perf_counter()
-        with served(fault.kernel) as url:
-            found = []
+        text, q_CV = written_table(folder, fault.noise)
+        text += f",fault={fault.sampler}" if fault.sampler else ""
+        found = []
+        with served(text) as url:
             for baseline, by in ((exact, scorer), (drawn, None)):
-                endpoint = endpoint_at(url, fault.before)
+                endpoint = Endpoint(parse_kernel(url, engines=engine_names()))
                 found.append([detected(endpoint, baseline, by, seed) for seed in SEEDS])
-                say(f"{fault.name}: {shown(found[-1])}  {time.perf_counter() - begun:.0f} s")
                 endpoint.close()
-        faulty = open_engine(parse_kernel(fault.kernel, engines=engine_names()))
-        before = prompt_ids(faulty, [fault.before + text for text in exact.prompts], False)
+        faulty = open_engine(parse_kernel(text, engines=engine_names()))
         rejected = 0
         for seed, ours in zip(SEEDS, reference, strict=True):
-            rejected += mmd_rejects(ours, answers(faulty, before, each, 200 + seed), seed)
+            rejected += mmd_rejects(ours, answers(faulty, ids, each, 200 + seed), seed)
         faulty.close()
-        row = (
-            f"| {fault.name} | {shown(found[0])} | {shown(found[1])} | {rejected} of {len(SEEDS)} |"
-        )
-        say(f"{row}  {time.perf_counter() - begun:.0f} s")
-        rows.append(row)
+        tv = "-" if fault.sampler else f"{np.abs(p_CV - q_CV).sum(axis=1).mean() / 2:.3f}"
+        cells = (fault.name, tv, *map(shown, found), f"{rejected} of {len(SEEDS)}")
+        rows.append(f"| {' | '.join(cells)} |")
+        say(rows[-1])
+    alarms = [false_alarms(exact, kind) for kind in (True, False)]
     engine.close()
-    head = "| fault | reference: the float32 kernel | reference: the endpoint before | MMD |"
     return "\n".join(
         [
             f"Median number of requests until a change was detected at α = {ALPHA:g}, over "
             f"{len(SEEDS)} seeds, with the tests that detected it and the number of seeds; at most "
-            f"{BUDGET} requests. Against the kernel, the fault is there from the first request on. "
-            "MMD: number of seeds in which the fixed-sample test of Model Equality Testing rejects "
-            f"with {each * len(ids)} answers of each side.",
+            f"{BUDGET} requests. The endpoints are servers of tables of {TOKENS} tokens, and the "
+            "fault is there from the first beat on. TV: mean total variation of the next token at "
+            "temperature 1. MMD: number of seeds in which the fixed-sample test of Model Equality "
+            f"Testing rejects with {each * len(ids)} answers of each side.",
             "",
-            head,
-            "|---|---|---|---|",
+            "| fault | TV | reference: a kernel | reference: the endpoint before | MMD |",
+            "|---|---|---|---|---|",
             *rows,
             "",
             f"False alarms in {NULL_RUNS} simulated lives of {NULL_BEATS * EACH} requests at "
@@ -295,7 +279,8 @@ def table(say: Callable[[str], None]) -> str:
 @click.option("--write", is_flag=True, help="Keep the numbers, and put them into the page.")
 def main(write: bool) -> None:
     """Measure, print, and keep with --write."""
-    text = table(lambda line: click.echo(line, err=True))
+    with tempfile.TemporaryDirectory() as folder:
+        text = table(Path(folder), lambda line: click.echo(line, err=True))
     click.echo(text)
     if write:
         committed.write(PAGE, text, "python -m benchmarks.heartbeat --write")

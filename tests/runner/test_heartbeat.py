@@ -6,12 +6,19 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
+from servanda.contract.model import Kernel
+from servanda.engines import open_engine
 from servanda.engines.table import TableEngine
+from servanda.runner.heartbeat.baseline import read_baseline
+from servanda.runner.heartbeat.baseline_source import prompt_ids
+from servanda.runner.heartbeat.response_rank import BINS, RankScorer
 from servanda.theory.sampling import Sampling
+from servanda.traces.trace import Batch
 from tests import kit
 from tests.engines.serving import Gated, Locked, live, table_engine
 
@@ -188,6 +195,52 @@ def test_a_lost_answer_of_a_test_is_charged_to_it_at_the_next_beat(world):
     after = state_of(folder)
     assert after["records"]["border"]["evidence"]["missing"] == 1
     assert after["pending"] == ""
+
+
+def test_the_rank_of_an_answer_of_the_reference_itself_is_uniform(world):
+    """By chi-square over bins, at a threshold that one of 10,000 such tests exceeds."""
+    folder, _ = world
+    kernel = Kernel(engine="table", model=str(folder / "p.json"))
+    engine, baseline = open_engine(kernel), read_baseline(folder / "r.json")
+    ids = prompt_ids(engine, baseline.prompts, False)
+    scorer = RankScorer(engine, kernel, baseline, ids)
+    runs = 400
+    rows = [run % len(ids) for run in range(runs)]
+    batch = Batch(tuple(range(runs)), tuple(ids[row] for row in rows), baseline.width)
+    drawn = engine.generate(batch, Sampling(), 99).continuations
+    eos = engine.describe().eos
+    texts = engine.decode([[t for t in tokens if t not in eos] for tokens in drawn])
+
+    found = np.array(
+        [
+            scorer.bins(row, text, run, 1)
+            for run, (row, text) in enumerate(zip(rows, texts, strict=True))
+        ]
+    )
+
+    for column in found.T:
+        count = np.bincount(column, minlength=BINS)
+        chi_square = ((count - runs / BINS) ** 2 / (runs / BINS)).sum()
+        assert chi_square < 29.9  # 7 degrees of freedom
+
+
+class Chatty(TableEngine):
+    """A template that is the message itself."""
+
+    def render(self, messages, tools=None):
+        return messages[-1]["content"]
+
+
+def test_an_endpoint_with_chats_alone_is_watched(world):
+    folder, options = world
+    with served(folder / "s", cls=Chatty) as (client, _):
+        made = tools(address(client), "--record", folder / "r.json", *options, "--chat", "--quiet")
+        done = beat(folder, address(client), "--beat", 40)
+    kernel = tools(f"table:{folder / 'p.json'}", "--record", folder / "x.json", *options, "--chat")
+
+    assert made.exit_code == 0, made.output
+    assert done.exit_code == 0, done.output
+    assert kernel.exit_code == 4 and "render" in kernel.output
 
 
 # what goes wrong first

@@ -25,7 +25,7 @@ _TURNS = ("border", "rank", "border", "replay")
 _BITS = 31  # of a seed that servers take
 _FAILED = 3  # answers in a row that are lost before a beat ends
 _GREEDY = 8  # requests at temperature 0 after a change
-_REFUSED = (401, 403, 404, 429)  # statuses of requests that nothing was drawn for
+_REFUSED = (401, 403, 404, 429, 503)  # statuses of requests that nothing was drawn for
 
 
 class _Over(Exception):  # noqa: N818 - the requests of a beat are used up

@@ -81,7 +81,7 @@ class AnswerClasses:
         width_K, seen_K = self.widths, np.array(self.learned)
         strength_J1 = STRENGTHS[:, None]
         density_JK = (strength_J1 * width_K + seen_K) / ((strength_J1 + seen_K.sum()) * width_K)
-        return self._log_factor(density_JK, place, tolerance)
+        return self._log_factor(density_JK, place, tolerance if self.exact else 0.0)
 
     def log_rate_factors(self, place: int) -> Floats:
         """log factor of bets on the last of two classes, of RATES or more often, nats, [J]."""
