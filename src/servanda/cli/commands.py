@@ -56,6 +56,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "Parts of a check, and servers for trying one.",
         {
             "check-dump": "Judge the rollouts in a trainer's dump.",
+            "heartbeat": "Watch an endpoint that returns only texts for changes of its answers.",
             "history": "Show the verdicts of a folder over time; gate the newest on good ones.",
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",
@@ -82,7 +83,7 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     name: (group, name)
     for group, (_, names) in reversed(GROUPS.items())
     for name in names
-    if name not in ("check-dump", "envoy", "history", "kld", "packs", "weights")
+    if name not in ("check-dump", "envoy", "heartbeat", "history", "kld", "packs", "weights")
 }
 OLD_OPTIONS = {
     "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},
