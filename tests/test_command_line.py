@@ -155,6 +155,8 @@ def test_what_follows_two_hyphens_is_left_alone():
 
 # (option, what differs) -> why
 DIFFERS = {
+    ("--alpha", "help"): "of a relation that holds, and of the whole life of a heartbeat",
+    ("--record", "help"): "of a kernel everything is recorded, or the reference of a heartbeat",
     ("--format", "type"): "what a command can print: verdicts and diffs have reports of their own",
     ("--contract", "type"): "a run and a watch read their contract again; a demo reads it once",
     ("--fault", "multiple"): "a test injects as many as are named, a demo one",

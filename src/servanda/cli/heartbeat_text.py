@@ -89,7 +89,8 @@ def _causes(beat: Beat) -> str:
     if not asked:
         return (
             "next: ask who runs it for changes of weights, precision, sampling defaults or the "
-            "prompt; a reference that is recorded from a kernel tells more"
+            "prompt; with the rank test, a reference from a kernel separates the sampler from "
+            "the other causes"
         )
     if equal == asked:
         return (
