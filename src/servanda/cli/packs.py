@@ -46,7 +46,7 @@ def push_command(pack: Path, to: str, key: Path | None, format_: str) -> None:
 
 @packs.command("pull")
 @click.argument("address", metavar="REGISTRY/NAME:TAG")
-@click.option("-o", "output", type=FILE, help="Also copy it to this file.")
+@shared("-o", type=FILE, help="Also copy the pack there.")
 @click.option(
     "--signers",
     type=FILE,

@@ -46,7 +46,7 @@ def address_of(text: str) -> PackAddress:
     """The address that a text is.
 
     Raises:
-        ContractError: it is none.
+        ContractError: it is no address.
     """
     found = pack_address(text)
     if found is None:

@@ -66,7 +66,7 @@ def verify(file: Path, signature: bytes | None, signers: Path, name: str) -> str
         if found.returncode or not who:
             raise MeasurementError(
                 f"{name} is signed by a key that {signers} does not have: {_reason(found)}",
-                hint="add the key of whoever signed it, if you trust it",
+                hint="add the signer's key if you trust it",
             )
         with file.open("rb") as content:
             done = _run(["-Y", "verify", "-I", who, *common], content)
