@@ -40,7 +40,7 @@ class PackStore(Protocol):
 
 
 class Tree(Protocol):
-    """Files by their paths.  `version` is what the index had when it was read, or None."""
+    """Files by their paths below a place; raises as `PackStore` does."""
 
     place: str
 
