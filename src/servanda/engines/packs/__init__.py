@@ -1,1 +1,1 @@
-# Registries of reference packs: folders, HTTP servers, OCI registries and the Hugging Face Hub.
+# Reference packs: the engine that replays them, and registries (folders, HTTP, OCI, the Hub).
