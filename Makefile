@@ -135,10 +135,10 @@ $(VENVS)/envoy/.made: pyproject.toml constraints.txt
 $(VENVS)/integrations/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENVS)/integrations
 	$(VENVS)/integrations/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
-	  'litellm[proxy]==1.108.7' mlflow==3.17.2 swanlab==0.10.3 wandb==0.31.0 tensorboard==2.21.0
+	  'litellm[proxy]==1.108.7' mlflow==3.17.2 swanlab==0.10.3 trackio==0.43.0 wandb==0.31.0 tensorboard==2.21.0
 	@touch $@
 
-test-integrations: $(VENV)/.dev $(VENVS)/envoy/.made $(VENVS)/integrations/.made  ## Envoy, LiteLLM, MLflow, SwanLab, W&B, TensorBoard, each with its own packages: two gigabytes, five minutes
+test-integrations: $(VENV)/.dev $(VENVS)/envoy/.made $(VENVS)/integrations/.made  ## Envoy, LiteLLM, MLflow, SwanLab, Trackio, W&B, TensorBoard, each with its own packages: two gigabytes, five minutes
 	PATH="$(abspath $(VENVS))/envoy/bin:$$PATH" $(VENVS)/envoy/bin/python -m pytest -o faulthandler_timeout=3600 \
 	  tests/gateway/test_envoy.py
 	SERVANDA_VENVS=$(VENVS) PATH="$$PATH:$(abspath $(VENVS))/integrations/bin" $(SLOW) -rs \

@@ -1,13 +1,15 @@
 # Servers that hold packs: a plain HTTP server with PUT, and the registry of the CNCF distribution.
 
+import base64
 import contextlib
 import hashlib
+import json
 import shutil
 import socket
 import subprocess
 import threading
 import time
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
@@ -52,6 +54,12 @@ def http(folder):
     def handler(*arguments):
         return _Handler(*arguments, directory=str(folder))
 
+    with _served(handler) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _served(handler):
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -61,6 +69,44 @@ def http(folder):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextlib.contextmanager
+def token_registry(realm=""):
+    """The host of an empty registry that asks for a token, and what it was asked.
+
+    Args:
+        realm: where tokens are; "": at the registry, for ana with the password secret.
+    """
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            own = f"http://{self.headers['host']}/token"
+            given = self.headers.get("authorization", "")
+            asked.append((self.path, given))
+            if self.path.startswith("/token"):
+                known = given == f"Basic {base64.b64encode(b'ana:secret').decode()}"
+                self._reply(200 if known else 401, {"token": "t"} if known else {})
+            elif given == "Bearer t":
+                self._reply(200, {"tags": []})
+            else:
+                challenge = f'Bearer realm="{realm or own}",service="s",scope="repository:a:pull"'
+                self._reply(401, {}, ("www-authenticate", challenge))
+
+        def _reply(self, status, body, *headers):
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            for name, value in (("content-length", str(len(data))), *headers):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+    with _served(Handler) as url:
+        yield url.removeprefix("http://"), asked
 
 
 def distribution():
@@ -84,7 +130,7 @@ def oci(folder):
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen([distribution(), "serve", config], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while True:
             with contextlib.suppress(httpx2.TransportError):
                 if httpx2.get(f"http://{host}/v2/").status_code == 200:

@@ -1,5 +1,6 @@
 # Packs are pushed, listed and pulled, signed or not, by every kind of registry; and the mistakes.
 
+import base64
 import hashlib
 import json
 import shutil
@@ -246,6 +247,40 @@ def test_no_network(scheme):
     said = packs("pull", f"{place}/base:v1", code=4)
     assert f"{place} cannot be reached: " in said
     assert "check the address and the network; a pack that was pulled before is read" in said
+
+
+@pytest.fixture
+def login(tmp_path, monkeypatch):
+    """Writes what `docker login` keeps for a host."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+    def write(host, user):
+        auth = base64.b64encode(user).decode()
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+
+    return write
+
+
+def test_a_registry_is_told_the_user_and_asked_again_with_the_token(login):
+    with servers.token_registry() as (host, asked):
+        said = packs("list", f"oci://{host}", "a", code=4)  # no login: no password is sent
+        assert "401" in said and "docker login" in said
+        login(host, b"ana:secret")
+        asked.clear()
+        assert packs("list", f"oci://{host}", "a").startswith(f"oci://{host} has no pack 'a'")
+    (_, first), (token, basic), (_, bearer) = asked
+    assert (first, basic[:5], bearer) == ("", "Basic", "Bearer t")
+    assert "scope=repository%3Aa%3Apull" in token and "service=s" in token
+
+
+def test_a_password_is_sent_to_no_realm_without_tls_nor_to_another_host(login):
+    with servers.token_registry("http://realm.example/token") as (host, asked):
+        login("registry.example", b"ana:secret")
+        packs("list", f"oci://{host}", "a", code=4)
+        login(host, b"ana:secret")
+        said = packs("list", f"oci://{host}", "a", code=4)
+        assert "asks for its password at http://realm.example/token, without TLS" in said
+        assert {given for _, given in asked} == {""}
 
 
 def _closed_port():

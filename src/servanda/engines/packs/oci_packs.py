@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -132,12 +132,8 @@ class OciStore:
             return None
         if response.status_code != 200:
             raise self._http.refused(response, f"{method} {path}")
-        data = joined(self._http.pieces(response), self._place) or b""
-        try:
-            value = json.loads(data)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
+        value = _object(joined(self._http.pieces(response), self._place))
+        if value is None:
             raise MeasurementError(
                 f"{self._place}: {path} is not what an OCI registry answers with",
                 hint="is it an OCI registry? A plain HTTP server is named by https://",
@@ -186,11 +182,11 @@ class OciStore:
         response = self._http.ask(method, url, headers={**headers, **known}, **more)
         if response.status_code != 401:
             return response
+        response.close()
         challenge = response.headers.get("www-authenticate", "")
         header = self._answer(challenge, repository)
         if header is None or header == known.get("authorization"):
             return response
-        response.close()
         self._authorization[repository] = header
         return self._http.ask(method, url, headers={**headers, "authorization": header}, **more)
 
@@ -202,6 +198,12 @@ class OciStore:
         asked = dict(_PARAMETER.findall(challenge))
         if kind != "bearer" or "realm" not in asked:
             return None
+        realm = urlsplit(asked["realm"])
+        if basic and realm.scheme != "https" and realm.hostname not in _LOCAL:
+            raise MeasurementError(
+                f"{self._place} asks for its password at {asked['realm']}, without TLS",
+                hint="the realm of a registry has to be https",
+            )
         scope = asked.get("scope") or f"repository:{repository}:pull,push"
         service = {"service": asked["service"]} if "service" in asked else {}
         headers = {"authorization": basic} if basic else {}
@@ -210,9 +212,18 @@ class OciStore:
         )
         if response.status_code != 200:
             raise self._http.refused(response, "the request for a token")
-        answer: Mapping[str, Any] = json.loads(joined(self._http.pieces(response), "") or b"{}")
-        token = answer.get("token") or answer.get("access_token")
+        answer = _object(joined(self._http.pieces(response), self._place))
+        token = (answer or {}).get("token") or (answer or {}).get("access_token")
         return f"Bearer {token}" if token else None
+
+
+def _object(data: bytes | None) -> dict[str, Any] | None:
+    """A JSON object; None if it is none."""
+    try:
+        value = json.loads(data or b"")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _login(host: str) -> str | None:
