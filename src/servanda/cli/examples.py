@@ -34,7 +34,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "http://127.0.0.1:8000 --port 8080",
     ),
     "demo": ("--fault bf16_positions", "--files ."),
-    "contract init": ("my.kernelcontract.yaml --model models/my-model", "-    # print it"),
+    "contract init": (
+        "my.kernelcontract.yaml --model models/my-model",
+        "my.kernelcontract.yaml --checks my-suite.sh    # limits of a NeMo-RL suite",
+        "-    # print it",
+    ),
     "contract lint": ("my.kernelcontract.yaml", "contracts/*.kernelcontract.yaml --format json"),
     "contract explain": ("my.kernelcontract.yaml", "tv"),
     "contract schema": ("", "> kernelcontract.schema.json"),
