@@ -11,11 +11,13 @@ import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from servanda.errors import ContractError, Where
 
 _SCRIPT = "check_metrics.py"
-_OVER_STEPS = ("mean", "median", "max")
+_OVER_STEPS = ("mean", "median", "max", "min")
+_OPERATORS = frozenset("();<>|&")  # of a shell: what follows one is another command
 _CAP = 1.0  # nats: a mean has a bound only where each value has one
 _KL, _RATIO = "gen_kl_error", "token_mult_prob_error"
 # of the two kernels, without a clause of the same meaning
@@ -73,7 +75,9 @@ def _expressions(text: str, file: str) -> Iterator[str]:
         if _SCRIPT not in call or call.lstrip().startswith("#"):
             continue
         try:
-            words = shlex.split(call, comments=True)
+            lexer = shlex.shlex(call, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words = [*lexer]
         except ValueError as error:
             raise ContractError(
                 f"a call of {_SCRIPT} cannot be read: {error}",
@@ -81,7 +85,8 @@ def _expressions(text: str, file: str) -> Iterator[str]:
                 hint="close its quotes",
             ) from None
         at = next((i for i, word in enumerate(words) if word.endswith(_SCRIPT)), len(words))
-        yield from (_flat(word) for word in words[at + 2 :])  # behind the file of metrics
+        behind = words[at + 2 :]  # the file of metrics
+        yield from map(_flat, takewhile(lambda word: not _OPERATORS.issuperset(word), behind))
 
 
 def _check(text: str) -> MetricCheck:
@@ -91,11 +96,13 @@ def _check(text: str) -> MetricCheck:
         found = None
     if found is None:
         return MetricCheck(text, why="it is no comparison of one metric with a number")
-    name, over, above, limit = found
+    name, function, above, limit = found
+    over = f"{function} over steps" if function else "one step"
+    over += ", where a clause is about all tokens"
     if name not in (_KL, _RATIO):
         return MetricCheck(text, why=_OTHERS.get(name, _ELSEWHERE))
-    if above:
-        return MetricCheck(text, why="a clause has no lower limit of a divergence")
+    if above or function == "min":
+        return MetricCheck(text, why="it is no upper limit of the divergence")
     if name == _KL:
         metric, why = "k3_nats", f"the same estimator where reference_policy_kl_type is k3; {over}"
     else:
@@ -107,7 +114,7 @@ def _check(text: str) -> MetricCheck:
 
 
 def _parts(tree: ast.expr) -> tuple[str, str, bool, float] | None:
-    """The metric, how its steps are combined, whether it is to be above, and the number."""
+    """The metric, the function over its steps, if any, whether it is to be above, the number."""
     if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
         return None
     left, operator, right = tree.left, tree.ops[0], tree.comparators[0]
@@ -119,18 +126,15 @@ def _parts(tree: ast.expr) -> tuple[str, str, bool, float] | None:
         left, limit, above = right, _number(left), not above
     if limit is None or not math.isfinite(limit):
         return None
-    over = "one step, where a clause is about all tokens"
+    function = ""
     if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) and left.args:
         function, left = left.func.id, left.args[0]
-        over = f"{function} over steps, where a clause is about all tokens"
-        if function == "min" and not above:
-            return None  # that one step is below it promises nothing
-        if function not in (*_OVER_STEPS, "min"):
+        if function not in _OVER_STEPS:
             return None
     elif isinstance(left, ast.Subscript):
         left = left.value
     name = _metric(left)
-    return None if name is None else (name, over, above, limit)
+    return None if name is None else (name, function, above, limit)
 
 
 def _metric(tree: ast.expr) -> str | None:

@@ -37,7 +37,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "contract init": (
         "my.kernelcontract.yaml --model models/my-model",
         "my.kernelcontract.yaml --checks my-suite.sh    # limits of a NeMo-RL suite",
-        "-    # print it",
     ),
     "contract lint": ("my.kernelcontract.yaml", "contracts/*.kernelcontract.yaml --format json"),
     "contract explain": ("my.kernelcontract.yaml", "tv"),
