@@ -148,4 +148,4 @@ def pools(stack, n=8):
 
 
 def verified(text):
-    assert re.search(r"\d+ entries", text), text
+    assert re.search(r"^✓ \d+ (entry|entries)", text, re.M), text
