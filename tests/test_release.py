@@ -134,7 +134,7 @@ def test_an_archive_depends_on_names_and_contents_only(tmp_path):
 
 def test_a_file_that_names_the_machine_of_its_build_is_found_in_every_archive(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
-        wheel.writestr("fine.py", "a/root/b, {base}/work/x, https://example.org/home/a, my-builder")
+        wheel.writestr("fine.py", "a/root/b, {base}/home/x, https://example.org/home/a, my-builder")
         wheel.writestr("library.so", b"\x00\x01" + HOME.encode() + b"x.c\x00")
         wheel.writestr("log.txt", "built on builder.")
     (tmp_path / "notes.md").write_text(f"see {HOME}notes")
