@@ -2,12 +2,11 @@
 
 import contextlib
 import socket
-import threading
 
 import httpx2
 import pytest
 
-from tests.gateway.running import WAIT_S, Serving, ask, kernels, until
+from tests.gateway.running import WAIT_S, Serving, Users, ask, kernels, until
 
 # as systemd does: the socket is descriptor 3, and LISTEN_PID is the process that it starts
 HANDS = 'exec 3<&{fd}; [ {fd} = 3 ] || exec {fd}<&-; LISTEN_FDS={n} LISTEN_PID=$$ exec "$@"'
@@ -41,24 +40,14 @@ def listening():
         yield taken
 
 
-class Callers:
+class Callers(Users):
     """Several who each open a connection for every request, until the block ends."""
 
-    def __init__(self, url, at_a_time=4):
-        self.statuses, self._stop, self._url = [], threading.Event(), url
-        self._threads = [threading.Thread(target=self._ask) for _ in range(at_a_time)]
+    def __init__(self, url):
+        super().__init__(url)
+        self.statuses = []
 
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(WAIT_S)
-
-    def _ask(self):
+    def _ask(self, number):
         while not self._stop.is_set():
             with httpx2.Client(base_url=self._url, timeout=WAIT_S) as client:
                 self.statuses.append(ask(client, "a")[1])
