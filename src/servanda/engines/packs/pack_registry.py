@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,7 +163,7 @@ def _download(address: PackAddress, place: Path) -> None:
             )
 
 
-def _hash(pieces: Iterator[bytes], write: object = None) -> str:
+def _hash(pieces: Iterator[bytes], write: Callable[[bytes], object] = lambda _: None) -> str:
     total, read = hashlib.sha256(), 0
     for piece in pieces:
         read += len(piece)
@@ -172,6 +172,5 @@ def _hash(pieces: Iterator[bytes], write: object = None) -> str:
                 f"a pack has more than {MOST_BYTES:,} bytes", hint="is it the right address?"
             )
         total.update(piece)
-        if callable(write):
-            write(piece)
+        write(piece)
     return total.hexdigest()
