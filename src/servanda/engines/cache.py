@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
-from servanda.errors import MeasurementError
+from servanda.errors import MeasurementError, ServandaError
 
 _CACHED = "free space, or let SERVANDA_CACHE name a folder that can be written"
 
@@ -35,6 +36,24 @@ def alone(place: Path) -> Iterator[None]:
             with suppress(OSError):  # a file system without locks: renaming is enough
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def hold(lock: Path, busy: ServandaError) -> IO[str]:
+    """Lock a file without waiting; it is locked until it is closed.
+
+    Args:
+        busy: raised if another process holds it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    held = lock.open("a+")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held.close()
+        raise busy if isinstance(error, BlockingIOError) else error from None
+    return held
 
 
 @contextmanager

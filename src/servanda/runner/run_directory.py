@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ import pyarrow.parquet as pq
 
 from servanda.contract.identity import EvidenceKey
 from servanda.engines.arrow import from_table, to_table
+from servanda.engines.cache import hold
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.traces.trace import Trace
 
@@ -184,19 +184,14 @@ def opened(
         MeasurementError: the folder cannot be used.
         Occupied: another process measures in it.
     """
+    hint = "wait for it, or choose another --run-dir"
+    busy = Occupied(f"another servanda is measuring in {root}", hint=hint)
     with MeasurementError.of_system(
         f"{root} cannot be used as a run directory", hint="choose another --run-dir"
     ):
         root.mkdir(parents=True, exist_ok=True)
-        lock = (root / ".lock").open("a+")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Occupied(
-                f"another servanda is measuring in {root}",
-                hint="wait for it, or choose another --run-dir",
-            ) from None
+        held = hold(root / ".lock", busy)
+    with held:
         run = RunDirectory(root, attempt or latest(root, fresh=fresh))
         for partial in run.path.rglob(f"*{_PARTIAL}"):
             partial.unlink()

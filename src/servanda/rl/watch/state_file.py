@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from servanda.contract.text_file import whole
+from servanda.engines.cache import hold
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.watch.step import Source
 from servanda.rl.watch.transitions import WatchState
@@ -97,16 +97,11 @@ def locked(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
+    hint = "stop it, or use another --state-file here"
+    busy = MeasurementError(f"another watch uses the state file {path}", hint=hint)
     with _written(path):
-        lock = path.with_name(f".{path.name}.lock").open("a+")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MeasurementError(
-                f"another watch uses the state file {path}",
-                hint="stop it, or use another --state-file here",
-            ) from None
+        held = hold(path.with_name(f".{path.name}.lock"), busy)
+    with held:
         yield
 
 

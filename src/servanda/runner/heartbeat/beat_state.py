@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from servanda.engines.cache import whole_file
+from servanda.engines.cache import hold, whole_file
 from servanda.errors import MeasurementError
 from servanda.runner.heartbeat.baseline import Baseline, Replay, read_json
 from servanda.runner.heartbeat.response_rank import BINS, SCORES
@@ -155,15 +154,10 @@ class StateFolder:
             MeasurementError: another one runs, or the folder cannot be used.
         """
         folder = self.path.parent
+        hint = "wait for it, or name another --state"
+        busy = MeasurementError(f"another heartbeat uses {folder}", hint=hint)
         with MeasurementError.of_system(f"{folder} cannot be used", hint="name another --state"):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / ".lock").open("a+")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise MeasurementError(
-                    f"another heartbeat uses {folder}",
-                    hint="wait for it, or name another --state",
-                ) from None
+            held = hold(folder / ".lock", busy)
+        with held:
             yield
