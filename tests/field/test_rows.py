@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests import frozen
 from tests.field import ROWS, page
 
 RUN = [row for row in ROWS if row.case]
+FROZEN = frozen.read()["field"]
 
 
 @pytest.mark.parametrize("row", RUN, ids=[row.name for row in RUN])
@@ -15,6 +17,7 @@ def test_a_bug_of_the_field_gets_the_answer_that_the_page_shows(row, tmp_path):
 
     assert found.exit == row.exit, found.text
     assert row.says in found.text, found.text
+    assert frozen.of_row(found) == FROZEN[row.name]
 
 
 @pytest.mark.slow
@@ -43,3 +46,4 @@ def test_a_row_says_what_it_claims():
             assert row.missing, row.name
     names = [row.name for row in ROWS]
     assert len({*names}) == len(names)
+    assert {row.name for row in RUN} == {*FROZEN}
