@@ -3,7 +3,7 @@
     python -m benchmarks.large_dump [--tokens 100_000_000] [--on s3] [--rounds 3] [--workers 1 2 4]
 
 Writes a synthetic dump of the own format (12 bytes a token; 2,048 sequences of 512 tokens a step),
-once, and judges it by `servanda tools check-dump`: with one process, and on a local Ray cluster
+once, and judges it by `servanda check`: with one process, and on a local Ray cluster
 with 1, 2 and 4 workers, in turns.  `--on s3` puts the dump into a bucket of a local S3 server,
 moto's, whose program is $SERVANDA_VENVS/moto/bin/moto_server.  Needs the extra `ray`.  The
 verdicts must have the same evidence, or the benchmark fails.
@@ -59,7 +59,7 @@ def _write(folder: Path, step: int) -> None:
 
 def judged(place: str, *options: str) -> tuple[float, str, str]:
     """Seconds of a verdict after the start of Ray, its evidence, and the line about the cluster."""
-    command = [sys.executable, "-m", "servanda", "tools", "check-dump", place, "--format", "json"]
+    command = [sys.executable, "-m", "servanda", "check", place, "--format", "json"]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "verdict.json"
         ended = subprocess.run(

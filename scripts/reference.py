@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from servanda.authoring.diff.directions import Part
 from servanda.authoring.diff.rules import RULES
-from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
+from servanda.cli.commands import FIRST, GROUPS
 from servanda.cli.main import main
 from servanda.contract.actions import ACTIONS
 from servanda.contract.clause import printed_metric
@@ -160,19 +160,6 @@ def cli() -> str:
         "_SERVANDA_COMPLETE=fish_source servanda | source      # ~/.config/fish/config.fish\n"
         "```\n"
     )
-    old = [("before", "now")]
-    old += [(f"`{name}`", f"`{' '.join(now)}`") for name, now in OLD_NAMES.items()]
-    old.append(("`status --gateway URL`", "`gateway status --gateway URL`"))
-    old += [
-        (f"`{name}` of `{command}`", f"`{now}`")
-        for command, options in OLD_OPTIONS.items()
-        for name, now in options.items()
-    ]
-    parts.append(
-        "## Old spellings\n\n"
-        "They work for two releases. A line on stderr gives the new one.\n\n"
-        f"{_table(*old)}\n"
-    )
     root = click.Context(main, info_name="servanda", **main.context_settings)
     parts.append("## The first page\n")
     parts += [_command(root, main.get_command(root, name)) for name in FIRST]
@@ -195,7 +182,7 @@ def presets() -> str:
         "Contracts whose limits have a source, for `servanda compare A B --preset NAME`. `servanda "
         "contract presets\n--show NAME` prints one with the reason for each limit. `compare` fills "
         "in your kernels, your prompts and the\nsplits of your labels. The presets of "
-        "reinforcement learning also judge dumps (`servanda tools check-dump DIR`).\n",
+        "reinforcement learning also judge dumps (`servanda check DIR`).\n",
     ]
     for kind in dict.fromkeys(PRESETS.values()):
         parts.append(f"## {kind.capitalize()}\n")

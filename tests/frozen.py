@@ -105,7 +105,8 @@ def contracts(folder: Path) -> dict:
     return {
         "examples/audit check": of_verdict(json.loads(text)),
         "examples/audit audit": {
-            **{"exit": code, "slices": states},
+            "exit": code,
+            "slices": states,
             "cells": digest([one["cells"] for one in slices]),
         },
     }

@@ -1,4 +1,4 @@
-# The whole command line, command by command: old spellings, options, JSON, - and completion.
+# The whole command line, command by command: options, JSON, - and completion.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from servanda.cli.commands import FIRST, GROUPS, HINTS, OLD_NAMES, OLD_OPTIONS
+from servanda.cli.commands import FIRST, GONE, GROUPS, HINTS
 from servanda.cli.examples import EXAMPLES
 from servanda.cli.main import main
 from servanda.cli.options import DASH, FileType, OutputPath
@@ -24,8 +24,6 @@ from servanda.runner.compare import selftest
 from servanda.runner.measurement import Progress
 from tests import kit
 from tests.report import made
-
-OLD = json.loads((Path(__file__).parent / "data" / "of_0_1" / "commands.json").read_text())
 
 
 def servanda(*arguments, stdin=None, env=None):
@@ -58,51 +56,30 @@ def options():
                 yield name, param
 
 
-def now(old):
-    """An old command's words of today."""
-    first, *more = old.split()
-    return [*OLD_NAMES.get(first, (first,)), *more]
+# what is not here
 
 
-# old spellings
+def test_a_word_that_is_no_command_says_what_does_the_same():
+    for word, hint in HINTS.items():
+        groups = [group for group in GROUPS if word in GROUPS[group][1]]
+        done = servanda(word)
+        assert done.exit_code == 2 and f"there is no command '{word}'" in done.stderr
+        assert hint in done.stderr and (not groups or word == "status")
 
 
-def test_every_old_command_is_there_or_says_where_it_went():
-    for old in OLD:
-        if old in HINTS:
-            assert servanda(old).exit_code == 2 and HINTS[old] in servanda(old).stderr
-        else:
-            assert " ".join(now(old)) in COMMANDS
-    assert {old.split()[0] for old in OLD} >= {*OLD_NAMES}
+def test_a_command_that_left_is_named_beneath_its_group_too():
+    done = servanda("tools", "check-dump", "logs")
+    assert done.exit_code == 2 and "hint: `servanda check DUMP` has its options" in done.stderr
 
 
-# what each is called with: it ends at once, and prints more than a usage line where it can
-CALLS = {
-    "import": ["none"],
-    "init": ["-"],
-    "lint": ["toy.kernelcontract.yaml"],
-    "explain": ["tv"],
-    "schema": [],
-    "plan": ["toy.kernelcontract.yaml", "--no-probe", "--quiet"],
-    "derive": ["--train", "table:p.json"],
-    "calibrate": ["none"],
-    "presets": ["--format", "json"],
-    "diff": ["toy.kernelcontract.yaml", "other.kernelcontract.yaml", "--format", "json"],
-    "list": ["."],
-    "test": ["none"],
-    "can-promote": ["toy.kernelcontract.yaml", "--to", "canary", "--ledger", "none.db"],
-    "approve": ["toy", "--reason", "x", "--ledger", "none.db"],
-    "override": ["toy", "--reason", "x", "--clause", "tv", "--ttl", "1h", "--ledger", "none.db"],
-    "rollback": ["toy", "--reason", "x", "--ledger", "none.db"],
-    "status": ["--ledger", "none.db", "--format", "json"],
-    "ledger": ["show", "--ledger", "none.db", "--format", "json"],
-    "audit": ["toy.kernelcontract.yaml", "--log", "none"],
-    "pin": ["all", "--reason", "x", "--release"],
-    "measure": ["toy.kernelcontract.yaml", "--side", "infer", "-o", "x.pack", "--quiet"],
-    "report": ["verdict.json", "--format", "json"],
-    "selftest": ["--format", "json"],
-    "serve-kernel": ["http://127.0.0.1:9"],
-}
+def test_an_option_that_left_says_what_does_the_same():
+    for (command, option), hint in GONE.items():
+        groups = [group for group in GROUPS if command in GROUPS[group][1]]
+        done = servanda(*groups, command, option, "x")
+        assert done.exit_code == 2 and hint in done.stderr
+        assert option not in {
+            name for param in COMMANDS[" ".join([*groups, command])].params for name in param.opts
+        }
 
 
 @pytest.fixture
@@ -112,43 +89,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "other.kernelcontract.yaml").write_text(path.read_text().replace("0.05", "0.06"))
     (tmp_path / "verdict.json").write_text(FORMATS["json"](made.VERDICTS["holds"]))
     return tmp_path
-
-
-def test_every_old_name_is_called():
-    assert CALLS.keys() == OLD_NAMES.keys()
-
-
-@pytest.mark.parametrize("old", CALLS)
-def test_an_old_spelling_does_the_same_and_says_one_line_on_stderr(folder, old):
-    words = CALLS[old]
-    before, after = servanda(old, *words), servanda(*OLD_NAMES[old], *words)
-    line = f"`servanda {old}` is now `servanda {' '.join(OLD_NAMES[old])}`\n"
-    assert before.stderr == line + after.stderr
-    assert (before.exit_code, before.stdout) == (after.exit_code, after.stdout)
-    assert before.exit_code in (0, 1, 2, 3, 4) and before.stdout + after.stderr
-
-
-@pytest.mark.parametrize("old", [old for old in OLD if old not in HINTS])
-def test_every_old_option_is_still_read(old):
-    known = {name for param in COMMANDS[" ".join(now(old))].params for name in param.opts}
-    renamed = OLD_OPTIONS.get(now(old)[-1], {})
-    of_gateways = {"--gateway", "--key-file"} if old == "status" else set()
-    assert {*OLD[old].split()} <= known | {*renamed} | of_gateways
-    assert {*renamed.values()} <= known
-
-
-def test_a_name_and_an_option_that_changed_are_one_line():
-    done = servanda("calibrate", "none", "-onew.yaml", "--format=json")
-    assert done.stderr.split("\n")[0] == (
-        "`servanda calibrate` is now `servanda contract calibrate`, -o is now --save-contract"
-    )
-    assert "is now" not in "".join(done.stderr.split("\n")[1:])
-    assert "none is no run directory" in done.stderr
-
-
-def test_what_follows_two_hyphens_is_left_alone():
-    done = servanda("serve", "--", "--show")
-    assert "is now" not in done.stderr and "--show cannot be read" in done.stderr
 
 
 # one option, one meaning
@@ -280,7 +220,7 @@ PRINTS_ELSEWHERE = {
     "gateway status": "gateway/controller/web/test_verbs.py",
     "gateway pin": "gateway/controller/web/test_verbs.py",
     "gateway audit": "gateway/controller/test_audit.py",
-    "tools check-dump": "rl/dumps/test_cli.py",
+    "check": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
     "tools heartbeat": "runner/test_heartbeat.py",
     "tools kld": "engines/test_kld_file.py",
@@ -383,7 +323,7 @@ def paths():
 
 # parameters for which - is standard input or output; each is called so below
 DASHES = {
-    ("check", "contract"),
+    ("check", "target"),
     ("check", "output"),
     ("check", "reports"),
     ("compare", "save"),
@@ -395,9 +335,9 @@ DASHES = {
     ("demo", "contract"),
     ("promotion can-promote", "contract"),
     ("promotion ledger export", "output"),
-    ("tools check-dump", "output"),
-    ("tools check-dump", "reports"),
-    ("tools check-dump", "save"),
+    ("check", "output"),
+    ("check", "reports"),
+    ("check", "save"),
     ("tools measure", "output"),  # refused, with a reason of its own
     ("tools report", "path"),
     ("tools history", "output"),
@@ -428,7 +368,6 @@ def test_a_hyphen_is_a_stream_or_refused_and_never_a_file(folder):
         ["promote", "toy.kernelcontract.yaml", "--ledger", "-"],
         ["watch", "run", "--series", "-"],
         ["check", "toy.kernelcontract.yaml", "--record", "-"],
-        ["tools", "check-dump", "-"],
         ["contract", "list", "-"],
         ["contract", "test", "-"],
     ],
@@ -515,18 +454,16 @@ def test_names_of_groups_complete_and_load_no_command(shell):
         ([""], "contract", "lint"),
         (["contract", ""], "lint", "approve"),
         (["promotion", "ap"], "approve", "status"),
-        (["tools", ""], "check-dump", "lint"),
+        (["tools", ""], "selftest", "lint"),
     ):
         text, loaded = completed(shell, *words)
         assert offered in text and not_offered not in text.split(), (words, text)
         assert loaded == known, words
 
 
-def test_options_and_old_spellings_complete_too():
+def test_options_complete_too():
     assert "--save-contract" in completed("bash", "compare", "--sa")[0]
     assert "verify" in completed("bash", "promotion", "ledger", "")[0]
-    text, said = completed("bash", "lint", "--for")
-    assert "--format" in text and not any("now" in word for word in said)
 
 
 # mistakes
@@ -539,7 +476,7 @@ def test_options_and_old_spellings_complete_too():
         (["reprot"], "did you mean `servanda tools report`?"),
         (["contract", "report"], "did you mean `servanda tools report`?"),
         (["contract", "check"], "did you mean `servanda check`?"),
-        (["tools", "import"], "did you mean `servanda tools check-dump`?"),
+        (["tools", "import"], "`servanda check DUMP`"),
         (["gateway", "approve"], "did you mean `servanda promotion approve`?"),
         (["promotion", "promote"], "did you mean `servanda promote`?"),
         (["contract", "zzz"], "known: calibrate, derive"),

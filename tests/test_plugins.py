@@ -129,16 +129,16 @@ def test_a_dump_format_is_detected_and_judged(site, tmp_path):
         (dump / f"{step}.lab.jsonl").write_text(text)
 
     for words in ([], ["--as", "lab"]):
-        command = ["tools", "check-dump", dump, *words]
+        command = ["check", dump, *words]
         code, out, err = servanda(site, *command, folder=tmp_path)
         assert code in (0, 3), out + err
         assert "the lab's trainer" in out and "240 tokens" in out
     with (dump / "2.lab.jsonl").open("a") as file:
         file.write("{}\n")
-    code, out, _ = servanda(site, "tools", "check-dump", dump, folder=tmp_path)
+    code, out, _ = servanda(site, "check", dump, folder=tmp_path)
     assert code == 4
     assert "1 sequence rejected: the line is no sequence: KeyError (first: 2.lab.jsonl:41)" in out
-    code, _, err = servanda(site, "tools", "check-dump", dump, "--as", "labb", folder=tmp_path)
+    code, _, err = servanda(site, "check", dump, "--as", "labb", folder=tmp_path)
     assert (code, err) == (2, "there is no dump format 'labb'\n  hint: did you mean 'lab'?\n")
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from servanda.authoring.template import starter
-from servanda.cli.commands import FIRST, GROUPS, OLD_NAMES, OLD_OPTIONS
+from servanda.cli.commands import FIRST, GROUPS
 from servanda.cli.main import main
 from servanda.contract.presets import PRESETS
 from servanda.engines import engine_names
@@ -77,34 +77,6 @@ def test_help_loads_no_command_and_no_library():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     known = ["_version", "cli", "cli.commands", "cli.main", "errors", "registry"]
     assert done.stdout.splitlines()[-1] == f"{[f'servanda.{name}' for name in known]} set()"
-
-
-@pytest.mark.parametrize("old", OLD_NAMES)
-def test_an_old_spelling_works_and_gives_the_new_one_on_stderr(old):
-    now = " ".join(OLD_NAMES[old])
-    done = servanda(old, "--help")
-    assert done.stderr == f"`servanda {old}` is now `servanda {now}`\n"
-    assert (done.exit_code, done.stdout) == (0, servanda(*OLD_NAMES[old], "--help").stdout)
-
-
-def test_the_status_of_a_gateway_has_a_command_of_its_own():
-    done = servanda("status", "--gateway", "http://127.0.0.1:9")
-    assert done.stderr.startswith("`servanda status` is now `servanda gateway status`\n")
-    assert done.exit_code != 0  # nobody answers there
-
-
-@pytest.mark.parametrize("command", OLD_OPTIONS)
-def test_an_old_option_is_read_as_the_new_one(command):
-    path = next(([group, command] for group in GROUPS if command in GROUPS[group][1]), [command])
-    for old, new in OLD_OPTIONS[command].items():
-        assert new in servanda(*path, "--help").stdout
-        for words in ([old, "x"], [f"{old}=x"])[: 1 if old == "--show" else 2]:  # a flag
-            done = servanda(*path, *words, "--nonsense")
-            assert done.stderr.startswith(f"{old} is now {new}\n"), done.stderr
-            assert (
-                "No such option: --nonsense" in done.stderr
-                or "no such option" in done.stderr.lower()
-            )
 
 
 def test_a_shell_completes_names_without_loading_commands(monkeypatch):

@@ -355,8 +355,8 @@ def test_a_contract_of_a_trainer_is_read_and_not_checked_offline(tmp_path):
         "nothing to measure offline\n"
         "    5 | workload: {source: trainer}\n"
         "                  ^\n"
-        "  hint: judge what the trainer dumped: servanda tools check-dump DIR; or name engines "
-        "and prompts "
+        "  hint: judge what the trainer dumped: servanda check DUMP --contract FILE; or "
+        "name engines and prompts "
         "to measure the kernels here"
     )
 

@@ -27,7 +27,7 @@ def passes():
     "NovaSky-AI/SkyRL#1908",
     what="rows of routed experts are misaligned with their tokens: in the batch, as here; after "
     "it, the experts of both sides are needed, and `servanda check DIR` names the shift",
-    command="servanda tools check-dump DIR --unsafe-pickles",
+    command="servanda check DIR --unsafe-pickles",
     state="caught",
     exit=4,
     says="the recorded experts are shifted: row t is that of token t-1",
@@ -62,7 +62,7 @@ def misaligned_replay(folder, broken):
     place = folder / "dump" / "dumped_data"
     place.mkdir(parents=True)
     (place / "global_step_1_training_input.pkl").write_bytes(sky_bytes(columns, pad_size=0))
-    return servanda("tools", "check-dump", folder / "dump", "--unsafe-pickles", "--quiet")
+    return servanda("check", folder / "dump", "--unsafe-pickles", "--quiet")
 
 
 @bug(

@@ -201,7 +201,7 @@ def dump(folder, copied, steps=6, n=20, width=200):
 @pytest.mark.parametrize("copied", [1.0, 0.5, 0.1])
 def test_a_dump_with_copied_rows_is_not_sound(tmp_path, copied):
     dump(tmp_path / "dump", copied)
-    done = CliRunner().invoke(main, ["tools", "check-dump", str(tmp_path / "dump"), "--quiet"])
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "dump"), "--quiet"])
 
     assert done.exit_code == 4, done.output
     assert "UNSOUND: both sides' logprobs are equal in every bit" in done.output
@@ -211,9 +211,7 @@ def test_a_dump_with_copied_rows_is_not_sound(tmp_path, copied):
 
 def test_a_dump_that_is_declared_bitwise_holds_and_says_that_it_shows_nothing(tmp_path):
     dump(tmp_path / "dump", 1.0)
-    done = CliRunner().invoke(
-        main, ["tools", "check-dump", str(tmp_path / "dump"), "--quiet", "--bitwise"]
-    )
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "dump"), "--quiet", "--bitwise"])
 
     assert done.exit_code == 0, done.output
     assert "this run could not have shown a disagreement" in done.output
@@ -221,7 +219,7 @@ def test_a_dump_that_is_declared_bitwise_holds_and_says_that_it_shows_nothing(tm
 
 def test_a_healthy_dump_has_nothing_to_say_of_it(tmp_path):
     dump(tmp_path / "dump", 0.0)
-    done = CliRunner().invoke(main, ["tools", "check-dump", str(tmp_path / "dump"), "--quiet"])
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "dump"), "--quiet"])
 
     assert done.exit_code == 0, done.output
     assert "every bit" not in done.output

@@ -72,7 +72,7 @@ def uploaded(folder, url):
 
 
 def check(path):
-    command = [sys.executable, "-m", "servanda", "tools", "check-dump", str(path)]
+    command = [sys.executable, "-m", "servanda", "check", str(path)]
     return subprocess.run(
         [*command, "--format", "json", "--quiet"], capture_output=True, check=False
     )

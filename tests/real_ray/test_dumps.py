@@ -140,7 +140,7 @@ def test_a_node_with_another_release_is_refused(nodes, monkeypatch):
 
 
 def command(folder, *options):
-    arguments = [sys.executable, "-m", "servanda", "tools", "check-dump", str(folder)]
+    arguments = [sys.executable, "-m", "servanda", "check", str(folder)]
     return [*arguments, "--format", "json", *options]
 
 

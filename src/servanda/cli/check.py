@@ -1,14 +1,16 @@
-# `servanda check`: measure, judge, report.
+# `servanda check`: measure, judge, report; of a dump, judge what was measured.
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from servanda.cli.input import contract_bytes
-from servanda.cli.options import FILE, PLACE_OR_DASH, given, shared, until
+from servanda.cli.options import FILE, PLACE_OR_DASH, refuse_given, shared, together, until
 from servanda.cli.output import REPORT_OPTIONS, report_places, write
 from servanda.cli.progress import watching
 from servanda.cli.stdout import show
@@ -22,78 +24,156 @@ _NEITHER = f"{load.NO_CONTRACT}, or of a folder with a trainer's dump"
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does
 
 
-@click.command()
-@click.argument("contract", type=PLACE_OR_DASH)
-@shared("--run-dir", help="[default: runs/NAME]")
-@shared("--fresh", "--ladder")
-@REPORT_OPTIONS
-@shared("--report")
-@click.option(
-    "--record",
-    type=FILE,
-    help="Record everything that one kernel returns, such as infer.recorded; engine `recorded` "
-    "replays it elsewhere.",
+def _steps(text: str) -> tuple[int | None, int | None]:
+    """a:b, a:, :b, both ends included, or one step."""
+    first, colon, last = text.partition(":")
+    try:
+        low, high = int(first) if first else None, int(last) if last else None
+        if not colon and low is None:
+            raise ValueError
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a range of steps: write 10:20, 10:, :20 or 10"
+        ) from None
+    if low is not None and high is not None and low > high:
+        raise click.BadParameter(f"{text!r} ends before it begins: write {high}:{low}")
+    return (low, high if colon else low)
+
+
+_OF_A_DUMP = together(
+    shared(
+        "--contract",
+        help="Its limits and slices judge the dump, instead of a preset; --save-contract writes "
+        "one.",
+    ),
+    shared("--as"),
+    shared("--preset", help="One for a trainer, such as trl."),
+    click.option("--steps", type=_steps, metavar="A:B", help="Steps to judge, such as 10:20."),
+    click.option(
+        "--mask",
+        type=FILE,
+        metavar="DIR",
+        help="Folder for masks of the tokens in violated slices, such as masks.",
+    ),
+    shared("--save-contract", "--bitwise", "--reference"),
+    shared("--referee", help="It has the weights of the dump's only step."),
+    click.option(
+        "--referee-rows",
+        "rows",
+        type=click.IntRange(1),
+        default=64,
+        show_default=True,
+        help="Rows of the dump that --referee scores, drawn at random.",
+    ),
+    shared("--temperature", default=1.0, help="Of --referee."),
+    click.option(
+        "--jobs",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Processes that read steps side by side; default: one per core for a large dump.",
+    ),
+    shared("--unsafe-pickles"),
 )
-@click.option(
-    "--record-side",
-    type=click.Choice(["infer", "train", "stable"]),
-    default="infer",
-    show_default=True,
-    help="Kernel that --record records.",
+_OF_A_CONTRACT = together(
+    shared("--run-dir", help="[default: runs/NAME]"),
+    shared("--fresh", "--ladder"),
+    click.option(
+        "--record",
+        type=FILE,
+        help="Record everything that one kernel returns, such as infer.recorded; engine "
+        "`recorded` replays it elsewhere.",
+    ),
+    click.option(
+        "--record-side",
+        type=click.Choice(["infer", "train", "stable"]),
+        default="infer",
+        show_default=True,
+        help="Kernel that --record records.",
+    ),
+    shared("--ray-actor", "--max-time"),
 )
-@shared("--preset", help="Preset of limits for a dump, such as trl.  [default: the one that fits]")
-@shared(
-    "--reference", help="Compare the steps of a dump with good runs, such as good.reference.json."
+_OF_BOTH = together(
+    REPORT_OPTIONS,
+    shared("--report"),
+    shared("--on", help="Each kernel runs in an actor; of a dump, its nodes read the steps."),
+    shared("--quiet", "--no-code"),
 )
-@shared("--referee", help="Of a dump of one step, with its weights.")
-@shared("--on", help="Each kernel runs in an actor; for a dump, its nodes read the steps.")
-@shared("--ray-actor")
-@shared("--max-time", "--quiet", "--no-code")
-def check(
+
+
+class _ByTarget(click.Command):
+    """A command whose help lists the options of a contract and those of a dump apart."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None and isinstance(param, click.Option):
+                sections.setdefault(_section(param), []).append(row)
+        for heading in sorted(sections):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
+
+
+def _section(param: click.Parameter) -> str:
+    if param.name in _CONTRACT_NAMES:
+        return "Options for a contract"
+    return "Options for a dump" if param.name in _DUMP_NAMES else "Options"
+
+
+def _names(options: Callable[[Any], Any]) -> frozenset[str]:
+    """The parameters that some options of a command make."""
+    command = click.command()(options(lambda: None))
+    return frozenset(param.name for param in command.params if param.name is not None)
+
+
+_CONTRACT_NAMES, _DUMP_NAMES = _names(_OF_A_CONTRACT), _names(_OF_A_DUMP)
+
+
+@click.command(cls=_ByTarget)
+@click.argument("target", metavar="CONTRACT|DUMP", type=PLACE_OR_DASH)
+@together(_OF_BOTH, _OF_A_DUMP, _OF_A_CONTRACT)
+def check(target: Path, **options: Any) -> None:
+    """Judge a trainer's dump, or measure and judge the kernels of a contract.
+
+    DUMP is what an RL trainer wrote of its rollouts: for each sampled token the logprob of the
+    rollout engine and the one of the trainer. The answer is whether to go on, on which tokens
+    not, and since which step. The format and the limits are detected. DUMP is a folder, a file,
+    or the URL of an object store, such as s3://bucket/run; it may be larger than memory.
+
+    CONTRACT is a contract file; - reads it from standard input. Both kernels are measured on the
+    same tokens. The run stops as soon as every cell (clause x slice) is decided. After Ctrl-C the
+    same command resumes it.
+
+    An old report is removed first, so that a failed run leaves none.
+    """
+    remote = not isinstance(target, Path)
+    own = {name: options.pop(name) for name in _CONTRACT_NAMES & options.keys()}
+    if remote or target.is_dir() or (target.suffix in _DUMPED and target.is_file()):
+        refuse_given(own, "a dump was measured already, so that this is for a contract")
+        from servanda.cli.dump import check_dump
+
+        check_dump(target, **options)
+    refuse_given(_DUMP_NAMES, f"{target} is a contract, and this is for a dump")
+    own |= {name: value for name, value in options.items() if name not in _DUMP_NAMES}
+    _check_contract(target, **own)
+
+
+def _check_contract(
     contract: Path,
+    *,
     run_dir: Path | None,
     fresh: bool,
     ladder: bool,
+    record: Path | None,
+    record_side: str,
+    actors: tuple[str, ...],
+    max_time: float | None,
     format_: str | None,
     output: Path | None,
     reports: tuple[Path, ...],
-    record: Path | None,
-    record_side: str,
-    preset: str | None,
-    reference: Path | None,
-    referee: str | None,
     on: str | None,
-    actors: tuple[str, ...],
-    max_time: float | None,
     quiet: bool,
-) -> None:
-    """Measure both kernels of CONTRACT on the same tokens and judge every clause.
-
-    The run stops as soon as every cell (clause x slice) is decided. After Ctrl-C the same command
-    resumes it. An old report is removed first, so that a failed run leaves none.
-
-    If CONTRACT is a trainer's dump (a folder, a file, or a URL such as s3://bucket/run), its
-    rollouts are judged instead, as by `servanda tools check-dump`. - reads the contract from
-    standard input.
-    """
-    remote = not isinstance(contract, Path)
-    if remote or contract.is_dir() or (contract.suffix in _DUMPED and contract.is_file()):
-        for option in given("run_dir", "fresh", "ladder", "max_time", "record", "actors"):
-            raise click.UsageError(f"{option} is for a contract: a dump was measured already")
-        from servanda.cli.check_dump import judged
-        from servanda.rl.dumps.judge import DumpOptions
-        from servanda.rl.dumps.third_scorer import Referee
-
-        options = DumpOptions(contract, preset=preset, jobs=None, reference=reference)
-        asked = None if referee is None else Referee(referee)
-        printing = {"format_": format_, "output": output, "reports": reports, "quiet": quiet}
-        judged(options, on=on, referee=asked, **printing)
-    if preset is not None:
-        raise click.UsageError("--preset is for a dump: a contract has its own limits")
-    if referee is not None:
-        raise click.UsageError("--referee is for a dump: a contract has train and infer")
-    if reference is not None:
-        raise click.UsageError("--reference is for a dump: it compares the steps of a run")
+) -> NoReturn:
     printed, files = report_places(format_, output, reports)
     deadline = until(max_time)
     data, name, folder = contract_bytes(contract, _NEITHER)

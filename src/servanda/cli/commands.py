@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # what most people run; `servanda --help` lists these first
 FIRST = {
-    "check": "Measure both kernels of a contract and judge every clause.",
+    "check": "Judge a trainer's dump, or measure and judge the kernels of a contract.",
     "compare": "Compare B, the candidate, with A, which serves today.",
     "relations": "Compare a kernel with itself: cache, batch, order, length, prefill, draws.",
     "bisect": "Find the module, the build or the setting that makes B differ from A.",
@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "plan": "Show cells, sizes, cost and detectable effect sizes; nothing is measured.",
             "derive": "Write the contract that keeps a budget of reward drift or gradient bias.",
             "calibrate": "Print the smallest limits that kernels like those of RUN keep.",
-            "presets": "List the presets of `compare` and `tools check-dump`, or print one.",
+            "presets": "List the presets of limits, for `compare` and for dumps, or print one.",
             "diff": "Compare two versions of a contract: which promises changed.",
             "list": "List the contracts of a folder by name and version.",
             "test": "Test contracts: does each give the expected answer on given data?",
@@ -55,7 +55,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "tools": (
         "Parts of a check, and servers for trying one.",
         {
-            "check-dump": "Judge the rollouts in a trainer's dump.",
             "heartbeat": "Watch an endpoint that returns only texts for changes of its answers.",
             "history": "Show the verdicts of a folder over time; gate the newest on good ones.",
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
@@ -78,28 +77,16 @@ MODULES = {
     ("tools", "history"): "run_history",
 }
 
-# Spellings of 0.1.  They work for two releases, with a line on stderr that gives the new one.
-OLD_NAMES = {"import": ("tools", "check-dump")} | {
-    name: (group, name)
-    for group, (_, names) in reversed(GROUPS.items())
-    for name in names
-    if name not in ("check-dump", "envoy", "heartbeat", "history", "kld", "packs", "weights")
-}
-OLD_OPTIONS = {
-    "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},
-    "diff": {"--side": "--reader"},
-    "promote": {"--served": "--log"},
-    "serve": {"--infer": "--infer-url", "--show": "--show-pool", "--stable": "--stable-url"},
-    "watch": {"--state": "--state-file"},
-    "can-promote": {"--infer": "--infer-digest", "--train": "--train-digest"},
-    "compare": {"--save": "--save-contract"},
-    "check-dump": {"--save": "--save-contract"},
-}
-# what people look for that is no command -> where it is
+# a word that is no command -> the command, or the program, that does the same
 HINTS = {
+    "check-dump": "`servanda check DUMP` has its options",
+    "import": "`servanda check DUMP`",
+    "status": "`servanda promotion status`, `servanda gateway status`",
     "bench": "in a clone of the repository: python -m benchmarks.theory",
     "export": "`servanda promotion ledger export`",
     "help": "`servanda --help`, `servanda GROUP --help`, `servanda COMMAND --help`",
     "verify": "`servanda promotion ledger verify`",
     "version": "`servanda --version`",
 }
+# an option that a command no longer has -> what does the same
+GONE: dict[tuple[str, str], str] = {}

@@ -197,7 +197,7 @@ def derive(
     KERNEL is a kernel string, such as transformers:models/tiny-lm@bfloat16.
     """
     refuse_place(output, force)
-    if budget["bias"] is None and (idle := given(*_OF_BIAS)):
+    if budget["bias"] is None and (idle := given(_OF_BIAS)):
         raise click.UsageError(
             f"{', '.join(idle)}: without --policy-gradient-bias nothing here is made of it\n"
             "  hint: give --policy-gradient-bias B, or leave it out"

@@ -13,7 +13,7 @@ _SIDES = f"{_MODEL}@float32 {_MODEL}@bfloat16"
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "check": (
         "my.kernelcontract.yaml --report report.html",
-        "logs/rollouts    # a trainer's dump",
+        "logs/rollouts --steps 10:20    # a trainer's dump",
     ),
     "compare": (
         _SIDES,
@@ -90,7 +90,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--leader http://127.0.0.1:8081",
         "--leader http://127.0.0.1:8081 --grpc 0.0.0.0:9002 --http 0.0.0.0:9003",
     ),
-    "tools check-dump": ("logs/rollouts --steps 10:20", "logs/rollouts --mask masks"),
     "tools measure": (
         f"{_MODEL}@float32 --golden data/golden.jsonl -o reference.pack",
         "my.kernelcontract.yaml --side infer -o infer.pack",

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from servanda._version import __version__
-from servanda.cli.commands import FIRST, GROUPS, HINTS, MODULES, OLD_NAMES, OLD_OPTIONS
+from servanda.cli.commands import FIRST, GONE, GROUPS, HINTS, MODULES
 from servanda.errors import ServandaError
 from servanda.registry import did_you_mean
 
@@ -62,8 +62,8 @@ def _no_command(name: str, here: Mapping[str, str], ctx: click.Context) -> click
     """The error of a name that is none, with the nearest one, here or in another group."""
     from difflib import get_close_matches
 
-    places = {command: command for command in FIRST}
-    places |= {old: " ".join(now) for old, now in OLD_NAMES.items()}
+    places = {name: f"{group} {name}" for group, (_, names) in GROUPS.items() for name in names}
+    places |= {command: command for command in FIRST}
     near = get_close_matches(name, [*here, *places], n=1)
     hint = did_you_mean(name, [*here])
     if name in HINTS:
@@ -74,11 +74,13 @@ def _no_command(name: str, here: Mapping[str, str], ctx: click.Context) -> click
 
 
 def _hinted(error: click.NoSuchOption) -> click.UsageError:
-    """The error of an option that other programs have, with the one that is here."""
-    names = {name for param in error.ctx.command.params for name in param.opts} if error.ctx else {}
+    """The error of an option that other programs have, or that left, with what does the same."""
+    context = error.ctx
+    names = {name for param in context.command.params for name in param.opts} if context else set()
+    hint = GONE.get((context.info_name or "", error.option_name), "") if context else ""
     if error.option_name == "--json" and "--format" in names:
-        return click.UsageError(f"{error.message}\n  hint: write --format json", error.ctx)
-    return error
+        hint = "write --format json"
+    return click.UsageError(f"{error.message}\n  hint: {hint}", context) if hint else error
 
 
 def _load(group: str, name: str) -> click.Command:
@@ -141,9 +143,6 @@ class _Servanda(_Commands):
             return _Section(cmd_name)
         raise _no_command(cmd_name, self.lines, ctx)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _current(args, say=not ctx.resilient_parsing))
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _section(formatter, "Commands", FIRST)
         _section(formatter, "More, in groups (`servanda GROUP --help`)", _SUMMARIES)
@@ -158,37 +157,6 @@ def _extra_of(module: str) -> str | None:
         if found and found[1].replace("-", "_") == module.partition(".")[0] and found[2] != "dev":
             return found[2]
     return None
-
-
-def _current(args: list[str], say: bool) -> list[str]:
-    """The words of a call in today's spelling.
-
-    Args:
-        say: whether a line on stderr gives it; not while a shell completes.
-    """
-    if not args:
-        return args
-    command = OLD_NAMES.get(args[0])
-    # `status` said two things: where a run stands, and how the slices of a gateway do
-    if args[0] == "status" and any(word.partition("=")[0] == "--gateway" for word in args):
-        command = ("gateway", "status")
-    words = [*(command or args[:1]), *args[1:]]
-    changed = []
-    if command:
-        changed.append(f"`servanda {args[0]}` is now `servanda {' '.join(command)}`")
-    depth = 2 if words[0] in GROUPS else 1
-    renamed = OLD_OPTIONS.get(" ".join(words[depth - 1 : depth]), {})
-    end = words.index("--") if "--" in words else len(words)
-    for i, word in enumerate(words[depth:end], depth):
-        name = word.partition("=")[0] if word.startswith("--") else word[:2]
-        if name in renamed:
-            value = word[len(name) :]
-            equals = "=" if value and not value.startswith("=") else ""  # of -oFILE
-            words[i] = f"{renamed[name]}{equals}{value}"
-            changed.append(f"{name} is now {renamed[name]}")
-    if changed and say:
-        click.echo(", ".join(dict.fromkeys(changed)), err=True)
-    return words
 
 
 @click.group(cls=_Servanda, **_HELP)

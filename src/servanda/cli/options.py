@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,7 +83,7 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return add
 
 
-def given(*names: str) -> list[str]:
+def given(names: Iterable[str]) -> list[str]:
     """The options of the command line, by the names of their parameters, that are there.
 
     One from the environment is not: it is meant for other commands too.
@@ -94,13 +94,13 @@ def given(*names: str) -> list[str]:
     return [options[name] for name in names if context.get_parameter_source(name) is line]
 
 
-def refuse_given(names: tuple[str, ...], why: str) -> None:
+def refuse_given(names: Iterable[str], why: str) -> None:
     """Refuse options that would say nothing.
 
     Raises:
         click.UsageError: one of them is given.
     """
-    if options := given(*names):
+    if options := given(names):
         raise click.UsageError(f"{why}: leave out {', '.join(options)}")
 
 

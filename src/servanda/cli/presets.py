@@ -17,7 +17,7 @@ from servanda.contract.presets import PRESETS, preset_text, title
 )
 @shared("--format")
 def presets_command(show: str | None, format_: str) -> None:
-    """List the presets of `compare` and `tools check-dump`, or print one."""
+    """List the presets of limits, for `compare` and for dumps, or print one."""
     if show is not None:
         text = preset_text(show)
         if format_ == "json":

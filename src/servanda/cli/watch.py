@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.check_dump import refuse_run
+from servanda.cli.dump import refuse_run
 from servanda.cli.options import FILE, PLACE, shared, together
 from servanda.cli.stdout import show
 from servanda.judgement.verdict import EXIT_CODES
@@ -39,7 +39,7 @@ _sink_options = together(
 @shared("--as", "--preset")
 @shared(
     "--contract",
-    help="Use the limits and slices of this contract; see `tools check-dump --save-contract`.",
+    help="Use the limits and slices of this contract; see `servanda check DUMP --save-contract`.",
 )
 @shared("--unsafe-pickles", "--reference")
 @click.option(

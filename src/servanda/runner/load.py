@@ -269,9 +269,8 @@ def not_measured_here(contract: Contract) -> Problem | None:
                 "the tokens of this contract come from a trainer as it runs: there is nothing "
                 "to measure offline",
                 contract.where(*place),
-                "judge what the trainer dumped: servanda tools check-dump DIR; or name engines "
-                "and prompts "
-                "to measure the kernels here",
+                "judge what the trainer dumped: servanda check DUMP --contract FILE; or name "
+                "engines and prompts to measure the kernels here",
             )
     return None
 

@@ -1,4 +1,4 @@
-# `servanda tools check-dump DIR` and `servanda check DIR`: output, files and exit codes.
+# `servanda check DIR` and `servanda check DIR`: output, files and exit codes.
 
 import json
 import re
@@ -35,18 +35,9 @@ def body(done):
     return done.stdout.rstrip("\n").split("\n")[:-1]
 
 
-@pytest.mark.slow
-def test_check_of_a_folder_and_import_say_the_same(bad):
-    first, second = (servanda(verb, bad, "--quiet") for verb in ("check", "import"))
-
-    assert first.exit_code == second.exit_code == 1
-    assert body(first) == body(second)
-    assert "Measured, with its interval" in first.stdout and "since step 4" in first.stdout
-
-
 def test_reports_are_written_and_named(healthy, tmp_path):
     page, data = tmp_path / "r.html", tmp_path / "r.json"
-    done = servanda("tools", "check-dump", healthy, "--quiet", "--report", page, "--report", data)
+    done = servanda("check", healthy, "--quiet", "--report", page, "--report", data)
 
     assert done.exit_code == 0
     assert f"report   {page}" in done.stdout
@@ -58,23 +49,21 @@ def test_reports_are_written_and_named(healthy, tmp_path):
 
 @pytest.mark.parametrize("name", ["json", "junit", "sarif", "github", "markdown", "html"])
 def test_every_format_takes_the_verdict_of_a_dump(bad, name):
-    done = servanda("tools", "check-dump", bad, "--quiet", "--format", name)
+    done = servanda("check", bad, "--quiet", "--format", name)
     assert done.exit_code == 1 and done.stdout
     assert name != "json" or json.loads(done.stdout)["outcome"] == "violated"
 
 
 def test_the_saved_contract_lints(healthy, tmp_path):
     saved = tmp_path / "rollout.kernelcontract.yaml"
-    assert (
-        servanda("tools", "check-dump", healthy, "--quiet", "--save-contract", saved).exit_code == 0
-    )
+    assert servanda("check", healthy, "--quiet", "--save-contract", saved).exit_code == 0
     assert servanda("contract", "lint", saved).exit_code == 0
-    again = servanda("tools", "check-dump", healthy, "--quiet", "--save-contract", saved)
+    again = servanda("check", healthy, "--quiet", "--save-contract", saved)
     assert again.exit_code == 2 and "is there already" in again.output
 
 
 def test_masks_are_written_where_asked(bad, tmp_path):
-    done = servanda("tools", "check-dump", bad, "--quiet", "--mask", tmp_path / "m")
+    done = servanda("check", bad, "--quiet", "--mask", tmp_path / "m")
     assert f"masks    2,304 tokens in {tmp_path / 'm'}/step_*.npz" in done.stdout
     assert len([*(tmp_path / "m").iterdir()]) == 12
 
@@ -89,7 +78,7 @@ def test_masks_are_written_where_asked(bad, tmp_path):
     ],
 )
 def test_a_wrong_call_is_exit_2(healthy, arguments, message):
-    done = servanda("tools", "check-dump", healthy, *arguments)
+    done = servanda("check", healthy, *arguments)
     assert done.exit_code == 2
     assert message in done.output
 
@@ -97,7 +86,9 @@ def test_a_wrong_call_is_exit_2(healthy, arguments, message):
 def test_options_of_measuring_do_not_go_with_a_dump(healthy):
     done = servanda("check", healthy, "--fresh")
     assert done.exit_code == 2
-    assert "--fresh is for a contract: a dump was measured already" in done.output
+    assert "a dump was measured already, so that this is for a contract: leave out --fresh" in (
+        done.output
+    )
 
 
 def test_the_preset_of_check_is_that_of_a_dump(healthy):
@@ -106,7 +97,98 @@ def test_the_preset_of_check_is_that_of_a_dump(healthy):
 
     done = servanda("check", EXAMPLE, "--preset", "trl")
     assert done.exit_code == 2
-    assert "--preset is for a dump: a contract has its own limits" in done.output
+    assert f"{EXAMPLE} is a contract, and this is for a dump: leave out --preset" in done.output
+
+
+# --contract: limits and slices of one's own
+
+
+@pytest.fixture
+def saved(healthy, tmp_path):
+    path = tmp_path / "gate.kernelcontract.yaml"
+    assert servanda("check", healthy, "--quiet", "--save-contract", path).exit_code == 0
+    return path
+
+
+def test_the_contract_of_a_green_dump_judges_it_and_the_next_one(healthy, bad, saved):
+    again = servanda("check", healthy, "--quiet", "--contract", saved)
+
+    assert again.exit_code == 0 and f"contract {saved}, as asked" in again.stdout
+    assert "preset" not in again.stdout and "--save-contract" not in again.stdout
+    verdict = [
+        json.loads(servanda("check", healthy, *words, "--quiet", "--format", "json").stdout)
+        for words in ((), ("--contract", saved))
+    ]
+    numbers = [[(c["slice"], c["outcome"], c["value"]) for c in v["cells"]] for v in verdict]
+    assert numbers[0] == numbers[1]  # the slices of the preset are those that the contract names
+    assert servanda("check", bad, "--quiet", "--contract", saved).exit_code == 1
+    next_one = servanda("check", EXAMPLE.parent / "tiny-dump", "--contract", saved)
+    assert f"--contract {saved} --steps 16    (this step alone)" in next_one.stdout
+
+
+def test_its_limits_are_those_that_count(healthy, saved):
+    saved.write_text(saved.read_text().replace("at_most: 0.025", "at_most: 0.001"))
+
+    done = servanda("check", healthy, "--quiet", "--contract", saved)
+
+    assert done.exit_code == 1 and "0.001" in done.stdout
+
+
+def test_a_slice_that_the_dump_does_not_have_is_inconclusive(healthy, saved):
+    text = saved.read_text().replace(
+        "slices:\n", 'slices:\n  - {name: web, match: {labels.env: {in: ["web"]}}}\n', 1
+    )
+    saved.write_text(re.sub(r"slices: \[all, ", "slices: [web, all, ", text, count=1))
+
+    done = servanda("check", healthy, "--quiet", "--contract", saved, "--format", "json")
+
+    cells = {c["slice"]: c["outcome"] for c in json.loads(done.stdout)["cells"]}
+    assert done.exit_code == 3 and cells["web"] == "inconclusive" and cells["all"] == "holds"
+
+
+def test_a_split_of_a_label_has_the_slices_of_the_dump(bad, saved):
+    text = saved.read_text().replace(
+        "slices:\n", "slices:\n  - {name: env, split: labels.env}\n", 1
+    )
+    saved.write_text(re.sub(r"slices: \[all, ", "slices: [env, all, ", text, count=1))
+    dump = EXAMPLE.parent / "tiny-dump"
+
+    assert "env=search, env=shell" in servanda("check", dump, "--contract", saved).stdout
+    assert servanda("watch", dump, "--once", "--contract", saved).exit_code == 1
+    none = servanda("check", bad, "--contract", saved)
+    assert none.exit_code == 2 and "splits by label 'env', which no line of" in none.output
+
+
+def test_a_contract_for_kernels_is_refused_for_a_dump(healthy):
+    done = servanda("check", healthy, "--contract", EXAMPLE)
+    assert done.exit_code == 2
+    assert done.output.endswith(
+        f"{EXAMPLE} is no contract for a trainer's steps, which has external kernels and a "
+        "realised claim\n  hint: servanda check DUMP --save-contract FILE writes one\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["--preset", "trl"], ["--bitwise"], ["--save-contract", "x"]])
+def test_a_contract_and_what_it_says_itself_are_not_both_given(healthy, saved, words):
+    done = servanda("check", healthy, "--contract", saved, *words)
+    assert done.exit_code == 2
+    assert (
+        "--contract sets the limits, the slices and whether the bits are the same: leave out "
+        f"{words[0]}" in done.output
+    )
+
+
+def test_a_contract_of_a_trainer_cannot_be_measured_and_says_what_to_do(saved):
+    done = servanda("check", saved)
+    assert done.exit_code == 2 and "servanda check DUMP --contract FILE" in done.output
+
+
+def test_the_help_lists_the_options_of_a_contract_and_of_a_dump_apart():
+    text = servanda("check", "--help").output
+    contract, dump = (text.index(f"Options for a {what}:\n") for what in ("contract", "dump"))
+    assert contract < text.index("--run-dir") < dump < text.index("--steps")
+    for word in ("dump", "rollouts", "trainer", "engine"):
+        assert word in text
 
 
 def test_a_run_directory_is_no_dump(tmp_path):
@@ -171,7 +253,7 @@ def test_steps_that_a_trainer_has_not_finished_are_named(tmp_path):
 
 
 def test_the_last_line_says_how_fast_it_was(healthy):
-    last = servanda("tools", "check-dump", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
+    last = servanda("check", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
     assert re.fullmatch(r"exit 0 · \d+ s · [\d,.]+( M)? tokens/s", last)
 
 
@@ -180,22 +262,19 @@ def test_every_format_takes_data_that_is_not_sound(name, tmp_path):
     many = trainers.sequences(60, longest=60)
     trainers.nemo(tmp_path, many, step=1)
     trainers.nemo(tmp_path, many, step=2, prev_logprobs=[[0.0]])
-    done = servanda("tools", "check-dump", tmp_path, "--quiet", "--format", name)
+    done = servanda("check", tmp_path, "--quiet", "--format", name)
     assert done.exit_code == 4
     if name in ("github", "markdown", "html"):
         assert "The data cannot be trusted." in done.stdout and "rejected" in done.stdout
 
 
 def test_a_report_speaks_of_going_on_and_since_when(bad, healthy):
-    said = servanda("tools", "check-dump", bad, "--quiet", "--format", "html").stdout
+    said = servanda("check", bad, "--quiet", "--format", "html").stdout
     assert "Do not go on as it is." in said and "since step 4" in said
     assert "promote" not in said and "of the prompts" not in said
-    assert (
-        "✓ Go on."
-        in servanda("tools", "check-dump", healthy, "--quiet", "--format", "markdown").stdout
-    )
+    assert "✓ Go on." in servanda("check", healthy, "--quiet", "--format", "markdown").stdout
 
 
 def test_one_step_is_a_range(healthy):
-    done = servanda("tools", "check-dump", healthy, "--quiet", "--steps", "5")
+    done = servanda("check", healthy, "--quiet", "--steps", "5")
     assert "· step 5 ·" in done.stdout

@@ -149,9 +149,9 @@ def test_the_command_line_takes_a_url(tmp_path, monkeypatch):
     folder = write(tmp_path / "a run")
     url = "s3://bucket/a run?scheme=http&region=x"
     monkeypatch.setattr(storage, "_opened", lambda _: (LocalFileSystem(), str(folder)))
-    ran = CliRunner().invoke(main, ["tools", "check-dump", url, "--quiet"])
+    ran = CliRunner().invoke(main, ["check", url, "--quiet"])
     assert ran.exit_code == 0, ran.output
     assert "found    12 files of Servanda" in ran.output
-    assert "check-dump 's3://bucket/a run?scheme=http&region=x' --save-contract" in ran.output
+    assert "check 's3://bucket/a run?scheme=http&region=x' --save-contract" in ran.output
     same = CliRunner().invoke(main, ["check", url, "--quiet"])
     assert same.exit_code == 0, same.output

@@ -95,13 +95,13 @@ def test_a_referee_has_the_weights_of_one_step(tmp_path, healthy):
     done = servanda("check", path, "--referee", REFEREE)
     assert done.exit_code == 2
     assert "the dump has 2 steps, and a reference scorer has the weights of one" in done.stderr
-    words = ("tools", "check-dump", path, "--steps", 4, "--referee", REFEREE, "--referee-rows", 5)
+    words = ("check", path, "--steps", 4, "--referee", REFEREE, "--referee-rows", 5)
     assert f"of 5 of {ROWS} rows" in servanda(*words, "--quiet").stdout
 
 
 def test_a_contract_has_no_referee(tmp_path):
     done = servanda("check", tmp_path / "x.kernelcontract.yaml", "--referee", REFEREE)
-    assert done.exit_code == 2 and "--referee is for a dump" in done.stderr
+    assert done.exit_code == 2 and "is for a dump: leave out --referee" in done.stderr
 
 
 def test_every_row_is_as_likely_to_be_chosen():

@@ -140,9 +140,7 @@ def test_a_fault_on_a_slice_is_told_at_its_step_with_the_command_that_masks_it(t
     watch.run()
 
     assert out.alerts == ["✗ step 5: violated on first 3 tokens of turn 2 and later"]
-    assert (
-        out.count(f"Next command: servanda tools check-dump {tmp_path} --steps 5 --mask masks") == 1
-    )
+    assert out.count(f"Next command: servanda check {tmp_path} --steps 5 --mask masks") == 1
     assert out.count("after a tool result") == 1
     assert watch.state.stop == 5 and watch.state.outcome == "violated"
 

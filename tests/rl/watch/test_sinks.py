@@ -27,7 +27,7 @@ ALERT = Alert(
     limit=0.025,
     n=1000,
     words="mean total variation: 0.05, limit 0.025",
-    advice=Advice("", "what env a sends", command="servanda tools check-dump runs --steps 14"),
+    advice=Advice("", "what env a sends", command="servanda check runs --steps 14"),
     stop=14,
 )
 
@@ -92,7 +92,7 @@ def test_a_webhook_gets_the_alert_as_documented():
                 "n": 1000,
                 "cause": "what env a sends",
                 "found_slices": [],
-                "command": "servanda tools check-dump runs --steps 14",
+                "command": "servanda check runs --steps 14",
                 "change": None,
                 "would_have_stopped_at": 14,
             },
@@ -115,7 +115,7 @@ def test_slack_gets_a_text_and_one_block_with_its_marks_escaped():
                 "text": ":red_circle: *step 14: violated on env &lt;a&gt;*\n"
                 "mean total variation: 0.05, limit 0.025\n"
                 "Likely cause: what env a sends\n"
-                "Next command: servanda tools check-dump runs --steps 14\n"
+                "Next command: servanda check runs --steps 14\n"
                 "would have stopped at step 14\n"
                 "`runs/exp`",
             },

@@ -92,7 +92,7 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
         cell("holds"),
         cell("violated", "start-2", 0.05, n=123),
         advice=Advice("", "tool boundaries"),
-        command="servanda tools check-dump runs --steps 7 --mask masks",
+        command="servanda check runs --steps 7 --mask masks",
     )
 
     _, (alert,) = advance(WatchState(), step)
@@ -102,7 +102,7 @@ def test_an_alert_carries_slice_number_interval_limit_n_cause_and_command():
         "mean total variation (tv), first 3 tokens of turn 2: "
         "0.05 [0.04, 0.06], limit 0.025, n 123",
         "Likely cause: tool boundaries",
-        "Next command: servanda tools check-dump runs --steps 7 --mask masks",
+        "Next command: servanda check runs --steps 7 --mask masks",
         "would have stopped at step 7",
     ]
     assert (alert.slice, alert.value, alert.limit, alert.n) == ("start-2", 0.05, 0.025, 123)

@@ -12,8 +12,8 @@ _SELFTEST = "servanda tools selftest URL"
 _PREFLIGHT = "servanda preflight FILE.py:NAME"
 _COMPARE = "servanda compare transformers:MODEL@float32 URL"
 _REPLICAS = "servanda compare URL_A URL_B"
-_STEPS = "servanda tools check-dump {dir} --steps {step}"
-_MASK = "servanda tools check-dump {dir} --mask masks"
+_STEPS = "servanda check {dir} --steps {step}"
+_MASK = "servanda check {dir} --mask masks"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures
 from servanda.rl.dumps.step_verdicts import JudgedSteps
 from servanda.rl.dumps.steps import Trend, since
-from servanda.rl.dumps.window import WHOLE_PART, Window, window_of
+from servanda.rl.dumps.window import MOST_STEPS, WHOLE_PART, Window, window_of
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.trend.run_chart import RunChart, changed, chart_for
 from servanda.runner.measurement import Progress, Watch, unwatched
@@ -48,6 +48,7 @@ class DumpOptions:
 
     Args:
         format, preset: None: detected.
+        contract: file of the limits and slices that are used instead of a preset's.
         steps: (first, last) step of the trainer; None: from the beginning, to the end.
         mask: folder for the tokens of violated slices.
         bitwise: whether the trainer and the engine compute the same bits.
@@ -59,6 +60,7 @@ class DumpOptions:
     path: Path
     format: str | None = None
     preset: str | None = None
+    contract: Path | None = None
     steps: tuple[int | None, int | None] = (None, None)
     unsafe_pickles: bool = False
     mask: Path | None = None
@@ -73,7 +75,8 @@ class DumpVerdict:
     """The verdict on a dump, with further numbers for the report.
 
     Args:
-        why: the reason for the preset.
+        preset: name of the preset, or the file of the requested contract.
+        why: the reason for it.
         contract_text: text of the contract.
         lines: findings about the data, worst first.
         since: name of a cell -> first step after which it always exceeds its limit.
@@ -119,7 +122,8 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     began, watch = time.monotonic(), watch or unwatched
     if options.preset is not None:
         dump_preset.preset_of(options.preset)
-    chart = chart_for(options.reference, None)
+    own = None if options.contract is None else dump_preset.of_a_trainer(options.contract)
+    chart = chart_for(options.reference, own and own[1])
     dump = selected_dump(options)
     dump.refuse_alone()
     sound = Soundness()
@@ -127,17 +131,23 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     counts = Counts()
     for block in head:
         counts.add(paired(block, 0))
-    preset, why = dump_preset.chosen(options.preset, dump.about, counts)
-    needed = dump_preset.needed(preset)
-    rules, notes = rules_of(counts, needed)
-    name = dump_preset.contract_name(options.path)
-    text, contract = dump_preset.contract_of(
-        preset, name, rules, filtered=True, bitwise=options.bitwise
-    )
+    notes: tuple[str, ...] = ()
+    if own is not None:
+        preset, why = str(options.contract), "as asked"
+        text, contract = own
+        window = MOST_STEPS  # the sizes of its slices are unknown
+    else:
+        preset, why = dump_preset.chosen(options.preset, dump.about, counts)
+        needed = dump_preset.needed(preset)
+        rules, notes = rules_of(counts, needed)
+        name = dump_preset.contract_name(options.path)
+        text, contract = dump_preset.contract_of(
+            preset, name, rules, filtered=True, bitwise=options.bitwise
+        )
+        window = window_of(needed, len({b.step for b in head}), counts.turns.total())
     statistics = DumpStatistics(contract, str(options.path))
     for block in head:
         statistics.add_labels(paired(block, 0))
-    window = window_of(needed, len({b.step for b in head}), counts.turns.total())
     by_step = JudgedSteps(Window(window), len(dump.steps) < 2, chart)
     measures = statistics.measures
     results = _results(options, dump, measures, head if whole else [])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from servanda.contract.clause import SliceRule
-from servanda.contract.model import Contract
+from servanda.contract.model import EXTERNAL, Contract
 from servanda.contract.presets import PRESETS, preset_text
 from servanda.errors import ContractError
 from servanda.judgement.contract_text import of_trainer
@@ -133,6 +133,23 @@ def contract_of(
         bitwise=bitwise,
     )
     return text, load.contract_of(text, f"{name}.kernelcontract.yaml")
+
+
+def of_a_trainer(path: Path) -> tuple[str, Contract]:
+    """Load a contract for steps, and its text.
+
+    Raises:
+        ContractError: its kernels are not external, or its claim is not realised.
+    """
+    contract = load.load(path)
+    sides = (contract.kernels.train, contract.kernels.infer)
+    if any(kernel.engine != EXTERNAL for kernel in sides) or contract.claim != "realised":
+        raise ContractError(
+            f"{path} is no contract for a trainer's steps, which has external kernels and a "
+            "realised claim",
+            hint="servanda check DUMP --save-contract FILE writes one",
+        )
+    return path.read_text(encoding="utf-8-sig"), contract
 
 
 def contract_name(path: Path) -> str:

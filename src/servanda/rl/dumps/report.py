@@ -82,12 +82,19 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
     yield f"found    {' · '.join(parts)}"
     for note in dump.detection.notes:
         yield f"         {line(note)}"
-    yield (
-        f"preset   {answer.preset}, {answer.why}   "
-        f"(its limits: servanda contract presets --show {answer.preset}; choose: --preset NAME)"
-    )
+    own = answer.options.contract
+    if own is None:
+        yield (
+            f"preset   {answer.preset}, {answer.why}   "
+            f"(its limits: servanda contract presets --show {answer.preset}; choose: --preset NAME)"
+        )
+        none = "too few tokens, or all tokens alike"
+    else:
+        shown = quote(str(own))
+        yield f"contract {shown}, {answer.why}   (its promises: servanda contract explain {shown})"
+        none = "the contract has none that the dump can have"
     names = [line(cut.name) for cut in statistics.cuts]
-    yield f"slices   {', '.join(names) if names else 'none: too few tokens, or all tokens alike'}"
+    yield f"slices   {', '.join(names) if names else f'none: {none}'}"
     if answer.partly:
         yield "         chosen from the first tokens; later labels are judged with the whole"
     yield (
@@ -311,23 +318,22 @@ def _only(answer: DumpVerdict) -> str:
 
 def _next(answer: DumpVerdict) -> Iterator[str]:
     verdict, statistics = answer.verdict, answer.statistics
-    path = quote(str(answer.options.path))
+    own = answer.options.contract
+    asked = "" if own is None else f" --contract {quote(str(own))}"
+    command = f"servanda check {quote(str(answer.options.path))}{asked}"
     if answer.masked is not None:
         yield f"masks    {count(answer.masked, 'token')} in {answer.options.mask}/step_*.npz"
     elif verdict.outcome == "violated" and _only_changed(answer):
         yield "next     servanda preflight FILE.py:NAME    (does every weight reach the engine?)"
     elif verdict.outcome == "violated" and _at_steps(answer):
         worst = worst_steps(_rows(answer))[0].step
-        yield f"next     servanda tools check-dump {path} --steps {worst}    (this step alone)"
+        yield f"next     {command} --steps {worst}    (this step alone)"
     elif verdict.outcome == "violated" and _parted(answer):
+        yield f"next     {command} --mask masks    (writes these tokens, step by step)"
+    elif verdict.outcome == "holds" and own is None:
         yield (
-            f"next     servanda tools check-dump {path} --mask masks    "
-            "(writes these tokens, step by step)"
-        )
-    elif verdict.outcome == "holds":
-        yield (
-            f"next     servanda tools check-dump {path} "
-            "--save-contract rollout.kernelcontract.yaml    (keep it)"
+            f"next     {command} --save-contract rollout.kernelcontract.yaml    (keep it; then "
+            "check with --contract)"
         )
     yield (
         f"{verdict.tokens:,} tokens, and the verdict is about these alone · "

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -67,19 +68,34 @@ class DumpStatistics:
         self._digest = hashlib.blake2b(digest_size=16)
 
     @cached_property
-    def values(self) -> dict[str, set[str]]:
+    def values(self) -> dict[str, Container[str]]:
         """The values of labels that slices use."""
-        cuts = cuts_of(self.contract.slices, corpus_of(self.path, ()))
-        return label_values(cut for named in cuts.values() for cut in named)
+        rules = self.contract.slices
+        splits = (rule.split or "" for rule in rules)
+        found = {f.removeprefix(LABEL): EVERY for f in splits if f.startswith(LABEL)}
+        return label_values(cuts_of(rules, corpus_of(self.path, ()))) | found
 
     def add_labels(self, pair: TracePair) -> None:
         """Add the labels of sequences of the head, before its first block is added."""
         for own in labels_of(pair, self.values):
             self.rows.setdefault(own, len(self.rows))
 
+    def _add_unmet(self) -> None:
+        """Add labels for slices that no sequence is in: such a slice is inconclusive."""
+        first = dict(next(iter(self.rows), ()))
+        of_rules = cuts_of(self.contract.slices, corpus_of(self.path, ())).values()
+        for cut in itertools.chain.from_iterable(of_rules):
+            terms = [term for term in cut.terms if term.field.startswith(LABEL)]
+            named = [(term.field.removeprefix(LABEL), term) for term in terms]
+            rows = map(dict, self.rows)
+            if not any(all(term.met_by(row.get(name)) for name, term in named) for row in rows):
+                own = {n: min(t.value) if t.op == "in" else "any" for n, t in named if t.value}
+                self.rows[tuple(sorted({**first, **own}.items()))] = len(self.rows)
+
     @cached_property
     def measures(self) -> Measures:
         """The measures on each step: the cells are fixed here."""
+        self._add_unmet()
         corpus = corpus_of(self.path, self.rows)
         return Measures(planning.make_plan(self.contract, {WORKLOAD: corpus}, None))
 
@@ -178,7 +194,7 @@ def of_step(plan: Plan, part: StepPart) -> tuple[Evidence, Evidence | None]:
 _UNNAMED = EvidenceKey("", "", "external", "external", "", grade="declared")
 
 
-def labels_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[Labels]:
+def labels_of(pair: TracePair, values: Mapping[str, Container[str]]) -> list[Labels]:
     """The labels of each sequence, restricted to values that slices use.
 
     Args:
@@ -189,16 +205,31 @@ def labels_of(pair: TracePair, values: Mapping[str, Collection[str]]) -> list[La
         return [()] * len(pair.infer.sequence_S)
     columns = zip(*(pair.labels[name] for name in names), strict=True)
     return [
-        tuple((n, v) for n, v in zip(names, row, strict=True) if v in values[n]) for row in columns
+        tuple((n, v) for n, v in zip(names, row, strict=True) if v and v in values[n])
+        for row in columns
     ]
 
 
-def label_values(cuts: Iterable[Cut]) -> dict[str, set[str]]:
+class _Every(Container[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+EVERY = _Every()  # of a label that is split, or has to exist
+
+
+def label_values(cuts: Mapping[str, Sequence[Cut]]) -> dict[str, Container[str]]:
     """The label values that slices use."""
-    values: dict[str, set[str]] = {}
-    for term in (term for cut in cuts for term in cut.terms if term.field.startswith(LABEL)):
-        values.setdefault(term.field.removeprefix(LABEL), set()).update(term.value)
-    return values
+    named: dict[str, set[str]] = {}
+    every: dict[str, Container[str]] = {}
+    for term in (term for of in cuts.values() for cut in of for term in cut.terms):
+        if term.field.startswith(LABEL):
+            name = term.field.removeprefix(LABEL)
+            if term.op == "in":
+                named.setdefault(name, set()).update(term.value)
+            else:
+                every[name] = EVERY
+    return {**named, **every}
 
 
 def added(mine: Weighed, other: Weighed) -> Weighed:

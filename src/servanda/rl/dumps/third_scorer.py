@@ -77,7 +77,7 @@ def refuse_referee(text: str, steps: Sequence[int], notes: Sequence[str] = ()) -
     if len(steps) > 1:
         raise ContractError(
             f"the dump has {len(steps)} steps, and a reference scorer has the weights of one",
-            hint=f"choose the step of its weights: servanda tools check-dump DIR --steps "
+            hint=f"choose the step of its weights: servanda check DIR --steps "
             f"{steps[-1]} --referee {text}",
         )
 

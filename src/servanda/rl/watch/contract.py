@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from servanda.contract.model import EXTERNAL, Contract
-from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.contract.model import Contract
+from servanda.errors import EvidenceError, MeasurementError
 from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.formats import Dump
@@ -16,7 +16,6 @@ from servanda.rl.dumps.slicing import HEAD_TOKENS, Counts, Labels, rules_of
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.steps import ENDS
 from servanda.rl.dumps.window import MOST_STEPS, window_of
-from servanda.runner.load import load
 
 
 @dataclass(frozen=True)
@@ -105,19 +104,3 @@ def fixed(
     values = DumpStatistics(contract, str(options.path)).values
     known = (tuple((n, v) for n, v in row if v in values.get(n, ())) for row in rows)
     return StepContract(text, contract, preset, why, tuple(dict.fromkeys(known)), window, left)
-
-
-def of_a_trainer(path: Path) -> tuple[str, Contract]:
-    """Load a contract for steps, and its text.
-
-    Raises:
-        ContractError: its kernels are not external, or its claim is not realised.
-    """
-    contract = load(path)
-    sides = (contract.kernels.train, contract.kernels.infer)
-    if any(kernel.engine != EXTERNAL for kernel in sides) or contract.claim != "realised":
-        raise ContractError(
-            f"{path} is no contract for a trainer: that has external kernels and a realised claim",
-            hint="servanda tools check-dump DIR --save-contract FILE writes one",
-        )
-    return path.read_text(encoding="utf-8-sig"), contract

@@ -29,7 +29,7 @@ from servanda.rl.dumps.steps import RunEnds, Trend, concentration
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.rl.dumps.window import Window
 from servanda.rl.trend.run_chart import changed, chart_for, joined_outcome
-from servanda.rl.watch.contract import StepContract, WatchOptions, fixed, of_a_trainer
+from servanda.rl.watch.contract import StepContract, WatchOptions, fixed
 from servanda.rl.watch.step import WatchedStep
 from servanda.runner.load import read
 
@@ -54,7 +54,7 @@ class DumpSource:
             preset.preset_of(options.preset)
         self.options = options
         self.missing = self.left = ""
-        self._own = None if options.contract is None else of_a_trainer(options.contract)
+        self._own = None if options.contract is None else preset.of_a_trainer(options.contract)
         self._chart = chart_for(options.reference, self._own and self._own[1])
         self._values: dict[int, dict[str, float]] = {}  # step -> its numbers, for a restart
         self._contract: StepContract | None = None
@@ -134,7 +134,7 @@ class DumpSource:
             _NotWhole: the last step of a dump, which may still be being written.
         """
         again, part, path = step in self._judged, dump.of([step]), self.options.path
-        command = f"servanda tools check-dump {quote(str(path))}"
+        command = f"servanda check {quote(str(path))}"
         sound, aged = Soundness(), False
         contract = self._contract
         statistics = None if contract is None else contract.statistics(path)

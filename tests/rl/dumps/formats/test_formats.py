@@ -440,7 +440,7 @@ def test_two_formats_in_a_folder_want_one_to_be_named(tmp_path):
         open_dump(tmp_path)
     assert str(error.value) == (
         f"'{tmp_path}' holds dumps of more than one format: 1 of nemo, 1 of prime-rl\n"
-        f"  hint: name one: servanda tools check-dump {tmp_path} --as nemo"
+        f"  hint: name one: servanda check {tmp_path} --as nemo"
     )
     assert open_dump(tmp_path, "prime-rl").format == "prime-rl"
 

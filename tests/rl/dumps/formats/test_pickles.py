@@ -42,7 +42,7 @@ def test_a_pickle_is_not_read_unless_asked_for(tmp_path):
         open_dump(tmp_path)
     assert str(error.value) == (
         "dumped_data/global_step_3_training_input.pkl is a Python pickle (SkyRL), which can hold "
-        f"a program\n  hint: if you trust who wrote it: servanda tools check-dump {tmp_path} "
+        f"a program\n  hint: if you trust who wrote it: servanda check {tmp_path} "
         "--unsafe-pickles (it is read in a process of its own, and anything but tensors and "
         "plain data is refused)"
     )

@@ -175,7 +175,7 @@ def _found(path: Place, format: str | None, unsafe_pickles: bool) -> Dump:
         raise ContractError(f"there is no {str(path)!r}", hint="name the folder of the dump")
     folder = path if path.is_dir() else path.parent
     names = FORMATS.names() if format is None else [format]
-    command = f"servanda tools check-dump {quote(str(path))}"
+    command = f"servanda check {quote(str(path))}"
     sniffed = (_of(FORMATS[name].sniff(folder), path) for name in names)
     detected = [detection for detection in sniffed if detection is not None]
     detected = [detection for detection in detected if detection.sure] or detected

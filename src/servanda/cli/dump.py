@@ -1,4 +1,4 @@
-# `servanda tools check-dump`, and `servanda check` of a folder: judge a trainer's dump.
+# `servanda check` of a trainer's dump.
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from servanda.cli.options import DASH, FILE, PLACE, shared
-from servanda.cli.output import REPORT_OPTIONS, refuse_place, report_places, write, write_text
+from servanda.cli.options import DASH, refuse_given
+from servanda.cli.output import refuse_place, report_places, write, write_text
 from servanda.cli.progress import watching
 from servanda.cli.referee_text import third_lines
 from servanda.cli.stdout import show, show_json
@@ -27,95 +27,56 @@ from servanda.runner.ray_cluster import connected
 _OF_A_RUN = ("attempt-1", "plan.json")
 
 
-def _steps(text: str) -> tuple[int | None, int | None]:
-    """a:b, a:, :b, both ends included, or one step."""
-    first, colon, last = text.partition(":")
-    try:
-        low, high = int(first) if first else None, int(last) if last else None
-        if not colon and low is None:
-            raise ValueError
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not a range of steps: write 10:20, 10:, :20 or 10"
-        ) from None
-    if low is not None and high is not None and low > high:
-        raise click.BadParameter(f"{text!r} ends before it begins: write {high}:{low}")
-    return (low, high if colon else low)
-
-
-@click.command("check-dump")
-@click.argument("path", metavar="DIR", type=PLACE)
-@shared("--as", "--preset")
-@click.option("--steps", type=_steps, metavar="A:B", help="Steps to judge, such as 10:20.")
-@shared("--unsafe-pickles", "--bitwise", "--reference")
-@click.option(
-    "--mask",
-    type=FILE,
-    metavar="DIR",
-    help="Folder for masks of the tokens in violated slices, such as masks.",
-)
-@shared("--referee", help="It has the weights of the step.")
-@click.option(
-    "--referee-rows",
-    "rows",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Rows of the dump that --referee scores, drawn at random.",
-)
-@shared("--temperature", default=1.0, help="Of --referee.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Processes that read steps side by side; default: one per core for a large dump.",
-)
-@shared("--on", help="Its nodes read the steps.")
-@shared("--save-contract")
-@REPORT_OPTIONS
-@shared("--report", "--quiet")
 def check_dump(
     path: Path,
+    *,
+    contract: Path | None,
     as_: str | None,
     preset: str | None,
     steps: tuple[int | None, int | None] | None,
-    unsafe_pickles: bool,
+    mask: Path | None,
     bitwise: bool,
     reference: Path | None,
-    mask: Path | None,
     referee: str | None,
     rows: int,
     temperature: float,
     jobs: int | None,
-    on: str | None,
+    unsafe_pickles: bool,
     **printing: Any,
-) -> None:
-    """Measure training-inference mismatch in a trainer's dump.
-
-    Checks the data quality, then answers whether to go on, on which tokens not, and since which
-    step. The format and the limits are detected. The dump is read in pieces, and may be larger
-    than memory. DIR is a folder, a file, or the URL of an object store, such as
-    s3://bucket/run. `servanda check DIR` is the same without these options.
-    """
-    steps = steps or (None, None)
+) -> NoReturn:
+    """Judge the dump as the options of `servanda check` ask, and exit with the outcome."""
+    if contract is not None:
+        refuse_given(
+            ("preset", "bitwise", "save"),
+            "--contract sets the limits, the slices and whether the bits are the same",
+        )
     options = DumpOptions(
-        path, as_, preset, steps, unsafe_pickles, mask, bitwise, jobs, reference=reference
+        path,
+        format=as_,
+        preset=preset,
+        contract=contract,
+        steps=steps or (None, None),
+        unsafe_pickles=unsafe_pickles,
+        mask=mask,
+        bitwise=bitwise,
+        jobs=jobs,
+        reference=reference,
     )
     asked = None if referee is None else Referee(referee, rows, temperature)
-    judged(options, on=on, referee=asked, **printing)
+    _judged(options, referee=asked, **printing)
 
 
-def judged(
+def _judged(
     options: DumpOptions,
     *,
     format_: str | None,
     output: Path | None,
     reports: tuple[Path, ...],
     quiet: bool,
-    save: Path | None = None,
-    on: str | None = None,
-    referee: Referee | None = None,
-) -> None:
+    save: Path | None,
+    on: str | None,
+    referee: Referee | None,
+) -> NoReturn:
     """Judge a dump, print and write the requested reports, and exit with the outcome.
 
     Args:

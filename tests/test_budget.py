@@ -1,0 +1,94 @@
+# The size of the house: each room keeps its budget of lines, which only goes down.
+#
+# A limit is the larger of today's number and the room's final budget.  A change that needs more
+# takes something out first, or merges two things that do the same.
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "servanda"
+
+# lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
+BUDGET = {
+    "theory": 6760,
+    "traces": 1785,
+    "contract": 2886,
+    "judgement": 13513,
+    "engines": 18034,
+    "report": 4286,
+    "runner": 9654,
+    "rl": 24210,
+    "authoring": 7382,
+    "cli": 7963,
+    "root": 509,
+    "promotion": 5015,
+    "gateway": 15866,
+}
+ASIDE = {".html": 557, ".css": 250, ".js": 130, ".c": 500}  # suffix -> lines under src
+OUTSIDE = {"tests": 96_000, "benchmarks": 16_000}
+LONGEST_FILE, LONGEST_FUNCTION = 900, 60
+# functions that are longer; the list only shrinks
+LONG = set()
+
+
+def lines(paths):
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def of_room(room):
+    return [*SRC.glob("*.py")] if room == "root" else [*(SRC / room).rglob("*.py")]
+
+
+def functions(path):
+    """(name, lines) of each function of a module, of those inside others, too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    stack = [(node, "") for node in tree.body]
+    while stack:
+        node, above = stack.pop()
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        name = f"{above}{node.name}." if named else above
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield name[:-1], node.end_lineno - node.lineno + 1
+        stack += [(child, name) for child in ast.iter_child_nodes(node)]
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_a_room_keeps_its_budget(room):
+    n = lines(of_room(room))
+    assert n <= BUDGET[room], f"{room} has {n} lines: take something out, or merge two things"
+
+
+def test_every_room_has_a_budget():
+    assert {path.name for path in SRC.iterdir() if (path / "__init__.py").exists()} == {*BUDGET} - {
+        "root"
+    }
+
+
+@pytest.mark.parametrize("suffix", ASIDE)
+def test_what_is_no_python_keeps_its_budget_too(suffix):
+    assert lines(SRC.rglob(f"*{suffix}")) <= ASIDE[suffix]
+
+
+@pytest.mark.parametrize("folder", OUTSIDE)
+def test_tests_and_benchmarks_keep_their_budget(folder):
+    n = lines((ROOT / folder).rglob("*.py"))
+    assert n <= OUTSIDE[folder], f"{folder}/ has {n} lines"
+
+
+def test_no_file_outgrows_one_idea():
+    lengths = {str(path.relative_to(SRC)): lines([path]) for path in SRC.rglob("*.py")}
+    assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}
+
+
+def test_no_further_function_outgrows_a_screen():
+    long = {
+        f"{path.relative_to(SRC)}:{name}"
+        for path in SRC.rglob("*.py")
+        for name, n in functions(path)
+        if n > LONGEST_FUNCTION
+    }
+    assert long <= LONG, f"longer than {LONGEST_FUNCTION} lines: {sorted(long - LONG)}"
+    assert long == LONG, f"no longer so long, take it from the list: {sorted(LONG - long)}"
