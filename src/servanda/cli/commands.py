@@ -56,8 +56,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         "Parts of a check, and servers for trying one.",
         {
             "check-dump": "Judge the rollouts in a trainer's dump.",
-            "heartbeat": "Watch an endpoint that returns only texts for changes of its answers.",
-            "history": "Show the verdicts of a folder over time; gate the newest on good ones.",
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",
             "packs": "Publish baseline files to a registry, list and fetch them.",
@@ -75,7 +73,6 @@ MODULES = {
     ("promotion", "approve"): "decisions",
     ("promotion", "override"): "decisions",
     ("promotion", "rollback"): "decisions",
-    ("tools", "history"): "run_history",
 }
 
 # Spellings of 0.1.  They work for two releases, with a line on stderr that gives the new one.
@@ -83,7 +80,7 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     name: (group, name)
     for group, (_, names) in reversed(GROUPS.items())
     for name in names
-    if name not in ("check-dump", "envoy", "heartbeat", "history", "kld", "packs", "weights")
+    if name not in ("check-dump", "envoy", "kld", "packs", "weights")
 }
 OLD_OPTIONS = {
     "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},
