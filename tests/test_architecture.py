@@ -46,9 +46,7 @@ PURE = {
 IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "datetime", "random"}
 HEAVY = {"torch", "triton", "transformers", "scipy", "pyarrow", "click", "rich"}
 
-LONGEST = 350  # lines of a module
 CHAIN = 20  # modules, of which each imports the next at its top
-ROOT, FOLDER, SPACIOUS = 19, 25, {"cli", "engines"}  # entries: cli has a file for each verb
 # names that three files or more may share, for they mean one thing
 SHARED = {
     "app": "the routes of an HTTP server",
@@ -183,20 +181,6 @@ def test_what_is_said_to_be_pure_is():
             allowed = top == "pathlib" and "from pathlib import PurePath\n" in text
             assert top not in IMPURE or allowed, f"{path} imports {name}"
             assert top not in HEAVY, f"{path} imports {name}"
-
-
-def test_no_module_outgrows_a_sitting():
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
-    assert {path: n for path, n in lengths.items() if n > LONGEST} == {}
-
-
-def test_a_folder_is_read_at_a_glance():
-    for folder in {path.parent for path in modules()}:
-        entries = [e for e in folder.iterdir() if e.name not in ("__pycache__", "_demo")]
-        name = ".".join(folder.relative_to(SRC).parts)
-        most = FOLDER if name else ROOT
-        named = len(entries) - (name != "")  # a package's __init__ holds no part of it
-        assert named <= most or name in SPACIOUS, f"{name or 'the root'} has {named} entries"
 
 
 def stems():

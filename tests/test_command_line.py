@@ -95,8 +95,6 @@ def folder(tmp_path, monkeypatch):
 
 # (option, what differs) -> why
 DIFFERS = {
-    ("--alpha", "help"): "of a relation that holds, and of the whole life of a heartbeat",
-    ("--record", "help"): "of a kernel everything is recorded, or the reference of a heartbeat",
     ("--format", "type"): "what a command can print: verdicts and diffs have reports of their own",
     ("--contract", "type"): "a run and a watch read their contract again; a demo reads it once",
     ("--fault", "multiple"): "a test injects as many as are named, a demo one",
@@ -107,7 +105,6 @@ DIFFERS = {
     ("--only", "help"): "tests of contracts have two kinds of changes, and a kernel its relations",
     ("--only", "type"): "tests of contracts have two kinds of changes, and a kernel its relations",
     ("--only", "multiple"): "of two kinds one is named, of relations as many as are",
-    ("--reference", "help"): "of a heartbeat answers, of the others good runs",
     ("--run", "help"): "a bisection runs a command, as `git bisect run` does; a ledger has runs",
     ("--run", "metavar"): "a bisection runs a command; a ledger has runs",
     ("--served", "help"): "the name that a server gives, and the one that servers are asked for",
@@ -119,7 +116,6 @@ DIFFERS = {
     ("--slack", "envvar"): "SERVANDA_SLACK is for who decides, and a watch does not",
     ("--state", "type"): "a leader's may be in a database",
     ("--state", "metavar"): "a leader's may be in a database",
-    ("--slice", "help"): "an override waives a clause on one slice, a history shows one",
     ("--timeout", "help"): "of what one waits for: a sync of the drill, a request of the gateway",
     ("--timeout", "type"): "preflight took a number of seconds, and still does",
     ("--to", "help"): "where it goes: a build to a stage, a slice to a pool",
@@ -202,7 +198,6 @@ PRINTS = {
     "promotion status": ["--ledger", "new.jsonl"],
     "promotion can-promote": ["toy.kernelcontract.yaml", "--to", "canary"],
     "promotion ledger verify": [],
-    "tools history": ["."],
     "tools measure": ["toy.kernelcontract.yaml", "--side", "infer", "-o", "x.pack"],
     "tools report": ["verdict.json"],
 }
@@ -222,7 +217,6 @@ PRINTS_ELSEWHERE = {
     "gateway audit": "gateway/controller/test_audit.py",
     "check": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
-    "tools heartbeat": "runner/test_heartbeat.py",
     "tools kld": "engines/test_kld_file.py",
     "tools packs list": "engines/packs/test_verbs.py",
     "tools packs pull": "engines/packs/test_verbs.py",
@@ -340,7 +334,6 @@ DASHES = {
     ("check", "save"),
     ("tools measure", "output"),  # refused, with a reason of its own
     ("tools report", "path"),
-    ("tools history", "output"),
     ("tools report", "output"),
 }
 

@@ -273,17 +273,11 @@ def weights_of_sequences(folder, broken):
     return observed(found)
 
 
-@bug(
+known(
     "Vendors",
     "MoonshotAI/K2-Vendor-Verifier#19",
-    what="one name, other numerics: a user cannot tell sampler, parser and quantisation apart; "
-    "the endpoint tells neither token ids nor logprobs",
-    command="servanda tools heartbeat URL --reference FILE",
-    state="caught",
-    exit=1,
-    says="answers are those of the reference: likely the sampler (temperature, top-p, penalties)",
+    what="one name, other numerics: a user cannot tell sampler, parser and quantisation apart",
+    command="servanda compare URL_A URL_B",
+    state="in part",
+    missing="endpoints that return no token ids, or no logprobs of sampled tokens, are refused",
 )
-def other_numerics(folder, broken):
-    from tests.field.servers import ColdVendor, Vendor, watched
-
-    return watched(folder, ColdVendor if broken else Vendor)

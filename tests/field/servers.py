@@ -62,31 +62,3 @@ def reloaded(folder, form, fault):
     with serving(model, form) as (url,):
         begun(url, fault)
         return servanda("preflight", "--checkpoint", model, "--url", url, "--quiet")
-
-
-class Vendor(Served):
-    """Draws colder than it is asked to, as some vendors do; greedy answers are right."""
-
-    temperature = 1.0
-
-    def generate(self, batch, sampling, seed):
-        if sampling.top_k != 1:
-            sampling = sampling.model_copy(update={"temperature": self.temperature})
-        return super().generate(batch, sampling, seed)
-
-
-class ColdVendor(Vendor):
-    temperature = 0.6
-
-
-def watched(folder, vendor):
-    """`servanda tools heartbeat URL --reference FILE` on an endpoint that is read for texts."""
-    prompts, reference = folder / "p.jsonl", folder / "answers.json"
-    prompts.write_text("".join(json.dumps({"prompt": w}) + "\n" for w in WORDS[:12]))
-    engine = table_engine(folder, rows(0.0), WORDS, cls=vendor)
-    options = ("--prompts", prompts, "--border-temperature", 1)
-    servanda("tools", "heartbeat", f"table:{engine.kernel.model}", "--record", reference, *options)
-    with live(engine) as (client, _):
-        url = str(client.base_url).rstrip("/")
-        beat = ("--reference", reference, "--state", folder / "state", "--beat", 190)
-        return servanda("tools", "heartbeat", url, *beat)

@@ -55,8 +55,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "tools": (
         "Parts of a check, and servers for trying one.",
         {
-            "heartbeat": "Watch an endpoint that returns only texts for changes of its answers.",
-            "history": "Show the verdicts of a folder over time; gate the newest on good ones.",
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",
             "packs": "Publish baseline files to a registry, list and fetch them.",
@@ -74,13 +72,16 @@ MODULES = {
     ("promotion", "approve"): "decisions",
     ("promotion", "override"): "decisions",
     ("promotion", "rollback"): "decisions",
-    ("tools", "history"): "run_history",
 }
 
 # a word that is no command -> the command, or the program, that does the same
 HINTS = {
     "check-dump": "`servanda check DUMP` has its options",
     "import": "`servanda check DUMP`",
+    "heartbeat": "Servanda needs the logprobs of sampled tokens: `servanda compare URL_A URL_B`; "
+    "for texts alone, use a test that needs only text",
+    "history": "keep the verdict.json of each run, or log its values to a tracker; `servanda tools "
+    "report RUN_DIR` renders one run",
     "status": "`servanda promotion status`, `servanda gateway status`",
     "bench": "in a clone of the repository: python -m benchmarks.theory",
     "export": "`servanda promotion ledger export`",

@@ -103,11 +103,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "packs/base:v1 -o base.pack",
     ),
     "tools packs list": ("packs", "oci://registry.example/team base"),
-    "tools heartbeat": (
-        f"{_MODEL}@float32 --record answers.json",
-        "http://127.0.0.1:8000 --reference answers.json --state heartbeat --budget 200",
-    ),
-    "tools history": ("runs -o history.html", "runs --gate --last 19"),
     "tools report": ("runs/first -o report.html", "runs/first --format markdown"),
     "tools kld": (
         f"{_MODEL}@bfloat16 --base base.kld",

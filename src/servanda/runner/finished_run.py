@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]
 _NAME_IT = "name it: --contract FILE"
 _GIVE = "give a run directory, or a file that `servanda check --format json` printed"
 _FILE = "verdict.json"
-LARGEST = 64 << 20  # most bytes of a verdict
+_LARGEST = 64 << 20  # most bytes of a verdict
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def read(path: Path) -> Verdict:
     """
     file = _latest(path) if path.is_dir() else path
     with EvidenceError.of_system(f"{file} cannot be read", hint=_GIVE):
-        data = content(file, LARGEST)
+        data = content(file, _LARGEST)
     return verdict_of(data, file)
 
 

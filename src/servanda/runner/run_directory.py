@@ -20,7 +20,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from servanda.errors import EvidenceError, MeasurementError
 from servanda.traces.trace import Trace
 
 ATTEMPT = "attempt-"
-ENDED = "ended"  # key of verdict.json: when the verdict was reached, UTC
 _PARTIAL = ".partial"
 _SCHEMA = 1  # of plan.json, which the first versions did not state
 
@@ -75,17 +73,7 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("verdict.json", "expired.json"))
 
     def finish(self, verdict: dict[str, Any]) -> None:
-        """Keep the verdict, and when it was first reached on its evidence."""
-        ended = self._ended(verdict.get("evidence", "")) or f"{datetime.now(timezone.utc):%FT%TZ}"
-        self._write("verdict.json", json.dumps({**verdict, ENDED: ended}, indent=1).encode())
-
-    def _ended(self, evidence: str) -> str:
-        """When a verdict on this evidence was reached before; "" if there is none."""
-        try:
-            before = json.loads((self.path / "verdict.json").read_text(encoding="utf-8"))
-            return str(before[ENDED]) if evidence and before["evidence"] == evidence else ""
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        self._write("verdict.json", json.dumps(verdict, indent=1).encode())
 
     def expire(self, changed: str) -> None:
         """Let `--fresh` open the next attempt although this one has no verdict."""

@@ -66,10 +66,6 @@ class StatusError(MeasurementError):
         self.status, self.text = status, text
 
 
-class UnreachedError(MeasurementError):
-    """No one took the connection: the server did nothing with the request."""
-
-
 class _Passing(Exception):  # noqa: N818 - what may pass if it is asked again
     def __init__(self, what: str, hint: str, retry_after_s: float = 0.0) -> None:
         super().__init__(what)
@@ -275,5 +271,4 @@ class Transport:
 
     def _unreachable(self, endpoint: str, passing: _Passing, tries: int) -> MeasurementError:
         times = f" ({tries} tries)" if tries > 1 else ""
-        kind = UnreachedError if isinstance(passing, _Unreached) else MeasurementError
-        return kind(f"{self.url}{endpoint} {passing}{times}", hint=passing.hint)
+        return MeasurementError(f"{self.url}{endpoint} {passing}{times}", hint=passing.hint)

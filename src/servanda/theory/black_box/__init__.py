@@ -1,1 +1,0 @@
-# Evidence from texts alone, of endpoints that return neither token ids nor logprobs.
