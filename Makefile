@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory \
   examples model pictures release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -182,21 +182,6 @@ theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptio
 	$(BIN)/python -m benchmarks.theory --format json -o benchmarks/measured/theory.json
 	$(BIN)/python -m benchmarks.assumptions --write
 	$(BIN)/python -m benchmarks.escapes --write
-
-# GRPO with and without a contract: a pilot, the drills, the runs, and the page with its tables and
-# plots.  Whoever stops it goes on with the same command.
-EXPERIMENT := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment
-experiment: $(VENV)/.demo  ## real training under broken syncs; runs/experiment/experiment.md, 20 minutes on two cores
-	for part in 1/2 2/2; do $(EXPERIMENT).pilot --out runs/experiment/pilot --part $$part & done; wait
-	$(EXPERIMENT).drilled --out runs/experiment/drills
-	for part in 1/2 2/2; do $(EXPERIMENT) --part $$part & done; wait
-	$(EXPERIMENT).page runs/experiment
-
-experiment-full: $(VENV)/.demo  ## the same with five seeds and every fault; writes docs/explanation/experiment.md
-	for part in 1/2 2/2; do $(EXPERIMENT).pilot --part $$part & done; wait
-	$(EXPERIMENT).drilled
-	for part in 1/2 2/2; do $(EXPERIMENT) --full --part $$part & done; wait
-	$(EXPERIMENT).page
 
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.
