@@ -291,15 +291,8 @@ $(VENVS)/hunt/.made: constraints-hunt.txt
 	$(VENVS)/hunt/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-hunt.txt
 	@touch $@
 
-HUNT := $(CURDIR)/runs/hunt
-HUNTED := ways adapters quantized onnx_graphs batching
-hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## one model run in many ways, in the newest releases; writes docs/results/found.md, twenty minutes
-	mkdir -p $(HUNT)
-	for part in $(HUNTED); do \
-	  OMP_NUM_THREADS=1 PYTHONPATH=. $(VENVS)/hunt/bin/python -W ignore -m benchmarks.hunt.survey $$part $(HUNT)/$$part.json || exit 1; done
-	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m benchmarks.hunt.llama_server $(HUNT)/llama_server.json
-	$(BIN)/python -m benchmarks.hunt --python hunt=$(VENVS)/hunt/bin/python --python vllm=$(VENVS)/vllm/bin/python \
-	  --survey $(HUNT) --write
+hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made  ## the repros of disagreements, in releases of constraints-hunt.txt; writes docs/results/found.md, minutes
+	$(BIN)/python -m benchmarks.hunt --python hunt=$(VENVS)/hunt/bin/python --python vllm=$(VENVS)/vllm/bin/python --write
 
 bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
 	$(BIN)/python -m benchmarks.speed --check
