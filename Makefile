@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory \
+.PHONY: bench bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory \
   examples model pictures release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -269,22 +269,6 @@ test-installed: $(VENV)/.dev $(INSTALLED_NEEDS)  ## the wheel as users have it: 
 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
 	$(BIN)/python -m benchmarks.speed --write
-
-# SGLang's dumper and comparator run without the server up to this release: only their folder is kept
-PEERS := $(VENVS)/peers
-$(PEERS)/.made:
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 \
-	  transformers==5.23.0 onnx==1.23.2 onnxscript onnxruntime==1.32.0 onnx-graphsurgeon==0.6.1 \
-	  polygraphy==0.53.6 polars einops pydantic rich pyzmq
-	$(PEERS)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(PEERS) sglang==0.5.14
-	$(PEERS)/bin/python -c 'import sys, zipfile; whole = zipfile.ZipFile(sys.argv[1]); whole.extractall(sys.argv[2], \
-	  [name for name in whole.namelist() if name.startswith("sglang/srt/debug_utils/")])' $(PEERS)/sglang-*.whl $(PEERS)/sglang
-	rm $(PEERS)/sglang-*.whl
-	@touch $@
-
-bench-bisect: $(VENV)/.dev $(PEERS)/.made  ## `servanda bisect` beside SGLang's comparator and Polygraphy; ten minutes
-	$(BIN)/python -m benchmarks.bisect_peers --venv $(PEERS) --write
 
 $(VENVS)/hunt/.made: constraints-hunt.txt
 	$(PYTHON) -m venv $(VENVS)/hunt
