@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-bisect bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory experiment experiment-full \
+.PHONY: bench bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory \
   examples model pictures release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -183,21 +183,6 @@ theory: $(VENV)/.dev  ## the tables of docs/explanation/{falsification,assumptio
 	$(BIN)/python -m benchmarks.assumptions --write
 	$(BIN)/python -m benchmarks.escapes --write
 
-# GRPO with and without a contract: a pilot, the drills, the runs, and the page with its tables and
-# plots.  Whoever stops it goes on with the same command.
-EXPERIMENT := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.experiment
-experiment: $(VENV)/.demo  ## real training under broken syncs; runs/experiment/experiment.md, 20 minutes on two cores
-	for part in 1/2 2/2; do $(EXPERIMENT).pilot --out runs/experiment/pilot --part $$part & done; wait
-	$(EXPERIMENT).drilled --out runs/experiment/drills
-	for part in 1/2 2/2; do $(EXPERIMENT) --part $$part & done; wait
-	$(EXPERIMENT).page runs/experiment
-
-experiment-full: $(VENV)/.demo  ## the same with five seeds and every fault; writes docs/explanation/experiment.md
-	for part in 1/2 2/2; do $(EXPERIMENT).pilot --part $$part & done; wait
-	$(EXPERIMENT).drilled
-	for part in 1/2 2/2; do $(EXPERIMENT) --full --part $$part & done; wait
-	$(EXPERIMENT).page
-
 # Other interpreters (of pyenv, or on the path) run the suite without torch: the transformers
 # engine is tested on one.
 test-all: test
@@ -285,36 +270,13 @@ test-installed: $(VENV)/.dev $(INSTALLED_NEEDS)  ## the wheel as users have it: 
 bench: $(VENV)/.dev  ## hot paths beside peers of the same run, as ratios; minutes
 	$(BIN)/python -m benchmarks.speed --write
 
-# SGLang's dumper and comparator run without the server up to this release: only their folder is kept
-PEERS := $(VENVS)/peers
-$(PEERS)/.made:
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 \
-	  transformers==5.23.0 onnx==1.23.2 onnxscript onnxruntime==1.32.0 onnx-graphsurgeon==0.6.1 \
-	  polygraphy==0.53.6 polars einops pydantic rich pyzmq
-	$(PEERS)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(PEERS) sglang==0.5.14
-	$(PEERS)/bin/python -c 'import sys, zipfile; whole = zipfile.ZipFile(sys.argv[1]); whole.extractall(sys.argv[2], \
-	  [name for name in whole.namelist() if name.startswith("sglang/srt/debug_utils/")])' $(PEERS)/sglang-*.whl $(PEERS)/sglang
-	rm $(PEERS)/sglang-*.whl
-	@touch $@
-
-bench-bisect: $(VENV)/.dev $(PEERS)/.made  ## `servanda bisect` beside SGLang's comparator and Polygraphy; ten minutes
-	$(BIN)/python -m benchmarks.bisect_peers --venv $(PEERS) --write
-
 $(VENVS)/hunt/.made: constraints-hunt.txt
 	$(PYTHON) -m venv $(VENVS)/hunt
 	$(VENVS)/hunt/bin/python -m pip install --quiet --disable-pip-version-check --requirement constraints-hunt.txt
 	@touch $@
 
-HUNT := $(CURDIR)/runs/hunt
-HUNTED := ways adapters quantized onnx_graphs batching
-hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## one model run in many ways, in the newest releases; writes docs/results/found.md, twenty minutes
-	mkdir -p $(HUNT)
-	for part in $(HUNTED); do \
-	  OMP_NUM_THREADS=1 PYTHONPATH=. $(VENVS)/hunt/bin/python -W ignore -m benchmarks.hunt.survey $$part $(HUNT)/$$part.json || exit 1; done
-	SERVANDA_VENVS=$(VENVS) $(BIN)/python -m benchmarks.hunt.llama_server $(HUNT)/llama_server.json
-	$(BIN)/python -m benchmarks.hunt --python hunt=$(VENVS)/hunt/bin/python --python vllm=$(VENVS)/vllm/bin/python \
-	  --survey $(HUNT) --write
+hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made  ## the repros of disagreements, in releases of constraints-hunt.txt; writes docs/results/found.md, minutes
+	$(BIN)/python -m benchmarks.hunt --python hunt=$(VENVS)/hunt/bin/python --python vllm=$(VENVS)/vllm/bin/python --write
 
 bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
 	$(BIN)/python -m benchmarks.speed --check

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import committed, pairs
+from benchmarks import committed
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.judgement.clauses.chain_certificate import between
@@ -34,7 +34,11 @@ DOCS = ROOT / "docs" / "explanation" / "assumptions.md"
 CAP = 10.0
 ALPHA = 0.05
 PROBED = 400  # golden positions whose gradient is taken
-KERNELS = {name: how for name, how in pairs.KERNELS.items() if name != "float32"}
+KERNELS = {
+    "bfloat16": "dtype: bfloat16, attention: sdpa",
+    "int8": "dtype: bfloat16, attention: sdpa, quantization: int8_weight_only",
+    "int4": "dtype: bfloat16, attention: sdpa, quantization: int4_g32",
+}
 FILTERS = {
     "none": "temperature: 1.0",
     "top_p .999": "temperature: 1.0, top_p: 0.999",

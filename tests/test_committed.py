@@ -5,6 +5,7 @@
 # (tests/test_docs.py).
 
 import dataclasses
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_a_page_shows_what_was_measured(path):
 
     text = page.read_text(encoding="utf-8")
 
-    assert committed.placed(text, told) == text, f"run {told['command']}"
+    assert committed.placed(text, told) == text, f"measured by {told['command']}"
 
 
 def test_every_pair_of_markers_on_a_page_is_held():
@@ -45,6 +46,21 @@ def test_every_pair_of_markers_on_a_page_is_held():
     held = {(told["page"], told["begin"]) for told in map(_read, BLOCKS)}
 
     assert marked == held
+
+
+def test_a_command_that_a_page_or_a_record_names_is_in_the_repository():
+    """Or it says in which revision it was."""
+    made = set(re.findall(r"^([a-z0-9-]+):", (committed.ROOT / "Makefile").read_text(), re.M))
+    texts = [(path, _read(path)["command"]) for path in BLOCKS]
+    texts += [(page, page.read_text(encoding="utf-8")) for page in DOCS.rglob("*.md")]
+
+    for path, text in texts:
+        for module in re.findall(r"python -m (benchmarks[\w.]*)", text):
+            assert importlib.util.find_spec(module.rstrip(".")), (path, module)
+        for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, re.M):
+            assert target in made, (path, target)
+    for told in map(_read, BLOCKS):
+        assert re.match(r"python -m |make |benchmarks/[\w./]+ of revision ", told["command"])
 
 
 def _read(path):

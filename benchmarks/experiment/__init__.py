@@ -1,4 +1,2 @@
-"""What a kernel contract buys in real training: GRPO on the shipped model, with and without.
-
-python -m benchmarks.experiment [--full] [--out FOLDER] [--only NAME ...]
-"""
+# What a kernel contract buys in real training: the records of docs/explanation/experiment.md, and
+# the page, its tables and pictures from them.

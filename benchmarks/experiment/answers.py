@@ -9,10 +9,9 @@ from statistics import fmean
 from benchmarks.experiment.alarms import Firings, cases_of, chosen
 from benchmarks.experiment.guards import FIELD
 from benchmarks.experiment.pictures import called
-from benchmarks.experiment.record import Run
+from benchmarks.experiment.record import CONTRACT, Run
 from benchmarks.experiment.sections import fires_on_healthy
 from benchmarks.experiment.tables import markdown
-from benchmarks.experiment.watching import CONTRACT
 from servanda.runner import run as runs_of
 
 OUTCOMES = ("holds", "inconclusive", "violated", "error")

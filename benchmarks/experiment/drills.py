@@ -1,10 +1,9 @@
-# drills.json: one preflight sync test for each fault of a sync, measured by drilled.py.
+# drills.json: one preflight sync test for each fault of a sync, on the model of the experiment.
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 DRILLS = Path(__file__).parent / "drills.json"
@@ -37,9 +36,5 @@ class Drilled:
     restored: bool
 
 
-def write_drills(drills: Sequence[Drilled], path: Path = DRILLS) -> None:
-    path.write_text(json.dumps([asdict(drill) for drill in drills], indent=1) + "\n")
-
-
-def read_drills(path: Path = DRILLS) -> list[Drilled]:
-    return [Drilled(**raw) for raw in json.loads(path.read_text())]
+def read_drills() -> list[Drilled]:
+    return [Drilled(**raw) for raw in json.loads(DRILLS.read_text())]

@@ -55,10 +55,8 @@ The answers, for the small model of this page:
   also lists each of them.
 - **Machine**: {versions}; one thread. {hours}
 
-```sh
-make experiment         # three seeds; writes into runs/experiment/
-make experiment-full    # five seeds and every other case; writes this page
-```
+The code that trained the models is no longer in the repository. Its history has it, in
+`benchmarks/experiment` of revision `d9ed851a`.
 
 ### Pilot: the learning rate
 
@@ -169,8 +167,8 @@ The second table has the reward on held-out problems, on which no run trains:
 
 ## The true gradient bias and its bound
 
-After {checkpoints} updates, for {prompts} prompts, the script enumerates every response that has
-enough probability under either kernel. This gives the exact mean of the trainer's gradient
+After {checkpoints} updates, for {prompts} prompts, the experiment enumerates every response that
+has enough probability under either kernel. This gives the exact mean of the trainer's gradient
 estimator, the gradient that it should estimate, and the difference of the two: the bias. The bound
 is A × G × D. A is the largest advantage that a group of {group} admits, G = √2 is the largest score
 norm of the gradient by logits, and D is the gap that the weighting leaves

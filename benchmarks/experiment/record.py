@@ -16,6 +16,7 @@ from typing import Any
 SCHEMA = 1
 _DIGITS = 4
 RESULTS = Path(__file__).parent / "results"
+CONTRACT = Path(__file__).with_name("grpo.kernelcontract.yaml")  # of the runs
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Run:
         name: FAULT-ENGINE-ARM-SEED, also the name of the file.
         settings: fault ("healthy" or a name of the catalogue), engine ("bfloat16", "int4_g32"),
             arm ("none", "tis", "mis", "monitor", "contract"), seed, steps, prompts and answers
-            (of each) a step, width (the most tokens of an answer), learning_rate, and the rest of
-            settings.Settings.
+            (of each) a step, width (the most tokens of an answer), learning_rate, evaluated and
+            held_out (sums of an evaluation), and checkpoints (updates before each of them).
         versions: of python, numpy, torch, transformers and servanda.
         same_as: the run whose steps these are; "" where they are its own.  The arm "contract" is
             a preflight sync test and then the arm "monitor": of the same run if the test passes,
@@ -62,8 +63,9 @@ class Run:
             behind the weights), "outcome", "cause", "slope", "low", "high"}, as
             servanda.rl.Follow has them.
         halted_at: the step at which the arm halted the run, before its update; else null.
-        checkpoints: the true bias, one entry for each checkpoint: "step", and the result of
-            `truth.checkpoint`.
+        checkpoints: the true bias, one entry for each checkpoint: "step", the norm of the gradient
+            ("signal"), the mass that was not enumerated ("rest_p", "rest_q"), and by weighting the
+            bias and its bound, by logits and by all parameters.
         seconds: of the whole run, wall.
     """
 
@@ -103,18 +105,6 @@ def write_run(run: Run, folder: Path) -> Path:
     return path
 
 
-def read_alone(path: Path) -> Run:
-    """Read a file as it is: without the steps of the run that it repeats.
-
-    Raises:
-        ValueError: the file is of another schema.
-    """
-    raw = json.loads(path.read_text())
-    if raw["schema"] != SCHEMA:
-        raise ValueError(f"{path}: schema {raw['schema']}, and this reads {SCHEMA}")
-    return Run(**raw)
-
-
 def read_run(path: Path) -> Run:
     """Read a run; where its steps are those of another, they are read from that one's file.
 
@@ -122,7 +112,10 @@ def read_run(path: Path) -> Run:
         ValueError: the file is of another schema.
         FileNotFoundError: it, or the run that it repeats, is not there.
     """
-    run = read_alone(path)
+    raw = json.loads(path.read_text())
+    if raw["schema"] != SCHEMA:
+        raise ValueError(f"{path}: schema {raw['schema']}, and this reads {SCHEMA}")
+    run = Run(**raw)
     if not run.same_as:
         return run
     other = read_run(path.with_name(f"{run.same_as}.json"))

@@ -1,10 +1,9 @@
-"""A hunt for ways of running a model that do not agree: runs the repros, and writes the page.
+"""Ways of running a model that do not agree: runs the repros again, and writes the page.
 
     make hunt
     python -m benchmarks.hunt --python hunt=PYTHON --python vllm=PYTHON --write
 
-`--survey FOLDER` reads the parts that `benchmarks.hunt.survey` left there; without it the survey
-that is on record stays.
+The survey of the page stays as it is on record.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ def _known(label: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", action="append", default=[], help="hunt=PYTHON or vllm=PYTHON")
-    parser.add_argument("--survey", type=Path, help="folder with the parts of a survey")
     parser.add_argument("--only", help="names of repros, separated by commas")
     parser.add_argument("--write", action="store_true", help="keep the record, write the page")
     asked = parser.parse_args()
@@ -79,11 +77,6 @@ def main() -> None:
         if finding.at[0] in pythons and (not asked.only or finding.name in asked.only.split(",")):
             record["repros"][finding.name] = run(finding, pythons[finding.at[0]])
             print(finding.name, record["repros"][finding.name]["printed"], flush=True)
-    if asked.survey:
-        for part in page.PARTS:
-            file = asked.survey / f"{part}.json"
-            if file.exists():
-                record["survey"][part] = json.loads(file.read_text(encoding="utf-8"))
     if asked.write:
         page.keep(record)
 

@@ -1,5 +1,5 @@
-# Small models with random weights, of every causal language model of Transformers that a hunt
-# runs: architectures.json has what a configuration needs besides the usual sizes.
+# Small models with random weights, of every causal language model of Transformers that was
+# surveyed: architectures.json has what a configuration needs besides the usual sizes.
 
 from __future__ import annotations
 

@@ -66,8 +66,9 @@ Of the cases that differ:
 
 {reasons}
 
-`python -m benchmarks.hunt.survey` measures the cases. A case that no entry of
-`benchmarks/hunt/differences.yaml` explains stops the page from being written.
+A case that no entry of `benchmarks/hunt/differences.yaml` explains stops the page from being
+written. The code that measured the cases is no longer in the repository. Its history has it, in
+`benchmarks/hunt` of revision `d9ed851a`.
 
 Not run: GPUs and their kernels, FlashAttention and flex attention, tensor parallelism, the
 weights of released models, images and sound, and trainers (TRL and verl) as a whole. vLLM was not
@@ -79,25 +80,22 @@ surveyed: its findings are from earlier work.
 
 ## How to run it
 
-`make hunt` makes an environment with the newest releases, runs the repros and the survey there,
-and what concerns vLLM and llama.cpp in the environments of `make test-engines`; then it writes
-this page. Repros are in `benchmarks/hunt/repro`, the record is `benchmarks/measured/found.json`.
-In the commands, `DIR` is a model that `python -m benchmarks.hunt.architectures NAME DIR` builds.
+`make hunt` makes an environment with the releases of `constraints-hunt.txt`, runs the repros there,
+and those of vLLM in the environment of `make test-engines`; then it writes this page. Repros are in
+`benchmarks/hunt/repro`, the record is `benchmarks/measured/found.json`. In the commands,
+`DIR` is a model that `python -m benchmarks.hunt.architectures NAME DIR` builds.
 """
 
 
 def recorded() -> Record:
-    """What was kept, or an empty record."""
-    if not RECORD.exists():
-        return {"repros": {}, "survey": {}}
+    """What was kept."""
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
 def keep(record: Record) -> None:
     """Write the record and its page."""
     data = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
-    RECORD.write_text(f"{data}\n", encoding="utf-8")  # first: it took minutes
-    PAGE.parent.mkdir(exist_ok=True)
+    RECORD.write_text(f"{data}\n", encoding="utf-8")
     PAGE.write_text(page(recorded()), encoding="utf-8")
 
 
@@ -190,8 +188,6 @@ def _counts(record: Record) -> str:
         ("run", "releases", "models", "cases", "agree", "refused", "differ", *VERDICTS.values())
     ]
     for part, run in PARTS.items():
-        if part not in record["survey"]:
-            continue
         cells = record["survey"][part]["rows"].values()
         agree, differ, refused = (
             sum(c if isinstance(c := cell[key], int) else len(c) for cell in cells)
@@ -210,9 +206,8 @@ def _counts(record: Record) -> str:
 def _reasons(record: Record) -> str:
     rows = [("cases", "verdict", "why")]
     for part in PARTS:
-        if part in record["survey"]:
-            for place, count in sorted(_verdicts(record, part).items()):
-                entry = entries()[place]
-                why = entry.get("why") or f"[{entry['of']}](#{entry['of']})"
-                rows.append((f"{count:,}", VERDICTS[entry["verdict"]], why))
+        for place, count in sorted(_verdicts(record, part).items()):
+            entry = entries()[place]
+            why = entry.get("why") or f"[{entry['of']}](#{entry['of']})"
+            rows.append((f"{count:,}", VERDICTS[entry["verdict"]], why))
     return _table(*rows)

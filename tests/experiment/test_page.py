@@ -9,7 +9,7 @@ from benchmarks.experiment import answers, bias, page, pictures, sections, summa
 from benchmarks.experiment.alarms import firings
 from benchmarks.experiment.drills import Drilled, read_drills
 from benchmarks.experiment.guards import FIELD
-from benchmarks.experiment.record import Run, name_of, write_run
+from benchmarks.experiment.record import Run, name_of, read_runs
 from benchmarks.experiment.statistics import STATISTICS
 from benchmarks.experiment.tables import SHORT
 from scipy import stats
@@ -59,15 +59,6 @@ def test_a_diagnosis_on_record_is_shown_in_todays_words():
     assert "(1 sync later) (12 of 12 groups: " in said["late"]
     assert said["scaled"].startswith("weights reach the engine multiplied by a factor: mlp.")
     assert said["wrong_cast"] == "weights lose precision on their way to the engine"
-
-
-def test_of_a_run_that_repeats_a_missing_one_the_preflight_test_is_read(tmp_path):
-    drilled = replace(RUNS[-2], same_as="healthy-bfloat16-monitor-9", steps={}, monitor=[])
-    write_run(replace(drilled, preflight={"outcome": "violated"}), tmp_path)
-
-    (found,) = page.recorded(tmp_path)
-
-    assert (found.preflight, found.steps) == ({"outcome": "violated"}, {})
 
 
 def evaluated(case, arm, seed, reward, **more):
@@ -239,7 +230,7 @@ def test_a_monitor_that_is_quiet_where_the_field_is_not_is_explained_by_what_it_
 
 def test_the_short_table_has_the_sharpest_row_of_the_field():
     """No check that is quiet on healthy runs fires in a case that the short table leaves out."""
-    told = firings(page.recorded())
+    told = firings(read_runs())
     quiet = {name: row for name, row in told.items() if not sections.fires_on_healthy(row)}
     seen = {
         name: {case for case, of in row.items() if of and of.runs} for name, row in quiet.items()

@@ -11,10 +11,6 @@ import pytest
 pytest.importorskip("aiohttp")
 pytest.importorskip("uvicorn")
 
-from benchmarks.gateway.answers import Answers
-from benchmarks.gateway.misbehaving import Behaviour
-from benchmarks.gateway.stub import snapshot
-
 from servanda.errors import ContractError
 from servanda.gateway.controller.audit import Audit
 from servanda.gateway.http.api_keys import Keys
@@ -30,6 +26,8 @@ from tests import kit, serving
 from tests.gateway import running as real
 from tests.gateway.controller import controllers
 from tests.gateway.controller.web.serving import bearer, live
+from tests.gateway.fakes.answers import Answers
+from tests.gateway.fakes.leader_stub import snapshot
 from tests.gateway.world import until, world
 
 MARKER = "a-marker-that-nobody-may-keep"
@@ -346,9 +344,9 @@ def test_no_text_of_a_user_is_in_a_row_a_log_or_a_message(tmp_path, caplog):
         words = [{"role": "user", "content": f"a b {MARKER}"}]
         for n in range(5):
             ask(client, session=MARKER, messages=words, user=MARKER, stream=bool(n % 2))
-        w.infer.behaviour = Behaviour("garble")
+        w.infer.misbehaves = "garble"
         client.post("/v1/chat/completions", json=body(messages=words))
-        w.infer.behaviour = Behaviour()
+        w.infer.misbehaves = ""
         client.post("/v1/chat/completions", content=b'{"messages": "' + MARKER.encode())
         w.rows(5)
 
@@ -536,7 +534,7 @@ def test_in_observe_mode_what_it_would_do_is_counted_and_not_done():
 
 def test_a_pool_that_never_answers_keeps_nobody_longer_than_its_time():
     with world(snapshot(routes={"all": {"pinned": "infer", "acts": True}})) as w:
-        w.infer.behaviour = w.stable.behaviour = Behaviour("hang")
+        w.infer.misbehaves = w.stable.misbehaves = "hang"
         pools = {name: w.pool(name, first_byte_s=0.2) for name in ("infer", "stable")}
         client = w.gateway(**pools)
 

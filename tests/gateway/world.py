@@ -7,13 +7,13 @@ import time
 
 import httpx2
 import uvicorn
-from benchmarks.gateway.stub import Stub
-from benchmarks.gateway.upstream import Upstream
 
 from servanda.gateway.proxy.app import App
 from servanda.gateway.proxy.config import Config
 from servanda.gateway.proxy.config import Upstream as Pool
 from servanda.gateway.proxy.gateway import Gateway
+from tests.gateway.fakes.leader_stub import Stub
+from tests.gateway.fakes.upstream import Upstream
 
 WAIT_S = 30.0
 

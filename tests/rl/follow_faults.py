@@ -192,9 +192,3 @@ BROKEN = (
     Run("llama", rate=3e-5, faults=("one_mlp",), parts=True),
     Run("qwen3", seed=100, rate=3e-4, faults=("adapter_scaled",), adapters=True),
 )
-HEALTHY = (
-    *(_QWEN._replace(seed=seed) for seed in (*range(1, 7), *range(14, 30))),
-    *(_QWEN._replace(seed=seed, rate=3e-6) for seed in (0, *range(7, 14), *range(31, 41))),
-    *(Run("llama", seed=seed, rate=3e-5) for seed in range(1, 8)),
-    *(_QWEN._replace(seed=seed, rate=3e-6, moved=0.0) for seed in range(200, 204)),
-)

@@ -6,13 +6,14 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.pairs import KERNELS
+from benchmarks import assumptions
 
 from servanda.engines import open_engine
 from servanda.runner import run
 
 ROOT = Path(__file__).parents[2]
 RUNS = 25  # of each kernel
+KERNELS = {"float32": "dtype: float32, attention: eager", **assumptions.KERNELS}
 CONTRACT = """\
 apiVersion: servanda.dev/v1alpha1
 kind: KernelContract

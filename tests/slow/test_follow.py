@@ -1,4 +1,4 @@
-# Passive follow on the training runs of its benchmark: real engines, broken syncs, parts of the
+# Passive follow on training runs: real engines, broken syncs, parts of the
 # weights.  A minute on an idle core.
 
 import pytest

@@ -43,19 +43,11 @@ CALLED = {"one_norm": "deaf", "norm_class_stale": "norms_stale", "adapter_scaled
 OF_ADAPTERS = ("adapter_ignored", "adapter_scaled")
 
 
-def working(seeds):
-    """Drills of syncs that work: two for each seed, and one of trained adapters for each four."""
-    return [
-        Drill(kind, form, "", adapters, seed)
-        for form, kind in product(FORMS, DEPTH)
-        for adapters, seed in [
-            *product(("", "fresh"), range(seeds)),
-            *(("trained", seed) for seed in range(4, seeds + 1, 4)),
-        ]
-    ]
-
-
-WORKING = working(4)
+WORKING = [
+    Drill(kind, form, "", adapters, seed)
+    for form, kind in product(FORMS, DEPTH)
+    for adapters, seed in [*product(("", "fresh"), range(4)), ("trained", 4)]
+]
 BROKEN = [
     Drill(kind, form, fault, adapters)
     for fault, form, kind in product(SYNC_FAULTS, FORMS, DEPTH)

@@ -8,17 +8,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 WORDS = (*"abcdefg", ".")
 FAIR = (0.2, 0.15, 0.15, 0.15, 0.1, 0.1, 0.1, 0.05)
-# the same policy in another kernel: one whose logprobs were equal in every bit is no evidence
-NEARLY = (0.2001, 0.1499, 0.1501, 0.1499, 0.1001, 0.0999, 0.1001, 0.0499)
-FAULTY = (0.02, 0.05, 0.08, 0.15, 0.15, 0.2, 0.3, 0.05)  # draws what FAIR rarely does
-ID = "cmpl-0"  # of every reply, unless it repeats a mark
 _KEPT = 512  # answers that are drawn beforehand
 
 
@@ -39,14 +34,12 @@ class Answers:
 
     Args:
         least, most: tokens of an answer; the last word ends it.
-        broken: logprobs that are not numbers: "nan" or "short"; "" where they are right.
     """
 
     probs: Sequence[float] = FAIR
     seed: int = 0
     least: int = 1
     most: int = 64
-    broken: str = ""
     made: dict[Any, bytes] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -60,17 +53,8 @@ class Answers:
             found.append(Drawn(tuple(ids), "stop" if stops else "length"))
         return tuple(found)
 
-    def table(self, path: Path) -> Path:
-        """The same kernel as a file of the engine `table`."""
-        rows = {"": list(self.probs)}
-        path.write_text(json.dumps({"tokens": WORDS, "eos": WORDS[-1], "order": 1, "rows": rows}))
-        return path
-
-    def logps(self, ids: Sequence[int]) -> list[float | None]:
-        if self.broken == "nan":
-            return [math.nan for _ in ids]
-        found: list[float | None] = [math.log(self.probs[token]) for token in ids]
-        return found[:-1] if self.broken == "short" else found
+    def logps(self, ids: Sequence[int]) -> list[float]:
+        return [math.log(self.probs[token]) for token in ids]
 
     def best(self, k: int) -> list[int]:
         return sorted(range(len(WORDS)), key=lambda token: -self.probs[token])[:k]
@@ -88,7 +72,6 @@ class Asked:
     named: bool  # tokens by their ids
     model: str
     prompt: tuple[int, ...]
-    mark: str = ""  # by which its client knows the reply
 
 
 def text(ids: Sequence[int]) -> str:
@@ -155,7 +138,7 @@ def events(asked: Asked, drawn: Drawn, answers: Answers) -> Iterator[bytes]:
 def _head(asked: Asked, stream: bool) -> dict[str, Any]:
     kind = "chat.completion" if asked.chat else "text_completion"
     chunk = ".chunk" if asked.chat and stream else ""
-    return {"id": ID, "object": kind + chunk, "created": 1763741490, "model": asked.model}
+    return {"id": "cmpl-0", "object": kind + chunk, "created": 1763741490, "model": asked.model}
 
 
 def _usage(asked: Asked, drawn: Drawn) -> dict[str, int]:
@@ -177,7 +160,7 @@ def _logprobs(asked: Asked, ids: Sequence[int], answers: Answers) -> Mapping[str
     best = answers.best(asked.logprobs)
     if asked.chat:
 
-        def entry(token: int, logp: float | None) -> dict[str, Any]:
+        def entry(token: int, logp: float) -> dict[str, Any]:
             return {"token": name(token), "logprob": logp, "bytes": list(name(token).encode())}
 
         tops = [entry(other, value(other)) for other in best]

@@ -1,11 +1,7 @@
-"""A leader that leads nowhere: it hands out one snapshot, and takes every row that it is sent.
-
-python -m benchmarks.gateway.stub --port 9003 --sample 0.01
-"""
+# A leader that leads nowhere: it hands out one snapshot, and takes every row that it is sent.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -64,8 +60,8 @@ class Stub:
     versions: dict[str, int] = field(default_factory=dict)
     connections: set[asyncio.WriteTransport] = field(default_factory=set)
 
-    async def serve(self, port: int = 0) -> asyncio.Server:
-        return await asyncio.start_server(self._client, "127.0.0.1", port, limit=1 << 26)
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_server(self._client, "127.0.0.1", 0, limit=1 << 26)
 
     def follow(self, message: Mapping[str, Any]) -> dict[str, Any]:
         start, rows = (message["gateway"], message["start"]), message["rows"]
@@ -100,19 +96,3 @@ class Stub:
                     b"content-length: %d\r\n\r\n%s" % (len(data), data)
                 )
                 await writer.drain()
-
-
-async def _serve(options: argparse.Namespace) -> None:
-    server = await Stub(snapshot(sample=options.sample)).serve(options.port)
-    await server.serve_forever()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--sample", type=float, default=0.0)
-    asyncio.run(_serve(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.gateway.answers import WORDS, Asked
+from tests.gateway.fakes.answers import WORDS, Asked
 
-MARK = "x-request-id"  # header, and key of the metadata, that the reply repeats
 _IDS = {word: i for i, word in enumerate(WORDS)}
 
 
@@ -23,7 +22,6 @@ class _Body(msgspec.Struct):
     top_logprobs: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    metadata: Any = None
 
 
 _read = msgspec.json.Decoder(_Body).decode
@@ -44,7 +42,6 @@ def asked(path: bytes, body: bytes) -> Asked:
     prompt: tuple[int, ...] = ()
     if isinstance(given.prompt, list) or given.return_token_ids:
         prompt = _ids(given)
-    mark = given.metadata.get(MARK) if isinstance(given.metadata, dict) else None
     return Asked(
         chat=chat,
         stream=given.stream,
@@ -54,7 +51,6 @@ def asked(path: bytes, body: bytes) -> Asked:
         named=given.return_tokens_as_token_ids,
         model=given.model,
         prompt=prompt,
-        mark=mark if isinstance(mark, str) and mark.isalnum() else "",
     )
 
 

@@ -1,3 +1,0 @@
-from benchmarks.gateway.run import main
-
-main()

@@ -1,1 +1,0 @@
-# What becomes of users, rows and decisions when something breaks.
