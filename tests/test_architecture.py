@@ -224,7 +224,7 @@ ENGINES = {
     "http": ("http",),
     "llamacpp": ("llamacpp", "llama_", "gguf_"),
     "onnxruntime": ("onnx",),
-    "packs": ("pack",),
+    "pack": ("pack",),
     "recorded": ("recorded",),
     "table": ("table",),
     "transformers": ("transformers", "low_precision"),

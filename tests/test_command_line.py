@@ -284,9 +284,6 @@ PRINTS_ELSEWHERE = {
     "tools selftest": "test_command_line.py",
     "tools heartbeat": "runner/test_heartbeat.py",
     "tools kld": "engines/test_kld_file.py",
-    "tools packs list": "engines/packs/test_verbs.py",
-    "tools packs pull": "engines/packs/test_verbs.py",
-    "tools packs push": "engines/packs/test_verbs.py",
     "tools weights": "runner/bisect/test_weight_layout.py",
 }
 PRINTS_NONE = {

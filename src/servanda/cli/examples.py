@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("--fault bf16_positions", "--files ."),
     "contract init": (
         "my.kernelcontract.yaml --model models/my-model",
-        "my.kernelcontract.yaml --checks my-suite.sh    # limits of a NeMo-RL suite",
+        "- --engine openai_http --model my-model    # print it",
     ),
     "contract lint": ("my.kernelcontract.yaml", "contracts/*.kernelcontract.yaml --format json"),
     "contract explain": ("my.kernelcontract.yaml", "tv"),
@@ -95,15 +95,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"{_MODEL}@float32 --golden data/golden.jsonl -o reference.pack",
         "my.kernelcontract.yaml --side infer -o infer.pack",
     ),
-    "tools packs push": (
-        "reference.pack oci://registry.example/team/base:v1 --sign ~/.ssh/id_ed25519",
-        "reference.pack packs/base:v1",
-    ),
-    "tools packs pull": (
-        "oci://registry.example/team/base:v1 --signers allowed_signers",
-        "packs/base:v1 -o base.pack",
-    ),
-    "tools packs list": ("packs", "oci://registry.example/team base"),
     "tools heartbeat": (
         f"{_MODEL}@float32 --record answers.json",
         "http://127.0.0.1:8000 --reference answers.json --state heartbeat --budget 200",
