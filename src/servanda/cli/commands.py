@@ -7,7 +7,7 @@ FIRST = {
     "check": "Measure both kernels of a contract and judge every clause.",
     "compare": "Compare B, the candidate, with A, which serves today.",
     "relations": "Compare a kernel with itself: cache, batch, order, length, prefill, draws.",
-    "bisect": "Find the module, the build or the setting that makes B differ from A.",
+    "bisect": "Find the module or the setting that makes B differ from A.",
     "preflight": "Before a run: does every weight reach the engine?",
     "watch": "Follow a trainer's dump or a monitor's state; tell what changes.",
     "promote": "Take a build from offline to full, as far as its evidence allows.",
@@ -60,7 +60,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "history": "Show the verdicts of a folder over time; gate the newest on good ones.",
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",
-            "packs": "Publish baseline files to a registry, list and fetch them.",
             "report": "Render the verdict of RUN_DIR again, in any format.",
             "selftest": "Test the checks on your own server; takes a few minutes.",
             "serve-kernel": "Serve a kernel behind the OpenAI API, for demos and tests.",
@@ -83,7 +82,7 @@ OLD_NAMES = {"import": ("tools", "check-dump")} | {
     name: (group, name)
     for group, (_, names) in reversed(GROUPS.items())
     for name in names
-    if name not in ("check-dump", "envoy", "heartbeat", "history", "kld", "packs", "weights")
+    if name not in ("check-dump", "envoy", "heartbeat", "history", "kld", "weights")
 }
 OLD_OPTIONS = {
     "calibrate": {"-o": "--save-contract", "--output": "--save-contract"},
