@@ -38,7 +38,7 @@ PURE = {
     "judgement",
     "report",
     *("contract", "-contract.presets", "-contract.text_file"),
-    *("authoring", "-authoring.mutation", "-authoring.contract_test.files"),
+    *("authoring", "-authoring.fault_injection", "-authoring.contract_test.files"),
     *("promotion", "-promotion.run", "-promotion.ledger", "-promotion.notify"),
     "gateway.routing",
     "rl.dumps.checks",
