@@ -58,10 +58,10 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# mutate.md, the longest, is left to test-slow: a processor without bfloat16 takes 13 minutes for it
+# contract_tests.md, the longest, is left to test-slow: a processor without bfloat16 takes 13 minutes for it
 examples: $(VENV)/.dev  ## every example contract and slow transcript of the documents, on real kernels
 	$(SLOW) --numprocesses $(JOBS) --dist load tests/slow/test_examples.py tests/slow/test_docs_slow.py \
-	  --deselect 'tests/slow/test_docs_slow.py::test_slow_commands_print_what_the_page_shows[mutate.md]'
+	  --deselect 'tests/slow/test_docs_slow.py::test_slow_commands_print_what_the_page_shows[contract_tests.md]'
 
 test-gateway: $(VENV)/.dev  ## real processes and a real browser: serve, a promotion over it, two leaders, replicas, the page; six minutes
 	$(SLOW) $(SHARED) tests/slow/test_gateway_serve.py tests/slow/test_two_leaders.py \

@@ -102,9 +102,6 @@ DIFFERS = {
     ("--log", "multiple"): "`serve` writes one log; the others read as many as there are",
     ("--ledger", "envvar"): "an audit writes a ledger only where its own call names one",
     ("-o", "type"): "a pack is no text, so it cannot be printed",
-    ("--only", "help"): "tests of contracts have two kinds of changes, and a kernel its relations",
-    ("--only", "type"): "tests of contracts have two kinds of changes, and a kernel its relations",
-    ("--only", "multiple"): "of two kinds one is named, of relations as many as are",
     ("--run", "help"): "a bisection runs a command, as `git bisect run` does; a ledger has runs",
     ("--run", "metavar"): "a bisection runs a command; a ledger has runs",
     ("--served", "help"): "the name that a server gives, and the one that servers are asked for",
@@ -218,9 +215,6 @@ PRINTS_ELSEWHERE = {
     "check": "rl/dumps/test_cli.py",
     "tools selftest": "test_command_line.py",
     "tools kld": "engines/test_kld_file.py",
-    "tools packs list": "engines/packs/test_verbs.py",
-    "tools packs pull": "engines/packs/test_verbs.py",
-    "tools packs push": "engines/packs/test_verbs.py",
     "tools weights": "runner/bisect/test_weight_layout.py",
 }
 PRINTS_NONE = {

@@ -73,7 +73,7 @@ class Command:
     @property
     def slow(self):
         quick = {"--no-probe", "list", "--help", "-h"} & {*self.words}
-        measures = split(self.words[1:])[0] in SLOW_COMMANDS or "--mutate" in self.words
+        measures = split(self.words[1:])[0] in SLOW_COMMANDS or "--faults" in self.words
         return self.ours and measures and not quick
 
     @property

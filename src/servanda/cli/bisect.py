@@ -1,9 +1,8 @@
-# `servanda bisect`: what makes B differ from A, by modules, builds or settings.
+# `servanda bisect`: what makes B differ from A, by modules or settings.
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from servanda.cli.progress import watching
 from servanda.cli.stdout import show, show_json
 
 if TYPE_CHECKING:
-    from servanda.runner.bisect.builds import Search
     from servanda.runner.measurement import Watch
 
 _DIFFERENT = 1
@@ -25,18 +23,6 @@ _SIZES = (16, 32)  # sequences and new tokens of a search by modules
 @click.argument("a", metavar="[A]", required=False)
 @click.argument("b", metavar="[B]", required=False)
 @click.option(
-    "--builds", type=FILE, help="List of builds, one a line, the oldest first, such as builds.txt."
-)
-@click.option("--git", "commits", metavar="GOOD..BAD", help="Range of commits, such as v1.0..main.")
-@click.option(
-    "--repository",
-    type=FILE,
-    metavar="FOLDER",
-    default=".",
-    show_default=True,
-    help="Repository of --git.",
-)
-@click.option(
     "--settings",
     type=FILE,
     help="Flags and NAME=VALUE of the environment, one a line, such as settings.txt.",
@@ -45,10 +31,10 @@ _SIZES = (16, 32)  # sequences and new tokens of a search by modules
     "--run",
     "command",
     metavar="COMMAND",
-    help="Shell command of a build, such as './serve.sh {}'; {} is the build, or the flags.",
+    help="Shell command of --settings, such as './judge.sh {}'; {} is the flags.",
 )
 @shared("--prompts", help="[default: the shipped ones]")
-@shared("--preset", "--sequences", "--max-new-tokens", "--bitwise")
+@shared("--sequences", "--max-new-tokens")
 @click.option(
     "--path",
     type=click.Choice(["prefill", "decode"]),
@@ -65,50 +51,36 @@ _SIZES = (16, 32)  # sequences and new tokens of a search by modules
 def bisect_command(
     a: str | None,
     b: str | None,
-    builds: Path | None,
-    commits: str | None,
-    repository: Path,
     settings: Path | None,
     command: str | None,
     format_: str,
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Find what makes B differ from A: a module, a build or a setting.
+    """Find what makes B differ from A: a module or a setting.
 
     With A and B alone, two kernels of one architecture in transformers, each module of B runs on
     the inputs of A. The one whose output differs is at fault; what comes after it only passes the
     error on. Then the module of A takes its place: what it explains is the share of KL(B || A)
     that goes away.
 
-    With --builds, --git or --settings, each state is tested. Without A and B, the exit code of
-    --run answers: 0 good, 1 bad, and 3, 4 or 125 skip. With A and B, the command serves or
-    prepares B, and a sequential comparison answers; {} in B is the build. An undecided state is
-    skipped, never taken as good.
+    With --settings, the exit code of --run answers: 0 good, 1 bad, and 3, 4 or 125 skip. The
+    command has to be good without the settings and bad with all. One after another is removed,
+    as long as the rest is bad.
 
-    Exit codes: 0 no difference beyond the noise, 1 found, 2 the call is wrong, 3 several builds
-    or settings are left, because some were skipped, 4 measuring failed.
+    Exit codes: 0 no difference beyond the noise, 1 found, 2 the call is wrong, 3 found, with
+    settings that may be needless, 4 measuring failed.
     """
-    chosen = [given for given in (builds, commits, settings) if given is not None]
-    if len(chosen) > 1:
-        raise click.UsageError("give one of --builds, --git and --settings")
-    if (a is None) != (b is None) or not (chosen or a):
-        raise click.UsageError("give A and B, or one of --builds, --git and --settings")
-    with watching(quiet) as watch:
-        if not chosen:
-            refuse_given(("command", "preset", "bitwise"), "modules are compared without them")
-            _by_modules(str(a), str(b), format_, options, watch)
-        refuse_given(("path",), "it is for modules")
+    if (a is None) != (b is None) or (a is None) == (settings is None):
+        raise click.UsageError("give A and B, or --settings")
+    if settings is not None:
+        refuse_given(("prompts", "path", "sequences", "max_new_tokens"), "settings have no modules")
         if format_ == "html":
             raise click.UsageError("--format html is for modules")
-        found = _searched(a, b, command, options, (builds, commits, repository, settings), watch)
-    if format_ == "json":
-        show_json({**vars(found), "tokens": found.tokens})
-    else:
-        from servanda.cli.bisect_text import search_lines
-
-        show("\n".join(search_lines(found)))
-    sys.exit(3 if found.unsure else _DIFFERENT)
+        _by_settings(settings, command, format_)
+    refuse_given(("command",), "modules are compared without it")
+    with watching(quiet) as watch:
+        _by_modules(str(a), str(b), format_, options, watch)
 
 
 def _by_modules(a: str, b: str, format_: str, options: dict[str, Any], watch: Watch) -> None:
@@ -130,39 +102,17 @@ def _by_modules(a: str, b: str, format_: str, options: dict[str, Any], watch: Wa
     sys.exit(0 if found.outcome == "same" else _DIFFERENT)
 
 
-def _searched(
-    a: str | None,
-    b: str | None,
-    command: str | None,
-    options: dict[str, Any],
-    where: tuple[Path | None, str | None, Path, Path | None],
-    watch: Watch,
-) -> Search:
-    from servanda.runner.bisect.builds import Method, bisect_builds, bisect_git, bisect_settings
-    from servanda.runner.compare.contract import Options
-
-    builds, commits, repository, settings = where
-    names = ("prompts", "preset", "sequences", "max_new_tokens", "bitwise")
-    comparison = None
-    if a is not None and b is not None:
-        comparison = Options(a, b, **{name: options[name] for name in names})
-    else:
-        refuse_given(names, "the command measures")
-    method = Method(command, comparison)
-    if builds is not None:
-        return bisect_builds([*_lines(builds)], method, watch=watch)
-    if commits is not None:
-        return bisect_git(repository, commits, method, watch=watch)
-    assert settings is not None
-    return bisect_settings([*_lines(settings)], method, watch=watch)
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Lines that are neither empty nor a comment."""
+def _by_settings(file: Path, command: str | None, format_: str) -> None:
+    from servanda.cli.bisect_text import setting_lines
     from servanda.errors import ContractError
+    from servanda.runner.bisect.settings import bisect_settings
 
-    with ContractError.of_system(f"{path} cannot be read", hint="name a file with one a line"):
-        text = path.read_text(encoding="utf-8")
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            yield line.strip()
+    with ContractError.of_system(f"{file} cannot be read", hint="name a file with one a line"):
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    found = bisect_settings([s for s in lines if s and not s.startswith("#")], command)
+    if format_ == "json":
+        probes = [{"settings": some, "outcome": outcome} for some, outcome in found.probes.items()]
+        show_json({**vars(found), "probes": probes})
+    else:
+        show("\n".join(setting_lines(found)))
+    sys.exit(3 if found.undecided else _DIFFERENT)

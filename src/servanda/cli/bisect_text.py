@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from servanda.report.format import count, number, percent
 from servanda.report.table import table
-from servanda.runner.bisect.builds import Search
 from servanda.runner.bisect.module_result import Module, ModuleBisection, place
+from servanda.runner.bisect.settings import SettingBisection
 from servanda.runner.bisect.weight_layout import MISPLACED
 
 HEADS = ("module", "class", "local error", "its noise", "error in B", "explains")
@@ -120,45 +120,13 @@ def module_lines(found: ModuleBisection) -> Iterator[str]:
     yield "local error: on the inputs of A.  error in B: in a run of B, with errors before it."
 
 
-# builds and settings
-
-
-def search_lines(found: Search) -> Iterator[str]:
-    """The answer, how sure it is, and what each probe said."""
-    probes = found.probes
-    size = f"{found.of:,} {found.kind}, {count(len(probes), 'probe')}"
-    yield f"bisect    {size}{_tokens(found.tokens)}"
-    if found.kind == "settings":
-        yield f"cause     {' '.join(found.bad)}"
-        if found.unsure:
-            yield f"unsure    may be needless, for without it nothing was decided: {_all(found)}"
-    else:
-        yield f"first bad {found.bad[0]}"
-        yield f"last good {found.good}"
-        if found.unsure:
-            yield f"unsure    the first bad one may be one that was skipped: {_all(found)}"
-    yield f"error     {_error(found)}"
+def setting_lines(found: SettingBisection) -> Iterator[str]:
+    """The settings that are bad together, and each probe."""
+    yield f"bisect    {count(len(found.probes), 'probe')}"
+    yield f"cause     {' '.join(found.settings)}"
+    if found.undecided:
+        names = ", ".join(found.undecided)
+        yield f"unsure    may be needless, for without it nothing was decided: {names}"
     yield ""
-    rows = [("probe", "outcome", "tokens", "α", "")]
-    for probe in probes:
-        tokens = "" if probe.tokens is None else f"{probe.tokens:,}"
-        alpha = "" if probe.alpha is None else number(probe.alpha)
-        rows.append((probe.what, probe.outcome, tokens, alpha, probe.why))
-    yield from table(rows, right={2, 3}, widest=60)
-
-
-def _tokens(tokens: int | None) -> str:
-    return "" if tokens is None else f", {count(tokens, 'token')}"
-
-
-def _all(found: Search) -> str:
-    return ", ".join(found.unsure)
-
-
-def _error(found: Search) -> str:
-    if found.alpha is None:
-        return "as sure as the command: each probe adds the probability that its exit code is wrong"
-    sure = f"wrong with probability at most {percent(found.alpha)}, over all probes together"
-    if found.kind == "settings":
-        return sure
-    return f"{sure}, if all {found.kind} are good up to one and bad from there"
+    rows = [(" ".join(some) or "(none)", outcome) for some, outcome in found.probes.items()]
+    yield from table([("settings", "outcome"), *rows], widest=60)

@@ -7,7 +7,7 @@ FIRST = {
     "check": "Judge a trainer's dump, or measure and judge the kernels of a contract.",
     "compare": "Compare B, the candidate, with A, which serves today.",
     "relations": "Compare a kernel with itself: cache, batch, order, length, prefill, draws.",
-    "bisect": "Find the module, the build or the setting that makes B differ from A.",
+    "bisect": "Find the module or the setting that makes B differ from A.",
     "preflight": "Before a run: does every weight reach the engine?",
     "watch": "Follow a trainer's dump or a monitor's state; tell what changes.",
     "promote": "Take a build from offline to full, as far as its evidence allows.",
@@ -57,7 +57,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "kld": "Compare a kernel with a base file of llama.cpp, or write one.",
             "measure": "Generate with one kernel and write a baseline file for later comparisons.",
-            "packs": "Publish baseline files to a registry, list and fetch them.",
             "report": "Render the verdict of RUN_DIR again, in any format.",
             "selftest": "Test the checks on your own server; takes a few minutes.",
             "serve-kernel": "Serve a kernel behind the OpenAI API, for demos and tests.",

@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("--fault bf16_positions", "--files ."),
     "contract init": (
         "my.kernelcontract.yaml --model models/my-model",
-        "my.kernelcontract.yaml --checks my-suite.sh    # limits of a NeMo-RL suite",
+        "- --engine openai_http --model my-model    # print it",
     ),
     "contract lint": ("my.kernelcontract.yaml", "contracts/*.kernelcontract.yaml --format json"),
     "contract explain": ("my.kernelcontract.yaml", "tv"),
@@ -55,7 +55,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "contract presets": ("", "--show fp8"),
     "contract diff": ("old.yaml new.yaml", "old.yaml new.yaml --reader producer"),
     "contract list": ("contracts", "contracts --format json"),
-    "contract test": ("tests/my.kerneltest.yaml", "tests --mutate --at-least 0.8"),
+    "contract test": ("tests/my.kerneltest.yaml", "tests --faults --fault bf16_positions"),
     "promotion status": ("--ledger runs/ledger.db", "--format json"),
     "promotion can-promote": (
         "my.kernelcontract.yaml --to canary",
@@ -94,15 +94,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"{_MODEL}@float32 --golden data/golden.jsonl -o reference.pack",
         "my.kernelcontract.yaml --side infer -o infer.pack",
     ),
-    "tools packs push": (
-        "reference.pack oci://registry.example/team/base:v1 --sign ~/.ssh/id_ed25519",
-        "reference.pack packs/base:v1",
-    ),
-    "tools packs pull": (
-        "oci://registry.example/team/base:v1 --signers allowed_signers",
-        "packs/base:v1 -o base.pack",
-    ),
-    "tools packs list": ("packs", "oci://registry.example/team base"),
     "tools report": ("runs/first -o report.html", "runs/first --format markdown"),
     "tools kld": (
         f"{_MODEL}@bfloat16 --base base.kld",

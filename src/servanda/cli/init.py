@@ -6,12 +6,10 @@ from pathlib import Path
 
 import click
 
-from servanda.authoring.metric_checks import clauses_of, read_checks
 from servanda.authoring.template import name_of, starter
-from servanda.cli.options import DASH, FILE, FILE_OR_DASH, shared
+from servanda.cli.options import DASH, FILE_OR_DASH, shared
 from servanda.cli.output import write_text
 from servanda.contract.model import EXTERNAL
-from servanda.contract.text_file import MAX_BYTES, content
 from servanda.engines import engine_names
 from servanda.errors import ContractError
 from servanda.registry import did_you_mean
@@ -25,14 +23,8 @@ _SUFFIX = ".kernelcontract.yaml"
 @click.option(
     "--model", default="models/my-model", show_default=True, help="Model of both kernels."
 )
-@click.option(
-    "--checks",
-    type=FILE,
-    help="Take the limits from a script that calls NeMo-RL's check_metrics.py, or from a file with "
-    "one such check a line.",
-)
 @shared("--force")
-def init(file: Path, engine: str, model: str, checks: Path | None, force: bool) -> None:
+def init(file: Path, engine: str, model: str, force: bool) -> None:
     """Write a starter contract to FILE, with a comment on every part of it.
 
     FILE defaults to my.kernelcontract.yaml; - prints the contract.
@@ -42,17 +34,12 @@ def init(file: Path, engine: str, model: str, checks: Path | None, force: bool) 
         if engine == EXTERNAL:
             hint = "a starter contract measures offline; a trainer's is written by hand"
         raise ContractError(f"no engine is named {engine!r}", hint=hint)
-    statistical = ""
-    if checks is not None:
-        with ContractError.of_system(f"{checks} cannot be read", hint="name a script"):
-            text = content(checks, MAX_BYTES).decode("utf-8", "replace")
-        statistical = clauses_of(read_checks(text, str(checks)), checks.name)
     if str(file) == DASH:
-        click.echo(starter(f"my{_SUFFIX}", "my", engine, model, statistical), nl=False)
+        click.echo(starter(f"my{_SUFFIX}", "my", engine, model), nl=False)
         return
     if file.exists() and not force:
         raise ContractError(f"{file} is there already", hint="give another name, or --force")
     name = name_of(file.name.removesuffix(_SUFFIX))
-    write_text(file, starter(file.name, name, engine, model, statistical))
+    write_text(file, starter(file.name, name, engine, model))
     click.echo(f"wrote {file}; put the model and the prompts where it says, then:")
     click.echo(f"  servanda contract lint {file}")

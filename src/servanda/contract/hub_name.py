@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from servanda.contract.pack_name import is_elsewhere
-
 HUB = "hf://"
 _NAME = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^\s@]+))?")
 
@@ -27,5 +25,5 @@ def hub_parts(model: str) -> tuple[str, str | None] | None:
 
 
 def moved_path(move: Callable[[str], str], model: str) -> str:
-    """A path that is moved; a name of the Hub, or of a pack on another machine, stays."""
-    return model if is_elsewhere(model) else move(model)
+    """A path that is moved; a name of the Hub stays."""
+    return model if is_hub_name(model) else move(model)

@@ -9,7 +9,7 @@
 #   kernel   = engine ":" model ["@" dtype ["+" quantization]] {"," key "=" value}
 #            | url {"," key "=" value}, of engine openai_http
 #            | engine of an installed package {"," key "=" value}, where it needs no model
-#            | a path that ends in ".pack", or a pack of a registry by its digest
+#            | a path that ends in ".pack"
 #   key      = attention | device | batch_size | prefill_chunk | prefix_cache | kv_cache
 #            | head_dtype | adapter | path | title | weights_from | python | fault | "option." NAME
 #            | served | dialect | logprobs | timeout_s | key_env, of a url
@@ -32,7 +32,6 @@ from pydantic import ValidationError
 from servanda.contract.fields import VARIABLE
 from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Kernel
-from servanda.contract.pack_name import is_pinned_pack
 from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
 from servanda.contract.server_dialects import dialect_hint, is_dialect
 from servanda.errors import ContractError, Where
@@ -94,13 +93,11 @@ class _Reader:
         text = self.text
         if not text.strip():
             raise self.wrong(0, "an empty text names no kernel", f"name one, {_EXAMPLE}")
-        if is_pinned_pack(text):
-            return Kernel(engine="pack", model=text)  # type: ignore[call-arg]
-        if text.startswith("oci://"):
+        if re.search(r"@sha256:[0-9a-f]{64}$", text):
             raise self.wrong(
-                len(text),
-                "a pack of a registry is named by its digest",
-                f"`servanda tools packs pull {text}` prints it: NAME@sha256:DIGEST",
+                0,
+                "an address in a registry names no kernel",
+                "download the baseline file, and give its path, such as reference.pack",
             )
         if re.match(r"https?://", text):
             return self._server()

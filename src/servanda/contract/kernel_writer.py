@@ -14,7 +14,6 @@ from servanda.contract.kernel_string import (
     SERVER_KEYS,
 )
 from servanda.contract.model import Kernel
-from servanda.contract.pack_name import is_pinned_pack
 from servanda.errors import ContractError
 
 
@@ -35,8 +34,7 @@ def kernel_string(kernel: Kernel) -> str:
     if kernel.model is None:
         return kernel.engine + _keys(kernel, Kernel(engine=kernel.engine), KEYS)  # type: ignore[call-arg]
     plain = Kernel(engine=kernel.engine, model=kernel.model)  # type: ignore[call-arg]
-    written = kernel.model.endswith(PACK) or is_pinned_pack(kernel.model)
-    if kernel.engine == "pack" and kernel == plain and written:
+    if kernel.engine == "pack" and kernel == plain and kernel.model.endswith(PACK):
         return kernel.model
     text = f"{kernel.engine}:{_written(kernel.model, marks=',@')}"
     if kernel.engine not in ("table", "pack") or kernel.dtype != plain.dtype or kernel.quantization:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Contract, Place
-from servanda.contract.pack_name import is_elsewhere
 from servanda.contract.text_file import content
 from servanda.errors import EvidenceError
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden
@@ -171,7 +171,7 @@ def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:
     return {
         place: _written(Path(os.path.relpath(path, new)).as_posix())
         for place, path in _files(contract)
-        if path and not is_elsewhere(path)
+        if path and not is_hub_name(path)
     }
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from servanda.contract import parser
 from servanda.contract.hub_name import is_hub_name, moved_path
 from servanda.contract.model import Contract, Kernel, Place
-from servanda.contract.pack_name import is_pinned_pack
 from servanda.contract.speculation import draft_of, moved_options
 from servanda.contract.stages import Leg
 from servanda.contract.text_file import MAX_BYTES, content
@@ -153,7 +152,7 @@ def _models(contract: Contract) -> Iterator[tuple[Place, str]]:
         # the engine itself refuses a missing model
         for name in ("model", "adapter", "python"):
             place = getattr(kernel, name)
-            if place is not None and not is_hub_name(place) and not is_pinned_pack(place):
+            if place is not None and not is_hub_name(place):
                 yield ("kernels", side, name), place
         draft = draft_of(kernel.options)
         if draft is not None and not is_hub_name(draft):

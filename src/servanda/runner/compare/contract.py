@@ -59,7 +59,6 @@ class Options:
     top_p: float | None = None
     bitwise: bool = False
     run_dir: Path | None = None
-    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Comparison:
             prompts=beside(parts.prompts),
             golden=parts.golden and beside(parts.golden),
         )
-        return completed(_preset_text(self.preset, self.options), moved)
+        return completed(presets.preset_text(self.preset), moved)
 
     def contract(self) -> Contract:
         """The contract with paths relative to the current folder; files need not exist yet."""
@@ -133,7 +132,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     sides = sides_of(options.a, options.b, options.referee)
     drawn_by_pack = sides.pack.workload if sides.pack else None
     name, why = (options.preset, "as asked") if options.preset else fitting_preset(sides)
-    template = load.contract_of(_preset_text(name, options), name)
+    template = load.contract_of(presets.preset_text(name), name)
     if presets.PRESETS[name] == "serving":
         sides = sides.as_served
     corpus, prompts_text = prompts_of(options.prompts, sides)
@@ -142,7 +141,6 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     whole, sliced = _limits(template, name)
     template, claimed = _claimed(template, options, sizes[1], whole, sampling.max_new_tokens, sides)
     key = [options.a, options.b, options.referee, name, corpus.digest, sampling.model_dump()]
-    key += [options.confidence] if options.confidence is not None else []
     key += [read_corpus(options.golden).digest if options.golden else ""]
     slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = options.run_dir or run.RUNS / slug
@@ -228,14 +226,6 @@ def _limits(template: Contract, name: str) -> tuple[float, float]:
             )
         found.append(min(numbers))
     return found[0], found[1]
-
-
-def _preset_text(name: str, options: Options) -> str:
-    """A preset, with the confidence that was asked for."""
-    text = presets.preset_text(name)
-    if options.confidence is None:
-        return text
-    return re.sub(r"(?m)^confidence: .*$", f"confidence: {options.confidence:.12g}", text)
 
 
 def _sampling(options: Options, template: Contract, sides: Sides) -> WorkloadSampling:

@@ -9,11 +9,9 @@ from servanda.contract import presets
 from servanda.contract.hub_name import is_hub_name
 from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
-from servanda.contract.pack_name import is_pinned_pack
 from servanda.engines import engine_names
 from servanda.engines.foreign_code import refuse_code_of_kernel
-from servanda.engines.pack_file import Pack
-from servanda.engines.packs.pack_registry import open_pack
+from servanda.engines.pack_file import Pack, read_pack
 from servanda.errors import ContractError, Where
 
 
@@ -78,7 +76,7 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
     if referee_text is None:
         if a.engine != "pack":
             return Sides(train=a, infer=b)
-        pack = open_pack(a.model or "")
+        pack = read_pack(a.model or "")
         title = b.title or f"candidate {b} (re-scores)"
         candidate = b.model_copy(update={"path": b.path or "decode", "title": title})
         reference = a.model_copy(update={"title": f"{shown(a)}: {pack.kernel} (drew)"})
@@ -98,8 +96,7 @@ def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
     if kernel.url is not None:
         return  # whether the server responds is checked later
     model = kernel.model
-    named = is_hub_name(model) or is_pinned_pack(model)
-    if model is not None and not named and not Path(model).exists():
+    if model is not None and not is_hub_name(model) and not Path(model).exists():
         at = max(text.find(model), 0)
         raise ContractError(
             f"there is no {model}",

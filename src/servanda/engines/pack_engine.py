@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.engines.base import ENGINES
-from servanda.engines.packs.pack_registry import open_pack
+from servanda.engines.pack_file import read_pack
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, best_columns
 from servanda.traces.corpus import Corpus
@@ -34,7 +34,7 @@ class PackEngine:
                 "engine 'pack' needs a model", hint="write `model: x.pack` beside the engine"
             )
         self.kernel = kernel
-        self.pack = open_pack(kernel.model)
+        self.pack = read_pack(kernel.model)
 
     def describe(self) -> Description:
         own = self.pack.description
