@@ -226,20 +226,6 @@ class LlamaModel:
             rows = [np.ctypeslib.as_array(p, shape=(self.vocab_size,)) for p in pointers]
             yield np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
 
-    def cut(self, sequence: int, length: int) -> None:
-        """Forget what a sequence holds from a position on.
-
-        Raises:
-            MeasurementError: its cache holds a state of the whole text.
-        """
-        memory = self.lib.llama_get_memory(self._context)
-        if not self.lib.llama_memory_seq_rm(memory, sequence, length, -1):
-            raise MeasurementError(
-                f"a rejected draft is cut from the cache, and that of {str(self.file)!r} cannot be "
-                "cut",
-                hint="remove options.speculative_config",
-            )
-
     def close(self) -> None:
         if self._model:
             self._free_context()

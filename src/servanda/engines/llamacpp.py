@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
-from servanda.contract.speculation import OPTION
 from servanda.engines import folder
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.engines.llama_model import TOKENS_AT_ONCE, LlamaModel, TokenInput, llama
@@ -30,7 +29,6 @@ from servanda.engines.local_engine import LocalEngine
 from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
-from servanda.theory.speculation import Verification
 from servanda.traces.trace import Batch
 
 # what a GGUF file holds, by the names of contracts
@@ -45,16 +43,6 @@ class LlamaCppEngine(LocalEngine):
     """A folder's own tensors as GGUF, or a .gguf file: up to kernel.batch_size sequences a call."""
 
     kv_caches = (*KIND_OF, *KV_QUANTIZED)
-    options = (OPTION,)
-    _verification = Verification(accepts="match")
-
-    @classmethod
-    def opened(cls, kernel: Kernel) -> Any:
-        if OPTION not in (kernel.options or {}):
-            return cls(kernel)
-        from servanda.engines.llama_speculation import SpeculativeLlama
-
-        return SpeculativeLlama.over(cls)(kernel)
 
     def __init__(self, kernel: Kernel) -> None:
         kind = kind_of(kernel)  # before anything is read
@@ -180,10 +168,9 @@ class LlamaCppEngine(LocalEngine):
             )
         return chunks
 
-    def _begin(self, chunk: Batch, drafted: int = 0) -> None:
-        """Room for a chunk, and for so many drafted tokens of each sequence."""
-        each = chunk.width + drafted
-        self.model.begin(len(chunk), sum(map(len, chunk.prompts)) + len(chunk) * each)
+    def _begin(self, chunk: Batch) -> None:
+        """Room for the tokens of a chunk."""
+        self.model.begin(len(chunk), sum(map(len, chunk.prompts)) + len(chunk) * chunk.width)
 
     def _decode(self, chunk: Batch) -> Generator[NDArray[np.float32], Ints | None, None]:
         self._begin(chunk)

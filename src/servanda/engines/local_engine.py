@@ -33,7 +33,6 @@ from servanda.theory.sampling import (
     processed_logprobs,
     uniforms,
 )
-from servanda.theory.speculation import Verification
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Array, Batch, Trace
 
@@ -115,11 +114,10 @@ class LocalEngine(ABC):
 
     The logits of kernel.batch_size scored sequences are in memory at a time.  They are arrays
     of the library's own (`Any` below), which can be indexed like those of numpy.  Who wraps the
-    engine may override `_draw` and `_biased`, and `_verification` where it speculates.
+    engine may override `_draw` and `_biased`.
     """
 
     _description: Description
-    _verification = Verification()
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

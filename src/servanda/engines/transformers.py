@@ -56,7 +56,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     keys = ("adapter", "attention", "device", "routes", *_FACTS[2:5])
     kv_caches = (*ROUNDED,)
-    options = ("ranks", "offload", "speculative_config")
+    options = ("ranks", "offload")
     _without_gradients: Any = torch.inference_mode
 
     @classmethod
