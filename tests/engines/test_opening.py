@@ -18,7 +18,7 @@ ENVIRONMENT = (
 )
 HINTS = {
     "llamacpp": "pip install 'servanda[llamacpp]'",
-    "onnxruntime": "pip install 'servanda[onnx,transformers]'",
+    "onnxruntime": "pip install 'servanda[onnx]'",
     "transformers": "pip install 'servanda[transformers]'",
     "vllm": ENVIRONMENT,
 }

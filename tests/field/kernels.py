@@ -375,7 +375,7 @@ def prefixes_of_other_texts(folder, broken):
     CACHE,
     "TheTom/llama-cpp-turboquant#305",
     what="K and V in q8_0: median KLD .055, same top token 74.9 %, and a smoke test passes",
-    command="servanda compare A B --preset fp8 (B: llamacpp:MODEL,attention=sdpa,kv_cache=q8_0)",
+    command="servanda compare A B --preset fp8 (B: llamacpp:M.gguf,attention=sdpa,kv_cache=q8_0)",
     state="caught",
     exit=1,
     says="VIOLATED: whole on all",

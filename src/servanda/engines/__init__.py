@@ -18,7 +18,7 @@ __all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]
 # what to do where the library of an engine is missing
 _INSTALL = {
     "llamacpp": "pip install 'servanda[llamacpp]'",
-    "onnxruntime": "pip install 'servanda[onnx,transformers]'",
+    "onnxruntime": "pip install 'servanda[onnx]'",
     "transformers": "pip install 'servanda[transformers]'",
     "vllm": "name its environment: `python: .venvs/vllm` in a contract, "
     "`vllm:MODEL@bfloat16,python=.venvs/vllm` on the command line; "

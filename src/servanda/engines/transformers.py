@@ -51,7 +51,7 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
     `_attended`, `_cache` and `_forward` (how it runs), `_prefix_key` and `_prefix` (what of a
-    prompt is cached), `_draw` and `_biased`.
+    prompt is cached), and `_draw`.
     """
 
     keys = ("adapter", "attention", "device", "routes", *_FACTS[2:5])
