@@ -209,7 +209,7 @@ LLAMA_CPP_FLAGS := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_CUR
 $(LLAMACPP)/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(LLAMACPP)
 	$(LLAMACPP)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable . gguf tokenizers scikit-build-core cmake ninja
+	  --constraint constraints.txt --editable . gguf scikit-build-core cmake ninja
 	$(LLAMACPP)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation --no-binary llama-cpp-python --dest $(LLAMACPP)/source \
 	  llama-cpp-python==$(LLAMA_CPP_PYTHON)

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scripts import servers
 
 from benchmarks import committed
 from benchmarks.hunt import architectures
@@ -109,11 +111,15 @@ def scores(folder: Path, column: Column) -> np.ndarray:
 
     Raises:
         ServandaError: the engine refuses the model.
+        CalledProcessError: the file that it reads cannot be written.
     """
-    python = {"python": str(VENVS / column.environment)} if column.environment else {}
-    kernel = Kernel(model=str(folder), batch_size=4, **column.kernel, **python)  # type: ignore[arg-type]
+    keys = {**column.kernel, "batch_size": 4}
+    if column.environment:
+        keys["python"] = str(VENVS / column.environment)
     with ExitStack() as stack:
-        engine = spawn(kernel, "infer")
+        place = stack.enter_context(tempfile.TemporaryDirectory())
+        kernel = servers.local_kernel(keys.pop("engine"), folder, place, **keys)
+        engine = spawn(Kernel(**kernel), "infer")
         stack.callback(engine.close)
         return engine.score(given(), Sampling(), column.path).columns["logp"]  # type: ignore[call-arg]
 
@@ -125,6 +131,8 @@ def cell(folder: Path, column: Column, reference: np.ndarray) -> dict[str, Any]:
         return {"most": float(np.abs(scores(folder, column) - reference).max())}
     except ServandaError as error:
         return {"refused": _plain(error.problems[0].message, folder)}
+    except subprocess.CalledProcessError as error:
+        return {"refused": _plain(error.stderr.strip().splitlines()[0], folder)}
 
 
 def _plain(message: str, folder: Path) -> str:

@@ -138,6 +138,11 @@ def opened(entry: Entry) -> Iterator[Any]:
             port = servers.free_port()
             command = _command(entry.needs, port, folder)
             kernel["url"] = stack.enter_context(servers.running(command, port, folder / "log"))
+        elif "model" in kernel:
+            place = stack.enter_context(tempfile.TemporaryDirectory())
+            kernel = servers.local_kernel(
+                kernel.pop("engine"), kernel.pop("model"), place, **kernel
+            )
         engine = spawn(Kernel(**kernel), entry.name)  # type: ignore[arg-type]
         stack.callback(engine.close)
         yield engine
@@ -157,7 +162,8 @@ def rows(entry: Entry, reference: Reference) -> Iterator[Row]:
     """The paths of one engine.
 
     Raises:
-        ServandaError, OSError, RuntimeError: its environment, or what it needs, is not there.
+        ServandaError, OSError, RuntimeError, SubprocessError: its environment, or what it needs, is
+            not there.
     """
     golden = reference.golden
     with opened(entry) as engine:

@@ -61,10 +61,35 @@ def kernel_command(port, kernel, *more):
     ]
 
 
-def gguf_command(path, kind):
-    """Writes MODEL as a GGUF: kind is f32, f16 or another that llama.cpp reads."""
-    python = VENVS / "llamacpp" / "bin" / "python"
-    return [str(python), "-m", "servanda.engines.gguf_export", str(MODEL), str(path), kind]
+def gguf_command(path, kind, model=MODEL):
+    """Writes a model as a GGUF: kind is f32, f16 or another that llama.cpp reads."""
+    python, script = VENVS / "llamacpp" / "bin" / "python", ROOT / "scripts" / "export_gguf.py"
+    return [str(python), str(script), str(model), str(path), "--type", kind]
+
+
+def local_kernel(engine, folder, place, **more):
+    """The keys of a kernel that runs a checkpoint in a local engine; the file that the engine reads
+    is written under `place`, unless it is there.
+
+    Raises:
+        CalledProcessError: it cannot be written.
+    """
+    kind = more.get("quantization") or more.get("dtype", "float32")
+    name = Path(place) / f"{Path(folder).name}-{kind}"
+    if engine == "llamacpp":
+        name = name.with_name(f"{name.name}.gguf")
+        kind = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}.get(kind, kind)
+        command = gguf_command(name, kind, folder)
+    elif engine == "onnxruntime":
+        name = name / "model.onnx"
+        kind = {"float32": "f32"}.get(kind, kind)
+        script = ROOT / "scripts" / "export_onnx.py"
+        command = [sys.executable, str(script), str(folder), str(name), "--type", kind]
+    else:
+        return {"engine": engine, "model": str(folder), **more}
+    if not name.is_file():
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    return {"engine": engine, "model": str(name), **more}
 
 
 def llama_command(port, gguf, *more):

@@ -206,58 +206,18 @@ def calibration_error(conf, hit, bins=15):
     return float(total / len(conf))
 
 
-def target_law(target, text, width):
-    """The law of the next `width` tokens: continuation -> probability, by the definition.
+def rejection_sampled(target, believed, drafted):
+    """The law of a token under speculation, every draft and decision enumerated.
 
     Args:
-        target: text -> probabilities of the next token.
+        target: probabilities of the next token; believed: those that drafts are accepted by;
+            drafted: those that they are drawn by.
     """
-    law = {(): 1.0}
-    for _ in range(width):
-        law = {
-            (*more, token): chance * share
-            for more, chance in law.items()
-            for token, share in enumerate(target((*text, *more)))
-        }
-    return law
-
-
-def speculative_law(target, draft, drawn, decide, bonus, longest, text, width):
-    """The law of the next `width` tokens under speculation, every draft and decision enumerated.
-
-    Args:
-        draft, drawn: text -> probabilities that the draft says it draws by, and does.
-        decide: (p, q, token) -> chance that it is accepted, law of what replaces it.
-        bonus: target, draft or none.
-        longest: tokens of a draft.
-    """
-    # (tokens so far, of the draft that is being verified: how many are accepted, its size)
-    states = {((), 0, 0): 1.0}
-    for length in range(width):
-        after = {}
-
-        def reach(done, at, size, chance, after=after):
-            if at == size and bonus == "none" and size:
-                at = size = 0
-            if at == size == 0 and done:  # the first token needs no draft
-                size = min(longest, width - len(done) - 1)
-            after[done, at, size] = after.get((done, at, size), 0.0) + chance
-
-        for (done, at, size), chance in states.items():
-            assert len(done) == length
-            p, q = target((*text, *done)), draft((*text, *done))
-            if at == size:
-                for token, share in enumerate(q if bonus == "draft" and size else p):
-                    reach((*done, token), 0, 0, chance * share)
-                continue
-            for token, share in enumerate(drawn((*text, *done))):
-                if share:
-                    accepted, rest = decide(p, q, token)
-                    reach((*done, token), at + 1, size, chance * share * accepted)
-                    for other, part in enumerate(rest):
-                        reach((*done, other), 0, 0, chance * share * (1 - accepted) * part)
-        states = after
-    law = {}
-    for (done, _, _), chance in states.items():
-        law[done] = law.get(done, 0.0) + chance
+    rest = [max(p - q, 0.0) for p, q in zip(target, believed, strict=True)]
+    law = [0.0] * len(target)
+    for x, chance in enumerate(drafted):
+        accepted = min(1.0, target[x] / believed[x]) if believed[x] else 0.0
+        law[x] += chance * accepted
+        for y, share in enumerate(rest if sum(rest) else target):
+            law[y] += chance * (1 - accepted) * share / (sum(rest) or 1.0)
     return law

@@ -206,7 +206,7 @@ def test_files_are_named_by_nouns():
 # An engine's own modules begin with these; all others under engines/ are for any of them.
 ENGINES = {
     "http": ("http",),
-    "llamacpp": ("llamacpp", "llama_", "gguf_"),
+    "llamacpp": ("llamacpp", "llama_"),
     "onnxruntime": ("onnx",),
     "pack": ("pack",),
     "recorded": ("recorded",),

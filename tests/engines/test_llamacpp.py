@@ -1,15 +1,21 @@
-# What engine `llamacpp` refuses before llama.cpp is there; what it computes is in tests/real.
+# What engine `llamacpp` reads and refuses without llama.cpp; what it computes is in tests/real.
 
 import sys
+from types import SimpleNamespace
 
+import gguf
 import pytest
+from scripts.export_gguf import CONVERTER, write_gguf
 
+from servanda.contract.identity import Description, same_policy
 from servanda.contract.model import Kernel
-from servanda.engines import open_engine
+from servanda.engines import llamacpp, open_engine
+from servanda.engines.folder import file_digest
 from servanda.engines.llama_model import llama
 from servanda.engines.llamacpp import KIND_OF, QUANTIZED, kind_of, refuse_other_kind
+from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
-from tests.engines.checkpoints import write_checkpoint
+from tests.engines.checkpoints import LLAMA, write_checkpoint
 
 
 def said(**kernel):
@@ -78,8 +84,6 @@ def test_without_llama_cpp_the_next_move_is_to_install_it(tmp_path, nothing_inst
 
 
 def test_quantising_needs_llama_cpp_too(tmp_path, nothing_installed):
-    from servanda.engines.gguf_export import write_gguf
-
     write_checkpoint(tmp_path / "m")
 
     with pytest.raises(MeasurementError, match="cannot import llama-cpp-python"):
@@ -88,8 +92,78 @@ def test_quantising_needs_llama_cpp_too(tmp_path, nothing_installed):
     assert not [*tmp_path.glob("*.gguf"), *tmp_path.glob(".m*")]
 
 
-def test_a_folder_that_is_not_there_is_named_as_for_every_engine(tmp_path):
+def test_a_folder_without_a_gguf_file_or_with_several_is_refused(tmp_path):
+    write_checkpoint(tmp_path / "m")
     assert said(model=str(tmp_path / "m")) == (
-        f"the model folder '{tmp_path / 'm'}' does not exist\n"
-        "  hint: name a folder, or a model of the Hub as hf://ORGANISATION/NAME"
+        f"llama.cpp reads GGUF files, and '{tmp_path / 'm'}' holds none\n"
+        "  hint: convert the checkpoint with llama.cpp's convert_hf_to_gguf.py, and name the file "
+        "or its folder"
     )
+    for kind in ("f32", "f16"):
+        write_gguf(tmp_path / "m", tmp_path / "m" / f"m-{kind}.gguf", kind)
+    assert said(model=str(tmp_path / "m")) == (
+        f"'{tmp_path / 'm'}' holds several .gguf files: m-f16.gguf, m-f32.gguf\n"
+        "  hint: name one of them"
+    )
+    assert said(model=str(tmp_path / "elsewhere")) == (
+        f"the model '{tmp_path / 'elsewhere'}' does not exist\n"
+        "  hint: name a .gguf file, or a folder that holds one"
+    )
+    assert said(model=str(tmp_path / "m" / "m-f8.gguf")) == (
+        f"the model '{tmp_path / 'm' / 'm-f8.gguf'}' does not exist\n"
+        f"  hint: did you mean '{tmp_path / 'm' / 'm-f32.gguf'}'?"
+    )
+
+
+class Held:
+    """A model in memory, as far as it describes itself."""
+
+    vocab_size, context, ends = 12, 64, (0, 3)
+
+    def __init__(self, file, cache, flash):
+        reader = gguf.GGUFReader(file)
+        self.told = {key: reader.get_field(key).contents() for key in reader.fields}
+        self.kind = self.told["general.file_type"]
+
+    def metadata(self, key):
+        value = self.told.get(key, "")
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    bindings = SimpleNamespace(
+        llama_ftype_name={0: b"all F32", 1: b"F16"}.get,
+        llama_version=lambda: b"b1",
+        llama_print_system_info=lambda: b"cpu",
+    )
+    monkeypatch.setattr(llamacpp, "LlamaModel", Held)
+    monkeypatch.setattr(llamacpp, "llama", lambda: bindings)
+    monkeypatch.setattr(llamacpp, "version", lambda _: "0")
+
+
+def test_a_file_is_derived_from_the_weights_that_it_names_or_else_declared(tmp_path, held):
+    write_checkpoint(tmp_path / "m")
+    write_gguf(tmp_path / "m", tmp_path / "m.gguf", "f32")
+    weights = weights_digest(read_stored(tmp_path / "m"), LLAMA)
+    train = Description({}, {}, "", 0, (), weights_from=weights)
+
+    def described(**kernel):
+        return open_engine(Kernel(engine="llamacpp", model=str(tmp_path), **kernel)).describe()
+
+    derived = described()
+    assert (derived.weights, same_policy(train, derived)) == (weights, "derived")
+    assert derived.fingerprint["converter"] == CONVERTER
+    assert derived.fingerprint["file"] == file_digest(tmp_path / "m.gguf")
+    with pytest.raises(MeasurementError, match=rf"was made from weights {weights[:8]}, and"):
+        described(weights_from="0" * 32)
+
+    bare = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")  # as another converter leaves it
+    bare.add_file_type(0)
+    bare.write_header_to_file()
+    bare.write_kv_data_to_file()
+    bare.close()
+    found = described()
+    assert (found.weights, found.tokens, same_policy(train, found)) == ("", "", "declared")
+    assert found.fingerprint["converter"] == "unknown"
+    assert described(weights_from=weights).weights == weights

@@ -18,7 +18,7 @@ ENVIRONMENT = (
 )
 HINTS = {
     "llamacpp": "pip install 'servanda[llamacpp]'",
-    "onnxruntime": "pip install 'servanda[onnx,transformers]'",
+    "onnxruntime": "pip install 'servanda[onnx]'",
     "transformers": "pip install 'servanda[transformers]'",
     "vllm": ENVIRONMENT,
 }
@@ -80,3 +80,14 @@ def test_an_option_is_refused_where_the_engine_does_not_take_it(monkeypatch, kno
     with pytest.raises(MeasurementError, match=message) as error:
         open_engine(Kernel(engine="odd", model="none", options={"block_sise": 16}))
     assert hint in str(error.value)
+
+
+def test_an_engine_that_does_not_speculate_names_what_does():
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    with pytest.raises(MeasurementError) as error:
+        open_engine(Kernel(engine="table", model="none", options=options))
+    assert str(error.value) == (
+        "engine 'table' does not speculate\n"
+        "  hint: remove options.speculative_config; measure a server that speculates by its URL, "
+        "or engine vllm with this option"
+    )

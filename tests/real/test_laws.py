@@ -3,7 +3,7 @@
 # The built-in ones are held to them in tests/engines, and so is a served kernel.
 
 import pytest
-from scripts.servers import MODEL
+from scripts.servers import MODEL, local_kernel
 
 from servanda.contract.model import Kernel
 from servanda.engines.conformance import check_engine
@@ -28,22 +28,21 @@ def kept(engine, **options):
     return {finding.law for finding in report.those("kept")}
 
 
-def local(engine, python, **kernel):
-    told = Kernel(engine=engine, model=str(MODEL), python=python, batch_size=8, **kernel)
-    return lambda: spawn(told, "infer")
+def local(engine, place, python, **kernel):
+    told = local_kernel(engine, MODEL, place, python=python, batch_size=8, **kernel)
+    return lambda: spawn(Kernel(**told), "infer")
 
 
 @pytest.mark.parametrize("kernel", [{}, {"quantization": "q8_0"}], ids=["f32", "q8_0"])
-def test_llama_cpp_keeps_the_laws(venvs, kernel, tmp_path, monkeypatch):
-    monkeypatch.setenv("SERVANDA_CACHE", str(tmp_path))
-    laws = kept(local("llamacpp", str(venvs / "llamacpp"), **kernel))
+def test_llama_cpp_keeps_the_laws(venvs, kernel, tmp_path):
+    laws = kept(local("llamacpp", tmp_path, str(venvs / "llamacpp"), **kernel))
 
     assert laws >= DRAWS | FILTERS | SCORES
 
 
-def test_vllm_keeps_the_laws(vllm):
+def test_vllm_keeps_the_laws(vllm, tmp_path):
     # a second start takes half a minute
-    assert kept(local("vllm", vllm), reopen=False) >= DRAWS | FILTERS | SCORES
+    assert kept(local("vllm", tmp_path, vllm), reopen=False) >= DRAWS | FILTERS | SCORES
 
 
 def test_a_vllm_server_keeps_the_laws(vllm_server):

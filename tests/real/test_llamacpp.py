@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts.export_gguf import write_gguf
+from scripts.servers import local_kernel
 
 from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
-from servanda.engines.gguf_export import write_gguf
 from servanda.engines.kld_file import read_kld
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
@@ -32,21 +33,25 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def opened(venvs, tmp_path_factory):
-    """Opens kernels of llama.cpp in their own environment, each once, and closes them."""
-    cache = tmp_path_factory.mktemp("cache")
+    """Opens kernels of llama.cpp in their own environment, each once, and closes them.
+
+    A model that is a folder is written as GGUF first.
+    """
+    files = tmp_path_factory.mktemp("gguf")
     workers = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERVANDA_CACHE", str(cache))
 
-        def open_kernel(**kernel):
-            kernel = {"model": str(MODEL), "batch_size": 8, **kernel}
-            key = json.dumps(kernel, sort_keys=True)
-            if key not in workers:
-                told = Kernel(engine="llamacpp", python=str(venvs / "llamacpp"), **kernel)
-                workers[key] = spawn(told, "infer")
-            return workers[key]
+    def open_kernel(**kernel):
+        kernel = {"model": str(MODEL), "batch_size": 8, **kernel}
+        key = json.dumps(kernel, sort_keys=True)
+        if key not in workers:
+            if Path(kernel["model"]).is_dir():
+                place = files / str(len(workers))
+                kernel = local_kernel("llamacpp", kernel.pop("model"), place, **kernel)
+            told = {"engine": "llamacpp", "python": str(venvs / "llamacpp"), **kernel}
+            workers[key] = spawn(Kernel(**told), "infer")
+        return workers[key]
 
-        yield open_kernel
+    yield open_kernel
     for worker in workers.values():
         worker.close()
 
@@ -170,21 +175,6 @@ def test_converted_weights_are_derived_and_not_verified(opened, train):
     assert opened().describe().weights == train.describe().weights
 
 
-def test_a_bare_file_is_cut_into_tokens_by_llama_cpp_itself(opened, train, prompts, tmp_path):
-    write_gguf(MODEL, tmp_path / "m.gguf", "f32")
-    engine = opened(model=str(tmp_path / "m.gguf"))
-
-    assert engine.encode(PROMPTS) == train.encode(PROMPTS)
-    assert engine.vocabulary() == train.vocabulary()
-    assert engine.decode(prompts.prompts) == train.decode(prompts.prompts)
-    described = engine.describe()
-    assert same_policy(train.describe(), described) == "derived"
-    assert described.eos == train.describe().eos
-    few = prompts.take(range(8))
-    folder = opened().generate(few, Sampling(), SEED)
-    assert engine.generate(few, Sampling(), SEED).continuations == folder.continuations
-
-
 @pytest.mark.parametrize(
     "config",
     [LLAMA, {**LLAMA, "tie_word_embeddings": True}, QWEN3, {**QWEN3, "tie_word_embeddings": False}],
@@ -290,7 +280,8 @@ def test_files_that_are_no_model_of_llama_cpp_are_named(opened, tmp_path):
     assert "unknown model architecture: 'zzzzz'" in other and other.endswith(again)
     assert refused(opened, model=str(tmp_path / "text.gguf")) == (
         f"infer: '{tmp_path / 'text.gguf'}' is no GGUF file: it begins with b'GUF'\n"
-        "  hint: name the checkpoint's folder, which is converted, or a .gguf file"
+        "  hint: copy the file again, or convert the checkpoint with llama.cpp's "
+        "convert_hf_to_gguf.py"
     )
     assert refused(opened, model=str(tmp_path / "m.gguf"), quantization="q8_0") == (
         f"infer: '{tmp_path / 'm.gguf'}' holds f32, and the kernel's quantization says q8_0\n"
@@ -302,9 +293,10 @@ def test_files_that_are_no_model_of_llama_cpp_are_named(opened, tmp_path):
 
 
 def test_a_library_that_is_not_there_is_named(venvs, monkeypatch, tmp_path):
+    write_gguf(MODEL, tmp_path / "m.gguf", "f32")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
     worker = spawn(
-        Kernel(engine="llamacpp", python=str(venvs / "llamacpp"), model=str(MODEL)), "infer"
+        Kernel(engine="llamacpp", python=str(venvs / "llamacpp"), model=str(tmp_path)), "infer"
     )
 
     with pytest.raises(MeasurementError) as told:
@@ -324,7 +316,7 @@ kind: KernelContract
 metadata: {{name: llamacpp}}
 kernels:
   train: {{engine: transformers, model: {model}, batch_size: 16}}
-  infer: {{engine: llamacpp, python: {python}, model: {model}, quantization: q8_0, batch_size: 16}}
+  infer: {{engine: llamacpp, python: {python}, model: {file}, quantization: q8_0, batch_size: 16}}
 workload:
   prompts: {prompts}
   sampling: {{max_new_tokens: 24, seed: 7}}
@@ -341,12 +333,13 @@ promotion: {{offline: {{sequences: [100, 1000]}}}}
 
 
 @pytest.mark.parametrize(("limit", "code"), [(0.1, 0), (0.0005, 1)])
-def test_a_contract_is_checked_end_to_end(venvs, tmp_path, monkeypatch, limit, code):
-    monkeypatch.setenv("SERVANDA_CACHE", str(tmp_path / "cache"))
+def test_a_contract_is_checked_end_to_end(venvs, tmp_path, limit, code):
+    kernel = local_kernel("llamacpp", MODEL, tmp_path, quantization="q8_0")
     contract = tmp_path / "q8.kernelcontract.yaml"
     contract.write_text(
         CONTRACT.format(
             model=MODEL,
+            file=kernel["model"],
             prompts=ROOT / "data" / "prompts.jsonl",
             python=venvs / "llamacpp",
             limit=limit,

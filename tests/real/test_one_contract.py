@@ -1,11 +1,12 @@
 # One contract of examples/, unchanged but for its `infer:` line, on every real engine.
 
+import json
 import re
 import subprocess
 import sys
 
 import pytest
-from scripts.servers import MODEL, ROOT
+from scripts.servers import MODEL, ROOT, local_kernel
 
 from tests.real.serving import needs_engines
 
@@ -18,27 +19,25 @@ LINE = re.compile(r"^  infer: .*$", re.MULTILINE)
 DRAWN_ALONE = re.sub(r"^golden: .*\n|^numerical:\n(?:  .*\n)+", "", TEXT, flags=re.MULTILINE)
 
 LOCAL = {
-    "transformers bfloat16": "engine: transformers, model: {model}, dtype: bfloat16",
-    "onnxruntime float32": "engine: onnxruntime, model: {model}",
-    "onnxruntime int8": "engine: onnxruntime, model: {model}, quantization: int8_dynamic",
-    "llamacpp float16": "engine: llamacpp, model: {model}, dtype: float16, python: {llamacpp}",
-    "llamacpp q8_0": "engine: llamacpp, model: {model}, quantization: q8_0, python: {llamacpp}",
-    "vllm bfloat16": "engine: vllm, model: {model}, dtype: bfloat16, python: {vllm}",
+    "transformers bfloat16": {"engine": "transformers", "dtype": "bfloat16"},
+    "onnxruntime float32": {"engine": "onnxruntime"},
+    "onnxruntime int8": {"engine": "onnxruntime", "quantization": "int8_dynamic"},
+    "llamacpp float16": {"engine": "llamacpp", "dtype": "float16"},
+    "llamacpp q8_0": {"engine": "llamacpp", "quantization": "q8_0"},
+    "vllm bfloat16": {"engine": "vllm", "dtype": "bfloat16"},
 }
 BFLOAT16 = f"transformers:{MODEL}@bfloat16"
 
 
 @pytest.fixture
-def check(tmp_path, venvs):
+def check(tmp_path):
     """Runs the contract with another `infer:` line: exit code, and all that was said."""
     for folder in ("models", "data"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     (tmp_path / "examples").mkdir()
-    places = {"llamacpp": venvs / "llamacpp", "vllm": venvs / "vllm", "model": "../models/tiny-lm"}
 
     def checked(kernel, text=TEXT):
-        line = f"  infer: {{{kernel.format(**places)}}}"
-        text, edits = LINE.subn(line, text)
+        text, edits = LINE.subn(f"  infer: {json.dumps(kernel)}", text)
         assert edits == 1
         path = tmp_path / "examples" / NAME
         path.write_text(text, encoding="utf-8")
@@ -52,13 +51,24 @@ def check(tmp_path, venvs):
     return checked
 
 
+@pytest.fixture
+def local(tmp_path, venvs):
+    """A kernel of an engine in its environment, on the file that it reads."""
+
+    def kernel_of(engine, **kernel):
+        python = {"python": str(venvs / engine)} if engine in ("llamacpp", "vllm") else {}
+        return local_kernel(engine, MODEL, tmp_path, **python, **kernel)
+
+    return kernel_of
+
+
 def served(url):
-    return f'engine: openai_http, url: "{url}"'
+    return {"engine": "openai_http", "url": url}
 
 
 @pytest.mark.parametrize("kernel", LOCAL.values(), ids=LOCAL)
-def test_the_contract_holds_on_an_engine_in_its_environment(check, kernel):
-    code, words = check(kernel)
+def test_the_contract_holds_on_an_engine_in_its_environment(check, local, kernel):
+    code, words = check(local(**kernel))
 
     assert code == 0, words
     assert "HOLDS: 6 of 6 enforced cells" in words
@@ -94,13 +104,11 @@ def test_what_a_llama_server_draws_holds(check, llama_server):
     assert "HOLDS: 5 of 5 enforced cells" in words
 
 
-def test_four_bits_break_a_tighter_limit(check):
+def test_four_bits_break_a_tighter_limit(check, local):
     tighter = TEXT.replace(
         "tv, aggregate: mean, at_most: 0.05", "tv, aggregate: mean, at_most: 0.004"
     )
-    code, words = check(
-        "engine: llamacpp, model: {model}, quantization: q4_k_m, python: {llamacpp}", tighter
-    )
+    code, words = check(local("llamacpp", quantization="q4_k_m"), tighter)
 
     assert code == 1, words
     assert "VIOLATED: tv on all." in words

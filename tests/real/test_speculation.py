@@ -1,4 +1,4 @@
-# Kernels that verify drafts in llama.cpp and vLLM themselves.
+# Kernels of vLLM that verify drafts.
 
 import json
 import math
@@ -20,9 +20,9 @@ PROMPTS = ((5, 6, 7, 5, 6, 7, 5), (9, 8), (3, 3, 3, 3, 3, 3))
 BATCH = Batch((0, 1, 2), PROMPTS, 32)
 
 
-def drawn(engine, python, config=None, sampling=Sampling(), **kernel):
-    options = {"speculative_config": config} if config else None
-    told = Kernel(engine=engine, model=MODEL, python=str(python), options=options, **kernel)
+def drawn(python, config, sampling=Sampling()):
+    options = {"speculative_config": config}
+    told = Kernel(engine="vllm", model=MODEL, python=str(python), options=options, batch_size=4)
     worker = spawn(told, "infer")
     try:
         trace = worker.generate(BATCH, sampling, 3)
@@ -33,21 +33,8 @@ def drawn(engine, python, config=None, sampling=Sampling(), **kernel):
 
 
 @pytest.mark.parametrize("config", [LOOKUP, COPY], ids=["lookup", "draft model"])
-def test_llamacpp_draws_with_drafts_what_it_draws_without(venvs, config):
-    cold = Sampling(temperature=0.5)
-    plain, _, _ = drawn("llamacpp", venvs / "llamacpp", sampling=cold)
-
-    trace, scored, about = drawn("llamacpp", venvs / "llamacpp", config, sampling=cold)
-
-    assert trace.continuations == plain.continuations
-    assert trace.columns["drafted"].sum() >= trace.columns["accepted"].sum() > 0
-    assert trace.columns["logp"] == pytest.approx(scored.columns["logp"], abs=1e-3)
-    assert ("draft" in about.fingerprint) == ("model" in config)
-
-
-@pytest.mark.parametrize("config", [LOOKUP, COPY], ids=["lookup", "draft model"])
 def test_vllm_counts_the_drafts_of_a_round(vllm, config):
-    trace, scored, about = drawn("vllm", vllm, config, batch_size=4)
+    trace, scored, about = drawn(vllm, config)
 
     counts = json.loads(trace.about["drafts"])
     assert counts["drafts"] * 3 >= counts["proposed"] >= counts["accepted"]
@@ -59,6 +46,6 @@ def test_vllm_counts_the_drafts_of_a_round(vllm, config):
 
 def test_vllm_refuses_what_it_would_ignore_or_run_as_code(vllm):
     with pytest.raises(MeasurementError, match="ignores min_p beside speculation"):
-        drawn("vllm", vllm, LOOKUP, sampling=Sampling(min_p=0.1), batch_size=4)
+        drawn(vllm, LOOKUP, Sampling(min_p=0.1))
     with pytest.raises(MeasurementError, match="a mapping with a method of vLLM"):
-        drawn("vllm", vllm, {"method": "custom_class", "model": "a.b.C"})
+        drawn(vllm, {"method": "custom_class", "model": "a.b.C"})

@@ -25,7 +25,6 @@ EXPECTED = {
     "tiny-moe-replayed": (0, "HOLDS: 4 of 4 enforced cells"),
     "tiny-reward": (0, "HOLDS: 3 of 3 enforced cells"),
     "tiny-runtime": (0, "HOLDS: "),
-    "tiny-speculative": (0, "HOLDS: 8 of 8 enforced cells"),
     "tiny-int4": (1, "VIOLATED: "),
     "tiny-bf16-positions": (1, "VIOLATED: tv-long on long. 12 of 13 enforced cells"),
     "tiny-top-p": (1, "VIOLATED: fidelity on all."),
@@ -36,7 +35,6 @@ EXPECTED = {
 OF_A_PAGE = {
     "tiny-bf16-positions": "README.md",
     "tiny-fp8": "docs/explanation/precision.md",
-    "tiny-speculative": "docs/how-to/speculation.md",
 }
 # `make demo` runs it, and ends only where it holds
 OF_THE_DEMO = ("tiny-bf16",)

@@ -7,8 +7,9 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 
 from servanda.contract.model import Kernel
+from servanda.contract.speculation import OPTION as SPECULATION
 from servanda.engines.base import BUILTIN, ENGINES, Engine
-from servanda.engines.faults import FAULTS, REQUEST_FAULTS, SPECULATION_FAULTS
+from servanda.engines.faults import FAULTS, REQUEST_FAULTS
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean
 
@@ -17,7 +18,7 @@ __all__ = ["BUILTIN", "Engine", "engine_names", "open_engine"]
 # what to do where the library of an engine is missing
 _INSTALL = {
     "llamacpp": "pip install 'servanda[llamacpp]'",
-    "onnxruntime": "pip install 'servanda[onnx,transformers]'",
+    "onnxruntime": "pip install 'servanda[onnx]'",
     "transformers": "pip install 'servanda[transformers]'",
     "vllm": "name its environment: `python: .venvs/vllm` in a contract, "
     "`vllm:MODEL@bfloat16,python=.venvs/vllm` on the command line; "
@@ -111,6 +112,12 @@ def open_engine(kernel: Kernel) -> Engine:
         other = f"engine {name!r} has no KV cache of type {kind!r}"
         _refuse_unknown(kind, getattr(make, "kv_caches", ()), nothing, other)
     for option in kernel.options or {}:
+        if option == SPECULATION and option not in getattr(make, "options", ()):
+            raise MeasurementError(
+                f"engine {name!r} does not speculate",
+                hint=f"remove options.{SPECULATION}; measure a server that speculates by its URL, "
+                "or engine vllm with this option",
+            )
         nothing = MeasurementError(
             f"engine {name!r} takes no options: {option}",
             hint="remove kernels.*.options; it is for transformers and vllm",
@@ -118,7 +125,7 @@ def open_engine(kernel: Kernel) -> Engine:
         other = f"engine {name!r} takes no option {option!r}"
         _refuse_unknown(option, getattr(make, "options", ()), nothing, other)
     for fault, value in (kernel.fault or {}).items():
-        faults = next((f for f in (REQUEST_FAULTS, SPECULATION_FAULTS) if fault in f), FAULTS)
+        faults = REQUEST_FAULTS if fault in REQUEST_FAULTS else FAULTS
         if fault not in faults:
             raise MeasurementError(f"there is no fault {fault!r}", hint=FAULTS.hint(fault))
         make = faults[fault].inject(make, value)

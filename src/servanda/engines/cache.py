@@ -1,5 +1,5 @@
-# The folder of files that engines make of a checkpoint, once: ONNX graphs, GGUF files; and files
-# that are there as a whole or not at all.
+# The folder of files that are fetched once, such as baseline files; and files that are there as a
+# whole or not at all.
 
 from __future__ import annotations
 

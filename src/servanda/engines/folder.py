@@ -48,6 +48,52 @@ def checkpoint_folder(model: str | None) -> Path:
             hint=_nearest(folder)
             or "name a folder, or a model of the Hub as hf://ORGANISATION/NAME",
         )
+    refuse_bare(folder)
+    weight_files(folder)
+    return folder
+
+
+def model_file(model: str | None, suffix: str, reads: str, made: str) -> Path:
+    """The file of a model in an engine's own format: the file itself, or the one in its folder.
+
+    Args:
+        model: a file, a folder, or a name of the Hub (hf://) that its cache has.
+        suffix: of such files, as ".gguf".
+        reads: what the engine reads, in words; made: the next move where a folder has none.
+
+    Raises:
+        MeasurementError: there is no such file, or a folder has several.
+    """
+    if not model:
+        raise MeasurementError("the kernel names no model", hint=f"add model: FILE{suffix}")
+    path = cached_folder(model) if is_hub_name(model) else Path(model)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise MeasurementError(
+            f"the model {str(path)!r} does not exist",
+            hint=_nearest(path) or f"name a {suffix} file, or a folder that holds one",
+        )
+    found = sorted(path.glob(f"*{suffix}")) or sorted(path.glob(f"*/*{suffix}"))
+    plain = [file for file in found if file.name == f"model{suffix}"]  # beside its variants
+    if not found:
+        raise MeasurementError(
+            f"{reads}, and {str(path)!r} holds none", hint=missing_hint(path) or made
+        )
+    if len(found) > 1 and len(plain) != 1:
+        names = ", ".join(str(file.relative_to(path)) for file in found)
+        raise MeasurementError(
+            f"{str(path)!r} holds several {suffix} files: {names}", hint="name one of them"
+        )
+    return (plain or found)[0]
+
+
+def refuse_bare(folder: Path) -> None:
+    """Let a folder pass that has the rules of its model and of its tokens.
+
+    Raises:
+        MeasurementError: it lacks config.json or tokenizer.json.
+    """
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise MeasurementError(
@@ -55,13 +101,28 @@ def checkpoint_folder(model: str | None) -> Path:
                 hint=missing_hint(folder)
                 or "save model and tokenizer into this folder with save_pretrained",
             )
-    weight_files(folder)
-    return folder
+
+
+def converted_from(model: str | None, stated: str, declared: str | None) -> str:
+    """The digest of the weights that a file was made from; "" if it is unknown.
+
+    Args:
+        stated: by the file itself; declared: by the contract (`weights_from`).
+
+    Raises:
+        MeasurementError: they contradict each other.
+    """
+    if stated and declared and stated != declared:
+        raise MeasurementError(
+            f"{model!r} was made from weights {stated[:8]}, and weights_from says {declared[:8]}",
+            hint="leave weights_from out, or name the file of those weights",
+        )
+    return stated or declared or ""
 
 
 def _nearest(folder: Path) -> str:
-    """A folder beside the missing one whose name is close to it."""
-    beside = sorted(p.name for p in folder.parent.glob("*/"))
+    """What lies beside the missing file or folder, and has a name that is close to its own."""
+    beside = sorted(p.name for p in folder.parent.glob("*" if folder.suffix else "*/"))
     near = difflib.get_close_matches(folder.name, beside, n=1)
     return f"did you mean {str(folder.parent / near[0])!r}?" if near else ""
 

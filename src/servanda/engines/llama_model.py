@@ -165,7 +165,7 @@ class LlamaModel:
         if n < 0:
             raise MeasurementError(
                 f"llama.cpp cannot cut the text {text[:40]!r} into tokens",
-                hint="kernels.*.model may be the folder of the checkpoint, with its tokenizer",
+                hint="let the other side be an engine that has this tokenizer",
             )
         return list(ids[:n])
 
@@ -226,20 +226,6 @@ class LlamaModel:
             rows = [np.ctypeslib.as_array(p, shape=(self.vocab_size,)) for p in pointers]
             yield np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
 
-    def cut(self, sequence: int, length: int) -> None:
-        """Forget what a sequence holds from a position on.
-
-        Raises:
-            MeasurementError: its cache holds a state of the whole text.
-        """
-        memory = self.lib.llama_get_memory(self._context)
-        if not self.lib.llama_memory_seq_rm(memory, sequence, length, -1):
-            raise MeasurementError(
-                f"a rejected draft is cut from the cache, and that of {str(self.file)!r} cannot be "
-                "cut",
-                hint="remove options.speculative_config",
-            )
-
     def close(self) -> None:
         if self._model:
             self._free_context()
@@ -255,11 +241,12 @@ class LlamaModel:
 
 def _refuse_no_gguf(file: Path) -> None:
     """A file that does not begin as GGUF does: llama.cpp would say less."""
-    hint = "kernels.*.model of engine 'llamacpp' is a checkpoint's folder or a .gguf file"
+    hint = "kernels.*.model of engine 'llamacpp' is a .gguf file or a folder that holds one"
     with MeasurementError.of_system(f"{str(file)!r} cannot be read", hint), file.open("rb") as held:
         magic = held.read(len(_MAGIC))
     if magic != _MAGIC:
         raise MeasurementError(
             f"{str(file)!r} is no GGUF file: it begins with {magic!r}",
-            hint="name the checkpoint's folder, which is converted, or a .gguf file",
+            hint="copy the file again, or convert the checkpoint with llama.cpp's "
+            "convert_hf_to_gguf.py",
         )

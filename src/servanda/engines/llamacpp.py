@@ -1,7 +1,10 @@
 # Engine `llamacpp`: a causal language model in llama.cpp, on one thread of the CPU.
 #
-# A folder is converted to GGUF and kept in a cache; a .gguf file is run as it is.  The file
-# holds `quantization`, or else `dtype`.  The cache of keys and values is `kv_cache`, or else
+# It runs a .gguf file as it is, or the one of a folder.  The file holds `quantization`, or else
+# `dtype`, and its metadata may name the weights that it was made from (servanda.weights_from), by
+# what (servanda.converter), its tokens (servanda.tokens) and those that end a sequence
+# (servanda.eos), and that llama.cpp cannot cut its texts (servanda.tokenizes: false), as
+# scripts/export_gguf.py writes them.  The cache of keys and values is `kv_cache`, or else
 # float32 where dtype is, else float16, which is llama.cpp's own default.  Attention is fused
 # (flash attention) where the contract says sdpa.
 # How it draws and scores is in local_engine.py.  Sequences of a chunk are decoded together, one
@@ -12,54 +15,41 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path as FilePath
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.identity import Description, digest_of
+from servanda.contract.identity import Description
 from servanda.contract.model import Kernel
-from servanda.contract.speculation import OPTION
 from servanda.engines import folder
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.engines.llama_model import TOKENS_AT_ONCE, LlamaModel, TokenInput, llama
 from servanda.engines.local_engine import LocalEngine
-from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
-from servanda.theory.speculation import Verification
 from servanda.traces.trace import Batch
 
 # what a GGUF file holds, by the names of contracts
 KIND_OF = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 QUANTIZED = ("q8_0", "q4_0", "q4_k_m")
 KV_QUANTIZED = ("q8_0", "q4_0")  # of the cache
-_INSTALL = "pip install 'servanda[llamacpp]' into the environment that runs it"
+_MADE = (
+    "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py, and name the file or its folder"
+)
 
 
 @ENGINES.register("llamacpp")
 class LlamaCppEngine(LocalEngine):
-    """A folder's own tensors as GGUF, or a .gguf file: up to kernel.batch_size sequences a call."""
+    """A .gguf file: up to kernel.batch_size sequences a call."""
 
     kv_caches = (*KIND_OF, *KV_QUANTIZED)
-    options = (OPTION,)
-    _verification = Verification(accepts="match")
-
-    @classmethod
-    def opened(cls, kernel: Kernel) -> Any:
-        if OPTION not in (kernel.options or {}):
-            return cls(kernel)
-        from servanda.engines.llama_speculation import SpeculativeLlama
-
-        return SpeculativeLlama.over(cls)(kernel)
 
     def __init__(self, kernel: Kernel) -> None:
         kind = kind_of(kernel)  # before anything is read
         super().__init__(kernel)
-        self._tokenizer: Any = None
         cache = kernel.kv_cache or ("float32" if kernel.dtype == "float32" else "float16")
         cache = KIND_OF.get(cache, cache)
         flash = kernel.attention == "sdpa"
@@ -68,14 +58,12 @@ class LlamaCppEngine(LocalEngine):
                 f"llama.cpp has a KV cache of {cache} with fused attention only",
                 hint="write attention: sdpa beside it",
             )
-        file = FilePath(kernel.model or "")
-        bare = file.is_file()
-        if not bare:
-            converted, config, identity = self._converted(kind)
-            self.model = LlamaModel(converted, cache, flash)
-        else:
-            self.model = LlamaModel(file, cache, flash)
-            config, identity = {}, self._of_file(file, kind)
+        file = folder.model_file(kernel.model, ".gguf", "llama.cpp reads GGUF files", _MADE)
+        self.model = LlamaModel(file, cache, flash)
+        held = llama().llama_ftype_name(self.model.kind)
+        refuse_other_kind(file, name_of_kind(held.decode() if held else ""), kind)
+        with folder.reading(file):
+            digest = folder.file_digest(file)
         fingerprint = {
             "engine": "llamacpp",
             "python": platform.python_version(),
@@ -89,84 +77,36 @@ class LlamaCppEngine(LocalEngine):
             "tokens_at_once": str(TOKENS_AT_ONCE),
             "architecture": self.model.metadata("general.architecture"),
             "converter": self.model.metadata("servanda.converter") or "unknown",
+            "file": digest,
         }
-        own = self.model.metadata("servanda.tokenizes") != "false"
-        tokenizes = self._tokenizer is not None or own
+        tokenizes = self.model.metadata("servanda.tokenizes") != "false"
+        stated = self.model.metadata("servanda.weights_from")
         self._description = Description(
-            fingerprint={**fingerprint, **identity},
+            fingerprint=fingerprint,
             tensors={},
             tokens=self.model.metadata("servanda.tokens"),
             vocab_size=self.model.vocab_size,
             eos=self.model.ends,
-            context=config.get("max_position_embeddings", self.model.context),
+            context=self.model.context,
             timed=True,
-            weights_from=self._weights_from(bare),
+            weights_from=folder.converted_from(kernel.model, stated, kernel.weights_from),
             encodes=tokenizes,
             decodes=tokenizes,
-            config=folder.config_values(config),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if self._tokenizer is None:
-            self._refuse_no_texts()
-            return [self.model.tokenize(text) for text in texts]
-        encode = self._tokenizer.encode
-        return [encode(text, add_special_tokens=False).ids for text in texts]
+        self._refuse_no_texts()
+        return [self.model.tokenize(text) for text in texts]
 
     def vocabulary(self) -> list[str]:
-        if self._tokenizer is None:
-            return self.model.vocabulary() if self._description.decodes else []
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        token = {i: token for token, i in ids.items()}
-        return [token.get(i, f"<{i}>") for i in range(self._description.vocab_size)]
+        return self.model.vocabulary() if self._description.decodes else []
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        if self._tokenizer is None:
-            self._refuse_no_texts()
-            return [self.model.text(tokens) for tokens in ids]
-        decode = self._tokenizer.decode
-        return [decode(list(tokens), skip_special_tokens=False) for tokens in ids]
+        self._refuse_no_texts()
+        return [self.model.text(tokens) for tokens in ids]
 
     def close(self) -> None:
         self.model.close()
-
-    # loading
-
-    def _converted(self, kind: str) -> tuple[FilePath, Mapping[str, Any], dict[str, str]]:
-        """The GGUF file of the kernel's folder, its config, and what may change a number."""
-        place = folder.checkpoint_folder(self.kernel.model)
-        config = folder.read_json(place / "config.json")
-        try:
-            from tokenizers import Tokenizer
-
-            from servanda.engines.gguf_export import cached_gguf
-        except ImportError as error:
-            raise MeasurementError(
-                f"engine 'llamacpp' cannot convert a folder: {error}", hint=_INSTALL
-            ) from error
-        with folder.reading(place / "tokenizer.json"):
-            self._tokenizer = Tokenizer.from_file(str(place / "tokenizer.json"))
-        self._weights = weights_digest(read_stored(place), config)
-        file = cached_gguf(place, self._weights, kind)
-        return file, config, {"config": digest_of(dict(config))}
-
-    def _of_file(self, file: FilePath, kind: str) -> dict[str, str]:
-        """Refuse a file that holds another kind than the contract says; digest its bytes."""
-        name = llama().llama_ftype_name(self.model.kind)
-        refuse_other_kind(file, name_of_kind(name.decode() if name else ""), kind)
-        with folder.reading(file):
-            return {"file": folder.file_digest(file)}
-
-    def _weights_from(self, bare: bool) -> str:
-        stated = self.model.metadata("servanda.weights_from") if bare else self._weights
-        declared = self.kernel.weights_from or ""
-        if stated and declared and stated != declared:
-            raise MeasurementError(
-                f"{self.kernel.model!r} was made from weights {stated[:8]}, and weights_from says "
-                f"{declared[:8]}",
-                hint="leave weights_from out, or name the file of those weights",
-            )
-        return stated or declared
 
     # running
 
@@ -180,10 +120,9 @@ class LlamaCppEngine(LocalEngine):
             )
         return chunks
 
-    def _begin(self, chunk: Batch, drafted: int = 0) -> None:
-        """Room for a chunk, and for so many drafted tokens of each sequence."""
-        each = chunk.width + drafted
-        self.model.begin(len(chunk), sum(map(len, chunk.prompts)) + len(chunk) * each)
+    def _begin(self, chunk: Batch) -> None:
+        """Room for the tokens of a chunk."""
+        self.model.begin(len(chunk), sum(map(len, chunk.prompts)) + len(chunk) * chunk.width)
 
     def _decode(self, chunk: Batch) -> Generator[NDArray[np.float32], Ints | None, None]:
         self._begin(chunk)
@@ -221,7 +160,7 @@ class LlamaCppEngine(LocalEngine):
         if not self._description.encodes:
             raise MeasurementError(
                 f"{self.kernel.model!r} holds a tokenizer that llama.cpp does not have",
-                hint="name the checkpoint's folder, or let the other side be one that has it",
+                hint="let the other side be one that has it",
             )
 
 

@@ -33,7 +33,6 @@ from servanda.theory.sampling import (
     processed_logprobs,
     uniforms,
 )
-from servanda.theory.speculation import Verification
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Array, Batch, Trace
 
@@ -63,7 +62,7 @@ class Step:
 
 def decoded(
     logp_after: Callable[[Ints | None], Floats],
-    draw: Callable[[Floats, Floats, Sequence[Sequence[int]]], Ints],
+    draw: Callable[[Floats, Floats], Ints],
     chunk: Batch,
     seed: int,
     ends: Iterable[int],
@@ -77,22 +76,20 @@ def decoded(
     Args:
         logp_after: processed logprobs of the next token, [S, V], after the tokens that each
             row is fed; None before the first.
-        draw: the next token of each row, [S], from its logprobs, its uniform and its text so far.
+        draw: the next token of each row, [S], from its logprobs and its uniform.
         ends: ids that end a row.
         pad: what ended rows are fed.
         best: how many of the most likely tokens are recorded as well.
     """
     uniform_SW = np.stack([uniforms(seed, "draw", s, chunk.width) for s in chunk.sequence_S])
-    ends, fed_S, texts = [*ends], None, [[*prompt] for prompt in chunk.prompts]
+    ends, fed_S = [*ends], None
     open_S = np.ones(len(chunk), dtype=bool)
     for t in range(chunk.width):
         logp_SV = logp_after(fed_S)
-        token_S = draw(logp_SV, uniform_SW[:, t], texts)
+        token_S = draw(logp_SV, uniform_SW[:, t])
         columns = columns_of(logp_SV, token_S) if record else {}
         yield Step(token_S, open_S, columns | likeliest(logp_SV, best))
         fed_S = np.where(open_S, token_S, pad)
-        for text, token in zip(texts, fed_S.tolist(), strict=True):
-            text.append(token)
         open_S = open_S & ~np.isin(token_S, ends)
         if not open_S.any():
             return
@@ -115,11 +112,10 @@ class LocalEngine(ABC):
 
     The logits of kernel.batch_size scored sequences are in memory at a time.  They are arrays
     of the library's own (`Any` below), which can be indexed like those of numpy.  Who wraps the
-    engine may override `_draw` and `_biased`, and `_verification` where it speculates.
+    engine may override `_draw`.
     """
 
     _description: Description
-    _verification = Verification()
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -204,10 +200,6 @@ class LocalEngine(ABC):
         """The next token of each row, [S], from its processed logprobs."""
         return draw(logp_SV, uniform_S)
 
-    def _biased(self, logp_SV: Floats, texts: Sequence[Sequence[int]]) -> Floats:
-        """What is drawn from after the texts: what is reported, where no fault overrides it."""
-        return logp_SV
-
     def _logprobs(self, logits_RV: Any, sampling: Sampling) -> Floats:
         """Processed logprobs in float64; a logit that is no number makes NaN, quietly."""
         with np.errstate(invalid="ignore"):
@@ -218,7 +210,7 @@ class LocalEngine(ABC):
         decode, ends = self._decode(chunk), self._description.eos
         return decoded(
             lambda fed_S: self._logprobs(decode.send(fed_S), sampling),
-            lambda logp_SV, uniform_S, texts: self._draw(self._biased(logp_SV, texts), uniform_S),
+            self._draw,
             *(chunk, seed, ends, self._pad),
             **options,
         )

@@ -1,14 +1,22 @@
-# Engine `onnxruntime`: a checkpoint folder, exported to ONNX, run by ONNX Runtime on the CPU.
+# Engine `onnxruntime`: a causal language model as an ONNX file, run by ONNX Runtime on the CPU.
 #
-# The folder is the one that engine transformers reads; onnx_export.py makes the graph of it,
-# once.  How it pads, draws and scores is in local_engine.py.
-# Axes: S rows of a chunk, T columns that are fed, C columns that logits are asked of, V
-# vocabulary; keys and values are [S, heads, tokens, width of a head].
+# The graph has the layout of Optimum: it takes input_ids, attention_mask and, if it wants them,
+# position_ids, and gives logits of each token.  A graph that also takes the keys and values of the
+# tokens before (past_key_values.*, which may be of no token) and gives those of all tokens
+# (present.*, in the same order) decodes with them; without them each step runs the whole text.
+# config.json and tokenizer.json lie beside the file, or in the folder above it.
+# The metadata of the file may name the weights that it was made from (servanda.weights_from), by
+# what (servanda.converter), and in which quantization (servanda.quantization), as
+# scripts/export_onnx.py writes them.
+# How it pads, draws and scores is in local_engine.py.
+# Axes: S rows of a chunk, T columns that are fed, V vocabulary; keys and values are
+# [S, heads, tokens, width of a head].
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,62 +27,80 @@ from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.engines.base import ENGINES
 from servanda.engines.local_engine import LocalEngine
-from servanda.engines.onnx_export import QUANTIZED, needing, onnx_file, past_names
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
 from servanda.traces.trace import Batch
 
-_PROVIDER = "CPUExecutionProvider"
+QUANTIZED = ("int8_dynamic",)
+_PROVIDER, _FLOAT = "CPUExecutionProvider", "tensor(float)"
+_GIVEN = ("input_ids", "attention_mask", "position_ids")
+_PAST, _PRESENT = "past_key_values.", "present."
+_MADE = (
+    "export the checkpoint with `optimum-cli export onnx --model CHECKPOINT FOLDER`, and name the "
+    "file or its folder"
+)
 
 
 @ENGINES.register("onnxruntime")
 class OnnxRuntimeEngine(LocalEngine):
-    """One graph for prefill and decode, float32 or with dynamic int8, on one thread."""
+    """One graph for prefill and decode, on one thread."""
 
     def __init__(self, kernel: Kernel) -> None:
         _refuse(kernel)  # before anything is read
         super().__init__(kernel)
-        with needing("engine 'onnxruntime'"):
+        try:
             import onnxruntime
             from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MeasurementError(
+                f"engine 'onnxruntime' needs more libraries: {error}",
+                hint="pip install 'servanda[onnx]'",
+            ) from error
 
-        place = folder.checkpoint_folder(kernel.model)
+        file = folder.model_file(kernel.model, ".onnx", "ONNX Runtime reads ONNX files", _MADE)
+        place = file.parent
+        if not (place / "config.json").is_file() and (place.parent / "config.json").is_file():
+            place = place.parent
+        folder.refuse_bare(place)
         config_json = folder.read_json(place / "config.json")
         tokenizer_json = folder.read_json(place / "tokenizer.json")
         with folder.reading(place / "tokenizer.json"):
             self._tokenizer: Any = Tokenizer.from_file(str(place / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        file = onnx_file(place, config_json, kernel)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3  # errors: they are raised as well
-        with folder.reading(file.path, "delete its folder: it is made anew"):
-            self._session: Any = onnxruntime.InferenceSession(file.path, options, [_PROVIDER])
+        with folder.reading(file, "copy the file again, with the data beside it"):
+            self._session: Any = onnxruntime.InferenceSession(file, options, [_PROVIDER])
+            digest = digest_of([folder.file_digest(part) for part in _parts(file)])
         self._value = onnxruntime.OrtValue.ortvalue_from_numpy
-        # of each layer's keys and values
-        self._heads = [
-            (given.shape[1], given.shape[3])
-            for given in self._session.get_inputs()
-            if given.name.startswith("past.")
-        ]
-        self._names = past_names(len(self._heads) // 2)
-        about = file.about
+        self._read_layout(file)
+        about = self._session.get_modelmeta()
+        told: Mapping[str, str] = about.custom_metadata_map
+        _refuse_other_quantization(file, told.get("servanda.quantization"), kernel)
+        text_config = config_json.get("text_config") or config_json
         self._description = Description(
             fingerprint={
-                **_fingerprint(kernel, about),
+                **_fingerprint(kernel),
                 "onnxruntime": onnxruntime.__version__,
                 "optimizations": options.graph_optimization_level.name,
+                "file": digest,
+                "converter": told.get("servanda.converter") or about.producer_name or "unknown",
+                "architecture": str(text_config.get("model_type")),
                 "config": digest_of(config_json),
                 **folder.facts(place),
             },
-            tensors=about["tensors"],
+            tensors={},
             tokens=folder.token_digest(self._tokenizer.get_vocab(), tokenizer_json),
-            vocab_size=about["vocab_size"],
-            eos=folder.end_tokens(place, about),
-            context=about["context"],
+            vocab_size=self._vocab_size or int(text_config["vocab_size"]),
+            eos=folder.end_tokens(place, text_config),
+            context=text_config.get("max_position_embeddings"),
             timed=True,
+            weights_from=folder.converted_from(
+                kernel.model, told.get("servanda.weights_from", ""), kernel.weights_from
+            ),
             config=folder.config_values(config_json),
         )
 
@@ -95,42 +121,74 @@ class OnnxRuntimeEngine(LocalEngine):
 
     # running
 
+    def _read_layout(self, file: Path) -> None:
+        """Fix what the graph takes and gives.
+
+        Raises:
+            MeasurementError: it is another layout than that of Optimum, or not in float32.
+        """
+        taken = {given.name: given for given in self._session.get_inputs()}
+        given = {out.name: out for out in self._session.get_outputs()}
+        past = [name for name in taken if name.startswith(_PAST)]
+        self._present = [name for name in given if name.startswith(_PRESENT)]
+        odd = [name for name in taken if name not in (*_GIVEN, *past)]
+        odd += [name for name in _GIVEN[:2] if name not in taken]
+        odd += ["logits"] if "logits" not in given else []
+        if odd or len(past) != len(self._present):
+            raise MeasurementError(
+                f"{str(file)!r} has another layout than engine 'onnxruntime' reads: it takes "
+                f"{', '.join(taken)}, and gives {', '.join(given)}",
+                hint="export it again: `optimum-cli export onnx` writes input_ids, attention_mask, "
+                "position_ids and past_key_values.* to logits and present.*",
+            )
+        floats = [taken[name] for name in past] + [given["logits"]]
+        other = next((value for value in floats if value.type != _FLOAT), None)
+        if other is not None:
+            raise MeasurementError(
+                f"{str(file)!r} has {other.name} as {other.type}, and engine 'onnxruntime' runs "
+                "models in float32",
+                hint="export it again in float32",
+            )
+        self._positions = "position_ids" in taken
+        # of each layer's keys and values: heads, and width of a head
+        self._past = {name: (taken[name].shape[1], taken[name].shape[3]) for name in past}
+        size = given["logits"].shape[-1]
+        self._vocab_size = size if isinstance(size, int) else 0
+
     def _run(
-        self, ids_ST: Ints, mask_ST: Ints, columns_C: Ints, past: Sequence[Any], outputs: list[str]
+        self, ids_ST: Ints, mask_ST: Ints, past: Sequence[Any], outputs: list[str]
     ) -> list[Any]:
         """The outputs asked for; `mask_ST` also covers what went before."""
-        # counted from each row's first real token
-        position_ST = np.maximum(mask_ST.cumsum(axis=-1) - 1, 0)[:, -ids_ST.shape[1] :]
-        feed = {"input_ids": ids_ST, "attention_mask": mask_ST, "columns": columns_C}
-        feed["position_ids"] = position_ST
+        feed = {"input_ids": ids_ST, "attention_mask": mask_ST}
+        if self._positions:  # counted from each row's first real token
+            position_ST = np.maximum(mask_ST.cumsum(axis=-1) - 1, 0)
+            feed["position_ids"] = position_ST[:, -ids_ST.shape[1] :]
         values = {name: self._value(np.ascontiguousarray(array)) for name, array in feed.items()}
-        cache = {f"past.{name}": value for name, value in zip(self._names, past, strict=True)}
+        cache = dict(zip(self._past, past, strict=True))
         return self._session.run_with_ort_values(outputs, values | cache)
 
     def _nothing(self, sequences: int) -> list[Any]:
         """Keys and values of no token."""
         return [
             self._value(np.zeros((sequences, heads, 0, width), dtype=np.float32))
-            for heads, width in self._heads
+            for heads, width in self._past.values()
         ]
 
     def _decode(self, chunk: Batch) -> Generator[Any, Ints | None, None]:
         ids_ST, mask_ST = self._left_padded(chunk.prompts)
         past = self._nothing(len(chunk))
-        outputs = ["logits", *(f"present.{name}" for name in self._names)]
         while True:
-            last_C = np.array([ids_ST.shape[1] - 1])
-            logits_SCV, *past = self._run(ids_ST, mask_ST, last_C, past, outputs)
-            token_S = yield logits_SCV.numpy()[:, -1]
+            logits_STV, *past = self._run(ids_ST, mask_ST, past, ["logits", *self._present])
+            token_S = yield logits_STV.numpy()[:, -1]
             assert token_S is not None  # anyone who goes on sends what was drawn
-            ids_ST = token_S[:, None]
+            new_S1 = token_S[:, None]
+            ids_ST = new_S1 if self._past else np.concatenate([ids_ST, new_S1], axis=1)
             mask_ST = np.pad(mask_ST, ((0, 0), (0, 1)), constant_values=1)
 
     def _prefill(self, chunk: Batch) -> Iterator[NDArray[np.float32]]:
         ids_ST, mask_ST, keep = self._right_padded(chunk)
-        columns_C = np.arange(ids_ST.shape[1])[-keep:]
-        (logits_SCV,) = self._run(ids_ST, mask_ST, columns_C, self._nothing(len(chunk)), ["logits"])
-        return self._after_prompts(chunk, logits_SCV.numpy())
+        (logits_STV,) = self._run(ids_ST, mask_ST, self._nothing(len(chunk)), ["logits"])
+        return self._after_prompts(chunk, logits_STV.numpy()[:, -keep:])
 
 
 def _refuse(kernel: Kernel) -> None:
@@ -147,20 +205,34 @@ def _refuse(kernel: Kernel) -> None:
         )
 
 
-def _fingerprint(kernel: Kernel, about: Mapping[str, Any]) -> dict[str, str]:
+def _refuse_other_quantization(file: Path, held: str | None, kernel: Kernel) -> None:
+    """A file that says to hold something else than its kernel; many files do not say it."""
+    if held in (None, kernel.quantization or "none"):
+        return
+    right = "leave quantization out" if held == "none" else f"write quantization: {held}"
+    raise MeasurementError(
+        f"{str(file)!r} holds quantization {held}, and the kernel says "
+        f"{kernel.quantization or 'none'}",
+        hint=f"{right} for this file, or name another",
+    )
+
+
+def _parts(file: Path) -> list[Path]:
+    """The file, and those beside it that hold its large tensors: their names begin with its own."""
+    return sorted(part for part in file.parent.iterdir() if part.name.startswith(file.name))
+
+
+def _fingerprint(kernel: Kernel) -> dict[str, str]:
     # which of its kernels ONNX Runtime takes depends on what the processor can do
     seen: Any = np.show_config(mode="dicts")
     return {
         "engine": "onnxruntime",
         "python": platform.python_version(),
-        "made_by": ", ".join(f"{name} {version}" for name, version in about["made_by"].items()),
         "dtype": kernel.dtype,
-        "attention": kernel.attention,
         "quantization": kernel.quantization or "none",
         "device": "cpu",
         "provider": _PROVIDER,
         "cpu": " ".join(seen["SIMD Extensions"]["found"]),
         "threads": "1",
         "execution": "sequential",
-        "architecture": about["architecture"],
     }

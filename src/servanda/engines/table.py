@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
-from servanda.contract.speculation import OPTION, speculation_of
 from servanda.contract.text_file import content
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES
 from servanda.engines.local_engine import LocalEngine, stacked
-from servanda.engines.speculative_engine import SpeculativeEngine
 from servanda.errors import MeasurementError
 from servanda.theory.divergence.precision import CAPTURES, rounded
 from servanda.theory.sampling import Ints, Sampling
@@ -137,14 +135,6 @@ class Table:
 class TableEngine(LocalEngine):
     """Draws from a Table and scores by looking up; prefill and decode are the same here."""
 
-    options = (OPTION,)
-
-    @classmethod
-    def opened(cls, kernel: Kernel) -> Any:
-        if speculation_of(kernel.options) is None:
-            return cls(kernel)
-        return SpeculativeTable.over(cls)(kernel)
-
     def __init__(self, kernel: Kernel) -> None:
         if kernel.model is None:
             raise MeasurementError(
@@ -230,8 +220,7 @@ class TableEngine(LocalEngine):
         record = stacked(self._steps(chunk, sampling, seed, record=False))
         drawn = self._trace(chunk, *record, "decode", sampling)
         given = replace(chunk, continuations=drawn.continuations)
-        scored = self._score(given, sampling, "decode")
-        return replace(scored, columns={**scored.columns, **drawn.columns})
+        return self._score(given, sampling, "decode")
 
     def _decode(self, chunk: Batch) -> Generator[NDArray[np.float64], Ints | None, None]:
         texts = [[*prompt] for prompt in chunk.prompts]
@@ -262,28 +251,3 @@ class TableEngine(LocalEngine):
             for name, values_N in trace.columns.items()
         }
         return replace(trace, columns=columns)
-
-
-class SpeculativeTable(SpeculativeEngine):
-    """A table that verifies drafts, of another table or of prompt lookup."""
-
-    healthy = TableEngine
-
-    def _continuations(self, chunk: Batch) -> list[TableText]:
-        return [TableText(self.table) for _ in chunk.prompts]  # type: ignore[attr-defined]
-
-
-class TableText:
-    """One text, and the rows of the table after its tokens."""
-
-    def __init__(self, table: Table) -> None:
-        self._table, self._text = table, list[int]()
-
-    def feed(self, tokens: Sequence[int], keep: int) -> NDArray[np.float64]:
-        self._text += tokens
-        ends = range(len(self._text) - keep + 1, len(self._text) + 1)
-        row_of, order = self._table.row_of, self._table.order
-        return self._table.logits_CV[[row_of(self._text[max(0, e - order) : e]) for e in ends]]
-
-    def cut(self, length: int) -> None:
-        del self._text[length:]

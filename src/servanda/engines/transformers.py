@@ -51,12 +51,12 @@ class TransformersEngine(checkpoint.Tokenized, LocalEngine):
 
     Who wraps the engine may override `_load_state` and `_finish` (the torch module), `_positions`,
     `_attended`, `_cache` and `_forward` (how it runs), `_prefix_key` and `_prefix` (what of a
-    prompt is cached), `_draw` and `_biased`.
+    prompt is cached), and `_draw`.
     """
 
     keys = ("adapter", "attention", "device", "routes", *_FACTS[2:5])
     kv_caches = (*ROUNDED,)
-    options = ("ranks", "offload", "speculative_config")
+    options = ("ranks", "offload")
     _without_gradients: Any = torch.inference_mode
 
     @classmethod

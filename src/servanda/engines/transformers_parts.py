@@ -23,7 +23,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from servanda.contract.model import Kernel, Path
-from servanda.contract.speculation import OPTION
 from servanda.engines.base import CHUNK_ELEMENTS
 from servanda.engines.checkpoint_parts import REST, CheckpointParts
 from servanda.engines.rank_processes import MEETING, ranks_of
@@ -48,10 +47,6 @@ def class_of(kernel: Kernel, whole: Callable[[Kernel], Any]) -> Callable[[Kernel
     options = kernel.options or {}
     if not options:
         return whole
-    if OPTION in options:
-        from servanda.engines.transformers_speculation import SpeculativeTransformers
-
-        return SpeculativeTransformers.of(kernel, whole)
     if options.get("offload", "layers") != "layers":
         raise MeasurementError(
             f"options.offload is {options['offload']!r}, and layers are what can be offloaded",

@@ -58,17 +58,13 @@ def refuse_windows(cache: Any, folder: Path) -> None:
     Raises:
         MeasurementError: one has a window, or a state.
     """
-    if odd := odd_layer(cache):
+    from transformers.cache_utils import DynamicLayer
+
+    kinds = (type(layer) for layer in cache.layers)
+    odd = next((kind.__name__ for kind in kinds if kind is not DynamicLayer), None)
+    if odd is not None:
         raise MeasurementError(
             f"the prefix cache holds keys and values of whole texts, and {folder} has layers "
             f"that keep others ({odd})",
             hint="remove the key prefix_cache",
         )
-
-
-def odd_layer(cache: Any) -> str:
-    """The kind of the first layer that does not keep all keys and values; "" if each does."""
-    from transformers.cache_utils import DynamicLayer
-
-    kinds = (type(layer) for layer in cache.layers)
-    return next((kind.__name__ for kind in kinds if kind is not DynamicLayer), "")

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, Stage
 from servanda.contract.model import BEST_ONLY, EXTERNAL, PACK, Contract
 from servanda.contract.speculation import OPTION as SPECULATION
-from servanda.contract.speculation import SPECULATES
 from servanda.judgement.clauses.base import (
     DRAWS,
     GUARDS,
@@ -180,13 +179,12 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
 
 def _of_drafts(contract: Contract, clause: Clause, schedule: Schedule | None) -> Kind:
     infer = contract.kernels.infer
-    config = (infer.options or {}).get(SPECULATION)
-    longest = config.get("num_speculative_tokens", 0) if isinstance(config, dict) else 0
-    if infer.engine == "openai_http" or (longest and infer.engine in SPECULATES):
+    vllm = infer.engine == "vllm" and SPECULATION in (infer.options or {})
+    if infer.engine == "openai_http" or vllm:
         if schedule is not None:
-            return ServedDrafts(longest)
+            return ServedDrafts()
         return NotHere("there is no workload that drafts are made for", bool(clause.required))
-    reason = "infer does not speculate here: give it options.speculative_config"
+    reason = "only a server, or engine vllm with options.speculative_config, counts drafts here"
     if infer.engine in (EXTERNAL, PACK, "recorded"):
         reason = "drafts are counted in a training run: Monitor.observe(..., drafts=)"
     return NotHere(reason, required=bool(clause.required))

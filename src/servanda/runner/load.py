@@ -17,7 +17,7 @@ from servanda.contract.stages import Leg
 from servanda.contract.text_file import MAX_BYTES, content
 from servanda.contract.workload import Golden, NamedWorkload, Workload
 from servanda.engines import engine_names
-from servanda.engines.faults import FAULTS, SPECULATION_FAULTS
+from servanda.engines.faults import FAULTS
 from servanda.engines.foreign_code import refuse_code, refuse_metrics
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
@@ -109,7 +109,7 @@ def contract_of(text: str, name: str) -> Contract:
         ContractError: every problem of the text at once, each with its place.
     """
     parsed = _parsed if len(text) < _SHORT else _parsed.__wrapped__
-    return parsed(text, name, (*FAULTS, *SPECULATION_FAULTS))
+    return parsed(text, name, tuple(FAULTS))
 
 
 @lru_cache(maxsize=32)  # a run reads its contract several times
@@ -126,8 +126,7 @@ def _fault_values(contract: Contract) -> Iterator[Problem]:
     kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
     for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
         for name, value in ((kernel and kernel.fault) or {}).items():
-            faults = SPECULATION_FAULTS if name in SPECULATION_FAULTS else FAULTS
-            problem = faults[name].problem(value)
+            problem = FAULTS[name].problem(value)
             if problem is not None:
                 yield replace(problem, where=contract.where(*place, "fault", name))
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from benchmarks import faults_page, truth_table
 from hypothesis import given
@@ -24,7 +23,6 @@ from tests import kit
 
 every = pytest.mark.parametrize("name", [*FAULTS])
 ON_TABLES = {
-    "biased_drafts",
     "lost_sequences",
     "lost_top_token",
     "off_by_one_shift",
@@ -247,38 +245,3 @@ def test_a_token_that_has_all_the_mass_is_not_lost(tmp_path):
 def test_the_catalogue_is_read_without_torch():
     code = "import servanda.runner.fault_drill, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def rejection_sampling(target, believed, drafted):
-    """The law of a token, draft by draft: of one that is accepted, or drawn in its place."""
-    rest = [max(p - q, 0.0) for p, q in zip(target, believed, strict=True)]
-    law = [0.0] * len(target)
-    for x, chance in enumerate(drafted):
-        accepted = min(1.0, target[x] / believed[x]) if believed[x] else 0.0
-        law[x] += chance * accepted
-        for y, share in enumerate(rest):
-            if sum(rest):
-                law[y] += chance * (1 - accepted) * share / sum(rest)
-    return law
-
-
-@given(st.lists(st.floats(-6, 0), min_size=2, max_size=6), st.sampled_from([0.3, 0.8, 1.0, 1.7]))
-def test_biased_drafts_follow_the_law_of_rejection_sampling(logits, value):
-    class Drawing:
-        def _draw(self, logp_SV, uniform_S):
-            self.law_SV = np.exp(logp_SV)
-
-    logp = np.array([*logits, -math.inf])  # the last token cannot be drawn
-    logp -= np.log(np.exp(logp).sum())
-    drawing = FAULTS["biased_drafts"].inject(Drawing, value)()
-    drawing._draw(logp[None], np.zeros(1))
-
-    def at(temperature):
-        weights = np.exp(logp / temperature)
-        return (weights / weights.sum()).tolist()
-
-    target = np.exp(logp).tolist()
-    law = rejection_sampling(target, at(1.5), at(1.5 * value))
-    assert drawing.law_SV[0] == pytest.approx(law, abs=1e-12)
-    if value == 1.0:  # drafts are what they are taken for: every draft leaves the law as it is
-        assert drawing.law_SV[0] == pytest.approx(target, abs=1e-12)

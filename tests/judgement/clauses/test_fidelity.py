@@ -16,6 +16,7 @@ from servanda.theory.stats.cells import TILTS, Cells
 from servanda.theory.stats.sets import log_bets
 from servanda.traces.token_history import SETS, sets_of, with_history
 from servanda.traces.trace import Trace, TracePair
+from tests import oracles
 
 V, WIDTH, ALL = 32, 24, Cut(WHOLE)
 LOOK = Interim(alpha=0.05, cells=10, first=1, launched=1000)
@@ -135,6 +136,21 @@ def test_what_depends_on_the_text_or_is_never_drawn_is_seen_and_named(kind, bias
     healthy, limits = judged(rounds(8), kind)
     assert healthy.outcome == "holds"
     assert len(limits) == 2 and "a repetition penalty of 1." in limits[0]
+
+
+@pytest.mark.parametrize(("drawn_at", "outcome"), [(1.0, "holds"), (0.5, "violated")])
+def test_speculation_is_seen_where_it_moves_the_law_and_only_there(drawn_at, outcome):
+    """Drafts of 1.5 times the temperature are accepted by their own probabilities, or others."""
+
+    def at(temperature):
+        p = np.exp(chain() / temperature)
+        return p / p.sum(axis=1, keepdims=True)
+
+    laws = zip(at(1.0), at(1.5), at(1.5 * drawn_at), strict=True)
+    real = np.log([oracles.rejection_sampled(*law) for law in laws])
+
+    assert np.allclose(real, chain()) == (drawn_at == 1.0)
+    assert judged(rounds(8, real=real), ServedFidelity())[0].outcome == outcome
 
 
 def test_repeated_ngrams_that_are_never_drawn_are_seen():

@@ -18,7 +18,6 @@ from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, Interim
 from servanda.judgement.clauses.draft_acceptance import (
     DraftAcceptance,
-    DrawnDrafts,
     ServedDrafts,
 )
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
@@ -151,22 +150,11 @@ def drafts(accepted: int, n: int) -> Case:
     return Case(DraftAcceptance(), [counts], red, green, clause=Clause.model_validate(about))
 
 
-def drawn_drafts(*rounds: tuple[int, int], claim: str = "realised") -> Case:
-    """The same of a check: drafts of one token, or groups of eight tokens and of three accepted."""
-    if claim == "realised":
-        case = drafts(sum(yes for yes, _ in rounds), sum(n for _, n in rounds))
-        found = [DrawnDrafts(DraftCounts(n, n, yes, (yes,))) for yes, n in rounds]
-        return replace(case, kind=ServedDrafts(1), rounds=found)
-    limit, zs, found = 0.5, [], []
-    for yes, n in rounds:
-        z = limit + 3 * (1 - limit) / ROOM, limit - 8 * limit / ROOM
-        zs += [z[0]] * yes + [z[1]] * (n - yes)
-        total, tokens = (np.array([a] * yes + [b] * (n - yes)) for a, b in ((3.0, 0.0), (3, 8)))
-        groups = GroupRatio(ROOM, n, total, tokens, np.zeros_like(tokens))
-        found.append(DrawnDrafts(DraftCounts(n, n, yes, (yes,)), groups))
-    bets = {"red": oracles.NEG, "green": oracles.POS}
-    prices = {k: oracles.most([zs], b, limit, oracles.weights(b, limit)) for k, b in bets.items()}
-    return replace(drafts(1, 2), kind=ServedDrafts(1), rounds=found, claim=claim, **prices)
+def drawn_drafts(*rounds: tuple[int, int]) -> Case:
+    """The same of a check: drafts of one token."""
+    case = drafts(sum(yes for yes, _ in rounds), sum(n for _, n in rounds))
+    found = [DraftCounts(n, n, yes, (yes,)) for yes, n in rounds]
+    return replace(case, kind=ServedDrafts(), rounds=found)
 
 
 def refuting(kind: Any, *rounds: float) -> Case:
@@ -266,8 +254,6 @@ CASES = {
     "drafts, kept": drafts(90, 100),
     "drawn drafts": drawn_drafts((2, 40), (8, 60)),
     "drawn drafts, kept": drawn_drafts((30, 40), (50, 60)),
-    "drawn drafts of a population": drawn_drafts((20, 200), (10, 200), claim="population"),
-    "drawn drafts of a population, kept": drawn_drafts((390, 400), (395, 400), claim="population"),
     "train unsteady": self_noise(self_train=27, self_infer=0),
     "infer unsteady": self_noise(self_infer=27),
     "fidelity of infer alone": fidelity(9.0, 6.0, of="infer"),

@@ -11,6 +11,5 @@ from servanda.engines.faults import (  # noqa: F401 - they register faults
 )
 from servanda.engines.faults.base import FAULTS, Fault, injected
 from servanda.engines.faults.requests import REQUEST_FAULTS
-from servanda.engines.faults.verification import SPECULATION_FAULTS
 
-__all__ = ["FAULTS", "REQUEST_FAULTS", "SPECULATION_FAULTS", "Fault", "injected"]
+__all__ = ["FAULTS", "REQUEST_FAULTS", "Fault", "injected"]

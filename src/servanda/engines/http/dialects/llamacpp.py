@@ -141,8 +141,7 @@ class LlamaCpp(Dialect):
                 raise step.refuse(
                     f"{step.place} is a token without logprobs, as llama-server reports one that "
                     "it accepted from a draft",
-                    "start it without --spec-type: engine llamacpp speculates with the same "
-                    "library (options.speculative_config), and records every token",
+                    "start it without --spec-type",
                 )
             pairs = [(p["id"].token(server.vocab_size), _value(p, after)) for p in top]
             k = max(sequence.best, 1)

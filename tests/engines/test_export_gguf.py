@@ -2,7 +2,6 @@
 
 import json
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -10,11 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts.export_gguf import (
+    CONVERTER,
+    main,
+    pre_tokenizer,
+    rounded,
+    token_ids,
+    write_gguf,
+)
 
-from servanda.engines import gguf_export
 from servanda.engines.folder import read_json, token_digest
-from servanda.engines.gguf_export import CONVERTER, cached_gguf, main, rounded, write_gguf
-from servanda.engines.gguf_layout import pre_tokenizer, token_ids
 from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from tests.engines.checkpoints import LLAMA, QWEN3, TOKENIZER, numbers, write_checkpoint
@@ -229,51 +233,6 @@ def test_the_shipped_tokenizer_is_one_that_llama_cpp_has():
     assert pre_tokenizer(read_json(MODEL / "tokenizer.json")) == "smollm"
 
 
-# the cache
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SERVANDA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gguf"
-
-
-def test_a_file_is_written_once_and_named_by_all_it_is_made_of(tmp_path, cache, monkeypatch):
-    write_checkpoint(tmp_path / "m")
-
-    file = cached_gguf(tmp_path / "m", "0123abcd", "f16")
-
-    assert file.parent == cache
-    assert file.name.startswith("0123abcd-")
-    assert file.name.endswith(f"-{CONVERTER.replace(' ', '-')}-f16.gguf")
-    monkeypatch.setattr(gguf_export, "write_gguf", None)
-    monkeypatch.setattr(gguf_export, "alone", None)  # a cache that is only read needs no lock
-    assert cached_gguf(tmp_path / "m", "0123abcd", "f16") == file
-
-
-def test_other_rules_at_the_same_weights_are_another_file(tmp_path, cache):
-    write_checkpoint(tmp_path / "a")
-    write_checkpoint(tmp_path / "b", tokenizer={**TOKENIZER, "normalizer": {"type": "NFC"}})
-    write_checkpoint(tmp_path / "c", {**LLAMA, "rope_parameters": {"rope_theta": 10000.0}})
-    write_checkpoint(tmp_path / "d")
-    (tmp_path / "d" / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
-
-    files = {cached_gguf(tmp_path / name, "0123abcd", "f32") for name in "abcd"}
-
-    assert len(files) == 4
-
-
-def test_writers_at_once_leave_one_whole_file(tmp_path, cache):
-    write_checkpoint(tmp_path / "m")
-
-    with ThreadPoolExecutor(8) as pool:
-        files = set(pool.map(lambda _: cached_gguf(tmp_path / "m", "w", "f32"), range(8)))
-
-    left = [file for file in cache.iterdir() if file.suffix != ".lock"]
-    assert left == [*files]
-    assert len(gguf.GGUFReader(files.pop()).tensors) == len(numbers(LLAMA))
-
-
 def test_a_file_that_cannot_be_finished_is_not_there(tmp_path):
     tensors = numbers(LLAMA)
     tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = 1e6
@@ -295,10 +254,7 @@ def test_a_file_that_cannot_be_finished_is_not_there(tmp_path):
 
 # refusals
 
-ELSE = (
-    "\n  hint: use engine 'transformers' or 'vllm', or name a .gguf file that was converted "
-    "elsewhere"
-)
+ELSE = "\n  hint: llama.cpp's convert_hf_to_gguf.py may convert it"
 
 
 @pytest.mark.parametrize(
@@ -367,18 +323,13 @@ def test_a_config_that_lacks_a_size_is_named(tmp_path):
     )
 
 
-def test_the_command_says_how_it_is_called_and_what_is_wrong(tmp_path, capsys):
+def test_the_command_writes_a_type_and_says_what_is_wrong(tmp_path, capsys):
     write_checkpoint(tmp_path / "m")
 
-    assert main([str(tmp_path / "m"), str(tmp_path / "m.gguf"), "f32"]) == 0
+    assert main([str(tmp_path / "m"), str(tmp_path / "m.gguf"), "--type", "f16"]) == 0
     assert (tmp_path / "m.gguf").is_file()
-    assert main([]) == 2
-    assert main([str(tmp_path / "m"), str(tmp_path / "n.gguf"), "q9"]) == 4
-    assert capsys.readouterr().err == (
-        "usage: python -m servanda.engines.gguf_export FOLDER FILE KIND\n"
-        "no GGUF file of kind 'q9' is written\n"
-        "  hint: there are f32, f16, bf16, q8_0, q4_0, q4_k_m\n"
-    )
+    assert main([str(tmp_path / "n"), str(tmp_path / "n.gguf")]) == 4
+    assert capsys.readouterr().err.startswith(f"the model folder '{tmp_path / 'n'}' does not exist")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
@@ -390,5 +341,5 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 
     assert str(told.value) == (
         f"'{tmp_path / 'file' / 'm.gguf'}' cannot be written: File exists\n"
-        "  hint: free space, or let SERVANDA_CACHE name a folder that can be written"
+        "  hint: free space, or name another file"
     )
