@@ -25,7 +25,6 @@ def slices_of(
     *,
     floors: Mapping[tuple[str, str], float],
     gateways: Gateways,
-    history: Mapping[str, Sequence[tuple[float, float]]],
     advice: Mapping[str, Advice],
     now: float,
 ) -> tuple[SliceStatus, ...]:
@@ -50,7 +49,6 @@ def slices_of(
             scored=slice_.scored,
             sample=by_name[slice_.name].sample if slice_.name in by_name else 0.0,
             relapses=slice_.relapses,
-            history=tuple(history.get(slice_.name, ())),
             advice=advice.get(slice_.name),
         )
         for slice_ in state.slices.values()
@@ -131,14 +129,6 @@ def undrawn(rules: Rules, state: RoutingState) -> tuple[UnwatchedCell, ...]:
     if blind and blind == scored:
         return (UnwatchedCell(blind[0].clause, "any slice", why),)
     return tuple(UnwatchedCell(cell.clause, cell.slice, why) for cell in blind)
-
-
-def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:
-    """slice -> largest log e-value of its cells as a fraction of the threshold; 1 is the alarm."""
-    return {
-        name: max((cell.nearness for cell in cells_of(rules, slice_, {})), default=0.0)
-        for name, slice_ in state.slices.items()
-    }
 
 
 def diverted(state: RoutingState, shares: Mapping[str, float]) -> float:
