@@ -21,7 +21,7 @@ from servanda.gateway.proxy.counters import numbers
 from servanda.report.format import count, duration, line, part_of, percent
 
 _GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
-TONE = {"active": "good", "suspect": "open", "recovering": "open"}
+_TONE = {"active": "good", "suspect": "open", "recovering": "open"}
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
 _TONES = ("bad", "open", "good", "plain")  # the worst first
 _LONGEST = 40  # characters of a name
@@ -50,7 +50,7 @@ def state(slice_: SliceStatus) -> State:
     would = "" if slice_.acts or slice_.status in ("active", "suspect") else "would be "
     sound = slice_.status == "active" and all(map(within_limit, slice_.cells))
     text = f"{would}{slice_.status}{', within limits' if sound else ''}"
-    return State(_GLYPH[slice_.status], text, TONE.get(slice_.status, "bad"))
+    return State(_GLYPH[slice_.status], text, _TONE.get(slice_.status, "bad"))
 
 
 def headline(status: ControllerStatus) -> State:
