@@ -69,7 +69,6 @@ class SliceStatus:
         served: pool -> requests of it whose reply came from that pool since gateways started,
             "none": without a reply; a request in several slices counts for the most specific
             of them, and for the whole traffic.
-        would: pool -> the same if every slice acted.
         keys, scored: number of distinct users and of requests in the evidence.
         sample: probability with which a request of it is scored.
         advice: of a diverted slice, the likely cause and what to do; None if unknown.
@@ -84,7 +83,6 @@ class SliceStatus:
     route: float = 1.0
     share: float | None = None
     served: Mapping[str, int] = field(default_factory=dict)
-    would: Mapping[str, int] = field(default_factory=dict)
     cells: tuple[CellStatus, ...] = ()
     keys: int = 0
     scored: int = 0

@@ -30,7 +30,7 @@ def slices_of(
 ) -> tuple[SliceStatus, ...]:
     """Every slice, in the order of the snapshot."""
     shares = gateways.shares(now)
-    served, would = gateways.served("answers"), gateways.served("would")
+    served = gateways.served()
     by_name = {route.name: route for route in routes}
     return tuple(
         SliceStatus(
@@ -43,7 +43,6 @@ def slices_of(
             route=by_name[slice_.name].share if slice_.name in by_name else 1.0,
             share=shares.get(slice_.name),
             served=served.get(slice_.name, {}),
-            would=would.get(slice_.name, {}),
             cells=cells_of(rules, slice_, floors),
             keys=len(slice_.keys),
             scored=slice_.scored,

@@ -183,9 +183,9 @@ def test_the_page_shows_what_a_person_needs():
 
 
 def test_what_would_be_served_is_shown_beside_what_is():
-    slices = (fake.broken(acts=False, would={"stable": 1_500}), fake.slice_("all", share=1.0))
+    slices = (fake.broken(acts=False), fake.slice_("all", share=1.0))
     text = shown(fake.status(slices=slices, mode="observe"))
-    assert "infer, would be stable replies: infer 1,120, stable 380 would be: stable 1,500" in text
+    assert "infer, would be stable replies: infer 1,120, stable 380" in text
     assert "infer, would be infer, 6.0 % diverted" in text
     assert "6.0 % would be diverted" in text
 

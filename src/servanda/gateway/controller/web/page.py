@@ -101,7 +101,6 @@ def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
 
 def _row(slice_: SliceStatus, status: ControllerStatus) -> dict[str, Any]:
     cell = summary.worst(slice_)
-    same = dict(slice_.would) == dict(slice_.served)
     return {
         "slice": slice_,
         "name": place(slice_.name, 400),
@@ -112,7 +111,6 @@ def _row(slice_: SliceStatus, status: ControllerStatus) -> dict[str, Any]:
         "served_by": summary.served_by(slice_, status),
         "would_be": summary.would_be(slice_, status),
         "replies": _replies(slice_.served),
-        "would": "" if same else _replies(slice_.would),
         "cell": cell,
         "value": format.measured(cell.value) if cell is not None else "",
         "limit": summary.limit(cell) if cell is not None else "",
