@@ -173,10 +173,6 @@ def test_the_page_shows_what_a_person_needs():
         "07:47:20 long suspect → quarantined tv-mean on long is above its limit 0.173 0.05 8,955",
         "infer 30,890 12 31 64 33 –",
         "stable 400 3 9 16 7 20 failed over from infer (5xx 20)",
-        "queue 14 of 512 rows delay 4 s",
-        "load 11.8 % of its budget · 5.9 % of its time",
-        "gateway-1 now 1 h 6 min 17 0 –",
-        "tail late its tokens are known only after the answer",
         "otto (operator)",
     ):
         assert part in text, part
@@ -262,17 +258,6 @@ def hostile(text):
     )
 
 
-def test_why_requests_are_no_evidence_is_shown_the_most_frequent_first():
-    counts = {name: {"unsampled": {f"why {name}{i}": i for i in range(1, 5)}} for name in "ab"}
-    counts["a"]["unsampled"]["stop"] = counts["b"]["unsampled"]["stop"] = 900
-    gateways = tuple(fake.gateway(name=name, counts=told) for name, told in counts.items())
-
-    text = shown(fake.status(gateways=gateways))
-
-    said = "sampled, but no evidence 1,800 stop · 4 why a4 · 4 why b4 · 3 why a3 · 3 why b3"
-    assert f"{said} · 4 more reasons" in text
-
-
 def test_a_replica_that_is_not_used_is_a_problem_with_its_reason():
     out = ReplicaStatus("http://b", out_at=1, why="another kernel: model 'x', not 'm'")
     pool = PoolStatus(replicas=(ReplicaStatus("http://a", used_at=1), out))
@@ -300,7 +285,7 @@ def test_a_hostile_text_is_shown_and_does_nothing(text):
 
     assert "<script>" not in html and "<img" not in html and "<!--" not in html
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", html)
-    assert html.count("<table") == html.count("</table>") == 7
+    assert html.count("<table") == html.count("</table>") == 4
     # well formed but for what HTML closes by itself: every name stands inside its own attribute
     body = html[html.index("<main") : html.index("</main>") + len("</main>")]
     body = re.sub(r"<noscript>.*?</noscript>", "", body)

@@ -11,21 +11,14 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from servanda.gateway.controller.status import (
-    CellStatus,
-    ControllerStatus,
-    GatewayStatus,
-    SliceStatus,
-)
+from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.web import format, summary
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.state import Transition
-from servanda.report.format import count, duration, line, part_of, percent, place
+from servanda.report.format import count, duration, line, percent, place
 from servanda.report.html import environment
 
 _MOVES = 12  # latest decisions that are shown
-_REASONS = 5  # reasons why requests are no evidence, that are shown
-_LATE_S = 10.0  # a gateway that was not heard for longer is marked
 _PACKAGE = "servanda.gateway.controller.web"
 
 
@@ -87,7 +80,7 @@ def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
         "head": summary.headline(status),
         "basis": summary.basis(status),
         "rows": [_row(slice_, status) for slice_ in summary.ordered(status.slices)],
-        "tables": [_evidence(status), _decisions(status), *_operation(status)],
+        "tables": [_evidence(status), _decisions(status), _traffic(status)],
         "problems": [summary.problem(text, 400) for text in status.problems],
         "name": line(status.name, 80),
         "contract": " · ".join(filter(None, (digest, line(status.run, 40), line(status.leg, 40)))),
@@ -182,73 +175,18 @@ def _decision(t: Transition, now: float) -> tuple[str, ...]:
     return (format.clock(t.at, now), place(t.slice, 60), change, reason, *numbers)
 
 
-def _operation(status: ControllerStatus) -> Iterator[Table]:
-    """The traffic by pool, the reference scorer, the gateways, and the cells without a watch."""
+def _traffic(status: ControllerStatus) -> Table:
+    """The replies and the load of each pool."""
     totals: Counter[str] = Counter()  # requests by the pool whose reply they got
     for key, n in summary.counted(status, "answers").items():
         totals[key.rpartition("\t")[2]] += n
     heads = ("pool", "requests", "in flight", "peak", "capacity", "room", "condition")
-    pools = [
-        (
-            name,
-            *(f"{n:,}" for n in (totals[name], pool.in_flight, pool.peak)),
-            *("" if n is None else f"{n:,}" for n in (pool.most, pool.headroom)),
-            " · ".join(
-                (
-                    *(["! circuit breaker open"] if pool.open else []),
-                    *([summary.replicas(pool)] if pool.replicas else []),
-                    *(filter(None, [summary.failovers(status)]) if name == "stable" else []),
-                )
-            ),
-        )
-        for name, pool in status.pools.items()
-    ]
-    yield Table("Traffic", heads, pools, range(1, 6))
-    yield Table("Reference scorer", ("item", "value"), [*_scorer(status)])
-    heads = ("gateway", "last contact", "running for", "route", "rows queued", "clock ahead by")
-    yield Table("Gateways", heads, [_gateway(one, status) for one in status.gateways])
-    if status.left_out:
-        left_out = [
-            (line(cell.clause, 60), place(cell.slice, 40), line(cell.why, 200))
-            for cell in status.left_out
-        ]
-        yield Table("Cells that routing does not watch", ("clause", "slice", "reason"), left_out)
-
-
-def _scorer(status: ControllerStatus) -> Iterator[tuple[str, str]]:
-    s = status.scoring
-    yield "state", "✓ responds" if s.alive else "! does not respond"
-    yield "queue", f"{s.queued:,} of {count(s.room, 'row')}" if s.room else count(s.queued, "row")
-    yield "delay", duration(s.lag_s) if s.lag_s is not None else ""
-    load = s.seconds / max(status.now - status.began, 1.0) if status.began else None
-    parts = [part_of(load, "its time")] if load is not None else []
-    if load is not None and s.budget:
-        parts = [part_of(load / s.budget, "its budget"), *parts]
-    yield "load", " · ".join(parts)
-    facts = [f"{s.scored:,} scored", f"{s.missing:,} missing", f"{s.dropped:,} dropped"]
-    facts += [f"{n:,} {line(why, 40)}" for why, n in s.outside.items() if n]
-    yield "rows", " · ".join(facts)
-    yield "restarts", f"{s.restarts:,}"
-    yield "sampled, but no evidence", _unsampled(status)
-
-
-def _unsampled(status: ControllerStatus) -> str:
-    """The reasons why sampled requests are no evidence, the most frequent first."""
-    reasons: Counter[str] = Counter()
-    for why, n in summary.counted(status, "unsampled").items():
-        reasons[line(why, 40)] += int(n)
-    parts = [f"{n:,} {why}" for why, n in reasons.most_common(_REASONS)]
-    more = len(reasons) - len(parts)
-    return " · ".join([*parts, *([count(more, "more reason")] if more > 0 else [])])
-
-
-def _gateway(gateway: GatewayStatus, status: ControllerStatus) -> tuple[str, ...]:
-    silent = status.now - gateway.heard
-    return (
-        line(gateway.name, 60),
-        f"{'! ' if silent > _LATE_S else ''}{duration(silent)} ago" if silent >= 1 else "now",
-        duration(status.now - gateway.start),
-        f"{gateway.version}{' (not the latest)' if gateway.version < status.version else ''}",
-        f"{gateway.behind:,}",
-        f"{gateway.skew_s:+.1f} s" if abs(gateway.skew_s) >= 1 else "",
-    )
+    rows = []
+    for name, pool in status.pools.items():
+        condition = ["! circuit breaker open"] if pool.open else []
+        condition += [summary.replicas(pool)] if pool.replicas else []
+        condition += filter(None, [summary.failovers(status)] if name == "stable" else [])
+        numbers = (totals[name], pool.in_flight, pool.peak, pool.most, pool.headroom)
+        texts = ("" if n is None else f"{n:,}" for n in numbers)
+        rows.append((name, *texts, " · ".join(condition)))
+    return Table("Traffic", heads, rows, range(1, 6))
