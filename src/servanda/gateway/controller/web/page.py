@@ -115,7 +115,7 @@ def _row(slice_: SliceStatus, status: ControllerStatus) -> dict[str, Any]:
 
 
 def _replies(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{line(pool, 20)} {n:,}" for pool, n in counts.items() if n > 0)
+    return ", ".join(f"{line(pool, 20)} {n:,}" for pool, n in sorted(counts.items()) if n > 0)
 
 
 def _alarm(cell: CellStatus) -> str:
