@@ -274,12 +274,9 @@ def test_a_fault_of_the_kernel_is_in_what_is_served(tmp_path):
 
 # chats
 
-CALL = '{"name":"f","arguments":{"x":1}}'
-WORDS = ["hi", "so", "<tool_call>", CALL, "</tool_call>", "<eos>"]
-ONE = {name: [float(n == i) for n in range(6)] for i, name in enumerate(WORDS)}
-CHAIN = dict(
-    zip(["", "hi", *WORDS[1:-1]], [ONE["<eos>"], *(ONE[w] for w in WORDS[1:])], strict=True)
-)
+WORDS = ["hi", "so", "it", "is", "<eos>"]
+ONE = {name: [float(n == i) for n in range(5)] for i, name in enumerate(WORDS)}
+CHAIN = dict(zip(["", *WORDS[:-1]], [ONE["<eos>"], *(ONE[w] for w in WORDS[1:])], strict=True))
 
 
 class Chatting(TableEngine):
@@ -300,41 +297,24 @@ def chat(tmp_path):
         yield call
 
 
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
-
-
 def test_a_chat_is_the_template_then_a_completion(chat):
     found = chat(return_token_ids=True, logprobs=True, top_logprobs=2).json()
     entry = found["choices"][0]
-    assert entry["message"] == {
-        "role": "assistant",
-        "content": f"so <tool_call> {CALL} </tool_call>",
-    }
-    assert found["prompt_token_ids"] == [0] and entry["token_ids"] == [1, 2, 3, 4, 5]
+    assert entry["message"] == {"role": "assistant", "content": "so it is"}
+    assert found["prompt_token_ids"] == [0] and entry["token_ids"] == [1, 2, 3, 4]
     assert entry["finish_reason"] == "stop"
     content = entry["logprobs"]["content"]
     assert [c["token"] for c in content] == WORDS[1:]
-    assert [c["logprob"] for c in content] == [0.0] * 5
-    assert [len(c["top_logprobs"]) for c in content] == [2] * 5
+    assert [c["logprob"] for c in content] == [0.0] * 4
+    assert [len(c["top_logprobs"]) for c in content] == [2] * 4
     assert content[0]["bytes"] == list(b"so")
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_hermes_tool_call_is_parsed_where_tools_were_offered(chat, stream):
-    reply = chat(tools=TOOLS, stream=stream)
-    if stream:
-        parts = [e["choices"][0] for e in events(reply.text)]
-        assert parts[0]["delta"] == {"role": "assistant", "content": ""}
-        message, why = parts[-1]["delta"], parts[-1]["finish_reason"]
-        assert all(not p["delta"] for p in parts[1:-1])
-        assert message["tool_calls"][0].pop("index") == 0
-    else:
-        entry = reply.json()["choices"][0]
-        message, why = entry["message"], entry["finish_reason"]
-    call = message["tool_calls"][0]
-    assert message["content"] == "so " and why == "tool_calls"
-    assert call["type"] == "function" and call["id"]
-    assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
+def test_a_streamed_chat_begins_with_its_role(chat):
+    first, *rest = [e["choices"][0] for e in events(chat(stream=True).text)]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(part["delta"]["content"] for part in rest) == "so it is"
+    assert rest[-1]["finish_reason"] == "stop"
 
 
 def test_a_model_without_a_template_says_so(client):

@@ -54,16 +54,28 @@ class Mute(Chatty):
 
 
 class Calling(Chatty):
-    """Answers every prompt with one call of a tool."""
+    """Its server answers every prompt with one call of a tool."""
 
-    called = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    arguments = '{"city": "Oslo"}'
 
-    def decode(self, ids):
-        return [self.called for _ in ids]
+    @classmethod
+    def behind(cls, app):
+        function = {"name": "get_weather", "arguments": cls.arguments}
+        message = {"tool_calls": [{"type": "function", "function": function}]}
+        body = json.dumps({"choices": [{"message": message}]}).encode()
+
+        async def calls(scope, receive, send):
+            if scope.get("path") == "/v1/chat/completions":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": body})
+            else:
+                await app(scope, receive, send)
+
+        return calls
 
 
 class Careless(Calling):
-    called = '<tool_call>{"name": "get_weather", "arguments": {}}</tool_call>'
+    arguments = "{}"
 
 
 @contextlib.contextmanager
@@ -73,8 +85,9 @@ def doors(tmp_path, a, b):
         found = []
         for name, kind in (("A", a), ("B", b)):
             (tmp_path / name).mkdir()
+            behind = getattr(kind, "behind", None)
             client, _ = stack.enter_context(
-                live(table_engine(tmp_path / name, ROWS, WORDS, cls=kind))
+                live(table_engine(tmp_path / name, ROWS, WORDS, cls=kind), locked=behind)
             )
             url = str(client.base_url).rstrip("/")
             engine = HTTPEngine(Kernel(engine="openai_http", url=url))

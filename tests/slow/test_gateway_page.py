@@ -10,6 +10,8 @@ from tests.gateway.controller.web import chromium, fake
 from tests.gateway.controller.web.serving import KEY, WAIT_S, live
 from tests.gateway.controller.web.test_page import HOSTILE, hostile
 
+EVIDENCE = "document.querySelector('[data-key=Evidence]')"
+
 
 def in_browser(leader, look, role="operator", **how):
     async def looked(url):
@@ -30,7 +32,7 @@ def test_a_slice_is_pinned_by_a_click_and_seen_pinned():
     async def look(tab):
         await tab.until("document.querySelector('button[data-act=pin]')")
         assert await tab.js("document.querySelector('#head').textContent") == (
-            "✗ long is served by stable. The other 3 slices are within their limits."
+            "✗ 1 quarantined · 3 active, within limits"
         )
         await tab.click("button[data-act=pin][data-slice='domain=code']")
         await tab.until("document.querySelector('dialog').open")
@@ -40,7 +42,7 @@ def test_a_slice_is_pinned_by_a_click_and_seen_pinned():
         await tab.click("#act-do")
         await tab.until("document.querySelector('.state').textContent.includes('pinned to stable')")
         assert not await tab.js("document.querySelector('dialog').open")
-        row = await tab.js("document.querySelector('tbody tr').innerText")
+        row = await tab.js("document.querySelector('tr.slice').innerText")
         assert "domain=code" in row and "by a-operator, for 1 d more: a <b>new</b> driver" in row
 
         await tab.click("button[data-act=unpin][data-slice='domain=code']")
@@ -83,13 +85,14 @@ def test_what_is_refused_is_said_in_the_dialog_and_nothing_is_lost():
     assert leader.asked == []
 
 
-def test_the_page_stays_fresh_and_keeps_what_a_reader_opened():
-    """The focus, an open list, the place on the page, and an open dialog outlast a poll."""
+def test_the_page_stays_fresh_and_keeps_the_place_of_a_reader():
+    """The focus, the place on the page and in a table, and an open dialog outlast a poll."""
     leader = fake.Controller()
 
     async def look(tab):
         await tab.until("document.documentElement.classList.contains('has-script')")
-        await tab.js("document.querySelector('details[data-key=long]').open = true")
+        await tab.js(f"{EVIDENCE}.scrollLeft = 40")
+        assert await tab.js(f"{EVIDENCE}.scrollLeft") == 40
         await tab.js("document.querySelector('[data-act=pin][data-slice=all]').focus()")
         await tab.js("window.scrollTo(0, 120)")
         before = await tab.js("window.scrollY")
@@ -98,22 +101,22 @@ def test_the_page_stays_fresh_and_keeps_what_a_reader_opened():
         leader.now = replace(leader.now, slices=(*leader.now.slices[1:], fake.broken(acts=False)))
         await tab.until("document.querySelector('#head').textContent.includes('would be')")
 
-        assert await tab.js("document.querySelector('details[data-key=long]').open")
+        assert await tab.js(f"{EVIDENCE}.scrollLeft") == 40
         assert await tab.js("document.activeElement.dataset.slice") == "all"
         assert await tab.js("window.scrollY") == before
         said = await tab.js("document.querySelector('#said').textContent")
-        assert said.startswith("✗ long would be served by stable.")
+        assert said == "✗ 1 would be quarantined · 3 active, within limits"
 
         await tab.click("button[data-act=pin][data-slice='domain=code']")
         await tab.type("half a rea")
         leader.now = replace(leader.now, slices=leader.now.slices[:-1])
-        await tab.until("document.querySelector('#head').textContent.includes('All 3')")
+        await tab.until("document.querySelector('#head').textContent.includes('✓ 3 active')")
         assert await tab.js("document.querySelector('dialog').open")
         assert await tab.js("document.activeElement.name") == "reason"
         await tab.type("son")
         assert await tab.js("document.activeElement.value") == "half a reason"
 
-    in_browser(leader, look, height=500)
+    in_browser(leader, look, width=600, height=500)
 
 
 def test_a_leader_that_is_gone_is_said_so():
@@ -166,7 +169,7 @@ def test_a_slow_leader_is_asked_once_at_a_time():
         await tab.js(f"for (let i = 0; i < 20; i++) {look_again}")
         leader.now = replace(leader.now, slices=leader.now.slices[1:])
         go.set()
-        await tab.until("document.querySelector('#head').textContent.includes('All 3')")
+        await tab.until("document.querySelector('#head').textContent.includes('✓ 3 active')")
 
     in_browser(leader, look)
     assert set(most) == {1}
@@ -248,11 +251,11 @@ def test_without_a_script_the_page_is_whole_and_loads_itself_anew():
         # what the page cannot run itself, the protocol still can
         await tab.until(
             "document.querySelector('meta[http-equiv=refresh]')"
-            " && document.querySelectorAll('tbody tr').length === 4"
+            " && document.querySelectorAll('tr.slice').length === 4"
             " && !document.querySelector('[data-act]').checkVisibility()"
         )
         leader.now = fake.status(slices=fake.status().slices[1:])
-        await tab.until("document.querySelector('#head').textContent.includes('All 3')")
+        await tab.until("document.querySelector('#head').textContent.includes('✓ 3 active')")
 
     in_browser(leader, look)
 
@@ -264,7 +267,7 @@ def test_hostile_texts_do_nothing_in_a_browser():
 
     async def look(tab):
         await tab.until("document.documentElement.classList.contains('has-script')")
-        assert await tab.js("document.querySelectorAll('tbody tr').length") == len(HOSTILE)
+        assert await tab.js("document.querySelectorAll('tr.slice').length") == len(HOSTILE)
         assert await tab.js("document.querySelectorAll('img, #live script').length") == 0
         names = await tab.js(
             "[...document.querySelectorAll('[data-act=pin]')].map((one) => one.dataset.slice)"

@@ -221,16 +221,6 @@ def test_pages_of_many_pictures_can_be_read(tmp_path, axe):
     assert look_at([one.as_uri() for one in sorted(tmp_path.glob("*.html"))], axe) == ""
 
 
-def test_the_promotion_page_can_be_read(tmp_path, axe):
-    ledger = str(ROOT / "examples/tiny-ledger.jsonl")
-    done = CliRunner().invoke(main, ["promotion", "status", "--ledger", ledger, "--format", "html"])
-    assert done.exit_code == 0, done.output
-    page = tmp_path / "promotion.html"
-    page.write_text(done.output, encoding="utf-8")
-
-    assert look_at([page.as_uri()], axe) == ""
-
-
 @pytest.mark.parametrize("role", ["operator", "viewer"])
 def test_the_page_of_the_gateway_can_be_read(axe, role):
     with live(fake.Controller()) as client:

@@ -9,14 +9,10 @@ from servanda.cli.cost_page import plan_page
 from servanda.judgement.breakdown import EValuePath
 from servanda.judgement.cost import cost_of
 from servanda.judgement.verdict import FORMATS
-from servanda.promotion.ledger.open import open_ledger
-from servanda.promotion.run import timeline
-from servanda.promotion.run.record import advance_run
 from servanda.rl.sync_drill import grid
 from servanda.runner import run
 from tests import kit
 from tests.gateway.controller.web import chromium
-from tests.promotion.run.histories import ACTOR, cell, finding, opened, reaching
 from tests.report import made
 from tests.rl.sync_drill.test_grid import norms, response, result
 
@@ -33,24 +29,6 @@ _TOUCHING = """[...document.querySelectorAll('svg')].flatMap(svg => {
     a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3
   ).map(([other]) => name + ' / ' + other));
 })"""
-
-
-def busy_timeline(folder):
-    """Three hundred evaluations in the first step."""
-    with open_ledger(str(folder / "ledger.db")) as ledger:
-        history = opened(ledger)
-        for i in range(300):
-            open_cell = cell("inconclusive", value=0.04, low=0.02, high=0.06)
-            found = replace(finding("offline", "inconclusive", 100 + i), cells=(open_cell,))
-            history = advance_run(ledger, history, found, actor=ACTOR, now=3000.0 * i)
-        return timeline.page([[*ledger.entries(history.run)]], now=1e6)
-
-
-def failed_timeline(folder):
-    with open_ledger(str(folder / "ledger.db")) as ledger:
-        history = reaching(ledger, "full-1")
-        history = advance_run(ledger, history, finding("full-1", "violated"), actor=ACTOR, now=900)
-        return timeline.page([[*ledger.entries(history.run)]], now=1000.0)
 
 
 def wide_grid(_):
@@ -75,7 +53,7 @@ def evaluations(_):
     )
 
 
-PAGES = (busy_timeline, failed_timeline, wide_grid, plan, evaluations)
+PAGES = (wide_grid, plan, evaluations)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda f: f.__name__)

@@ -10,7 +10,7 @@ from servanda.cli.options import shared
 from servanda.cli.promotion_options import opened, print_story
 from servanda.cli.stdout import show, show_json
 from servanda.gateway.controller.ledger_status import ledger_statuses, render
-from servanda.promotion.run import report, timeline
+from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named
 from servanda.promotion.run.history import histories
 from servanda.traces.serialization import to_plain
@@ -19,11 +19,7 @@ from servanda.traces.serialization import to_plain
 @click.command()
 @click.argument("run", required=False)
 @shared("--ledger")
-@shared(
-    "--format",
-    type=click.Choice(["text", "json", "html"]),
-    help="html draws the timeline of each promotion.",
-)
+@shared("--format", type=click.Choice(["text", "json"]))
 def status(run: str | None, where: str, format_: str) -> None:
     """Show the state of the promotion RUN; without a name, of every one that has not ended.
 
@@ -33,19 +29,11 @@ def status(run: str | None, where: str, format_: str) -> None:
     with opened(where, reading=True) as ledger:
         gateways = [gateway for gateway in ledger_statuses(ledger) if run in (None, gateway.run)]
         if run is not None and not gateways:
-            chosen = named(ledger, run)
-            if format_ == "html":
-                show(timeline.page([[*ledger.entries(chosen.run)]], now=time.time()))
-            else:
-                print_story(chosen, format_)
+            print_story(named(ledger, run), format_)
             return
         under_way = [
             history for history in histories(ledger) if run is None and not history.state.ended
         ]
-        if format_ == "html":
-            drawn = [[*ledger.entries(history.run)] for history in under_way]
-            show(timeline.page(drawn, now=time.time()))
-            return
     now = time.time()
     if format_ == "json":
         data = [report.data(history, now=now) for history in under_way]

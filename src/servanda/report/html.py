@@ -112,14 +112,10 @@ class Story(NamedTuple):
     sheets: Sequence[Sheet]
 
 
-def board(title: str, stories: Sequence[Story], *, empty: str = "") -> str:
-    """A self-contained page with the pictures of something other than a verdict.
-
-    Args:
-        empty: what the page says where there is no story.
-    """
+def board(title: str, stories: Sequence[Story]) -> str:
+    """A self-contained page with the pictures of something other than a verdict."""
     page = environment("servanda.report").get_template("board.html")
-    return page.render(title=title, stories=stories, empty=empty)
+    return page.render(title=title, stories=stories)
 
 
 def environment(package: str) -> Any:

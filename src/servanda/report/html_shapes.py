@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from servanda.report.format import duration, number
+from servanda.report.format import number
 
 NARROW = 120  # pixels: the smallest width at which an axis beside text is drawn
 WIDE = 250  # and one that has the width of a phone
@@ -17,9 +17,6 @@ _GAP = 6.0  # pixels between two labels
 _EDGE = 6.0  # percent: nearer to an end, a label begins or ends at its tick
 _FAR = 1e30  # beyond it a number is drawn as what is infinite, or zero, is
 _DECADES = 6  # what lies further below the largest value is drawn at the left edge
-_ROUND_S = tuple(n * unit for unit in (1, 60) for n in (1, 2, 5, 10, 15, 30)) + tuple(
-    n * 3600 for n in (1, 2, 3, 6, 12, 24, 48, 120)
-)
 
 
 class Markup(str):
@@ -86,16 +83,6 @@ class Scale(NamedTuple):
         return spaced((Tick(self.at(s), number(s)) for s in inside), width)
 
 
-def time_ticks(seconds: float, width: float = WIDE) -> tuple[Tick, ...]:
-    """An axis of time from 0, at round durations, at most six of them."""
-    most = seconds / 5
-    step = next((s for s in _ROUND_S if s >= most), math.ceil(most / 86400) * 86400)
-    count = int(seconds / step * 1.000001)
-    return spaced(
-        (Tick(100 * i * step / seconds, duration(i * step)) for i in range(count + 1)), width
-    )
-
-
 def _step_below(value: float) -> float:
     power = 10.0 ** math.floor(math.log10(value))
     return power * (3 if value >= 3 * power else 1)
@@ -155,10 +142,6 @@ _MARKS = {
     "error": "M-1-1H1V1H-1Z",  # a square
     "inconclusive": "M0-1.3L1.3 0L0 1.3L-1.3 0Z",  # an open diamond
     "unseen": "M-1 0A1 1 0 0 1 1 0A1 1 0 0 1-1 0Z",  # a ring
-    # decisions of people: triangles
-    "approval": "M0-1.5L1.5 1.2H-1.5Z",
-    "override": "M0-1.5L1.5 1.2H-1.5Z",  # an open one
-    "rollback": "M-1.5 0L1.2-1.5V1.5Z",
 }
 
 

@@ -96,9 +96,10 @@ def test_a_slice_that_stable_serves_keeps_its_share():
 
 def test_what_served_is_added_up_over_gateways():
     gateways = Gateways()
-    report(gateways, 1000.0, 40, name="a")
-    report(gateways, 1000.0, 80, name="b")
-    assert gateways.served("decisions") == {"tools": {"infer": 30}, "all": {"infer": 120}}
+    for name, n in (("a", 10), ("b", 20)):
+        answers = {"tools\tinfer": n, "all\tinfer": 3 * n}
+        report(gateways, 1000.0, 4 * n, name=name, answers=answers)
+    assert gateways.served() == {"tools": {"infer": 30}, "all": {"infer": 120}}
 
 
 REPLICAS = Routing.model_validate(

@@ -19,7 +19,7 @@ from servanda._version import __version__
 from servanda.engines.base import Engine
 from servanda.engines.server import parse
 from servanda.engines.server.chat import chat_reply
-from servanda.engines.server.fault_injection import DRAWN_BY, Fault, FaultInjector, FaultMiddleware
+from servanda.engines.server.fault_injection import Fault, FaultInjector, FaultMiddleware
 from servanda.engines.server.handler import Handler
 from servanda.engines.server.request import MAX_LOGPROBS, CompletionRequest, RequestError
 from servanda.engines.server.responses import Head, completion_reply, failed, json_reply, not_found
@@ -203,7 +203,7 @@ class Server:
         request, choices = await self.handler.choices(request)
         head = Head.of(request, self.served)
         aside = self.injector is not None and self.injector.strikes(body)
-        source = self.handler.answers(request, choices, http_request.scope.get(DRAWN_BY), aside)
+        source = self.handler.answers(request, choices, aside)
         if request.stream:
             events = chunks(request, head, choices, source, failed)
             return EventStream(events, source.drop, self.limits.idle_s)

@@ -1,25 +1,13 @@
-# Answers as messages of a chat, and the calls of tools in them.
+# Answers as messages of a chat.
 
 from __future__ import annotations
 
-import json
-import re
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from servanda.engines.server.jobs import Token
 from servanda.engines.server.request import CompletionRequest
-from servanda.engines.server.responses import (
-    Choice,
-    Head,
-    number,
-    prompt_logprobs,
-    token_name,
-    usage,
-)
-
-_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+from servanda.engines.server.responses import Choice, Head, number, token_name, usage
 
 
 def chat_logprobs(tokens: Sequence[Token], as_ids: bool) -> dict[str, list[Any]]:
@@ -39,44 +27,19 @@ def chat_logprobs(tokens: Sequence[Token], as_ids: bool) -> dict[str, list[Any]]
 
 def chat_reply(request: CompletionRequest, head: Head, choices: Sequence[Choice]) -> dict[str, Any]:
     """The reply of /v1/chat/completions."""
-    listed, more = [], {}
+    listed = []
     for choice in choices:
-        message = message_of(choice.text, bool(request.tools))
-        called = bool(message.get("tool_calls"))
         entry: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", **message},
+            "message": {"role": "assistant", "content": choice.text},
             "logprobs": None,
-            "finish_reason": "tool_calls" if called else choice.why,
+            "finish_reason": choice.why,
             "stop_reason": None,
         }
         if request.logprobs is not None:
             entry["logprobs"] = chat_logprobs(choice.tokens, request.as_ids)
         entry["token_ids"] = [t.id for t in choice.tokens] if request.return_token_ids else None
-        more["prompt_token_ids"] = list(choice.prompt) if request.return_token_ids else None
-        if choice.scored is not None:
-            more["prompt_logprobs"] = prompt_logprobs(choice.scored)
         listed.append(entry)
-    return head.reply("chat.completion", listed, usage=usage(choices, request.n), **more)
-
-
-def message_of(text: str, tools: bool) -> Mapping[str, Any]:
-    """An answer as a message: text, and calls of tools as Hermes writes them.
-
-    >>> message_of('<tool_call>{"name": "f", "arguments": {}}</tool_call>', False)["content"][:11]
-    '<tool_call>'
-    """
-    calls = []
-    for block in _TOOL_CALL.findall(text) if tools else []:
-        try:
-            call = json.loads(block)
-            name, arguments = call["name"], json.dumps(call.get("arguments", {}))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {"content": text}  # what is no call is shown as it is
-        if not isinstance(name, str):
-            return {"content": text}
-        function = {"name": name, "arguments": arguments}
-        calls.append({"id": f"call-{uuid.uuid4().hex}", "type": "function", "function": function})
-    if not calls:
-        return {"content": text}
-    return {"content": text[: text.index("<tool_call>")] or None, "tool_calls": calls}
+    prompt = list(choices[0].prompt) if request.return_token_ids else None
+    counts = usage(choices, request.n)
+    return head.reply("chat.completion", listed, usage=counts, prompt_token_ids=prompt)

@@ -45,7 +45,7 @@ class Executor:
         if first.given is None:
             salts = tuple(job.salt for job in jobs)
             batch = Batch(sequences, prompts, first.width, salts=salts, warm=True)
-            traces = self._drawn(engine, batch, first.sampling, first.drawn_by, best)
+            traces = self._drawn(engine, batch, first.sampling, best)
         else:
             trace = engine.score(batch, first.sampling, first.path)
             traces = [_with_best(engine, trace, batch, first.sampling, first.path, best)]
@@ -61,15 +61,11 @@ class Executor:
                 continue
             job.emit(Ended(self.detokenizer.text(self._open(job.drawn)), self._why(job)))
 
-    def _drawn(
-        self, engine: Any, batch: Batch, sampling: Sampling, drawn_by: Sampling | None, best: int
-    ) -> Iterable[Trace]:
-        if drawn_by is None and streams(engine):
+    def _drawn(self, engine: Any, batch: Batch, sampling: Sampling, best: int) -> Iterable[Trace]:
+        if streams(engine):
             return engine.steps(batch, sampling, SEED, best)
-        trace = engine.generate(batch, drawn_by or sampling, SEED)
+        trace = engine.generate(batch, sampling, SEED)
         given = Batch(batch.sequence_S, batch.prompts, batch.width, trace.continuations)
-        if drawn_by is not None:
-            trace = engine.score(given, sampling, "decode")
         return [_with_best(engine, trace, given, sampling, "decode", best)]
 
     def _tokens(self, trace: Trace, jobs: Sequence[Job]) -> Iterator[tuple[Job, list[Token]]]:

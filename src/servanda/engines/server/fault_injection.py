@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servanda.engines.server.request import RequestError
 from servanda.theory.sampling import uniforms
 
-Kind = Literal[
-    "hang", "drop", "status", "garble", "cut", "short", "slow", "other_sampling", "kernel"
-]
-DRAWN_BY = "servanda.drawn_by"  # in the scope of a request that is drawn otherwise than it says
+Kind = Literal["hang", "drop", "status", "garble", "slow", "kernel"]
 _STRUCK = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -28,9 +25,7 @@ class Fault(BaseModel):
     """One fault of the transport.
 
     hang: no answer ever.  drop: the connection is closed without one.  status: an error.
-    garble: the body is no JSON.  cut: the connection is closed in mid-answer.  short: the last
-    token is missing.  slow: the answer comes late.  other_sampling: tokens are drawn with
-    `temperature` or `top_p`, and the declared distribution is reported.  kernel: every batch
+    garble: the body is no JSON.  slow: the answer comes late.  kernel: every batch
     that begins from now on is run by the same kernel with `fault` of the catalogue in it, and
     the server's description is unchanged; with `when`, only for requests whose
     `metadata` says so, and the others run in batches of their own, by the sound kernel.
@@ -43,8 +38,6 @@ class Fault(BaseModel):
     seed: int = 0
     status: int = Field(503, ge=400, le=599)
     seconds: float = Field(1.0, ge=0, le=3600)
-    temperature: float | None = Field(None, ge=0.01, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
     fault: dict[str, Any] | None = Field(None, min_length=1, max_length=1)
     when: dict[str, str] | None = Field(None, min_length=1)
 
@@ -59,12 +52,6 @@ class Fault(BaseModel):
         if self.kind != "kernel" and self.when is not None:
             raise ValueError("only kind kernel has a `when`")
         return self
-
-    @property
-    def change(self) -> dict[str, float]:
-        """What of the sampling is other than declared."""
-        change = {"temperature": self.temperature, "top_p": self.top_p}
-        return {n: v for n, v in change.items() if v is not None} or {"temperature": 0.95}
 
 
 class FaultInjector:
@@ -120,10 +107,6 @@ class FaultInjector:
         return struck
 
 
-class _Cut(Exception):  # noqa: N818 - on purpose
-    pass
-
-
 class FaultMiddleware:
     """An application behind a transport that fails on purpose."""
 
@@ -144,54 +127,18 @@ class FaultMiddleware:
             error = {"message": message, "type": "Misbehaviour", "param": None}
             body = json.dumps({"error": {**error, "code": fault.status}}).encode()
             return await _reply(send, fault.status, body)
+        if fault.kind == "garble":  # neither JSON nor UTF-8
+            return await _reply(send, 200, b"{\xff\xfe")
         if fault.kind == "slow":
             await asyncio.sleep(fault.seconds)
-        if fault.kind == "other_sampling":
-            scope[DRAWN_BY] = fault.change
-        if fault.kind in ("slow", "other_sampling", "kernel"):
-            return await self._app(scope, receive, send)
-        if fault.kind == "cut":
-            return await self._cut(scope, receive, send)
-        return await self._rewritten(scope, receive, send, fault.kind)
-
-    async def _cut(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def half(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                body = message.get("body", b"")
-                part = {"body": body[: len(body) // 2], "more_body": True}
-                await send({**message, **part})
-                raise _Cut
-            await send(message)
-
-        try:
-            await self._app(scope, receive, half)
-        except _Cut:
-            _transport(send).close()  # what was sent still leaves
-            await _left(receive)
-
-    async def _rewritten(self, scope: Scope, receive: Receive, send: Send, kind: str) -> None:
-        start: MutableMapping[str, Any] = {}
-        parts: list[bytes] = []
-
-        async def keep(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            else:
-                parts.append(message.get("body", b""))
-
-        await self._app(scope, receive, keep)
-        body, headers = b"".join(parts), dict(start["headers"])
-        if kind == "garble":  # as long as before, and neither JSON nor UTF-8
-            half = len(body) // 2
-            body = body[:half] + b"\xff\xfe" + body[half + 2 :]
-        else:
-            body = _shortened(body)
-        media = headers.get(b"content-type", b"application/json")
-        await _reply(send, start["status"], body, media)
+        return await self._app(scope, receive, send)
 
 
-async def _reply(send: Send, status: int, body: bytes, media: bytes = b"application/json") -> None:
-    headers = [(b"content-type", media), (b"content-length", str(len(body)).encode())]
+async def _reply(send: Send, status: int, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -204,17 +151,3 @@ async def _left(receive: Receive) -> None:
 def _transport(send: Send) -> Any:
     """The connection of a request; uvicorn's `send` is a method of what holds it."""
     return send.__self__.transport  # type: ignore[attr-defined]
-
-
-def _shortened(body: bytes) -> bytes:
-    """A whole reply whose last token is missing; a stream that ends before its end."""
-    if body.startswith(b"data: "):
-        return b"".join(part + b"\n\n" for part in body.split(b"\n\n")[:-3])
-    reply = json.loads(body)
-    for choice in reply.get("choices", ()):
-        lists = [choice.get("token_ids"), choice.get("prompt_logprobs")]
-        lists += [*(choice.get("logprobs") or {}).values()]
-        for values in lists:
-            if values:
-                values.pop()
-    return json.dumps(reply).encode()

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from servanda.engines.base import streams, verb_of
@@ -140,16 +140,11 @@ class Handler:
             raise RequestError("this engine has no likeliest tokens", "logprobs")
 
     def answers(
-        self,
-        request: CompletionRequest,
-        choices: list[Choice],
-        drawn_by: Mapping[str, float] | None = None,
-        aside: bool = False,
+        self, request: CompletionRequest, choices: list[Choice], aside: bool = False
     ) -> Results:
         """Queues a request.
 
         Args:
-            drawn_by: what of the sampling is other than declared, in test mode.
             aside: whether the engine that stands aside answers it, in test mode.
 
         Raises:
@@ -164,7 +159,7 @@ class Handler:
 
             return emit
 
-        jobs = self._jobs(request, choices, drawn_by, emitter)
+        jobs = self._jobs(request, choices, emitter)
         for job in jobs:
             job.aside = aside
         self.scheduler.put(jobs)
@@ -175,11 +170,9 @@ class Handler:
         self,
         request: CompletionRequest,
         choices: list[Choice],
-        drawn_by: Mapping[str, float] | None,
         emitter: Callable[[Choice, bool], Callable[[Event], None]],
     ) -> list[Job]:
         seed = secrets.randbits(63) if request.seed is None else request.seed
-        other = request.sampling.model_copy(update=dict(drawn_by)) if drawn_by else None
         jobs: list[Job] = []
         for choice in choices:
             sequence, prompt = sequence_of(seed, choice.index), choice.prompt
@@ -198,7 +191,6 @@ class Handler:
                 )
                 more: Any = {"best": request.logprobs, "speaks": request.stream}
                 more |= {"salt": request.salt}
-                more |= {"drawn_by": other if request.given is None else None}
                 jobs.append(dataclasses.replace(job, **more))
         return jobs
 

@@ -65,7 +65,6 @@ class Job:
         best: top-k tokens to report of each position; None where no logprob is asked for.
         salt: of its request; a prompt that is scored reads no cache.
         speaks: whether tokens carry the text that they add.
-        drawn_by: a transform that is used and not reported, in test mode.
         aside: whether the engine that stands aside runs it, where there is one, in test mode.
         tell: takes the events, in the engine's thread.
     """
@@ -80,7 +79,6 @@ class Job:
     best: int | None = None
     salt: str = ""
     speaks: bool = False
-    drawn_by: Sampling | None = None
     aside: bool = False
     dropped: bool = False
     drawn: list[int] = field(default_factory=list)
@@ -88,8 +86,7 @@ class Job:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Jobs of one kind may run together."""
-        how = self.sampling, self.drawn_by, self.width
-        return self.given is None, self.path, self.aside, *how
+        return self.given is None, self.path, self.aside, self.sampling, self.width
 
 
 def sequence_of(seed: int, place: int) -> int:

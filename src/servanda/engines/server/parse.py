@@ -69,8 +69,13 @@ def completion(body: Mapping[str, Any], served: str) -> CompletionRequest:
             "prompts are encoded as they are: write special tokens into the text, or send ids",
             "add_special_tokens",
         )
-    if fields.trace_decode_token_ids is not None and len(prompts) > 1:
+    given = fields.trace_decode_token_ids
+    if given is not None and len(prompts) > 1:
         raise RequestError("trace_decode_token_ids continues one prompt", "trace_decode_token_ids")
+    if given is not None and fields.n > 1:
+        raise RequestError("trace_decode_token_ids is one continuation: n is 1", "n")
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs are not streamed", "prompt_logprobs")
     if len(prompts) * fields.n > MAX_SEQUENCES:
         raise RequestError(f"a request has {MAX_SEQUENCES} sequences at most", "n")
     scored = fields.prompt_logprobs
@@ -79,12 +84,12 @@ def completion(body: Mapping[str, Any], served: str) -> CompletionRequest:
             raise RequestError("the logprobs of a prompt are not streamed", "echo")
         scored = fields.logprobs
     limited = "max_tokens" in body and body["max_tokens"] is not None
-    given = fields.trace_decode_token_ids
     return fields.request(
         prompts=prompts,
         max_tokens=len(given) if given is not None and not limited else fields.max_tokens,
         logprobs=fields.logprobs,
         prompt_logprobs=scored,
+        given=tuple(given) if given is not None else None,
         echo=fields.echo,
     )
 
@@ -103,14 +108,13 @@ def chat(body: Mapping[str, Any], served: str) -> CompletionRequest:
     if fields.top_logprobs and not fields.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
     wanted = (fields.max_completion_tokens, fields.max_tokens)
-    given = fields.trace_decode_token_ids
     return fields.request(
         prompts=(),
-        max_tokens=next((w for w in wanted if w is not None), len(given) if given else None),
+        max_tokens=next((w for w in wanted if w is not None), None),
         logprobs=fields.top_logprobs if fields.logprobs else None,
         chat=True,
         messages=tuple(fields.messages),
-        tools=tuple(fields.tools) if fields.tool_choice == "auto" else (),
+        tools=tuple(fields.tools),
     )
 
 

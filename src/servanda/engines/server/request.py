@@ -22,7 +22,7 @@ _COLDEST = 0.01  # as vLLM: below it, logits over the temperature leave their ra
 
 # of no consequence for what is drawn
 _HARMLESS = {"user", "request_id", "service_tier", "store", "metadata"}
-_HARMLESS |= {"skip_special_tokens", "spaces_between_special_tokens", "parallel_tool_calls"}
+_HARMLESS |= {"skip_special_tokens", "spaces_between_special_tokens"}
 # field -> the values that change nothing
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **NEUTRAL,
@@ -50,7 +50,7 @@ class CompletionRequest:
         logprobs, prompt_logprobs: top-k tokens of each position; None: no logprobs.
         given: what is decoded instead of draws.
         salt: only requests of one salt share cached prefixes.
-        tools: what the model may call, in a chat.
+        tools: for the chat template.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]
@@ -117,21 +117,14 @@ class _Common(_Strict):
     min_p: float = Field(0.0, ge=0, lt=1)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int = Field(1, ge=1, le=MAX_SEQUENCES)
-    prompt_logprobs: int | None = Field(None, ge=-1)
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     add_special_tokens: bool = False
-    trace_decode_token_ids: list[int] | None = Field(None, min_length=1)
     cache_salt: str | None = Field(None, min_length=1)
 
     def request(self, **more: Any) -> CompletionRequest:
-        given = self.trace_decode_token_ids
-        if given is not None and self.n > 1:
-            raise RequestError("trace_decode_token_ids is one continuation: n is 1", "n")
-        if self.stream and self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs are not streamed", "prompt_logprobs")
         return CompletionRequest(
             sampling=self._sampling(),
             seed=self.seed,
@@ -140,9 +133,8 @@ class _Common(_Strict):
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             return_token_ids=self.return_token_ids,
             as_ids=self.return_tokens_as_token_ids,
-            given=tuple(given) if given is not None else None,
             salt=self.cache_salt or "",
-            **{"prompt_logprobs": self.prompt_logprobs, **more},
+            **more,
         )
 
     def _sampling(self) -> Sampling:
@@ -160,6 +152,8 @@ class CompletionFields(_Common):
     prompt: Any
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=-1)
+    prompt_logprobs: int | None = Field(None, ge=-1)
+    trace_decode_token_ids: list[int] | None = Field(None, min_length=1)
     echo: bool = False
 
 
@@ -170,7 +164,6 @@ class ChatFields(_Common):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=-1)
     tools: list[dict[str, Any]] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none"] = "auto"
 
 
 def read(model: Any, body: Mapping[str, Any], served: str) -> Any:

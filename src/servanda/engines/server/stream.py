@@ -160,27 +160,17 @@ def _ids(request: CompletionRequest, token: Token | None) -> list[int] | None:
 def _chat_chunk(
     request: CompletionRequest, choice: Choice, token: Token | None, new: bool
 ) -> list[Any]:
-    """The role comes first; with tools the text comes last, for it may be a call."""
-    over = token is None or token.end is not None
-    why = choice.why if token is None else token.end
+    """The role comes first."""
     entries: list[dict[str, Any]] = []
     if new:
         delta = {"role": "assistant", "content": ""}
         entries.append({"index": choice.index, "delta": delta, "finish_reason": None})
         entries[0]["prompt_token_ids"] = list(choice.prompt) if request.return_token_ids else None
-    delta = {"content": token.text if token else ""}
-    if request.tools:
-        said = "".join(t.text for t in choice.tokens) if over else ""
-        delta = dict(chat.message_of(said, True)) if over else {}
-        if "tool_calls" in delta:
-            calls = enumerate(delta["tool_calls"])  # type: ignore[arg-type]
-            delta["tool_calls"] = [{"index": i, **call} for i, call in calls]  # type: ignore
-            why = "tool_calls"
     entry: dict[str, Any] = {
         "index": choice.index,
-        "delta": delta,
+        "delta": {"content": token.text if token else ""},
         "logprobs": None,
-        "finish_reason": why,
+        "finish_reason": choice.why if token is None else token.end,
     }
     if request.logprobs is not None and token is not None:
         entry["logprobs"] = chat.chat_logprobs([token], request.as_ids)

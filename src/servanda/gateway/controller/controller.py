@@ -298,7 +298,6 @@ class Controller:
                     snapshot.slices,
                     floors=worker.scorer.noise.floors,
                     gateways=gateways,
-                    history=worker.history,
                     advice=worker.advice,
                     now=now,
                 ),

@@ -157,17 +157,16 @@ class Gateways:
             for pool in _POOLS
         }
 
-    def served(self, key: str) -> dict[str, dict[str, int]]:
-        """slice -> pool -> requests since gateways started; key: "answers" or "would".
+    def served(self) -> dict[str, dict[str, int]]:
+        """slice -> pool -> requests that it answered since gateways started.
 
         A gateway counts a request for its most specific slice; every request counts for the whole
         traffic.
         """
         served: dict[str, dict[str, int]] = {}
         for gateway in self._known.values():
-            for name, n in _numbers(gateway.counts, key).items():
-                slice_, _, rest = name.partition("\t")
-                pool = rest.partition("\t")[0]
+            for name, n in _numbers(gateway.counts, "answers").items():
+                slice_, _, pool = name.partition("\t")
                 for place in {slice_, WHOLE}:
                     by_pool = served.setdefault(place, {})
                     by_pool[pool] = by_pool.get(pool, 0) + int(n)

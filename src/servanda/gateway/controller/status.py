@@ -22,7 +22,6 @@ class CellStatus:
         value, interval: estimate, weighted by inverse inclusion probability, and two standard
             errors on each side; None where nothing was scored.
         limit, floor: in units of the metric, as value; floor: the noise floor of train.
-        stable: the value of the stable kernel; None: not measured.
         log_evidence, log_price: log e-value against the limit and its alarm threshold, nats.
         log_alarm, log_alarm_price: the same for the change detector (Shiryaev-Roberts).
         log_below, log_leave_price: log e-value of the return test (within the limit) and its
@@ -38,7 +37,6 @@ class CellStatus:
     value: float | None = None
     interval: tuple[float, float] | None = None
     floor: float | None = None
-    stable: float | None = None
     log_evidence: float = 0.0
     log_price: float = float("inf")
     log_alarm: float = float("-inf")
@@ -71,10 +69,8 @@ class SliceStatus:
         served: pool -> requests of it whose reply came from that pool since gateways started,
             "none": without a reply; a request in several slices counts for the most specific
             of them, and for the whole traffic.
-        would: pool -> the same if every slice acted.
         keys, scored: number of distinct users and of requests in the evidence.
         sample: probability with which a request of it is scored.
-        history: (unix seconds, log e-value as a fraction of its log threshold), oldest first.
         advice: of a diverted slice, the likely cause and what to do; None if unknown.
     """
 
@@ -87,13 +83,11 @@ class SliceStatus:
     route: float = 1.0
     share: float | None = None
     served: Mapping[str, int] = field(default_factory=dict)
-    would: Mapping[str, int] = field(default_factory=dict)
     cells: tuple[CellStatus, ...] = ()
     keys: int = 0
     scored: int = 0
     sample: float = 0.0
     relapses: int = 0
-    history: tuple[tuple[float, float], ...] = ()
     advice: Advice | None = None
 
 

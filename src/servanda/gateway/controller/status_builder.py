@@ -25,13 +25,12 @@ def slices_of(
     *,
     floors: Mapping[tuple[str, str], float],
     gateways: Gateways,
-    history: Mapping[str, Sequence[tuple[float, float]]],
     advice: Mapping[str, Advice],
     now: float,
 ) -> tuple[SliceStatus, ...]:
     """Every slice, in the order of the snapshot."""
     shares = gateways.shares(now)
-    served, would = gateways.served("answers"), gateways.served("would")
+    served = gateways.served()
     by_name = {route.name: route for route in routes}
     return tuple(
         SliceStatus(
@@ -44,13 +43,11 @@ def slices_of(
             route=by_name[slice_.name].share if slice_.name in by_name else 1.0,
             share=shares.get(slice_.name),
             served=served.get(slice_.name, {}),
-            would=would.get(slice_.name, {}),
             cells=cells_of(rules, slice_, floors),
             keys=len(slice_.keys),
             scored=slice_.scored,
             sample=by_name[slice_.name].sample if slice_.name in by_name else 0.0,
             relapses=slice_.relapses,
-            history=tuple(history.get(slice_.name, ())),
             advice=advice.get(slice_.name),
         )
         for slice_ in state.slices.values()
@@ -131,14 +128,6 @@ def undrawn(rules: Rules, state: RoutingState) -> tuple[UnwatchedCell, ...]:
     if blind and blind == scored:
         return (UnwatchedCell(blind[0].clause, "any slice", why),)
     return tuple(UnwatchedCell(cell.clause, cell.slice, why) for cell in blind)
-
-
-def nearness(rules: Rules, state: RoutingState) -> dict[str, float]:
-    """slice -> largest log e-value of its cells as a fraction of the threshold; 1 is the alarm."""
-    return {
-        name: max((cell.nearness for cell in cells_of(rules, slice_, {})), default=0.0)
-        for name, slice_ in state.slices.items()
-    }
 
 
 def diverted(state: RoutingState, shares: Mapping[str, float]) -> float:

@@ -17,7 +17,6 @@ from servanda.gateway.controller.messages import Message
 from servanda.gateway.controller.rescoring import ScoredRow, Scorer, TrainDownError
 from servanda.gateway.controller.state import Change, ControllerState
 from servanda.gateway.controller.status import ScoringStatus
-from servanda.gateway.controller.status_builder import nearness
 from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.split_record import SplitRecord
@@ -26,7 +25,6 @@ from servanda.runner.measurement import Open
 
 _TOKENS = 65_536  # of a batch
 _EARLY_S = 30.0  # in which gateways reconnect to a restarted controller
-_POINTS, _POINT_S = 720, 5.0  # of the history of each slice
 
 
 class Worker:
@@ -57,13 +55,11 @@ class Worker:
         self.intake = Intake(state.taken, rows=room)
         self.gateways = Gateways()
         self.split: SplitRecord | None = None
-        self.history: dict[str, deque[tuple[float, float]]] = {}
         self.advice: dict[str, Advice] = {}  # of each diverted slice, from its diversion
         self.scorer = self._new_scorer(cells)
         self.problem = ""
         # with the epoch of their scoring
         self._done: deque[tuple[int, ScoredRow]] = deque()
-        self._pointed = float("-inf")
         try:
             self.scorer.start()
         except ContractError:
@@ -161,7 +157,6 @@ class Worker:
                 self._done.popleft()
             with self.lock:
                 self.intake.durable([s.row for s in scored])
-                self._remember()
             return True
 
     def _diverted(self) -> frozenset[str]:
@@ -248,15 +243,6 @@ class Worker:
             lags=self.state.lags.to_dict() if lag_s is not None else {},
             restarts=scorer.train.restarts,
         )
-
-    def _remember(self) -> None:
-        """Record how near each slice is to a decision, for the page."""
-        now = self._clock()
-        if now - self._pointed < _POINT_S:
-            return
-        self._pointed = now
-        for name, near in nearness(self.state.rules, self.state.routing).items():
-            self.history.setdefault(name, deque(maxlen=_POINTS)).append((now, near))
 
 
 def _first(error: ServandaError) -> str:

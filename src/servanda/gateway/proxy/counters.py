@@ -56,7 +56,6 @@ class Counts:
 
     Args:
         decisions: "slice\\tpool\\treason" -> requests, counted for the most specific slice.
-        would: "slice\\tpool" -> requests that would go there if every decision were acted on.
         statuses: "pool\\tstatus" -> replies: 2xx, 4xx, 5xx, or connect, timeout, broken, gone.
         replicas: "pool\\turl\\tstatus" -> the same of pools that have replicas.
         servers: pool -> url -> state of a replica, as in `ServerPool.report`.
@@ -79,7 +78,6 @@ class Counts:
     """
 
     decisions: dict[str, int] = field(default_factory=dict)
-    would: dict[str, int] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
     replicas: dict[str, int] = field(default_factory=dict)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -106,7 +104,6 @@ class Counts:
     def decided(self, decision: Decision) -> None:
         name = _of(decision)
         add(self.decisions, f"{name}\t{decision.pool or 'refused'}\t{decision.reason}")
-        add(self.would, f"{name}\t{decision.would or 'refused'}")
 
     def replied(self, decision: Decision, pool: Pool | None, first_s: float | None) -> None:
         """Record the pool of a reply and the time to its first byte."""

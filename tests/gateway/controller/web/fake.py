@@ -41,10 +41,7 @@ def cell(clause="tv-mean", value=0.012, log_evidence=-2.0, log_below=6.0, **more
     )
 
 
-def slice_(name, status="active", *, log_evidence=-2.0, rising=False, **more):
-    steps = range(60)
-    top = log_evidence / PRICE
-    path = [max(0.0, top * (i / 59) ** 2) if rising else 0.1 + 0.05 * math.sin(i) for i in steps]
+def slice_(name, status="active", *, log_evidence=-2.0, **more):
     known = {
         "since": NOW - 760,
         "share": 0.24,
@@ -53,17 +50,15 @@ def slice_(name, status="active", *, log_evidence=-2.0, rising=False, **more):
         "keys": 41,
         "scored": 412,
         "sample": 0.01,
-        "history": tuple((NOW - 600 + 10 * i, y) for i, y in enumerate(path)),
     }
     return SliceStatus(name, status, **(known | more))
 
 
 def broken(name="long", **more):
-    bad = cell(value=0.1727, log_evidence=9.1, log_below=-12.0, stable=0.0063, diverts="slice")
+    bad = cell(value=0.1727, log_evidence=9.1, log_below=-12.0, diverts="slice")
     known = {
         "status": "quarantined",
         "log_evidence": 9.1,
-        "rising": True,
         "acts": True,
         "route": 0.0,
         "share": 0.06,

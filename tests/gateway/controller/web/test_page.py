@@ -1,4 +1,4 @@
-"""The page: its sentence, and that nothing on it can be made to act."""
+"""The page: its tables, and that nothing on it can be made to act."""
 
 import math
 import re
@@ -14,8 +14,7 @@ from servanda.gateway.controller.status import (
     ReplicaStatus,
     ScoringStatus,
 )
-from servanda.gateway.controller.web import page, phrases
-from servanda.gateway.controller.web.charts import HEIGHT, WIDTH, served_parts, span, spark
+from servanda.gateway.controller.web import page, summary
 from servanda.gateway.controller.web.text import text as terminal
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.model import STATUSES, Pin
@@ -26,7 +25,7 @@ from tests.kit import parse
 VIEWER, OPERATOR = Holder("vera", "viewer"), Holder("otto", "operator")
 QUIET = fake.status().slices[1:]
 YOUNG = fake.slice_("young", scored=1, cells=(fake.cell(log_below=0.1, n=1),))
-NEW = fake.slice_("new", scored=0, keys=0, history=())
+NEW = fake.slice_("new", scored=0, keys=0)
 
 
 def pinned(to, **more):
@@ -36,103 +35,50 @@ def pinned(to, **more):
 @pytest.mark.parametrize(
     ("known", "text"),
     [
-        (
-            {"slices": QUIET},
-            "✓ All 3 slices are within their limits.",
-        ),
-        ({"slices": QUIET[:1]}, "✓ domain=code is within its limits."),
-        ({}, "✗ long is served by stable. The other 3 slices are within their limits."),
+        ({"slices": QUIET}, "✓ 3 active, within limits"),
+        ({}, "✗ 1 quarantined · 3 active, within limits"),
         (
             {"slices": (fake.broken(acts=False), *QUIET[:1]), "mode": "observe"},
-            "✗ long would be served by stable. The other slice is within its limits.",
+            "✗ 1 would be quarantined · 1 active, within limits",
         ),
         (
-            {"slices": (fake.broken(status="suspect", held="not diverted: no room"), *QUIET)},
-            "✗ long exceeds its limit and stays on the infer kernel. "
-            "The other 3 slices are within their limits.",
+            {"slices": (*QUIET, fake.broken(status="suspect", held="no room"))},
+            "✗ 1 above its limit · 3 active, within limits",
         ),
-        (
-            {"slices": (fake.broken(), NEW)},
-            "✗ long is served by stable. 1 other slice is not decided yet.",
-        ),
-        (
-            {"slices": (fake.slice_("all", "quarantined", acts=True), NEW, fake.slice_("b"))},
-            "✗ The whole traffic is served by stable. 1 of 2 other slices is within its limits.",
-        ),
-        ({"slices": (YOUNG, *QUIET)}, "✓ All 4 slices show no evidence of a violation."),
-        ({"slices": (YOUNG,)}, "✓ young shows no evidence of a violation."),
-        (
-            {"slices": (YOUNG, NEW)},
-            "? 1 of 2 slices shows no evidence of a violation; new has no evidence yet.",
-        ),
-        (
-            {"slices": (fake.broken(), YOUNG)},
-            "✗ long is served by stable. The other slice shows no evidence of a violation.",
-        ),
-        (
-            {"slices": (fake.broken(), YOUNG, NEW, *QUIET)},
-            "✗ long is served by stable. 4 of 5 other slices show no evidence of a violation.",
-        ),
-        ({"slices": QUIET[2:]}, "✓ The whole traffic is within its limits."),
-        (
-            {"slices": (fake.broken(), NEW, *QUIET)},
-            "✗ long is served by stable. 3 of 4 other slices are within their limits.",
-        ),
-        (
-            {"slices": (pinned("stable"), *QUIET)},
-            "✗ domain=math is served by stable. The other 3 slices are within their limits.",
-        ),
-        (
-            {"slices": (fake.broken(pin=Pin("infer", "a", "b", fake.NOW + 1)), *QUIET[:1])},
-            "? long is quarantined.",
-        ),
-        (
-            {"slices": (NEW, *QUIET)},
-            "? 3 of 4 slices are within their limits; new has no evidence yet.",
-        ),
-        ({"slices": (NEW,)}, "? No slice has evidence yet; the infer kernel serves."),
-        ({"slices": ()}, "? No slice of this contract is watched here."),
-        (
-            {"slices": (fake.slice_("tools", "suspect"), *QUIET)},
-            "? tools is suspect.",
-        ),
-        (
-            {"slices": (fake.slice_("a", "suspect"), fake.slice_("b", "recovering"), *QUIET)},
-            "? a and b are suspect or recovering.",
-        ),
+        ({"slices": (fake.broken(), NEW)}, "✗ 1 quarantined · 1 without evidence"),
+        ({"slices": (YOUNG, *QUIET)}, "✓ 1 active · 3 active, within limits"),
+        ({"slices": (*QUIET, NEW, NEW)}, "? 2 without evidence · 3 active, within limits"),
+        ({"slices": (pinned("stable"), *QUIET)}, "● 1 pinned to stable · 3 active, within limits"),
+        ({"slices": ()}, "? no slice is watched"),
+        ({"slices": (fake.slice_("a", cells=()),)}, "– 1 not watched"),
     ],
 )
-def test_the_first_line_says_how_things_stand(known, text):
-    head = phrases.headline(fake.status(**known))
+def test_the_first_line_counts_the_slices_by_state_the_worst_first(known, text):
+    head = summary.headline(fake.status(**known))
     assert f"{head.glyph} {head.text}" == text
-
-
-def test_many_slices_are_named_and_then_counted():
-    away = tuple(fake.slice_(f"s{i}", "quarantined", acts=True) for i in range(7))
-    head = phrases.headline(fake.status(slices=away))
-    assert head.text == "s0, s1, s2 and 4 more are served by stable."
 
 
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (fake.slice_("a"), "✓ active"),
-        (fake.slice_("a", scored=0), "? no evidence yet"),
+        (fake.slice_("a"), "✓ active, within limits"),
+        (YOUNG, "✓ active"),
+        (fake.slice_("a", scored=0), "? without evidence"),
         (fake.slice_("a", cells=()), "– not watched"),
         (fake.slice_("a", "suspect"), "? suspect"),
-        (fake.broken(status="suspect"), "✗ exceeds its limit"),
+        (fake.broken(status="suspect"), "✗ above its limit"),
         (fake.slice_("a", "quarantined", acts=True), "✗ quarantined"),
         (fake.slice_("a", "quarantined"), "✗ would be quarantined"),
         (fake.slice_("a", "probation", acts=True), "✗ probation"),
         (fake.slice_("a", "recovering", acts=True), "↗ recovering"),
         (pinned("stable"), "● pinned to stable"),
         (pinned("infer"), "● pinned to infer"),
-        (pinned("enforce"), "✓ active"),
+        (pinned("enforce"), "✓ active, within limits"),
     ],
 )
 def test_a_state_has_a_word_and_a_glyph_and_not_colour_alone(one, said):
-    glyph, state, _ = phrases.state(one)
-    assert f"{glyph} {state}" == said
+    state = summary.state(one)
+    assert f"{state.glyph} {state.text}" == said
 
 
 @pytest.mark.parametrize(
@@ -148,7 +94,7 @@ def test_a_state_has_a_word_and_a_glyph_and_not_colour_alone(one, said):
     ],
 )
 def test_a_row_says_who_serves_it_now(one, base, who):
-    assert phrases.served_by(one, fake.status(slices=(one,), base=base)) == who
+    assert summary.served_by(one, fake.status(slices=(one,), base=base)) == who
 
 
 PINNED = {to: Pin(to, "a", "b", fake.NOW + 1) for to in ("stable", "infer")}
@@ -174,15 +120,13 @@ ALL = fake.slice_("all", "quarantined", acts=True, route=0.0)
 def test_where_the_whole_traffic_goes_there_goes_every_slice_of_it(one, whole, who, meant):
     """As the router has it: a person's word before a decision, and stable before infer."""
     at = fake.status(slices=(one, whole))
-    assert (phrases.served_by(one, at), phrases.served_by(one, at, if_acted=True)) == (who, meant)
+    assert (summary.served_by(one, at), summary.served_by(one, at, if_acted=True)) == (who, meant)
 
 
 def test_what_a_promotion_does_not_give_infer_is_no_decision_of_ours():
     one = fake.slice_("a")
-    assert (
-        phrases.served_by(one, fake.status(slices=(one,), base=0.05), if_acted=True)
-        == "infer 5.0 %"
-    )
+    at = fake.status(slices=(one,), base=0.05)
+    assert summary.served_by(one, at, if_acted=True) == "infer 5.0 %"
 
 
 def test_the_worst_slice_comes_first_and_the_whole_last():
@@ -195,29 +139,51 @@ def test_the_worst_slice_comes_first_and_the_whole_last():
         fake.broken(),
         pinned("infer"),
     )
-    found = [row["slice"].name for row in page.rows(fake.status(slices=slices))]
+    found = [slice_.name for slice_ in summary.ordered(slices)]
     assert found == ["domain=math", "long", "odd", "back", "near", "calm", "all"]
 
 
+def test_how_tokens_are_drawn_comes_first_only_where_it_is_suspicious():
+    drawn = fake.cell("sampler_fidelity", -0.3, 2.0, limit=0.0, unit="nats", refutes=True)
+    one = fake.slice_("a", cells=(drawn, fake.cell(log_evidence=0.1)))
+    assert summary.worst(one) is one.cells[1]
+
+    bad = replace(drawn, log_evidence=5.0)
+    assert summary.worst(replace(one, cells=(bad, one.cells[1]))) is bad
+    assert "sampler_fidelity -0.3 nats -0.24 to -0.36 – 0.0004" in shown(
+        fake.status(slices=(replace(one, cells=(bad,)),))
+    )
+
+
+def shown(status, holder=OPERATOR):
+    """The text of the page."""
+    text = re.sub("<[^>]+>", " ", page.page(status, holder))
+    return " ".join(text.replace("\n", " ").split())
+
+
 def test_the_page_shows_what_a_person_needs():
-    html = page.page(fake.status(), OPERATOR)
-    for text in (
-        "0.173",
-        "limit 0.05",
-        "8,955",
-        "6,000",
-        "27 users",
-        "6.0 %",
-        "stable 0.0063",
-        "suspect → quarantined",
-        "tv-mean on long is above its limit",
-        "14 of 512 rows queued",
-        "gateway-1",
-        "room for 7",
-        "1 cell (clause on a slice) of the contract that routing does not watch",
+    text = shown(fake.status())
+    for part in (
+        "✗ 1 quarantined · 3 active, within limits mode enforce · scored 1,912 of 41,300 requests",
+        "6.0 % of all traffic diverted",
+        "long 6.0 % ✗ quarantined 12 min 40 s stable replies: infer 1,120, stable 380",
+        "tv-mean 0.173 0.05 1.046 times the threshold 188 27 users",
+        "whole traffic 100 % ✓ active, within limits 12 min 40 s infer, 6.0 % diverted",
+        "long tv-mean 0.173 0.138 to 0.207 0.05 0.0004 8,955 6,000 &lt; 0.001 120 188",
+        "07:47:20 long suspect → quarantined tv-mean on long is above its limit 0.173 0.05 8,955",
+        "infer 30,890 12 31 64 33 –",
+        "stable 400 3 9 16 7 20 failed over from infer (5xx 20)",
         "otto (operator)",
     ):
-        assert text in html, text
+        assert part in text, part
+
+
+def test_what_would_be_served_is_shown_beside_what_is():
+    slices = (fake.broken(acts=False), fake.slice_("all", share=1.0))
+    text = shown(fake.status(slices=slices, mode="observe"))
+    assert "infer, would be stable replies: infer 1,120, stable 380" in text
+    assert "infer, would be infer, 6.0 % diverted" in text
+    assert "6.0 % would be diverted" in text
 
 
 def test_problems_come_first():
@@ -239,7 +205,7 @@ def test_a_contract_that_is_refused_is_told_on_one_line_without_the_line_of_its_
     with pytest.raises(ContractError) as found:
         parse("apiVersion: x\nrouting: {mod: enforce}\n", "c.yaml", engines=["table"])
     assert str(found.value).count("^") > 1
-    told = phrases.problem(str(found.value), 4000)
+    told = summary.problem(str(found.value), 4000)
     assert "c.yaml:2:11: routing has no key 'mod' hint: did you mean 'mode'?" in told
     assert "^" not in told and " | " not in told
 
@@ -292,21 +258,6 @@ def hostile(text):
     )
 
 
-def test_why_requests_are_no_evidence_is_shown_the_most_frequent_first():
-    counts = {name: {"unsampled": {f"why {name}{i}": i for i in range(1, 5)}} for name in "ab"}
-    counts["a"]["unsampled"]["stop"] = counts["b"]["unsampled"]["stop"] = 900
-    gateways = tuple(fake.gateway(name=name, counts=told) for name, told in counts.items())
-
-    html = page.page(fake.status(gateways=gateways), OPERATOR)
-
-    assert (
-        "sampled, but no evidence: 1,800 stop · 4 why a4 · 4 why b4 · 3 why a3 · 3 why b3" in html
-    )
-    assert "4 more reasons" in html
-    silent = page.page(fake.status(gateways=(fake.gateway(counts={}),)), OPERATOR)
-    assert "sampled, but no evidence" not in silent
-
-
 def test_a_replica_that_is_not_used_is_a_problem_with_its_reason():
     out = ReplicaStatus("http://b", out_at=1, why="another kernel: model 'x', not 'm'")
     pool = PoolStatus(replicas=(ReplicaStatus("http://a", used_at=1), out))
@@ -314,7 +265,7 @@ def test_a_replica_that_is_not_used_is_a_problem_with_its_reason():
 
     (said,) = one.problems
     assert said == "a replica of infer is not used, http://b: another kernel: model 'x', not 'm'"
-    assert "1 of 2 replicas used" in page.page(one, OPERATOR)
+    assert "1 of 2 replicas used" in shown(one)
     assert f"! {said}" in terminal(one, "http://leader")
     assert "infer 0 in flight, 1 of 2 replicas used" in terminal(one, "http://leader")
 
@@ -334,7 +285,7 @@ def test_a_hostile_text_is_shown_and_does_nothing(text):
 
     assert "<script>" not in html and "<img" not in html and "<!--" not in html
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", html)
-    assert html.count("<table") == html.count("</table>") == 1
+    assert html.count("<table") == html.count("</table>") == 4
     # well formed but for what HTML closes by itself: every name stands inside its own attribute
     body = html[html.index("<main") : html.index("</main>") + len("</main>")]
     body = re.sub(r"<noscript>.*?</noscript>", "", body)
@@ -344,44 +295,10 @@ def test_a_hostile_text_is_shown_and_does_nothing(text):
         assert element.tag not in ("script", "img", "a")
 
 
-def test_odd_numbers_are_drawn_within_the_frame():
-    for history in ((), ((0.0, math.nan),), ((fake.NOW, 5e300), (fake.NOW, -1e9)), ((9e99, 0.1),)):
-        for log_e in (-math.inf, 0.0, 800.0, math.inf, math.nan):
-            one = fake.slice_("a", history=history, cells=(fake.cell(log_evidence=log_e),))
-            drawn = spark(one, one.cells[0], span(fake.status(slices=(one,))))
-            assert drawn is not None
-            for point in drawn.points.split():
-                x, y = map(float, point.split(","))
-                assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
-            assert "nan" not in page.fragment(fake.status(slices=(one,)), VIEWER)
-
-
-def test_a_long_history_keeps_its_peaks():
-    begin = fake.NOW - 3000
-    history = tuple((begin + 0.3 * i, 1.2 if i == 777 else 0.1) for i in range(10_000))
-    one = fake.slice_("a", history=history)
-    drawn = spark(one, one.cells[0], span(fake.status(slices=(one,))))
-    assert drawn is not None
-    heights = [float(point.split(",")[1]) for point in drawn.points.split()]
-    assert len(heights) <= 130
-    assert min(heights) < drawn.price
-
-
-def test_the_price_is_reached_where_the_line_says_so():
-    one = fake.slice_("a", history=(), cells=(fake.cell(log_evidence=fake.PRICE),))
-    drawn = spark(one, one.cells[0], span(fake.status(slices=(one,))))
-    assert drawn is not None and drawn.last is not None
-    assert drawn.last[1] == drawn.price
-
-
-def test_a_bar_adds_up_to_the_whole():
-    parts = served_parts({"stable": 1, "infer": 2, "refused": 1, "none": 0})
-    assert [(p.pool, p.x, p.width) for p in parts] == [
-        ("infer", 0, 50.0),
-        ("stable", 50.0, 25.0),
-        ("other", 75.0, 25.0),
-    ]
-    assert served_parts({}) == ()
+@pytest.mark.parametrize("log_e", [-math.inf, 0.0, 800.0, math.inf, math.nan])
+def test_odd_numbers_are_printed(log_e):
+    one = fake.slice_("a", cells=(fake.cell(log_evidence=log_e),))
+    assert "nan" not in page.fragment(fake.status(slices=(one,)), VIEWER)
 
 
 @pytest.mark.parametrize("status", STATUSES)
@@ -411,4 +328,4 @@ def test_a_standing_travels_as_json():
 def test_a_decision_says_whether_anything_was_moved(step, text):
     before, after, acted = step
     one = fake.transition(3, before, after, acted=acted)
-    assert f">{text}</span>" in page.fragment(fake.status(transitions=(one,), moves=3), VIEWER)
+    assert f">{text}</td>" in page.fragment(fake.status(transitions=(one,), moves=3), VIEWER)

@@ -208,18 +208,18 @@ def test_status_shows_a_row_a_slice(server):
     done = servanda("gateway", "status", "--gateway", url, key=KEY["viewer"])
     assert done.exit_code == 0
     assert done.output.replace(url, "URL").splitlines() == [
-        "✗ prompt > 32k would be served by stable. The other slice is within its limits.",
+        "✗ 1 would be quarantined · 1 active, within limits",
         "gateway-demo · contract 3982d4a0 · route 17",
         "infer 12 in flight, room for 33 · stable 3 in flight, room for 7 · 1 gateway"
         " · 20 failed over from infer (5xx 20)",
         "scored 1,912 of 41,300 requests · 6.0 % would be diverted · 14 queued · 3 dropped"
         " · 41 users",
         "",
-        "  slice          share  value  limit  stable  served by                        state",
-        "✗ prompt > 32k   6.0 %  0.173   0.05  0.0063  infer (would be stable)          "
+        "  slice          share  value  limit  served by                               state",
+        "✗ prompt > 32k   6.0 %  0.173   0.05  infer (would be stable)                 "
         "would be quarantined  1.046 times the alarm threshold, 188 requests, 27 users",
-        "✓ whole traffic  100 %  0.012   0.05          infer (would be 6.0 % diverted)  "
-        "active  9 % of alarm threshold, 412 requests, 41 users",
+        "✓ whole traffic  100 %  0.012   0.05  infer (would be infer, 6.0 % diverted)  "
+        "active, within limits  9 % of alarm threshold, 412 requests, 41 users",
         "",
         "mode: observe. To act on decisions about 'prompt > 32k': "
         "servanda gateway pin 'prompt > 32k' --to enforce --ttl 24h "

@@ -36,7 +36,7 @@ from servanda.gateway.controller.web.gateway_metrics import (
     reason,
     seconds_of,
 )
-from servanda.gateway.controller.web.phrases import within_limit
+from servanda.gateway.controller.web.summary import within_limit
 from servanda.gateway.proxy.logprob_request import REASONS as NO_EVIDENCE
 from servanda.gateway.routing.model import STATUSES
 

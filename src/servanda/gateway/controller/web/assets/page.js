@@ -1,4 +1,4 @@
-// Updates the page and sends pins.  Open lists, the focus and a selection survive an update.
+// Updates the page and sends pins.  The focus, a selection and the scrolling survive an update.
 "use strict";
 
 (() => {
@@ -15,26 +15,26 @@
   document.documentElement.classList.add("has-script");
 
   const keyOf = (element) =>
-    element && live.contains(element)
-      ? [element.dataset.act || element.tagName, element.dataset.slice || element.dataset.key || element.closest("[data-key]")?.dataset.key]
-      : null;
+    element && live.contains(element) ? [element.dataset.act, element.dataset.slice || element.dataset.key] : null;
 
   const find = (key) =>
     key &&
-    [...live.querySelectorAll("[data-slice],[data-key],[data-key] summary")].find((one) => {
+    [...live.querySelectorAll("[data-slice],[data-key]")].find((one) => {
       const other = keyOf(one);
       return other[0] === key[0] && other[1] === key[1];
     });
+
+  const scrolled = () => [...live.querySelectorAll(".scroll")];
 
   function show(html) {
     const chosen = document.getSelection();
     if (chosen && !chosen.isCollapsed && live.contains(chosen.anchorNode)) return;
     const page = new DOMParser().parseFromString(html, "text/html");
     const focus = keyOf(document.activeElement);
-    const open = [...live.querySelectorAll("details[open]")].map((one) => one.dataset.key);
+    const left = new Map(scrolled().map((one) => [one.dataset.key, one.scrollLeft]));
     const before = live.querySelector("#head")?.textContent;
     live.replaceChildren(...page.body.childNodes);
-    for (const one of live.querySelectorAll("details")) one.open = open.includes(one.dataset.key);
+    for (const one of scrolled()) one.scrollLeft = left.get(one.dataset.key) || 0;
     find(focus)?.focus({ preventScroll: true });
     const now = live.querySelector("#head")?.textContent;
     if (now !== before) {
