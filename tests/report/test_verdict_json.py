@@ -69,14 +69,11 @@ def test_what_is_no_verdict_is_refused_by_place(change, message):
 
 
 def test_a_missing_key_is_named():
+    """Also one with a default: a verdict is read whole or not at all."""
     data = made.VERDICTS["holds"].to_dict()
+    del data["circumstances"]["seconds"]
+    with pytest.raises(EvidenceError, match=r"^circumstances.seconds is missing\n  hint: "):
+        Verdict.from_dict(data)
     del data["cells"][0]["clause"]
     with pytest.raises(EvidenceError, match=r"^cells\[0\].clause is missing"):
         Verdict.from_dict(data)
-
-
-def test_a_verdict_of_an_older_version_has_defaults_for_what_it_lacks():
-    data = made.VERDICTS["holds"].to_dict()
-    del data["circumstances"], data["portraits"]
-    again = Verdict.from_dict({**data, "of a later one": 1})
-    assert again.portraits == {} and again.circumstances.seconds is None

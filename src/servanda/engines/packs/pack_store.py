@@ -86,7 +86,8 @@ class TreeStore:
         place = f"{self._tree.place}/{INDEX}"
         try:
             index: Any = json.loads(data)
-            MeasurementError.refuse_newer(place, index["schema"], _SCHEMA)
+            anew = "name another registry, and publish its packs there"
+            MeasurementError.refuse_form(place, index["schema"], _SCHEMA, anew)
             packs = index["packs"]
             return {str(n): {str(t): str(d) for t, d in tags.items()} for n, tags in packs.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
