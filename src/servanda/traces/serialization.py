@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from servanda.errors import EvidenceError
 
 T = TypeVar("T")
-_ANEW = "is this a verdict.json of servanda, and of this version?"
 _hints = lru_cache(maxsize=64)(get_type_hints)
 
 
@@ -33,7 +32,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], data: Any, place: str = "") -> T:
-    """A value of a dataclass from the result of `to_plain`; unknown keys are ignored.
+    """A value of a dataclass from the result of `to_plain`.
+
+    Unknown keys are ignored; a missing one has the field's default, if there is one.
 
     Raises:
         EvidenceError: a key is missing, or a value has the wrong type.
@@ -78,9 +79,10 @@ def _record(kind: Any, data: Any, place: str) -> Any:
     hints, values = _hints(kind), {}
     for field in fields(kind):
         inner = f"{place}.{field.name}" if place else field.name
-        if field.name not in data:
-            raise EvidenceError(f"{inner} is missing", hint=_ANEW)
-        values[field.name] = _read(hints[field.name], data[field.name], inner)
+        if field.name in data:
+            values[field.name] = _read(hints[field.name], data[field.name], inner)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise EvidenceError(f"{inner} is missing", hint="is this a verdict.json of servanda?")
     return kind(**values)
 
 
@@ -105,4 +107,7 @@ def _float(data: Any, place: str) -> float:
 def _refuse(data: Any, wanted: str, place: str) -> Any:
     shown = repr(data)
     shown = shown if len(shown) <= 40 else shown[:39] + "…"
-    raise EvidenceError(f"{place or 'the file'} is {shown}, not {wanted}", hint=_ANEW)
+    raise EvidenceError(
+        f"{place or 'the file'} is {shown}, not {wanted}",
+        hint="is this a verdict.json of servanda, and of this version?",
+    )
