@@ -62,7 +62,7 @@ statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: 0.5}}
   - {{id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.03, slices: all}}
   - {{id: k3, metric: k3_nats, aggregate: mean, clip: 1.0, at_most: 0.5}}
-promotion: {{offline: {{sequences: [192, 192]}}}}
+promotion: {{offline: {{prompt_groups: [192, 192]}}}}
 """
 
 

@@ -39,7 +39,7 @@ numerical:
   - {{id: osc, metric: logit_osc_nats, at_most: 100, slices: all}}
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: 0.5, slices: all}}
-promotion: {{offline: {{sequences: [{groups}, {groups}]}}}}
+promotion: {{offline: {{prompt_groups: [{groups}, {groups}]}}}}
 """
 HEAD = ("train", "infer", "mean TV", "interval", "floor", "k3", "p99 |d|", "flips", "golden osc")
 

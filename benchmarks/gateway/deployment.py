@@ -59,12 +59,12 @@ routing:
   mode: enforce
   stable_in_flight: 1000
   most_diverted: 1.0
-  keys: 20
+  min_users: 20
   dwell: {dwell}
   sample: {sample}
   sample_near: {sample_near}
   mirror: 1.0
-  budget: 4.0
+  scorer_utilisation: 4.0
   expires: {expires}
 """
 

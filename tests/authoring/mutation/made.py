@@ -27,11 +27,11 @@ statistical:
 observability:
   clauses:
     - {id: fidelity, metric: sampler_fidelity}
-    - {id: finite, metric: usable_ratio, at_least: 0.99}
+    - {id: finite, metric: valid_ratio, at_least: 0.99}
 escalation:
   - {when: {clause: tail, is: violated}, do: [{page: oncall}]}
   - {when: {section: statistical, is: violated}, do: [hold]}
-promotion: {offline: {sequences: [32, 1600]}}
+promotion: {offline: {prompt_groups: [32, 1600]}}
 """
 
 HEAD = """\

@@ -162,7 +162,7 @@ def test_a_contract_below_the_floor_is_unsatisfiable_by_name(tmp_path):
 
 
 def test_a_contract_whose_sizes_are_too_small_is_unsatisfiable_and_no_kernel_is_run(tmp_path):
-    text = made.CONTRACT.replace("sequences: [32, 1600]", "sequences: [8, 8]")
+    text = made.CONTRACT.replace("prompt_groups: [32, 1600]", "prompt_groups: [8, 8]")
     text = text.replace("round: 32", "round: 8")
 
     found = faults_of(contract_of(tmp_path, text), open=None)
@@ -175,7 +175,7 @@ def test_a_contract_whose_sizes_are_too_small_is_unsatisfiable_and_no_kernel_is_
 
 
 def test_a_size_that_ends_undecided_is_said(tmp_path):
-    text = made.CONTRACT.replace("sequences: [32, 1600]", "sequences: [32, 32]")
+    text = made.CONTRACT.replace("prompt_groups: [32, 1600]", "prompt_groups: [32, 32]")
 
     found = faults_of(contract_of(tmp_path, text), open=a_little_unsteady)
 

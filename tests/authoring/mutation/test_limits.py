@@ -152,7 +152,7 @@ def test_a_guard_that_a_plan_adds_anyway_is_equivalent_with_the_proof(sharp):
 
 
 def test_the_limit_of_a_clause_that_is_judged_nowhere_is_equivalent(tmp_path):
-    line = "  - {id: live, metric: rescored_ratio, over: 1h, at_least: 0.005}\n"
+    line = "  - {id: live, metric: scoring_rate, over: 1h, at_least: 0.005}\n"
     contract = made.CONTRACT.replace("escalation:", f"  {line}escalation:", 1)
 
     tried = mark_of(tmp_path, contract, "live.at_least 0.01")
@@ -179,7 +179,7 @@ def test_a_rule_that_another_repeats_is_equivalent(tmp_path):
 
 
 def test_a_limit_that_the_sizes_cannot_certify_is_refused_before_any_test(tmp_path):
-    contract = made.CONTRACT.replace("sequences: [32, 1600]", "sequences: [32, 48]")
+    contract = made.CONTRACT.replace("prompt_groups: [32, 1600]", "prompt_groups: [32, 48]")
 
     tried = mark_of(tmp_path, contract, "letter.at_most 0.05")
 

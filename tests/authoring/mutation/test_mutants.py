@@ -108,7 +108,7 @@ def test_a_limit_of_zero_has_no_multiple_and_is_loosened_by_a_little():
         ),
         ("{id: x, metric: batch_invariance_nats, at_most: 0}", "runtime", ["at_most 0.001"]),
         (
-            "{id: x, metric: usable_ratio, at_least: 0.999}",
+            "{id: x, metric: valid_ratio, at_least: 0.999}",
             "observability",
             ["at_least 0.998", "at_least 0.9995"],
         ),
