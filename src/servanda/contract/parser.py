@@ -178,18 +178,14 @@ def _grouped(error: ValidationError, data: Mapping[str, Any]) -> _Wrong:
         if details["type"] == "too_short" and details["input"]:
             continue  # items were refused, and each has said so
         for name in details["loc"]:  # one that is not inside is a branch of a union
-            if _has(node, name):
+            inside = range(len(node)) if isinstance(node, list) else node
+            if isinstance(inside, range | dict) and name in inside:
                 path, node = (*path, name), node[name]
         # a list that is too short lacks an item, but the list is what is wrong
         if details["type"] == "missing" and isinstance(last, str):
             path = (*path, last)
         wrong.setdefault(path, []).append(details)
     return wrong
-
-
-def _has(node: Any, name: str | int) -> bool:
-    inside = range(len(node)) if isinstance(node, list) else node
-    return isinstance(inside, range | dict) and name in inside
 
 
 def _problem(
