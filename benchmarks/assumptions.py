@@ -58,7 +58,7 @@ workload:
 claim: realised
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: 0.5, slices: all}}
-promotion: {{offline: {{sequences: [{groups}, {groups}]}}}}
+promotion: {{offline: {{prompt_groups: [{groups}, {groups}]}}}}
 """
 Rows = list[tuple[str, ...]]
 

@@ -100,7 +100,7 @@ _LONG = {
     "d": [0, 0, 0, 0.02, 0.98],
 }
 _KINDS = {"": kit.BASE, "d": [0.1, 0.1, 0.1, 0.6, 0.1]}
-_LOSSY = "observability: {clauses: [{id: usable, metric: usable_ratio, at_least: 0.5}]}"
+_LOSSY = "observability: {clauses: [{id: usable, metric: valid_ratio, at_least: 0.5}]}"
 
 SCENARIOS = (
     Scenario("plain", "every context diverges alike", {"": kit.BASE}, _even, ratios=RATIOS),

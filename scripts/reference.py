@@ -70,11 +70,11 @@ def metrics() -> str:
         runtime.append((f"`{name}`", metric.unit, limit, ", ".join(takes), metric.meaning))
     chain = [("metric", "definition", "example")]
     chain += [(f"`{name}`", m.meaning, f"`{m.example}`") for name, m in CHAIN.items()]
-    checks = [("check", "older name", "requirement")]
+    checks = [("check", "in verdicts and logs", "requirement")]
     for name in GUARDS:
         printed = printed_metric(name)
-        older = f"`{name}`" if printed != name else ""
-        checks.append((f"`{printed}`", older, of_guard(name)))
+        stored = f"`{name}`" if printed != name else ""
+        checks.append((f"`{printed}`", stored, of_guard(name)))
     return (
         f"{_HEAD}# Metrics and validity checks\n\n"
         "`servanda contract explain NAME` prints more about each. Other projects have [other names "
@@ -89,8 +89,8 @@ def metrics() -> str:
         f"{_table(*runtime)}\n\n"
         "## Validity checks\n\n"
         "Write these under `observability.clauses`. A validity check is a precondition: where it "
-        "fails, the\nstatistical clauses are inconclusive. An older name is still accepted, and "
-        "verdicts and logs store it.\n\n"
+        "fails, the\nstatistical clauses are inconclusive. Verdicts and logs have another name for "
+        "three of them.\n\n"
         f"{_table(*checks)}\n"
     )
 

@@ -49,7 +49,7 @@ statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: {limit}}}
 {more}
 {bitwise}
-promotion: {{offline: {{sequences: [{first}, {last}]}}{canary}}}
+promotion: {{offline: {{prompt_groups: [{first}, {last}]}}{canary}}}
 {stable}
 """
 

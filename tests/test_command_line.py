@@ -225,7 +225,6 @@ PRINTS_NONE = {
     "contract derive": "it writes a contract",
     "contract schema": "it is JSON",
     "promotion ledger export": "it is JSON, an entry a line",
-    "promotion ledger upgrade": "a line that says whether it was upgraded",
     "gateway envoy": "it serves",
     "tools serve-kernel": "it serves",
 }

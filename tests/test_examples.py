@@ -23,7 +23,7 @@ workload: {{prompts: prompts.jsonl, round: 16, sampling: {{max_new_tokens: 12}}}
 claim: realised
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: 0.05}}
-promotion: {{offline: {{sequences: [32, 64]}}}}
+promotion: {{offline: {{prompt_groups: [32, 64]}}}}
 """
 
 

@@ -68,14 +68,23 @@ class ServandaError(Exception):
             raise cls(f"{what}: {error.strerror or error}", hint=hint) from None
 
     @classmethod
-    def refuse_newer(cls, name: object, schema: object, known: int) -> None:
-        """Refuse a file that a later version of Servanda wrote, as an error of this class."""
-        if isinstance(schema, int) and schema > known:
-            raise cls(
-                f"{name} has schema {schema}, and this version of Servanda reads up to {known}",
-                hint="use the version that wrote it, or a newer one: "
-                "pip install --upgrade servanda",
-            )
+    def refuse_form(
+        cls, name: object, found: object, read: int, anew: str, noun: str = "schema"
+    ) -> None:
+        """Refuse a file of another form than the one that is read, as an error of this class.
+
+        Args:
+            found: the number that the file states; None: it states none.
+            anew: the next move, unless a newer version of Servanda wrote it.
+        """
+        if found == read:
+            return
+        stated = f"no {noun}" if found is None else f"{noun} {found}"
+        newer = isinstance(found, int) and found > read
+        raise cls(
+            f"{name} has {stated}, and this version of Servanda reads {noun} {read}",
+            hint="upgrade it: pip install --upgrade servanda" if newer else anew,
+        )
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.problems))

@@ -101,26 +101,6 @@ def test_x_keys_and_the_other_two_words_are_accepted():
     assert not VALIDATOR.is_valid(data)
 
 
-@pytest.mark.parametrize(
-    ("place", "stored", "word"),
-    [
-        (("promotion", "offline"), "sequences", "prompt_groups"),
-        (("routing",), "keys", "min_users"),
-        (("routing",), "budget", "scorer_utilisation"),
-    ],
-)
-def test_a_renamed_key_has_either_word_and_not_both(place, stored, word):
-    data = plain(WHOLE)
-    part = data
-    for name in place:
-        part = part[name]
-    value = part.pop(stored, 1)
-    part[word] = value
-    assert [error.message for error in VALIDATOR.iter_errors(data)] == []
-    part[stored] = value
-    assert not VALIDATOR.is_valid(data)
-
-
 MUTATIONS = [
     (("confidence",), "0.95"),
     (("confidence",), 1.5),
@@ -160,7 +140,7 @@ MUTATIONS = [
     (("escalation", 0, "do"), []),
     (("escalation", 0, "do"), "hold"),
     (("routing", "dwell"), 15),
-    (("promotion", "offline", "sequences"), [1]),
+    (("promotion", "offline", "prompt_groups"), [1]),
     (("promotion", "shadow", "share"), 0),
     (("promotion", "online"), {}),
     (("apiVersion",), "v1"),

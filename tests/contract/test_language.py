@@ -67,8 +67,8 @@ observability:
   record: [fingerprint, token_ids, processed_logprobs, sampling, path, batch_size]
   clauses:
     - {id: fidelity, metric: sampler_fidelity}
-    - {id: finite,   metric: usable_ratio, at_least: 0.999}
-    - {id: coverage, metric: rescored_ratio, over: 1h, at_least: 0.005,
+    - {id: finite,   metric: valid_ratio, at_least: 0.999}
+    - {id: coverage, metric: scoring_rate, over: 1h, at_least: 0.005,
        stages: [shadow, canary, full]}
 escalation:
   - {when: {clause: tail, is: violated},                do: [{divert: slice}, {page: oncall}]}
@@ -77,9 +77,9 @@ escalation:
   - {when: {diverted_traffic: {gte: 0.3}},              do: [hold, {page: oncall}]}
 routing: {enter_evidence: 1000, leave_evidence: 20, dwell: 15m, without_snapshot: stable}
 promotion:
-  offline: {sequences: [400, 6000]}
-  shadow:  {sequences: [1500, 20000], share: 0.05}
-  canary:  {steps: [0.01, 0.05, 0.25], sequences: [1500, 20000], dwell: 10m,
+  offline: {prompt_groups: [400, 6000]}
+  shadow:  {prompt_groups: [1500, 20000], share: 0.05}
+  canary:  {steps: [0.01, 0.05, 0.25], prompt_groups: [1500, 20000], dwell: 10m,
             approval: required, if_inconclusive: wait}
   full:    {sample: 0.01}
   valid_for: 30d
@@ -210,7 +210,7 @@ def test_everything_wrong_is_told_at_once_and_in_the_order_of_the_text():
         ("confidence: 0.95", "confidence: 0.95\nconfidence: 0.9"),  # twice
         ("metric: tv", "metric: vt"),  # lint
         ("at_most: 0.2,", "at_most: 0.2, clip: yes,"),  # hides the lint of its own clause only
-        ("metric: usable_ratio, ", ""),  # missing
+        ("metric: valid_ratio, ", ""),  # missing
         ("{page: oncall}]}\nrouting", "{page: 1}]}\nrouting"),  # lint
     ]:
         assert old in text
@@ -395,54 +395,24 @@ def test_only_contract_errors_come_out_of_any_text(text):
     only_contract_errors(text)
 
 
-RENAMED = {
-    "sequences: [400, 6000]": "prompt_groups: [400, 6000]",
-    "keys: 7": "min_users: 7",
-    "budget: 0.25": "scorer_utilisation: 0.25",
-}
+def test_stage_and_routing_keys_have_one_word():
+    text = EXAMPLE.replace("routing: {", "routing: {min_users: 7, scorer_utilisation: 0.25, ")
+    contract, _ = read(text)
+    assert contract.promotion.offline.sequences == (400, 6000)
+    assert (contract.routing.keys, contract.routing.budget) == (7, 0.25)
 
-
-def aliased(text):
-    """The text with its renamed keys, and the same text with their new words."""
-    text = text.replace("routing: {", "routing: {keys: 7, budget: 0.25, ")
-    new = text
-    for stored, word in RENAMED.items():
-        assert stored in text
-        new = new.replace(stored, word)
-    return text, new
-
-
-def test_a_renamed_key_and_its_new_word_are_one_contract_with_one_digest():
-    stored, new = aliased(EXAMPLE)
-
-    (one, marks), (other, places) = read(stored), read(new)
-
-    assert other == one
-    assert other.digest == one.digest
-    assert [*places] == [*marks]  # lint and reports find their places by the stored keys
-
-
-@pytest.mark.parametrize(("stored", "word"), [(s.split(":")[0], w) for s, w in RENAMED.items()])
-def test_a_key_and_its_other_word_are_not_both_written(stored, word):
-    text = aliased(EXAMPLE)[0]
-    old = next(old for old in RENAMED if old.startswith(stored))
-
-    (problem,) = problems_of(text.replace(old, f"{old}, {word}", 1))
-
-    assert problem.message == f"{stored!r} and {word.split(':')[0]!r} are two words for one key"
-
-
-def test_messages_print_the_new_word():
-    for text in aliased(EXAMPLE):
-        text = text.replace("[400, 6000]", "9", 1).replace(": 7, ", ": 0, ")
-        problems = problems_of(text)
-        assert [problem.message for problem in problems] == [
-            "min_users must be at least 1, found 0",
-            "a list is wanted, found the number 9",
-        ]
-        assert problems[1].hint == "the first evaluation and the limit, such as [400, 6000]"
-    (problem,) = problems_of(EXAMPLE.replace("sequences: [400", "prompt_group: [400", 1))
+    broken = text.replace("[400, 6000]", "9", 1).replace(": 7, ", ": 0, ")
+    problems = problems_of(broken)
+    assert [problem.message for problem in problems] == [
+        "min_users must be at least 1, found 0",
+        "a list is wanted, found the number 9",
+    ]
+    assert problems[1].hint == "the first evaluation and the limit, such as [400, 6000]"
+    (problem,) = problems_of(text.replace("prompt_groups: [400", "prompt_group: [400", 1))
     assert problem.hint == "did you mean 'prompt_groups'?"
+    (problem,) = problems_of(text.replace("prompt_groups: [400", "sequences: [400", 1))
+    assert problem.message == "a stage has no key 'sequences'"
+    assert "prompt_groups" in problem.hint
 
 
 PARTS = [Observability, Promotion, Routing, Runtime, StageRule, Weights, WorkloadSampling]

@@ -43,14 +43,14 @@ runtime:
 observability:
   clauses:
     - {id: fidelity, metric: sampler_fidelity}
-    - {id: finite, metric: usable_ratio, at_least: 0.999, stages: [offline, shadow]}
+    - {id: finite, metric: valid_ratio, at_least: 0.999, stages: [offline, shadow]}
 escalation:
   - {when: {clause: tail, is: violated}, do: [{divert: slice}, {page: oncall}]}
   - {when: {section: statistical, is_not: holds}, do: [hold, {sample: 0.1}]}
   - {when: {diverted_traffic: {gte: 0.3}}, do: [hold]}
 routing: {dwell: 15m}
 promotion:
-  offline: {sequences: [400, 6000]}
+  offline: {prompt_groups: [400, 6000]}
 """
 
 
@@ -292,8 +292,8 @@ PLACES = [
     ("[offline, shadow]", "[offline, shdow]", "shdow]", "stages cannot hold 'shdow'"),
     ("[offline, shadow]", "offline", "offline}", "a list is wanted, found the text 'offline'"),
     (
-        "sequences: [400, 6000]",
-        "sequences: [400]",
+        "prompt_groups: [400, 6000]",
+        "prompt_groups: [400]",
         "[400]",
         "a list of 2 is wanted, found one of 1",
     ),
@@ -340,8 +340,8 @@ PLACES = [
     # clauses
     (
         "metric: logit_osc_nats",
-        "metric: usable_ratio",
-        "usable_ratio",
+        "metric: valid_ratio",
+        "valid_ratio",
         "a validity check, a precondition",
     ),
     ("metric: sampler_fidelity", "metric: tv", "tv}", "does not belong in observability"),

@@ -90,13 +90,3 @@ def test_an_unknown_preset_gets_a_suggestion():
         preset_text("nvpf4")
     assert str(caught.value) == "there is no preset 'nvpf4'\n  hint: did you mean 'nvfp4'?"
     assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_has_the_new_keys_and_the_digest_that_it_had_with_the_old_ones(name):
-    new = preset_text(name)
-    old = new.replace("prompt_groups:", "sequences:")
-
-    assert old != new
-    one, other = (parse(text, name, engines=engine_names())[0] for text in (new, old))
-    assert one.digest == other.digest

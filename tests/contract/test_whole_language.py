@@ -57,7 +57,7 @@ escalation:
   - {when: {clause: tail, is: violated}, do: [{divert: slice}]}
 routing: {dwell: 1.5h, without_snapshot: stable}
 promotion:
-  offline: {sequences: [400, 6000]}
+  offline: {prompt_groups: [400, 6000]}
   shadow: {share: 0.05}
   canary: {steps: [0.01, 0.05, 1], dwell: 10m}
   valid_for: 30d

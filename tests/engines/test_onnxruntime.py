@@ -600,7 +600,7 @@ workload:
 claim: realised
 statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: 0.05}}
-promotion: {{offline: {{sequences: [32, 64]}}}}
+promotion: {{offline: {{prompt_groups: [32, 64]}}}}
 """
 
 

@@ -48,12 +48,12 @@ escalation:
 routing:
   mode: {mode}
   stable_in_flight: 64
-  keys: 20
+  min_users: 20
   dwell: 1h
   sample: {sample}
   sample_near: {sample}
   most_diverted: 0.5
-  budget: 10
+  scorer_utilisation: 10
 """
 
 

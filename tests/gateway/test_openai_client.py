@@ -21,7 +21,7 @@ kernels:
 stable: {{engine: openai_http, url: "{stable}"}}
 workload: {{prompts: prompts.jsonl, sampling: {{max_new_tokens: 16}}}}
 statistical: [{{id: tv, metric: tv, aggregate: mean, at_most: 0.04}}]
-routing: {{sample: 1.0, sample_near: 1.0, budget: 100}}
+routing: {{sample: 1.0, sample_near: 1.0, scorer_utilisation: 100}}
 """
 
 

@@ -138,7 +138,7 @@ def test_an_undisclosed_sampler_is_caught_by_what_lay_before_each_token(tmp_path
 
 
 def test_lost_sequences_are_caught_by_the_share_that_is_usable(tmp_path):
-    more = "observability: {clauses: [{id: finite, metric: usable_ratio, at_least: 0.9}]}"
+    more = "observability: {clauses: [{id: finite, metric: valid_ratio, at_least: 0.9}]}"
     plan, evidence = healthy(tmp_path, more=more)
     assert "finite on all" in caught(plan, evidence, signature(lost=True, length=0))
 

@@ -13,7 +13,7 @@ from tests import kit
 
 STAGES = """\
 promotion:
-  offline: {sequences: [32, 2000]}
+  offline: {prompt_groups: [32, 2000]}
   shadow: {share: 0.25}
   canary: {steps: [0.1, 0.5], approval: required}
   full: {}

@@ -39,10 +39,11 @@ def test_without_a_block_there_is_the_offline_stage():
 def test_every_step_of_a_canary_is_a_leg_of_its_own():
     course = course_of(
         contract(
-            "{offline: {sequences: [400, 6000], approval: required}, "
-            "shadow: {sequences: [15, 200], share: 0.2, sample: 0.5}, "
-            "canary: {steps: [0.01, 0.25], sequences: [15, 300], dwell: 10m, approval: required, "
-            "if_inconclusive: wait}, full: {sample: 0.02, if_inconclusive: roll_back}, "
+            "{offline: {prompt_groups: [400, 6000], approval: required}, "
+            "shadow: {prompt_groups: [15, 200], share: 0.2, sample: 0.5}, "
+            "canary: {steps: [0.01, 0.25], prompt_groups: [15, 300], dwell: 10m, "
+            "approval: required, if_inconclusive: wait}, "
+            "full: {sample: 0.02, if_inconclusive: roll_back}, "
             "valid_for: 30d}"
         )
     )

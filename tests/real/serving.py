@@ -35,8 +35,8 @@ observability:
   record: [token_ids, processed_logprobs, sampling, path, batch_size]
   clauses:
     - {{id: faithful, metric: sampler_fidelity}}
-    - {{id: coherent, metric: coherence}}
-promotion: {{offline: {{sequences: [32, 64]}}}}
+    - {{id: coherent, metric: weight_mean_check}}
+promotion: {{offline: {{prompt_groups: [32, 64]}}}}
 """
 
 

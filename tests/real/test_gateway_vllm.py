@@ -38,8 +38,8 @@ statistical:
   - {{id: tv, metric: tv, aggregate: mean, at_most: 0.04, slices: [domain]}}
 escalation:
   - {{when: {{clause: tv, is: violated}}, do: [{{divert: slice}}, {{page: oncall}}]}}
-routing: {{mode: enforce, stable_in_flight: 64, keys: 5, enter_evidence: 100, dwell: 1h, budget: 10,
-  sample: 1.0, sample_near: 1.0, most_diverted: 0.6}}
+routing: {{mode: enforce, stable_in_flight: 64, min_users: 5, enter_evidence: 100, dwell: 1h,
+  scorer_utilisation: 10, sample: 1.0, sample_near: 1.0, most_diverted: 0.6}}
 """
 
 

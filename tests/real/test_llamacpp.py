@@ -328,7 +328,7 @@ statistical:
 observability:
   clauses:
     - {{id: fidelity, metric: sampler_fidelity}}
-promotion: {{offline: {{sequences: [100, 1000]}}}}
+promotion: {{offline: {{prompt_groups: [100, 1000]}}}}
 """
 
 

@@ -310,9 +310,9 @@ observability:
   record: [fingerprint, token_ids, processed_logprobs, sampling, path, batch_size]
   clauses:
     - {{id: fidelity, metric: sampler_fidelity}}
-    - {{id: finite, metric: usable_ratio, at_least: 0.999}}
+    - {{id: finite, metric: valid_ratio, at_least: 0.999}}
 promotion:
-  offline: {{sequences: [200, 4000]}}
+  offline: {{prompt_groups: [200, 4000]}}
 """
 
 

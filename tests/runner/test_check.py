@@ -115,6 +115,16 @@ def test_check_again_continues_and_fresh_pays(tmp_path):
     assert fresh.evidence != first.evidence  # other noise
 
 
+def test_a_run_that_lost_its_verdict_comes_to_the_same_one_by_what_was_measured(tmp_path):
+    path, _ = kit.write(tmp_path, last=96, limit=0.08)
+    first = check(path, tmp_path)
+    (attempt,) = tmp_path.glob("**/attempt-1")
+    (attempt / "verdict.json").unlink()
+    written = {file: file.stat().st_mtime_ns for file in (attempt / "rounds").iterdir()}
+    assert check(path, tmp_path) == first
+    assert {file: file.stat().st_mtime_ns for file in (attempt / "rounds").iterdir()} == written
+
+
 def test_undecided_says_how_much_more_would_decide(tmp_path):
     path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.03)}, last=120, limit=0.06)
     verdict = check(path, tmp_path)
@@ -465,3 +475,24 @@ def test_a_run_directory_of_another_contract_is_told_in_a_few_words(tmp_path):
     told = str(caught.value)
     assert "statistical.tv.at_most: 0.5 -> 0.4; statistical.tail: nothing -> {" in told
     assert len(told) < 600 and "…" in told
+
+
+@pytest.mark.parametrize(
+    ("schema", "found", "hint"),
+    [
+        (7, "schema 7", "upgrade it: pip install --upgrade servanda"),
+        (None, "no schema", "move the run directory away and measure again"),
+    ],
+)
+def test_a_run_directory_of_another_schema_is_refused(tmp_path, schema, found, hint):
+    path, _ = kit.write(tmp_path)
+    check(path, tmp_path)
+    (plan,) = tmp_path.glob("**/attempt-1/plan.json")
+    data = json.loads(plan.read_text())
+    assert data["schema"] == 1
+    plan.write_text(json.dumps({**data, "schema": schema}))
+    with pytest.raises(sv.MeasurementError) as caught:
+        check(path, tmp_path)
+    assert str(caught.value) == (
+        f"{plan} has {found}, and this version of Servanda reads schema 1\n  hint: {hint}"
+    )

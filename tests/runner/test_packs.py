@@ -200,7 +200,7 @@ def put(name, data):
         (put(MANIFEST, b"{}"), "states no format"),
         (drop("again.parquet"), "cannot be read"),
         (drop(MANIFEST), "is a zip file, but no reference pack"),
-        (manifest(format=2), "has format 2, and this version reads up to 1"),
+        (manifest(format=2), "has format 2, and this version of Servanda reads format 1"),
         (manifest(kernel={"engine": 3}), "cannot be read"),
     ],
 )

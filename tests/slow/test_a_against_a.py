@@ -35,7 +35,7 @@ statistical:
   - {{id: tv-slice, metric: tv, aggregate: mean, at_most: 0.015, slices: [domain, depth, unsure]}}
   - {{id: tail, metric: abs_log_ratio_nats, aggregate: p99, at_most: 0.2, slices: all}}
   - {{id: drift, metric: tv, aggregate: mean, at_most: {{times: 3.0, of: self_noise}}, slices: all}}
-promotion: {{offline: {{sequences: [64, 96]}}}}
+promotion: {{offline: {{prompt_groups: [64, 96]}}}}
 """
 
 

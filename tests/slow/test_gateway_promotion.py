@@ -14,12 +14,12 @@ from tests.gateway.running import ADA, SERVED, WAIT_S, Program, Serving, Users, 
 STAGES = """\
 observability:
   clauses:
-    - {id: coverage, metric: rescored_ratio, over: 1h, at_least: 0.9, stages: [shadow, canary]}
+    - {id: coverage, metric: scoring_rate, over: 1h, at_least: 0.9, stages: [shadow, canary]}
 promotion:
-  offline: {sequences: [32, 640]}
-  shadow: {share: 0.5, sequences: [32, 640]}
-  canary: {steps: [0.25], sample: 1.0, sequences: [32, 640]}
-  full: {sample: 0.5, sequences: [32, 640]}
+  offline: {prompt_groups: [32, 640]}
+  shadow: {share: 0.5, prompt_groups: [32, 640]}
+  canary: {steps: [0.25], sample: 1.0, prompt_groups: [32, 640]}
+  full: {sample: 0.5, prompt_groups: [32, 640]}
 """
 SOUND = {**SERVED, "d": SERVED["a"]}
 

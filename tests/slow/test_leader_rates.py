@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 ENTER, LEADERS, ROWS = 5, 30, 400
 ROUTING = f"""\
-routing: {{mode: enforce, stable_in_flight: 100, keys: 5, enter_evidence: {ENTER}, dwell: 60s,
+routing: {{mode: enforce, stable_in_flight: 100, min_users: 5, enter_evidence: {ENTER}, dwell: 60s,
   most_diverted: 1.0}}
 escalation:
   - {{when: {{section: statistical, is: violated}}, do: [{{divert: slice}}]}}

@@ -17,10 +17,10 @@ ALPHA = 0.2 / 2  # what a first attempt may spend: the other half is kept for la
 ROWS = [0.3, 0.3, 0.2, 0.1, 0.1]
 STAGES = """\
 promotion:
-  offline: {sequences: [16, 400]}
-  shadow: {sequences: [16, 400], share: 0.25}
-  canary: {steps: [0.1, 0.5], sequences: [16, 400]}
-  full: {sequences: [16, 400], sample: 0.5}
+  offline: {prompt_groups: [16, 400]}
+  shadow: {prompt_groups: [16, 400], share: 0.25}
+  canary: {steps: [0.1, 0.5], prompt_groups: [16, 400]}
+  full: {prompt_groups: [16, 400], sample: 0.5}
 stable: {engine: table, model: p.json}
 """
 RARE = 1e-4  # chance of a count beyond the bound, were the promise just kept

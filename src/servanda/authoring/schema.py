@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from servanda.authoring.contract_test.model import ContractTest
-from servanda.contract.clause import METRIC_ALIASES, SECTIONS
-from servanda.contract.key_aliases import ALIASES, stored_key
+from servanda.contract.clause import SECTIONS, printed_metric
+from servanda.contract.key_aliases import ALIASES
 from servanda.contract.model import API_VERSION, EXTERNAL, Contract
 from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.contract.server_dialects import dialect_names
@@ -25,7 +25,6 @@ from servanda.theory.divergence.base import DIVERGENCES
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 _FREE = {"^x-": True}  # keys that begin with x- are free everywhere
-_OWNERS = {"kernels": "Kernels", "promotion": "StageRule", "routing": "Routing"}
 _SHARE = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 _VALUES: Mapping[str, dict[str, Any]] = {
     "divert": {"enum": ["slice", "all"]},
@@ -47,28 +46,23 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     kernel["dialect"] |= {"enum": [*dialect_names(), None]}
     fault = {"type": "object", "properties": dict.fromkeys(faults, True), "maxProperties": 1}
     kernel["fault"] |= {"anyOf": [{**fault, **_closed()}, {"type": "null"}]}
-    metrics = {*DIVERGENCES.names(), *GUARDS, *RUNTIME_METRICS, *OUTCOME_METRICS}
-    metrics |= {*CHAIN, *METRIC_ALIASES}
+    metrics = {*DIVERGENCES.names(), *map(printed_metric, GUARDS), *RUNTIME_METRICS}
+    metrics |= {*CHAIN, *OUTCOME_METRICS}
     parts["Clause"]["properties"]["metric"] |= {"enum": sorted(metrics)}
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()
     escalation["do"]["items"] = _action()
-    for *place, alias in ALIASES:
-        _add_alias(parts[_OWNERS[str(place[0])]], str(alias), str(stored_key((*place, alias))))
+    for (*_, alias), stored in ALIASES.items():
+        _add_alias(parts["Kernels"], str(alias), stored)
     return _titled("KernelContract", schema)
 
 
 def _add_alias(part: dict[str, Any], alias: str, stored: str) -> None:
-    """Let a mapping have a key under a second name: one of the two, not both."""
-    if alias in part["properties"]:
-        return  # of another stage, which is the same part
+    """Let a mapping have a required key under a second name: one of the two, not both."""
     part["properties"][alias] = part["properties"][stored]
-    required = part.pop("required", [])
-    both = [{"required": [stored]}, {"required": [alias]}]
-    one = {"oneOf": both} if stored in required else {"not": {"required": [stored, alias]}}
+    part["required"] = [name for name in part["required"] if name != stored]
+    one = {"oneOf": [{"required": [stored]}, {"required": [alias]}]}
     part["allOf"] = [*part.get("allOf", []), one]
-    if rest := [name for name in required if name != stored]:
-        part["required"] = rest
 
 
 def schema_of_tests() -> dict[str, Any]:

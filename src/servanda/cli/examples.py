@@ -76,7 +76,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "promotion ledger show": ("", "--format json"),
     "promotion ledger verify": ("", "--ledger runs/ledger.db --format json"),
     "promotion ledger export": ("", "-o ledger.jsonl"),
-    "promotion ledger upgrade": ("", "--ledger runs/ledger.db"),
     "gateway status": ("", "--format json"),
     "gateway pin": (
         "all --to stable --ttl 1h --reason 'incident 12'",

@@ -108,24 +108,6 @@ def export_command(where: str, output: Path | None) -> None:
     click.echo(f"exported {count} to {output}", err=True)
 
 
-@ledger.command("upgrade")
-@shared("--ledger")
-def upgrade_command(where: str) -> None:
-    """Bring a ledger to the schema of this version of Servanda.
-
-    Commands that write do this by themselves. Run it as the owner of the tables where the role of
-    the other commands may only add entries. Older versions of Servanda refuse the ledger then.
-    """
-    with opened(where, reading=True) as store:
-        name, before = store.store.name, store.store.marks().get("schema")
-    with opened(where) as store, store.store.writing():
-        after = store.store.marks().get("schema")
-    if before == after:
-        show(f"{name} has schema {after} already")
-    else:
-        show(f"{name}: upgraded from schema {before} to {after}")
-
-
 def _row(entry: Entry) -> tuple[str, ...]:
     what = (
         entry.run,

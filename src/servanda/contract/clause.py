@@ -12,9 +12,11 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from servanda.contract.fields import Duration, Flag, Name, Number, Value, Whole
 
@@ -34,8 +36,8 @@ Stage = Literal["offline", "shadow", "canary", "full"]
 Claim = Literal["population", "realised"]
 Severity = Literal["warning", "error", "critical"]
 
-# A metric's name in contracts -> the name that evidence, digests and verdicts have.  Either may be
-# written; a contract parses to the same values, and keeps its digest.
+TEXT = "text"  # see _stored_metric
+# a metric's name in contracts -> the name that evidence, digests and verdicts have
 METRIC_ALIASES: Mapping[str, str] = {
     "scoring_rate": "rescored_ratio",
     "valid_ratio": "usable_ratio",
@@ -57,13 +59,17 @@ def _aggregate(text: str) -> str:
     return text
 
 
-def stored_metric(name: object) -> object:
-    """The name under which a metric is registered and stored.
+def _stored_metric(name: object, info: ValidationInfo) -> object:
+    """The name under which a metric is registered and stored; the text of a contract has another.
 
-    >>> stored_metric("valid_ratio"), stored_metric("tv")
-    ('usable_ratio', 'tv')
+    A text is validated in the context `TEXT`, and plain data without one.
     """
-    return METRIC_ALIASES.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    if name in _PRINTED and info.context == TEXT:
+        about = {"name": name, "at": 0, "hint": f"did you mean {_PRINTED[name]!r}?"}
+        raise PydanticCustomError("metric", "no metric is named '{name}'", about)
+    return METRIC_ALIASES.get(name, name)
 
 
 def printed_metric(name: str) -> str:
@@ -126,7 +132,7 @@ class Clause(Value):
     """One promise: an aggregate of a metric stays within a limit on each of its slices."""
 
     id: Name = Field(description="The clause's own name; evidence is kept by it.")
-    metric: Annotated[str, BeforeValidator(stored_metric)] = Field(
+    metric: Annotated[str, BeforeValidator(_stored_metric)] = Field(
         description="The measured quantity; `servanda contract explain METRIC` says more."
     )
     aggregate: Aggregate | None = Field(

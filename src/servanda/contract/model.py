@@ -295,7 +295,7 @@ class Contract(Value):
         weights, vocabulary and prompts besides that of the contract.
         """
         data = self.model_dump(mode="json", exclude=_NOT_MEANING)
-        if not self.bitwise:  # contracts that are older than a key keep their digest
+        if not self.bitwise:  # a key at its default is not in the digest
             del data["bitwise"]
         if self.trend is None:
             del data["trend"]

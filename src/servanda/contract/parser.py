@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from servanda.contract.key_aliases import RENAMED, Path, printed_key
+from servanda.contract.clause import TEXT
+from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.errors import ContractError, Problem, Where
 from servanda.registry import nearest, quoted
@@ -134,7 +135,7 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
         hint = "give a .kernelcontract.yaml file; `servanda contract init` writes one"
         raise ContractError(f"this is {found}", where=marks.near(("kind",)), hint=hint)
     try:
-        contract = Contract.model_validate(data)
+        contract = _validated(data)
     except ValidationError as error:
         wrong = _grouped(error, data)
         problems += refused(error, data, marks, _CONTRACTS)
@@ -146,6 +147,11 @@ def parse(text: str, file: str, *, rules: Rules) -> tuple[Contract, Marks]:
         if not problems:
             return contract.placed(marks.near), marks
     raise ContractError.all(sorted(problems, key=_place))
+
+
+def _validated(data: Mapping[str, Any]) -> Contract:
+    """The contract of a text; plain data may also have the names of Python and of verdicts."""
+    return Contract.model_validate(data, by_alias=True, by_name=False, context=TEXT)
 
 
 def refused(
@@ -172,18 +178,14 @@ def _grouped(error: ValidationError, data: Mapping[str, Any]) -> _Wrong:
         if details["type"] == "too_short" and details["input"]:
             continue  # items were refused, and each has said so
         for name in details["loc"]:  # one that is not inside is a branch of a union
-            if _has(node, name):
+            inside = range(len(node)) if isinstance(node, list) else node
+            if isinstance(inside, range | dict) and name in inside:
                 path, node = (*path, name), node[name]
         # a list that is too short lacks an item, but the list is what is wrong
         if details["type"] == "missing" and isinstance(last, str):
             path = (*path, last)
         wrong.setdefault(path, []).append(details)
     return wrong
-
-
-def _has(node: Any, name: str | int) -> bool:
-    inside = range(len(node)) if isinstance(node, list) else node
-    return isinstance(inside, range | dict) and name in inside
 
 
 def _problem(
@@ -194,7 +196,7 @@ def _problem(
     context = details.get("ctx", {})
     whole = f"the {tongue.nouns[tongue.root.__name__].partition(' ')[2]}"
     at = next((i for i in range(len(path), 0, -1) if isinstance(path[i - 1], str)), 0)
-    name = str(printed_key(path[:at])) if at else whole
+    name = str(path[at - 1]) if at else whole
     where = marks.near(path)
     if "at" in context:  # a value that is a language of its own says where it is wrong
         return Problem(details["msg"], _inside(where, context["at"]), context["hint"])
@@ -275,9 +277,7 @@ def _keys(path: Path, tongue: Tongue) -> tuple[str, list[str]]:
         if isinstance(name, str) and name in model.model_fields:
             model = next(_models(model.model_fields[name].annotation), model)
     noun = tongue.nouns.get(model.__name__, model.__name__.lower())
-    names = [field.alias or name for name, field in model.model_fields.items()]
-    aliases = [str(alias[-1]) for alias in RENAMED if alias[:-1] == path]
-    return noun, [*names, *aliases]
+    return noun, [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -345,6 +345,6 @@ def _mended(data: dict[str, Any], wrong: Iterable[Path]) -> Contract | None:
         elif name in _STAND_INS:
             mapping[name] = _STAND_INS[name]
     try:
-        return Contract.model_validate(data)
+        return _validated(data)
     except ValidationError:
         return None

@@ -61,7 +61,10 @@ class Routing(Value):
         "unlikely as a false leave at all.",
     )
     keys: Whole = Field(
-        20, ge=1, description="Distinct users that the evidence needs before a slice leaves."
+        20,
+        ge=1,
+        alias="min_users",
+        description="Distinct users that the evidence needs before a slice leaves.",
     )
     dwell: Duration = Field(900.0, description="How long it stays away at least.")
     longest_dwell: Duration = Field(
@@ -89,7 +92,10 @@ class Routing(Value):
         0.1, gt=0, le=1, description="Of a diverted slice's requests that infer is asked as well."
     )
     budget: Number = Field(
-        0.5, gt=0, description="Seconds of the train kernel that re-scoring may take, a second."
+        0.5,
+        gt=0,
+        alias="scorer_utilisation",
+        description="Seconds of the train kernel that re-scoring may take, a second.",
     )
     expires: Duration = Field(
         600.0, gt=0, description="After which a route that no one renews ends."
@@ -108,7 +114,9 @@ class StageRule(Value):
     """How much evidence a stage needs, in prompt groups: the first evaluation, and the limit."""
 
     sequences: tuple[Whole, Whole] = Field(
-        (200, 4000), description="[first evaluation, limit], in prompt groups."
+        (200, 4000),
+        alias="prompt_groups",
+        description="[first evaluation, limit], in prompt groups.",
     )
     share: Number | None = Field(
         None,

@@ -165,7 +165,7 @@ def read_pack(name: str) -> Pack:
     """Open a pack and hold its members against their digests.
 
     Raises:
-        MeasurementError: no such file, not a pack, of a newer version, or damaged.
+        MeasurementError: no such file, not a pack, of another format, or damaged.
     """
     manifest, members = _KIND.read(name, keep=True)
     pack = Pack(name, manifest, members)

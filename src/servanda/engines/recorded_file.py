@@ -216,7 +216,7 @@ def read_recording(name: str) -> Recorded:
     """Open a recording and hold its members against their digests.
 
     Raises:
-        MeasurementError: no such file, no recording, of a newer version, or damaged.
+        MeasurementError: no such file, no recording, of another format, or damaged.
     """
     head, _ = _KIND.read(name, keep=False)
     recorded = Recorded(name, head)

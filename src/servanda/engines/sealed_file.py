@@ -39,7 +39,7 @@ class FileKind:
             keep: whether the members are returned; {} otherwise.
 
         Raises:
-            MeasurementError: no such file, another kind, of a newer version, or damaged.
+            MeasurementError: no such file, another kind, of another format, or damaged.
         """
         members: dict[str, bytes] = {}
         odd: list[str] = []
@@ -85,11 +85,7 @@ class FileKind:
             raise MeasurementError(
                 f"{file} is no {self.noun}: its {self.head} states {lacking}", hint=self.anew
             )
-        if head["format"] > FORMAT:
-            raise MeasurementError(
-                f"{file} has format {head['format']}, and this version reads up to {FORMAT}",
-                hint="upgrade servanda, or write the file anew with this version",
-            )
+        MeasurementError.refuse_form(file, head["format"], FORMAT, self.anew, "format")
 
     def unreadable(self, file: str, error: Exception) -> MeasurementError:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from servanda.engines.base import Engine
 from servanda.errors import ContractError
 from servanda.judgement.clauses.batch_invariance import Company
 from servanda.judgement.clauses.envelope import Corner, CornerFact, CornerRun
-from servanda.runner.golden import against_itself, both, cached_golden, exact_columns
+from servanda.runner.golden import against_itself, both, exact_columns
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.corpus import joined
@@ -114,10 +114,10 @@ def _corner(
     place = f"corners/{corner.batch_size:04d}-{corner.prompt_tokens or 0:06d}"
     sides = {"train": batch, "infer": replace(batch, together=corner.batch_size)}
     paths: dict[str, Path] = {"train": "prefill", "infer": corner.path}
-    pair = cached_golden(run, f"{place}.both", lambda: both(sides, engines, paths))
+    pair = run.cached(f"{place}.both", lambda: both(sides, engines, paths))
     selves = [
-        cached_golden(
-            run, f"{place}.self_{side}", partial(against_itself, batch, engines[side], paths[side])
+        run.cached(
+            f"{place}.self_{side}", partial(against_itself, batch, engines[side], paths[side])
         )
         for side, batch in sides.items()
     ]

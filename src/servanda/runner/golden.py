@@ -21,7 +21,6 @@ from servanda.contract.model import BEST_ONLY, Path
 from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.judgement.admission import path_of
-from servanda.judgement.clauses.numerical import COLUMNS
 from servanda.judgement.evidence import GoldenRun
 from servanda.judgement.schedule import NOISE_STRIDE
 from servanda.runner.run_directory import RunDirectory
@@ -42,22 +41,10 @@ _NEAR = 1024  # top-k tokens of the side with full logits; more only cost time
 _SLACK = 1e-6  # the logprobs of infer were stored in float32
 
 
-# a metric of an installed package is registered when a contract is read, so these are functions
+# a metric of an installed package is registered when a contract is read, so this is a function
 def bounded_names() -> tuple[str, ...]:
     """The metrics that top-k tokens bound."""
     return tuple(name for name, metric in DIVERGENCES.items() if "topk" in metric.forms)
-
-
-def exact_names() -> frozenset[str]:
-    """What is computed of full logits."""
-    return frozenset(n for n, m in DIVERGENCES.items() if "logits" in m.forms) | {*COLUMNS}
-
-
-def end_names() -> frozenset[str]:
-    """What is computed of top-k tokens."""
-    return frozenset(
-        {TAIL, *(f"{name}.{end}" for name in bounded_names() for end in ("low", "high"))}
-    )
 
 
 def measure_golden(
@@ -98,32 +85,21 @@ def measure_golden(
     # a single text has no other composition; of few texts the two most different are used
     again = order[::NOISE_STRIDE] if len(order) > NOISE_STRIDE else order[:: len(order) - 1 or 1]
     sides = sides if len(again) > 1 else ()
-    measured, names = (_bounded, end_names()) if best else (both, exact_names())
+    measured = _bounded if best else both
     total = len(batches) + len(sides)
 
     traces = []
     for number, rows in enumerate(batches):
         watch(number, total)
         make = partial(measured, dict.fromkeys(paths, text_batch(rows, ids)), engines, paths)
-        traces.append(cached_golden(run, f"golden/{number:06d}", make, names))
+        traces.append(run.cached(f"golden/{number:06d}", make))
     selves = []
     for number, side in enumerate(sides):
         watch(len(batches) + number, total)
         make = partial(against_itself, text_batch(again, ids), engines[side], paths[side])
-        selves.append(cached_golden(run, f"golden/self_{side}", make))
+        selves.append(run.cached(f"golden/self_{side}", make))
     watch(total, total)
     return _run(Trace.join(traces), selves)
-
-
-def cached_golden(
-    run: RunDirectory, name: str, make: Callable[[], Trace], names: frozenset[str] | None = None
-) -> Trace:
-    """The trace on disk, or a new one, also if an earlier version with fewer metrics wrote it.
-
-    The texts are fixed, so measuring them again samples nothing twice.
-    """
-    needed = exact_names() if names is None else names
-    return run.cached(name, make, lambda trace: needed <= exact_columns(trace).keys())
 
 
 def read_golden(run: RunDirectory) -> GoldenRun | None:

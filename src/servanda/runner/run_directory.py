@@ -34,7 +34,7 @@ from servanda.traces.trace import Trace
 
 ATTEMPT = "attempt-"
 _PARTIAL = ".partial"
-_SCHEMA = 1  # of plan.json, which the first versions did not state
+_SCHEMA = 1  # of plan.json
 
 
 class Occupied(MeasurementError):  # noqa: N818 - nothing failed
@@ -53,7 +53,8 @@ class RunDirectory:
         """The key and the contract of the attempt at its start; None if not started."""
         try:
             data = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
-            MeasurementError.refuse_newer(self.path / "plan.json", data.get("schema", 1), _SCHEMA)
+            anew = "move the run directory away and measure again"
+            MeasurementError.refuse_form(self.path / "plan.json", data.get("schema"), _SCHEMA, anew)
             return EvidenceKey(**data["key"]), dict(data["contract"])
         except FileNotFoundError:
             return None
@@ -79,15 +80,10 @@ class RunDirectory:
         """Let `--fresh` open the next attempt although this one has no verdict."""
         self._write("expired.json", json.dumps({"changed": changed}).encode())
 
-    def cached(
-        self,
-        name: str,
-        make: Callable[[], Trace],
-        complete: Callable[[Trace], bool] = lambda _: True,
-    ) -> Trace:
-        """A trace from disk, or a new one that is stored; also if that on disk is incomplete."""
-        if self.has(name) and complete(trace := self.read(name)):
-            return trace
+    def cached(self, name: str, make: Callable[[], Trace]) -> Trace:
+        """A trace from disk, or a new one that is stored."""
+        if self.has(name):
+            return self.read(name)
         trace = make()
         self.write(name, trace)
         return trace

@@ -32,7 +32,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], data: Any, place: str = "") -> T:
-    """A value of a dataclass from the result of `to_plain`; unknown keys are ignored.
+    """A value of a dataclass from the result of `to_plain`.
+
+    Unknown keys are ignored; a missing one has the field's default, if there is one.
 
     Raises:
         EvidenceError: a key is missing, or a value has the wrong type.

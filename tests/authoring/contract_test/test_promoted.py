@@ -16,11 +16,11 @@ escalation:
 """
 STAGES = """\
 promotion:
-  offline: {sequences: [100, 2000]}
-  shadow: {sequences: [100, 2000]}
+  offline: {prompt_groups: [100, 2000]}
+  shadow: {prompt_groups: [100, 2000]}
   canary:
     steps: [0.05, 0.5]
-    sequences: [100, 2000]
+    prompt_groups: [100, 2000]
     dwell: 5m
     approval: required
     if_inconclusive: CASE
@@ -186,7 +186,7 @@ def test_what_is_undecided_at_the_limit_follows_the_contract(tmp_path, end, stat
 COVERED = """\
 observability:
   clauses:
-    - {id: seen, metric: rescored_ratio, at_least: 0.01, stages: [canary]}
+    - {id: seen, metric: scoring_rate, at_least: 0.01, stages: [canary]}
 """
 
 

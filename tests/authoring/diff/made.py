@@ -60,8 +60,8 @@ BASE: dict[str, Any] = {
     "observability": {
         "record": ["fingerprint", "token_ids"],
         "clauses": [
-            {"id": "finite", "metric": "usable_ratio", "at_least": 0.999},
-            {"id": "coverage", "metric": "rescored_ratio", "at_least": 0.005, "over": "1h"},
+            {"id": "finite", "metric": "valid_ratio", "at_least": 0.999},
+            {"id": "coverage", "metric": "scoring_rate", "at_least": 0.005, "over": "1h"},
             {"id": "split", "metric": "sample_ratio", "stages": ["canary", "full"]},
         ],
     },
@@ -72,7 +72,7 @@ BASE: dict[str, Any] = {
     ],
     "routing": {"dwell": "15m"},
     "promotion": {
-        "offline": {"sequences": [400, 6000]},
+        "offline": {"prompt_groups": [400, 6000]},
         "shadow": {"share": 0.05},
         "canary": {"steps": [0.01, 0.05], "dwell": "10m"},
         "full": {"sample": 0.01},
@@ -320,7 +320,7 @@ MOVES = [
     Move("Routing", "mode", "routing/mode", "observe", "enforce", "tightened"),
     Move("Routing", "share", "routing/share", 0.5, 0.4, "tightened"),
     Move("Routing", "horizon", "routing/horizon", 10_000, 5000, "tightened"),
-    Move("Routing", "keys", "routing/keys", 20, 10, "tightened"),
+    Move("Routing", "keys", "routing/min_users", 20, 10, "tightened"),
     Move("Routing", "longest_dwell", "routing/longest_dwell", "1d", "2d", "tightened"),
     Move("Routing", "moves_per_hour", "routing/moves_per_hour", 6, 4, "tightened"),
     Move("Routing", "most_diverted", "routing/most_diverted", 0.3, 0.5, "tightened"),
@@ -329,7 +329,7 @@ MOVES = [
     Move("Routing", "sample", "routing/sample", 0.01, 0.02, "tightened"),
     Move("Routing", "sample_near", "routing/sample_near", 0.2, 0.5, "tightened"),
     Move("Routing", "mirror", "routing/mirror", 0.1, 0.2, "tightened"),
-    Move("Routing", "budget", "routing/budget", 0.5, 1.0, "tightened"),
+    Move("Routing", "budget", "routing/scorer_utilisation", 0.5, 1.0, "tightened"),
     Move("Routing", "expires", "routing/expires", "10m", "5m", "tightened"),
     Move("Routing", "without_snapshot", "routing/without_snapshot", "infer", "stable",
          "tightened"),
@@ -344,9 +344,9 @@ MOVES = [
     Move("Replica", "weight", "routing/replicas/infer", [{"url": "http://a", "weight": 1}],
          [{"url": "http://a", "weight": 2}], "cosmetic"),
     Move("Contract", "routing", "routing/leave_evidence", ABSENT, 30, "tightened"),
-    Move("StageRule", "sequences", f"{CANARY}/sequences", [1, 2], [2, 3], "tightened"),
-    Move("StageRule", "sequences", f"{CANARY}/sequences", [1, 3], [2, 3], "tightened"),
-    Move("StageRule", "sequences", f"{CANARY}/sequences", [2, 3], [1, 4], "retargeted"),
+    Move("StageRule", "sequences", f"{CANARY}/prompt_groups", [1, 2], [2, 3], "tightened"),
+    Move("StageRule", "sequences", f"{CANARY}/prompt_groups", [1, 3], [2, 3], "tightened"),
+    Move("StageRule", "sequences", f"{CANARY}/prompt_groups", [2, 3], [1, 4], "retargeted"),
     Move("StageRule", "share", "promotion/shadow/share", 0.05, 0.1, "tightened"),
     Move("StageRule", "share", "promotion/shadow/share", ABSENT, 0.05, "cosmetic"),
     Move("StageRule", "sample", "promotion/full/sample", ABSENT, 0.02, "tightened"),
@@ -361,7 +361,7 @@ MOVES = [
          "tightened"),
     Move("StageRule", "if_inconclusive", f"{CANARY}/if_inconclusive", "hold", "roll_back",
          "tightened"),
-    Move("Promotion", "offline", "promotion/offline/sequences", [1, 2], [2, 2], "tightened"),
+    Move("Promotion", "offline", "promotion/offline/prompt_groups", [1, 2], [2, 2], "tightened"),
     *(
         Move("Promotion", stage, f"promotion/{stage}", ABSENT, {}, "added")
         for stage in ("shadow", "canary", "full")

@@ -88,7 +88,7 @@ def test_what_only_decides_what_follows_leaves_the_evidence(folder):
         "contract",
         "diff",
         write("old.yaml"),
-        write("new.yaml", ("sequences: [400,", "sequences: [800,")),
+        write("new.yaml", ("prompt_groups: [400,", "prompt_groups: [800,")),
     )
 
     assert done.exit_code == 0
@@ -306,7 +306,11 @@ def test_versions_are_listed_in_order_with_what_changed(folder):
     first, last, middle = shelf(folder, "b", "a", "c")
     write(first)
     write(middle, TIGHTER, ("version: 1.0.0", "version: 1.9.0"))
-    write(last, ("version: 1.0.0", "version: 1.10.0"), ("sequences: [400,", "sequences: [300,"))
+    write(
+        last,
+        ("version: 1.0.0", "version: 1.10.0"),
+        ("prompt_groups: [400,", "prompt_groups: [300,"),
+    )
 
     done = servanda("contract", "list", "contracts")
 

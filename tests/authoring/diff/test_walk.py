@@ -253,7 +253,7 @@ def test_a_guard_that_is_there_anyway_need_not_be_written(at_least):
 
 
 def test_a_guard_beside_another_of_its_kind_is_written_for_a_reason():
-    more = {"id": "finer", "metric": "usable_ratio", "at_least": 0.999}
+    more = {"id": "finer", "metric": "valid_ratio", "at_least": 0.999}
     data = contract(("observability/clauses/0/at_least", 0.9)).model_dump(mode="json")
     loose = Contract.model_validate(data)
     data["observability"]["clauses"].append(more)

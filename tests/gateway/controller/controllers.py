@@ -11,12 +11,14 @@ from tests import kit, serving
 LABELS = {"a": {"first": "a"}, "b": {"first": "b"}, "c": {"first": "c"}}
 SLICES = "slices: [{name: first, split: labels.first}]"
 ACTING = """\
-routing: {mode: enforce, stable_in_flight: 100, keys: 5, enter_evidence: 100, most_diverted: 0.6,
-  dwell: 60s}
+routing: {mode: enforce, stable_in_flight: 100, min_users: 5, enter_evidence: 100,
+  most_diverted: 0.6, dwell: 60s}
 escalation:
   - {when: {section: statistical, is: violated}, do: [{divert: slice}, {page: oncall}]}
 """
-OBSERVING = "routing: {keys: 5, enter_evidence: 100, most_diverted: 0.6, stable_in_flight: 100}\n"
+OBSERVING = """\
+routing: {min_users: 5, enter_evidence: 100, most_diverted: 0.6, stable_in_flight: 100}
+"""
 # infer is what train is, but after an "a": there it moves a tenth of the mass
 SOUND = {"": kit.BASE}
 FAULTY = {"": kit.BASE, "a": kit.moved(kit.BASE, 0.3)}

@@ -13,7 +13,7 @@ from servanda.traces.serialization import to_plain
 from tests.gateway.controller import controllers
 
 CHEAP = """\
-routing: {mode: enforce, stable_in_flight: 100, keys: 5, enter_evidence: 20, leave_evidence: 2,
+routing: {mode: enforce, stable_in_flight: 100, min_users: 5, enter_evidence: 20, leave_evidence: 2,
   most_diverted: 0.6, dwell: 60s, moves_per_hour: 20}
 escalation:
   - {when: {section: statistical, is: violated}, do: [{divert: slice}, {page: oncall}]}

@@ -58,13 +58,24 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
     SqliteStore(tmp_path).close()  # the folder was let go
 
 
-def test_a_store_of_another_layout_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "found", "hint"),
+    [
+        (99, "schema 99", "upgrade it: pip install --upgrade servanda"),
+        (0, "no schema", "start a new state: name another --state"),
+    ],
+)
+def test_a_store_of_another_schema_is_refused(tmp_path, version, found, hint):
     SqliteStore(tmp_path).close()
     db = sqlite3.connect(tmp_path / FILE)
-    db.execute("PRAGMA user_version=99")
+    db.execute(f"PRAGMA user_version={version}")
     db.close()
-    with pytest.raises(MeasurementError, match=r"has schema 99, .* reads up to 1"):
+    with pytest.raises(MeasurementError) as refused:
         SqliteStore(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path / FILE} has {found}, and this version of Servanda reads schema 1\n"
+        f"  hint: {hint}"
+    )
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):

@@ -21,7 +21,7 @@ from servanda.traces.trace import Batch, Trace, TracePair
 from tests import kit
 
 COHERENT = Clause.model_validate({"id": "coherent", "metric": "coherence"})
-GUARD = "observability: {clauses: [{id: coherent, metric: coherence}]}"
+GUARD = "observability: {clauses: [{id: coherent, metric: weight_mean_check}]}"
 COLD = ", sampling: {temperature: 0.5}"
 RAW = Sampling()
 

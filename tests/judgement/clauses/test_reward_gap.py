@@ -160,7 +160,7 @@ def test_coupled_draws_follow_their_own_kernels(tmp_path):
     """What train draws beside infer has train's law: the reward's mean is that of its table."""
     path, pair = write(tmp_path, last=1500, clause="{id: gap, metric: reward_gap, at_most: 0.001}")
     path.write_text(path.read_text().replace("at_most: 0.001", "at_most: 0.001, mode: monitor"))
-    path.write_text(path.read_text().replace("sequences: [32", "sequences: [1500"))
+    path.write_text(path.read_text().replace("prompt_groups: [32", "prompt_groups: [1500"))
     check(path)
     expected = np.mean(
         [sum(p * reward(y) for y, p, _ in pair.sequences(prompt, WIDTH)) for prompt in PROMPTS]

@@ -284,14 +284,14 @@ def test_a_weighting_that_is_none_is_said_once_and_breaks_nothing(weighting):
 
 @pytest.mark.parametrize("limit", ["at_most: 1", "at_least: 1"])
 def test_coherence_takes_no_limit(limit):
-    found = problems(f"metric: coherence, {limit}", section="observability")
+    found = problems(f"metric: weight_mean_check, {limit}", section="observability")
     hint = "remove it: the check rejects at the confidence of the contract"
     assert found == [("weight_mean_check takes no limit", hint)]
 
 
 def test_coherence_is_a_validity_check():
-    assert problems("metric: coherence", section="observability") == []
-    assert problems("metric: coherence") == [
+    assert problems("metric: weight_mean_check", section="observability") == []
+    assert problems("metric: weight_mean_check") == [
         (
             "weight_mean_check is a validity check, a precondition of the promises in statistical",
             "move the clause to observability.clauses",

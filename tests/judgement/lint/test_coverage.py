@@ -7,7 +7,7 @@ from tests.judgement.lint.test_chain import problems
 
 @pytest.mark.parametrize("more", ["", ", over: 1h", ", slices: all", ", stages: [shadow]"])
 def test_a_coverage_that_can_be_kept_and_broken_is_no_error(more):
-    found = problems(f"metric: rescored_ratio, at_least: 0.005{more}", "", "observability")
+    found = problems(f"metric: scoring_rate, at_least: 0.005{more}", "", "observability")
 
     assert [m for m, _ in found if "promotion does not have" not in m] == []
 
@@ -36,7 +36,7 @@ def test_a_coverage_that_can_be_kept_and_broken_is_no_error(more):
     ],
 )
 def test_a_coverage_that_says_nothing_is_an_error(clause, message, hint):
-    assert problems(f"metric: rescored_ratio{clause}", "", "observability") == [(message, hint)]
+    assert problems(f"metric: scoring_rate{clause}", "", "observability") == [(message, hint)]
 
 
 def test_a_promise_is_no_matter_of_an_hour():
@@ -49,7 +49,7 @@ def test_a_promise_is_no_matter_of_an_hour():
 
 
 def test_a_coverage_is_no_promise():
-    assert problems("metric: rescored_ratio, at_least: 0.1") == [
+    assert problems("metric: scoring_rate, at_least: 0.1") == [
         (
             "scoring_rate is a validity check, a precondition of the promises in statistical",
             "move the clause to observability.clauses",

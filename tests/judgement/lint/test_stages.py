@@ -15,7 +15,7 @@ workload: {prompts: p.jsonl}
 statistical:
   - {id: tv, metric: tv, aggregate: mean, at_most: 1e-3}
 promotion:
-  offline: {sequences: [200, 4000]}
+  offline: {prompt_groups: [200, 4000]}
   shadow: {share: 0.05}
   canary: {steps: [0.01, 0.1]}
   full: {}

@@ -20,10 +20,10 @@ workload: {prompts: prompts.jsonl}
 statistical:
   - {id: tv, metric: tv, aggregate: mean, at_most: 0.05}
 promotion:
-  offline: {sequences: [100, 400]}
-  shadow: {sequences: [100, 400], share: 0.05}
-  canary: {steps: [0.1, 0.5], sequences: [100, 400], dwell: 60s, approval: required}
-  full: {sequences: [100, 400], sample: 0.01}
+  offline: {prompt_groups: [100, 400]}
+  shadow: {prompt_groups: [100, 400], share: 0.05}
+  canary: {steps: [0.1, 0.5], prompt_groups: [100, 400], dwell: 60s, approval: required}
+  full: {prompt_groups: [100, 400], sample: 0.01}
   valid_for: 7d
 """
 ACTOR = "Ada"

@@ -31,10 +31,10 @@ from tests.promotion.ledger.processes import drained, end_with, forked
 
 STAGES = """\
 promotion:
-  offline: {sequences: [32, 640]}
-  shadow: {sequences: [32, 640], share: 0.25}
-  canary: {steps: [0.1, 0.5], sequences: [32, 640], dwell: 60s, approval: required}
-  full: {sequences: [32, 640], sample: 0.5}
+  offline: {prompt_groups: [32, 640]}
+  shadow: {prompt_groups: [32, 640], share: 0.25}
+  canary: {steps: [0.1, 0.5], prompt_groups: [32, 640], dwell: 60s, approval: required}
+  full: {prompt_groups: [32, 640], sample: 0.5}
 stable: {engine: table, model: p.json}
 """
 LEGS = ("shadow", "canary-1", "canary-2", "full-1")

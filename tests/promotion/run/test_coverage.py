@@ -9,7 +9,7 @@ from servanda.runner.run import check, in_process
 from tests import kit, serving
 from tests.promotion.run.test_looking import SHADOW, at, cell
 
-GUARD = "observability: {{clauses: [{{id: coverage, metric: rescored_ratio, {}}}]}}"
+GUARD = "observability: {{clauses: [{{id: coverage, metric: scoring_rate, {}}}]}}"
 
 
 def write(folder, clause="at_least: 0.05", **more):

@@ -521,8 +521,8 @@ def test_when_the_time_is_over_no_round_starts(tmp_path):
 def test_every_leg_of_a_course_can_be_looked_at(tmp_path):
     path, _ = kit.write(tmp_path, limit=0.3)
     text = path.read_text()
-    stages = (
-        "shadow: {sequences: [32, 64]}, canary: {sequences: [32, 64]}, full: {sequences: [32, 64]}"
+    stages = ", ".join(
+        f"{stage}: {{prompt_groups: [32, 64]}}" for stage in ("shadow", "canary", "full")
     )
     path.write_text(text.replace("canary: {}", stages))
 

@@ -20,10 +20,10 @@ from tests.promotion.run.histories import ACTOR
 
 STAGES = """\
 promotion:
-  offline: {sequences: [64, 640]}
-  shadow: {sequences: [64, 640], share: 0.25}
-  canary: {steps: [0.1, 0.5], sequences: [64, 640], dwell: 60s, approval: required}
-  full: {sequences: [64, 640], sample: 0.5}
+  offline: {prompt_groups: [64, 640]}
+  shadow: {prompt_groups: [64, 640], share: 0.25}
+  canary: {steps: [0.1, 0.5], prompt_groups: [64, 640], dwell: 60s, approval: required}
+  full: {prompt_groups: [64, 640], sample: 0.5}
 stable: {engine: table, model: p.json}
 """
 BROKEN = {"": kit.moved(kit.BASE, 0.25)}

@@ -172,9 +172,6 @@ def test_steps_are_numbered_as_the_trainers_log(tmp_path):
     found = [monitor.observe(*columns, weights=w) for w in (0, 1)]
     assert [(f.weights, f.step) for f in found] == [(0, 1), (1, 2)]
     assert [s.step for s in read_state(path)] == [1, 2]
-    older = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({**line, "step": None}) + "\n" for line in older))
-    assert [s.step for s in read_state(path)] == [0, 1]
 
 
 def test_a_limit_of_a_share_lies_below_one():

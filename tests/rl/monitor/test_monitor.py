@@ -45,8 +45,8 @@ statistical:
   - {id: bias, metric: policy_gradient_bias, at_most: 2.0, slices: [all]}
 observability:
   clauses:
-    - {id: finite, metric: usable_ratio, at_least: 0.999}
-    - {id: coherent, metric: coherence}
+    - {id: finite, metric: valid_ratio, at_least: 0.999}
+    - {id: coherent, metric: weight_mean_check}
 """
 
 

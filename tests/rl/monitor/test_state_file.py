@@ -93,10 +93,37 @@ def test_a_last_line_that_was_cut_off_is_dropped_and_said_so(tmp_path, cut):
     assert [line["weights"] for line in lines(path)] == [0, 1, 3]
 
 
-def test_a_file_that_is_none_of_a_monitor_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("3", "is no step of a monitor\n  hint: name another state file"),
+        (
+            '{"loss": 1}',
+            "has no schema, and this version of Servanda reads schema 1\n"
+            "  hint: name another state file",
+        ),
+        (
+            '{"schema": 7}',
+            "has schema 7, and this version of Servanda reads schema 1\n"
+            "  hint: upgrade it: pip install --upgrade servanda",
+        ),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path, line, message):
     path = tmp_path / "state.jsonl"
-    path.write_text('{"loss": 1}\n{"loss": 2}\n')
-    with pytest.raises(EvidenceError, match=":1 is no step of a monitor"):
+    path.write_text(f"{line}\n{line}\n")
+    with pytest.raises(EvidenceError) as refused:
+        Monitor("verl-sync", state=path)
+    assert str(refused.value) == f"{path}:1 {message}"
+
+
+def test_a_step_of_an_earlier_form_is_refused(tmp_path):
+    path = tmp_path / "state.jsonl"
+    observe(Monitor("verl-sync", state=path), 0)
+    (line,) = lines(path)
+    del line["most"]
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(EvidenceError, match=r"step 0 of the state file cannot be read: .*'most'"):
         Monitor("verl-sync", state=path)
 
 

@@ -17,9 +17,9 @@ statistical:
   - {{id: gradient, metric: tv, aggregate: mean, at_most: {limit}, slices: [early]}}
 observability:
   clauses:
-    - {{id: finite, metric: usable_ratio, at_least: 0.999}}
+    - {{id: finite, metric: valid_ratio, at_least: 0.999}}
 escalation: {rules}
-promotion: {{offline: {{sequences: [1, 1000000]}}}}
+promotion: {{offline: {{prompt_groups: [1, 1000000]}}}}
 """
 NOTHING = "[]"
 WATCH = "[{when: {clause: finite, is: error}, do: [{page: oncall}]}]"

@@ -258,7 +258,7 @@ def test_bad_references_are_refused(folder, reference, tmp_path):
         .replace('"schema": 1,', '"schema": 2,')
     )
     code, text = servanda("contract", "calibrate", newer, *saved)
-    assert code == 2 and "is of schema 2, and this servanda reads schema 1" in text
+    assert code == 2 and "has schema 2, and this version of Servanda reads schema 1" in text
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps({**json.loads(reference.read_text()), "steps": 99}))
     with pytest.raises(ContractError, match="was changed after it was written"):

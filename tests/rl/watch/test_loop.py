@@ -97,7 +97,7 @@ def test_two_watches_do_not_share_a_state_file(tmp_path):
         ("{}", "is not the state file of a watch"),
         (
             '{"servanda": "watch", "schema": 2}',
-            "has schema 2, and this version of Servanda reads up to 1",
+            "has schema 2, and this version of Servanda reads schema 1",
         ),
         ('{"servanda": "watch", "schema": 1, "watched": 3}', "is the state of another watch"),
         ('["servanda"]', "is not the state file of a watch"),

@@ -29,7 +29,7 @@ numerical:
   - {id: kl, metric: kl_nats, at_most: 0.5}
 observability:
   clauses:
-    - {id: coherent, metric: coherence}
+    - {id: coherent, metric: weight_mean_check}
     - {id: served, metric: served_fidelity}
     - {id: steady, metric: self_noise, at_most: 0.1}
 golden: {prompts: golden.jsonl}

@@ -18,6 +18,7 @@ from servanda.errors import MeasurementError
 from servanda.gateway.controller.intake import Start
 from servanda.gateway.controller.lease import LAYOUT, TABLE, Lease
 from servanda.gateway.controller.store import (
+    ANEW,
     CLEANED_EVERY,
     SAMPLES,
     SAMPLES_S,
@@ -27,27 +28,25 @@ from servanda.gateway.controller.store import (
     StandbyError,
 )
 from servanda.promotion.ledger.database import Database
-from servanda.promotion.ledger.migrations import Migrations, pending
 
-_PATIENCE_S = 10  # for a connection that is silent, and for another process that migrates
-_MIGRATING = 0x5365727662  # the advisory lock of a migration
-_MIGRATIONS: Migrations = (
-    (
-        LAYOUT,
-        f"CREATE TABLE {TABLE}_meta (contract text, name text, value text NOT NULL, "
-        "PRIMARY KEY (contract, name))",
-        f"CREATE SEQUENCE {TABLE}_order",
-        f"CREATE TABLE {TABLE}_taken (contract text, gateway text, start double precision, "
-        f"number bigint NOT NULL, n bigint NOT NULL DEFAULT nextval('{TABLE}_order'), "
-        "PRIMARY KEY (contract, gateway, start))",
-        f"CREATE TABLE {TABLE}_outbox (contract text, n bigint, record text NOT NULL, "
-        "PRIMARY KEY (contract, n))",
-        f"CREATE TABLE {TABLE}_samples (contract text, id bigint GENERATED ALWAYS AS IDENTITY, "
-        "at double precision, slice text, clause text, total double precision, tokens bigint, "
-        "missing bigint, chance double precision, key text, PRIMARY KEY (contract, id))",
-        f"CREATE TABLE {TABLE}_seeds (contract text, id bigint GENERATED ALWAYS AS IDENTITY, "
-        "seed text NOT NULL, PRIMARY KEY (contract, id))",
-    ),
+_PATIENCE_S = 10  # for a connection that is silent, and for another process that creates the tables
+_CREATING = 0x5365727662  # the advisory lock of their creation
+_SCHEMA = 1
+_TABLES = (
+    LAYOUT,
+    f"CREATE TABLE {TABLE}_meta (contract text, name text, value text NOT NULL, "
+    "PRIMARY KEY (contract, name))",
+    f"CREATE SEQUENCE {TABLE}_order",
+    f"CREATE TABLE {TABLE}_taken (contract text, gateway text, start double precision, "
+    f"number bigint NOT NULL, n bigint NOT NULL DEFAULT nextval('{TABLE}_order'), "
+    "PRIMARY KEY (contract, gateway, start))",
+    f"CREATE TABLE {TABLE}_outbox (contract text, n bigint, record text NOT NULL, "
+    "PRIMARY KEY (contract, n))",
+    f"CREATE TABLE {TABLE}_samples (contract text, id bigint GENERATED ALWAYS AS IDENTITY, "
+    "at double precision, slice text, clause text, total double precision, tokens bigint, "
+    "missing bigint, chance double precision, key text, PRIMARY KEY (contract, id))",
+    f"CREATE TABLE {TABLE}_seeds (contract text, id bigint GENERATED ALWAYS AS IDENTITY, "
+    "seed text NOT NULL, PRIMARY KEY (contract, id))",
 )
 
 
@@ -74,7 +73,7 @@ class PostgresStore:
         self._db = self._connect()
         try:
             with self._guarded():
-                self._migrate()
+                self._create()
                 self._lease = Lease(self._connect, contract, leader, lease_s)
                 self._lease.name_session(self._db)
         except BaseException:
@@ -173,19 +172,18 @@ class PostgresStore:
             raise
         return db
 
-    def _migrate(self) -> None:
+    def _create(self) -> None:
+        """Create the tables, unless they are there."""
         with self._db.transaction():
-            self._db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
+            self._db.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
             self._db.execute(f"CREATE TABLE IF NOT EXISTS {TABLE}_layout (layout int NOT NULL)")
             found = self._db.execute(f"SELECT layout FROM {TABLE}_layout").fetchone()
-            layout = found[0] if found else 0
-            statements = pending(self.name, layout, _MIGRATIONS, MeasurementError)
-            if not statements:
+            if found:
+                MeasurementError.refuse_form(self.name, found[0], _SCHEMA, ANEW)
                 return
-            for statement in statements:
+            for statement in _TABLES:
                 self._db.execute(statement.encode())
-            self._db.execute(f"DELETE FROM {TABLE}_layout")
-            self._db.execute(f"INSERT INTO {TABLE}_layout VALUES (%s)", (len(_MIGRATIONS),))
+            self._db.execute(f"INSERT INTO {TABLE}_layout VALUES (%s)", (_SCHEMA,))
 
     def _sweep(self) -> None:
         """Delete data that is too old or beyond the limits."""

@@ -15,6 +15,7 @@ from typing import Any
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.intake import Start
 from servanda.gateway.controller.store import (
+    ANEW,
     CLEANED_EVERY,
     SAMPLES,
     SAMPLES_S,
@@ -22,21 +23,18 @@ from servanda.gateway.controller.store import (
     STARTS,
     Commit,
 )
-from servanda.promotion.ledger.migrations import Migrations, pending
 
 FILE = "leader.db"
 _PATIENCE_S = 2.0  # for another process that reads the file
-# of a file without a version, too, which version 0.1 wrote
-_MIGRATIONS: Migrations = (
-    (
-        "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-        "CREATE TABLE IF NOT EXISTS taken "
-        "(gateway TEXT, start REAL, number INTEGER NOT NULL, PRIMARY KEY (gateway, start))",
-        "CREATE TABLE IF NOT EXISTS outbox (n INTEGER PRIMARY KEY, record TEXT NOT NULL)",
-        "CREATE TABLE IF NOT EXISTS samples (id INTEGER PRIMARY KEY, at REAL, slice TEXT, "
-        "clause TEXT, total REAL, tokens INTEGER, missing INTEGER, chance REAL, key TEXT)",
-        "CREATE TABLE IF NOT EXISTS seeds (id INTEGER PRIMARY KEY, seed TEXT)",
-    ),
+_SCHEMA = 1  # of the tables, which the file states as its user_version
+_TABLES = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE taken "
+    "(gateway TEXT, start REAL, number INTEGER NOT NULL, PRIMARY KEY (gateway, start))",
+    "CREATE TABLE outbox (n INTEGER PRIMARY KEY, record TEXT NOT NULL)",
+    "CREATE TABLE samples (id INTEGER PRIMARY KEY, at REAL, slice TEXT, "
+    "clause TEXT, total REAL, tokens INTEGER, missing INTEGER, chance REAL, key TEXT)",
+    "CREATE TABLE seeds (id INTEGER PRIMARY KEY, seed TEXT)",
 )
 
 
@@ -151,10 +149,13 @@ class SqliteStore:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            (layout,) = self._db.execute("PRAGMA user_version").fetchone()
-            if statements := pending(self.name, layout, _MIGRATIONS, MeasurementError):
-                statements += [f"PRAGMA user_version={len(_MIGRATIONS)}"]
-                self._db.executescript(f"BEGIN; {'; '.join(statements)}; COMMIT;")
+            (begun,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if begun:
+                (schema,) = self._db.execute("PRAGMA user_version").fetchone()
+                MeasurementError.refuse_form(self.path, schema or None, _SCHEMA, ANEW)
+            else:
+                statements = "; ".join((*_TABLES, f"PRAGMA user_version={_SCHEMA}"))
+                self._db.executescript(f"BEGIN; {statements}; COMMIT;")
         except BaseException:
             db, self._db = self._db, None
             db.close()

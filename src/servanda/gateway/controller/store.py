@@ -18,6 +18,7 @@ STARTS = 256  # of gateways, kept
 SEEDS = 65_536  # kept
 CLEANED_EVERY = 64  # commits between two cleanups
 LEASE_S = 10.0  # how long a leader that is gone keeps the lead
+ANEW = "start a new state: name another --state"  # the next move for one of another form
 _SERVERS = ("postgresql", "postgres")
 
 

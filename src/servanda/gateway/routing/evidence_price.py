@@ -69,7 +69,7 @@ def add_request(
     if not statistic.n:
         return track
     above, below = statistic.above_growth(limit), statistic.below_growth(limit)
-    if len(track.above) != len(above):  # the first request, or bets of an earlier version
+    if not track.above:  # the first request
         nothing = (0.0,) * len(above), (0.0,) * len(below), (-math.inf,) * len(above)
         track = replace(track, above=nothing[0], below=nothing[1], alarm=nothing[2])
     unseen = statistic.missing / max(1, statistic.known + statistic.missing)

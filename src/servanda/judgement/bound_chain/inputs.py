@@ -91,7 +91,6 @@ class Start:
             number,
             unit,
             standing=self.standing(cell),
-            # a verdict of an earlier version names none
             assumes=joined(self.assumes(), cell.assumptions if cell else ()),
             enforced=clause.enforced,
             vacuous=is_vacuous(number, most),

@@ -101,7 +101,7 @@ def _grown(parts: Sequence[Refutation]) -> Array:
     width = max((len(p.growth) for p in parts), default=0)
     if not width:
         return np.zeros(len(parts))
-    # rounds of an older record lack the last alternatives, which count as no bet
+    # a round may lack the last alternatives, which count as no bet
     growth_PJ = np.array([(*p.growth, *(0.0,) * width)[:width] for p in parts]).cumsum(axis=0)
     top_P = growth_PJ.max(axis=1)
     return top_P + np.log(np.exp(growth_PJ - top_P[:, None]).mean(axis=1))

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from servanda.contract.clause import (
-    METRIC_ALIASES,
     SAMPLE_RATIO,
     WHOLE,
     Clause,
@@ -56,7 +55,7 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
     """
     first: dict[str, Path] = {}
     declared = known_by_name(contract)
-    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS, *METRIC_ALIASES]
+    known = [*DIVERGENCES, *GUARDS, CALIBRATION, *CHAIN, *RUNTIME_METRICS]
     for section, path, clause in contract.clauses():
         if clause.id in first:
             line = marks.near((*first[clause.id], "id")).line
@@ -74,7 +73,7 @@ def clauses(contract: Contract, marks: Marks, broken: Collection[Path] = ()) -> 
         # only for a name that is not Servanda's are the installed packages asked
         if clause.metric not in known and clause.metric not in DIVERGENCES:
             message = f"no metric is named {quoted(clause.metric)}"
-            hint = nearest(clause.metric, {*known, *DIVERGENCES.names()})
+            hint = nearest(clause.metric, {*map(printed_metric, known), *DIVERGENCES.names()})
             yield Finding((*path, "metric"), message, hint)
             continue
         yield from outcomes(path, contract, section, clause, declared)

@@ -41,7 +41,7 @@ def _alone(stage: str) -> Finding:
 
 def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:
     first, limit = rule.sequences
-    at = (*path, "sequences")
+    at = (*path, "prompt_groups")
     if first < 1:
         message = f"the first evaluation at {stage} needs at least 1 prompt group, not {first}"
         yield Finding(at, message, "write [first evaluation, limit], such as [400, 6000]")

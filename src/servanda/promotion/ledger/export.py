@@ -75,9 +75,6 @@ class ExportedStore:
     def runs(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.run for row in self._rows))
 
-    def refuse_newer(self) -> None:
-        pass  # a line with other fields is no entry
-
     def writing(self) -> AbstractContextManager[None]:
         raise LedgerError(
             f"{self.name} is an exported ledger, which is read-only",

@@ -25,7 +25,6 @@ class ChainedLedger:
 
     def append(self, run: str, records: Sequence[Record], *, after: int) -> tuple[Entry, ...]:
         with self.store.writing():
-            self.store.refuse_newer()  # it may have been upgraded since it was opened
             self.refuse_missing()
             last, latest = self.store.last(), self.store.last(run)
             n = latest.n if latest else 0

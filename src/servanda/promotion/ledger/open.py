@@ -21,8 +21,6 @@ def open_ledger(
 ) -> ChainedLedger:
     """Open the ledger at a location; created there unless it is opened for reading.
 
-    One of an older schema is read as it is, and upgraded once it is opened for writing.
-
     Args:
         where: a path, or sqlite:///PATH, for SQLite; postgresql://... for PostgreSQL; a path
             that ends in .jsonl is an exported, read-only one.
@@ -92,7 +90,7 @@ def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> Cha
     create = not reading and head is None
     try:
         if path is None:
-            store: Store = _server(where, mark, create, reading)
+            store: Store = _server(where, mark, create)
         elif path.suffix == SUFFIX:
             store = ExportedStore(path)
         else:
@@ -106,7 +104,7 @@ def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> Cha
     return ChainedLedger(store, beside, key)
 
 
-def _server(where: str, mark: str, create: bool, reading: bool) -> Store:
+def _server(where: str, mark: str, create: bool) -> Store:
     try:
         from servanda.promotion.ledger.postgres import PostgresStore
     except ImportError as error:
@@ -114,7 +112,7 @@ def _server(where: str, mark: str, create: bool, reading: bool) -> Store:
             f"a ledger in PostgreSQL needs psycopg: {str(error).strip().splitlines()[0]}",
             hint="pip install 'servanda[postgres]'",
         ) from None
-    return PostgresStore(where, mark, create=create, reading=reading)
+    return PostgresStore(where, mark, create=create)
 
 
 def _other_key(ledger: ChainedLedger) -> str:

@@ -18,7 +18,7 @@ from servanda.promotion.ledger.store import META, PATIENCE_S, TABLE, Foreign, Qu
 
 LINE = 0x5365727661  # the advisory lock of all writers of one database
 _REFUSE = f"{TABLE}_refuse"
-_FIRST = (
+_LAYOUT = (
     f"CREATE TABLE {META} (name text PRIMARY KEY, value text NOT NULL)",
     f"CREATE TABLE {TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
     "at double precision NOT NULL, actor text NOT NULL, kind text NOT NULL, "
@@ -35,6 +35,8 @@ _FIRST = (
             f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {table}_kept",
         )
     ),
+    # otherwise each page sorts the whole run
+    f"CREATE INDEX {TABLE}_run ON {TABLE} (run, seq)",
 )
 
 
@@ -45,25 +47,16 @@ class PostgresStore(Queries):
         url: postgresql://[user[:password]@]host[:port]/database[?options], as of libpq.
         mark: mark of the key, stored when a ledger is created.
         create: whether to create a missing ledger.
-        reading: leave one of an older schema as it is.
 
     Raises:
         Foreign: there is no ledger.
-        LedgerError: the server cannot be reached or refuses, or the ledger has a newer schema.
+        LedgerError: the server cannot be reached or refuses, or the ledger has another schema.
     """
 
     hole = "%s"
-    migrations = (
-        _FIRST,
-        # otherwise each page sorts the whole run
-        (f"CREATE INDEX IF NOT EXISTS {TABLE}_run ON {TABLE} (run, seq)",),
-    )
-    unlock = (
-        f"ALTER TABLE {META} DISABLE TRIGGER {META}_kept",
-        f"ALTER TABLE {META} ENABLE ALWAYS TRIGGER {META}_kept",
-    )
+    tables = _LAYOUT
 
-    def __init__(self, url: str, mark: str, *, create: bool, reading: bool = False) -> None:
+    def __init__(self, url: str, mark: str, *, create: bool) -> None:
         self._database = Database(
             url, "ledger", LedgerError, patience_s=PATIENCE_S, idle_s=PATIENCE_S / 2
         )
@@ -72,33 +65,22 @@ class PostgresStore(Queries):
         # each statement after the lock sees earlier commits
         self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
-            self._recognise(mark, create, reading)
+            self._recognise(mark, create)
         except BaseException:
             self._db.close()
             raise
 
-    def _recognise(self, mark: str, create: bool, reading: bool) -> None:
-        if not create and not self.begun():
+    def _recognise(self, mark: str, create: bool) -> None:
+        if self.begun():
+            self.refuse_form()
+        elif create:
+            with self.writing():
+                self.create(mark)
+        else:
             raise Foreign(
                 f"no ledger at {self.name}",
                 hint="pass --ledger, or start one with `servanda promote`",
             )
-        self.refuse_newer()
-        schema, newest = self.schema(), len(self.migrations)
-        if reading or schema == newest:
-            return
-        if schema and not self._owns():
-            raise LedgerError(
-                f"{self.name} has schema {schema}, and this role may not upgrade it to {newest}",
-                hint="run `servanda promotion ledger upgrade` once, as the owner of its tables",
-            )
-        with self.writing():
-            self.migrate(mark)
-
-    def _owns(self) -> bool:
-        query = "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_catalog.pg_class "
-        query += "WHERE relname IN (%s, %s) AND pg_table_is_visible(oid)"
-        return bool(self._all(query, META, TABLE)[0][0])
 
     def begun(self) -> bool:
         # not by to_regclass: after waiting for the lock its cache is out of date

@@ -23,8 +23,8 @@ _BROKEN = ("malformed", "no such", "unsupported file format", "corrupt")
 # a damaged file also makes SQLite quote invalid text, or request too much memory
 _FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
 _RUN = f"{TABLE}_run"
-# name -> its DDL in schema 1; the catalogue stores these texts, and `faults` compares them
-_FIRST = {
+# name -> its DDL; the catalogue stores these texts, and `faults` compares them
+_LAYOUT = {
     META: f"CREATE TABLE {META} (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     TABLE: f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, "
     "n INTEGER NOT NULL, at REAL NOT NULL, actor TEXT NOT NULL, kind TEXT NOT NULL, "
@@ -40,9 +40,9 @@ _FIRST = {
     f"WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM {TABLE}) OR NEW.n <> "
     f"(SELECT coalesce(max(n), 0) + 1 FROM {TABLE} WHERE run = NEW.run) "
     "BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
+    # ordered by seq, which SQLite has in every index: otherwise each page sorts the whole run
+    _RUN: f"CREATE INDEX {_RUN} ON {TABLE} (run)",
 }
-# ordered by seq, which SQLite has in every index: otherwise each page sorts the whole run
-_LAYOUT = {**_FIRST, _RUN: f"CREATE INDEX {_RUN} ON {TABLE} (run)"}
 
 
 class SqliteStore(Queries):
@@ -57,15 +57,11 @@ class SqliteStore(Queries):
     Raises:
         Foreign: there is no ledger, or another kind of file.
         Damaged: the file is damaged.
-        LedgerError: it cannot be opened or created, or has a newer schema.
+        LedgerError: it cannot be opened or created, or has another schema.
     """
 
     hole = "?"
-    migrations = (
-        tuple(_FIRST.values()),
-        (f"CREATE INDEX IF NOT EXISTS {_RUN} ON {TABLE} (run)",),
-    )
-    unlock = (f"DROP TRIGGER {META}_update", _FIRST[f"{META}_update"])
+    tables = tuple(_LAYOUT.values())
 
     def __init__(self, path: Path, mark: str, *, create: bool, reading: bool = False) -> None:
         self.name = str(path)
@@ -142,9 +138,9 @@ class SqliteStore(Queries):
                 hint="give another location for the ledger",
             ) from None
         self._one("PRAGMA synchronous = full")
-        if self.schema() < len(self.migrations):
+        if not self.begun():
             with self.writing():
-                self.migrate(mark)
+                self.create(mark)
 
     def _recognise(self) -> None:
         names = {name for (name,) in self._all("SELECT name FROM sqlite_master")}
@@ -153,7 +149,7 @@ class SqliteStore(Queries):
                 f"{self._path} is an SQLite file without a ledger",
                 hint="give another location for the ledger",
             )
-        self.refuse_newer()
+        self.refuse_form()
 
     def begun(self) -> bool:
         return bool(self._one("SELECT count(*) FROM sqlite_master"))
@@ -187,8 +183,6 @@ class SqliteStore(Queries):
     def faults(self) -> Iterator[str]:
         try:
             made = dict(self._all("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
-            if self.schema() == 1:  # which some files of it lack
-                made.setdefault(_RUN, _LAYOUT[_RUN])
             if made != _LAYOUT:
                 odd = sorted(n for n in {*made, *_LAYOUT} if made.get(n) != _LAYOUT.get(n))
                 yield f"the file is not laid out as servanda does: {', '.join(odd)}"

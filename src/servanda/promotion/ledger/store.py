@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
-from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
-from servanda.promotion.ledger.migrations import Migrations, pending
+from servanda.promotion.ledger.entry import COLUMNS, LedgerError, Row
 
 PATIENCE_S = 30  # timeout for another writer
 
@@ -39,10 +38,6 @@ class Store(Protocol):
 
     def runs(self) -> tuple[str, ...]: ...
 
-    def refuse_newer(self) -> None:
-        """Refuse a ledger of a newer schema."""
-        ...
-
     def writing(self) -> AbstractContextManager[None]:
         """An exclusive write transaction; durable once it is left without an error."""
         ...
@@ -57,21 +52,21 @@ class Store(Protocol):
 
 
 TABLE, META = "servanda_ledger", "servanda_ledger_meta"
+SCHEMA = 2  # of the tables
 _COLUMNS = ", ".join(COLUMNS)
 _PAGE = 500
 
 
 class Queries(ABC):
-    """The reading half of a `Store` over SQL, and its migrations.
+    """The reading half of a `Store` over SQL, and its creation.
 
-    A store defines the placeholder of a value (`hole`), its migrations, what opens and closes the
-    append-only META for a new schema, and runs the queries.
+    A store defines the placeholder of a value (`hole`) and the statements that create its tables
+    (`tables`), and runs the queries.
     """
 
     name: str
     hole: ClassVar[str]
-    migrations: ClassVar[Migrations]
-    unlock: ClassVar[tuple[str, str]]
+    tables: ClassVar[Sequence[str]]
 
     @abstractmethod
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]: ...
@@ -80,43 +75,20 @@ class Queries(ABC):
     def begun(self) -> bool:
         """Whether there are tables of a ledger."""
 
-    @abstractmethod
-    def faults(self) -> Iterator[str]: ...
+    def refuse_form(self) -> None:
+        """Refuse a ledger of another schema."""
+        stored = self.marks().get("schema")
+        found = int(stored) if stored and stored.isdecimal() else stored
+        anew = "start a new ledger: give another location for it"
+        LedgerError.refuse_form(self.name, found, SCHEMA, anew)
 
-    def schema(self) -> int:
-        """The stored schema; 0 for none.  A mark that was altered is found by its hash alone."""
-        if not self.begun():
-            return 0
-        stored = self.marks().get("schema", "")
-        return int(stored) if stored.isdecimal() else len(self.migrations)
-
-    def refuse_newer(self) -> None:
-        pending(self.name, self.schema(), self.migrations, LedgerError)
-
-    def migrate(self, mark: str) -> None:
-        """Create the tables, or upgrade those of an older schema; within `writing`.
-
-        Raises:
-            Damaged: they are not those of their schema; nothing is changed.
-        """
-        schema, newest = self.schema(), len(self.migrations)
-        statements = pending(self.name, schema, self.migrations, LedgerError)
-        if not statements:
+    def create(self, mark: str) -> None:
+        """Create the tables, unless another process has done so; within `writing`."""
+        if self.begun():
             return
-        for fault in self.faults() if schema else ():
-            raise Damaged(
-                f"{self.name} is not upgraded from schema {schema} to {newest}: {fault}",
-                hint="`servanda promotion ledger verify` lists what was altered; restore a copy",
-            )
-        for statement in statements:
+        for statement in self.tables:
             self._all(statement)
-        if schema:
-            unlock, lock = self.unlock
-            self._all(unlock)
-            self._all(f"UPDATE {META} SET value = {self.hole} WHERE name = 'schema'", str(newest))
-            self._all(lock)
-            return
-        for pair in (("schema", str(newest)), ("mark", mark)):
+        for pair in (("schema", str(SCHEMA)), ("mark", mark)):
             self._all(f"INSERT INTO {META} VALUES ({self.hole}, {self.hole})", *pair)
 
     def marks(self) -> Mapping[str, str]:

@@ -177,8 +177,6 @@ def _aggregated(clause: Clause, meaning: str) -> str:
 def _limit(clause: Clause, which: str, unit: str) -> str:
     limit = getattr(clause, which)
     words = {"at_most": "is at most", "at_least": "is at least"}[which]
-    if limit is None:
-        return "has a limit of a later version"
     value = _relative(limit) if isinstance(limit, Relative) else f"{limit:g} {unit}".rstrip()
     return f"{words} {value}"
 

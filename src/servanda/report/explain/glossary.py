@@ -145,7 +145,7 @@ def explain_guard(name: str) -> str | None:
     if stored not in GUARDS:
         return None
     printed = printed_metric(stored)
-    names = f"  names    {printed}; verdicts and older contracts: {stored}\n"
+    names = f"  names    {printed}; in verdicts and logs: {stored}\n"
     return (
         f"{name}: {of_guard(stored)}.\n"
         "  a validity check: where it fails, the statistical promises are inconclusive, because\n"
@@ -189,8 +189,7 @@ def names() -> Collection[str]:
         *DIVERGENCES.names(),
         *CHAIN,
         *RUNTIME_METRICS,
-        *GUARDS,
-        *METRIC_ALIASES,
+        *map(printed_metric, GUARDS),
         *FIELDS,
         f"{LABEL}<name>",
     ]

@@ -172,7 +172,7 @@ class ContentDigest:
 
     def add(self, block: Rollouts) -> None:
         # an empty column may be present or not, depending on the reader's chunks
-        # labels that formats fill do not count, so that digests of older versions remain
+        # labels that formats fill do not count
         named = ((n, values) for n, values in sorted(block.labels.items()) if n not in FILLED)
         labels = [(name, values) for name, values in named if any(values)]
         texts = [block.step, block.group_S, labels]

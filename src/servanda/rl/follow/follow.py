@@ -206,8 +206,8 @@ class Follow:
         for number, line in enumerate(lines, 1):
             try:
                 plain = json.loads(line)
-                EvidenceError.refuse_newer(f"{path}:{number}", plain["schema"], SCHEMA)
-                if plain["schema"] != SCHEMA or plain["follow"] != self.tokens:
+                EvidenceError.refuse_form(f"{path}:{number}", plain["schema"], SCHEMA, hint)
+                if plain["follow"] != self.tokens:
                     raise ValueError(f"it is of {plain['follow']} probe tokens")
                 scores = Scores.from_plain(plain)
             except (KeyError, TypeError, ValueError) as error:

@@ -87,13 +87,10 @@ class Journal:
                     with self.path.open("r+b") as file:
                         file.truncate(whole)
                     break
-                if entry is not None:
-                    EvidenceError.refuse_newer(f"{self.path}:{number}", entry.get("schema"), SCHEMA)
-                if entry is None or entry.get("schema") != SCHEMA:
-                    raise EvidenceError(
-                        f"{self.path}:{number} is no step of a monitor",
-                        hint="name another state file",
-                    )
+                place, hint = f"{self.path}:{number}", "name another state file"
+                if entry is None:
+                    raise EvidenceError(f"{place} is no step of a monitor", hint=hint)
+                EvidenceError.refuse_form(place, entry.get("schema"), SCHEMA, hint)
                 _recall(state, entry)
                 whole += len(line)
         state.resumed = bool(lines)
@@ -132,9 +129,9 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
             state.contract = str(entry["contract"])
             state.rules = tuple(SliceRule.model_validate(rule) for rule in entry["slices"])
             state.labels = tuple(tuple(labels.items()) for labels in entry["kinds"])
-            state.left_out = tuple(map(str, entry.get("left_out", ())))
-            state.most = int(entry.get("most", 1))
-        if pool := entry.get("pool"):
+            state.left_out = tuple(map(str, entry["left_out"]))
+            state.most = int(entry["most"])
+        if pool := entry["pool"]:
             state.most = int(pool["after"] or state.most)
         if state.would is None and "halt" in (*entry["would"], *entry["action"]):
             state.would = int(entry["weights"])

@@ -194,10 +194,9 @@ def read_reference(path: Path, digest: str | None = None) -> Reference:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ContractError(f"{path} is no reference of good runs: {error}", hint=hint) from None
-    if file.servanda == _KIND:
-        ContractError.refuse_newer(path, file.schema, SCHEMA)
-    if file.servanda != _KIND or file.schema != SCHEMA:
-        raise ContractError(f"{path} is no reference of schema {SCHEMA}", hint=hint)
+    if file.servanda != _KIND:
+        raise ContractError(f"{path} is no reference of good runs", hint=hint)
+    ContractError.refuse_form(path, file.schema, SCHEMA, hint)
     width = len(file.metrics)
     for fold in file.folds:
         if {len(fold.centre), len(fold.scale)} != {width} or not min(*fold.scale, 1.0) > 0:

@@ -290,16 +290,16 @@ class DumpSource:
                 terms["why"],
                 tuple(tuple((n, v) for n, v in labels) for labels in terms["kinds"]),
                 terms["window"],
-                tuple(terms.get("left_out", ())),
+                tuple(terms["left_out"]),
             )
         self._judged = dict(state["judged"])
         self._before = dict(self._judged)
-        self._odd = {name: (odd, whole) for name, (odd, whole) in state.get("odd", {}).items()}
+        self._odd = {name: (odd, whole) for name, (odd, whole) in state["odd"].items()}
         self._sound = Soundness()
-        self._sound.steps.update(state.get("digests", ()))
+        self._sound.steps.update(state["digests"])
         self._ends = RunEnds.from_plain(state)
         self._trend = self._ends.trend()
-        self._values = dict(state.get("values", ()))
+        self._values = dict(state["values"])
         for step, values in self._values.items():
             if self._chart is not None:
                 self._chart.add(step, values)

@@ -41,14 +41,14 @@ class _Cell(msgspec.Struct):
     metric: str
     outcome: Outcome
     enforced: bool
-    value: Number = None
-    low: Number = None
-    high: Number = None
-    limit: Number = None
-    n: int = 0
-    missing: int = 0
-    threshold: Number = None
-    aggregate: str = ""
+    value: Number
+    low: Number
+    high: Number
+    limit: Number
+    n: int
+    missing: int
+    threshold: Number
+    aggregate: str
 
 
 class _Follow(msgspec.Struct):
@@ -67,17 +67,17 @@ class StateLine(msgspec.Struct):
     weights: int
     outcome: Outcome
     cells: list[_Cell]
-    step: int | None = None  # of the trainer's log; missing in older files
-    name: str = ""
-    action: list[str] = []
-    would: list[str] = []
-    cause: str = ""
-    tokens: int = 0
-    needs_tokens: int | None = None
-    sequences: int = 0
-    pool: PooledSteps | None = None
-    metrics: dict[str, Number] = {}
-    groups: list[tuple[float, int]] = []  # sum of |log ratio| and tokens
+    step: int  # of the trainer's log
+    name: str
+    action: list[str]
+    would: list[str]
+    cause: str
+    tokens: int
+    needs_tokens: int | None
+    sequences: int
+    pool: PooledSteps | None
+    metrics: dict[str, Number]
+    groups: list[tuple[float, int]]  # sum of |log ratio| and tokens
     follow: _Follow | None = None
 
 
@@ -147,7 +147,7 @@ class MonitorSource:
         except Unreadable as unreadable:
             step = 0 if self._step is None else self._step
             return WatchedStep(step, "error", why=f"{place}: {unreadable}")
-        number = line.weights if line.step is None else line.step
+        number = line.step
         again = number <= self._furthest
         self._name, self._step = line.name, number
         self._furthest = max(self._furthest, number)
@@ -197,7 +197,7 @@ class MonitorSource:
         for name in _STORED:
             setattr(self, f"_{name}", state[name])
         self._ends = RunEnds.from_plain(state)
-        self._values = [(step, values) for step, values in state.get("values", ())]
+        self._values = [(step, values) for step, values in state["values"]]
         for step, values in self._values:
             if self._chart is not None:
                 self._chart.add(step, values)
@@ -254,11 +254,9 @@ def read_line(data: bytes, place: str) -> StateLine:
     except ValueError:
         raise Unreadable("the line is no JSON") from None
     schema = plain.get("schema") if isinstance(plain, dict) else None
-    if isinstance(schema, int) and schema != SCHEMA:
-        raise ContractError(
-            f"{place} is of schema {schema}, and this servanda reads schema {SCHEMA}",
-            hint="watch with the servanda that the trainer has: pip install -U servanda",
-        )
+    if isinstance(schema, int):
+        anew = "watch with the version of Servanda that the trainer has"
+        ContractError.refuse_form(place, schema, SCHEMA, anew)
     try:
         return msgspec.convert(plain, StateLine)
     except msgspec.ValidationError as error:

@@ -42,17 +42,13 @@ class StateFile:
         hint = "name another --state-file, or remove the file to start again"
         try:
             data = json.loads(self.path.read_bytes())
-            schema = data["schema"] if data["servanda"] == "watch" else None
+            if data["servanda"] != "watch":
+                raise ValueError
         except (ValueError, KeyError, TypeError):
             raise ContractError(
                 f"{self.path} is not the state file of a watch", hint=hint
             ) from None
-        ContractError.refuse_newer(self.path, schema, SCHEMA)
-        if schema != SCHEMA:
-            raise ContractError(
-                f"{self.path} has schema {schema}, and this version of servanda writes {SCHEMA}",
-                hint=hint,
-            )
+        ContractError.refuse_form(self.path, data.get("schema"), SCHEMA, hint)
         try:
             if data["watched"] != self.watched:
                 raise ContractError(

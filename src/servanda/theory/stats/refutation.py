@@ -39,7 +39,7 @@ class Refutation:
         return replace(
             self,
             n=self.n + other.n,
-            # rounds of an older record lack the last alternatives, which count as no bet
+            # a round may lack the last alternatives, which count as no bet
             growth=tuple(map(math.fsum, zip_longest(*parts, fillvalue=0.0))),
             missing=self.missing + other.missing,
         )
