@@ -224,7 +224,7 @@ ENGINES = {
     "http": ("http",),
     "llamacpp": ("llamacpp", "llama_", "gguf_"),
     "onnxruntime": ("onnx",),
-    "pack": ("pack",),
+    "pack_engine": ("pack",),
     "recorded": ("recorded",),
     "table": ("table",),
     "transformers": ("transformers", "low_precision"),
