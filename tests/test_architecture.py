@@ -208,7 +208,7 @@ ENGINES = {
     "http": ("http",),
     "llamacpp": ("llamacpp", "llama_"),
     "onnxruntime": ("onnx",),
-    "pack": ("pack",),
+    "pack_engine": ("pack",),
     "recorded": ("recorded",),
     "table": ("table",),
     "transformers": ("transformers", "low_precision"),

@@ -156,6 +156,8 @@ def test_what_is_wrong_is_said_under_its_place(text, message):
 @pytest.mark.parametrize(
     ("text", "column", "part"),
     [
+        (f"oci://host/base@sha256:{'0f' * 32}", 1, "an address in a registry names no kernel"),
+        (f"https://host/base@sha256:{'0f' * 32}", 1, "an address in a registry names no kernel"),
         ("", 1, "an empty text names no kernel"),
         ("table:", 7, "the kernel names no model"),
         ("table:p,", 9, "no key ''"),

@@ -245,7 +245,7 @@ def draft(
     plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells), leg=leg)
     problems += unpromised(plan)
     for cell in cells:
-        problems += out_of_reach(plan, cell)
+        problems += _out_of_reach(plan, cell)
     return plan, [*problems, *unanswered(plan.contract, cells, plan.corpora, cuts)]
 
 
@@ -284,7 +284,7 @@ def unpromised(plan: Plan) -> Iterator[Problem]:
     )
 
 
-def out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
+def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     """Refuse a limit that even identical kernels could not be shown to keep at these sizes."""
     kind = cell.kind
     if not isinstance(kind, Certificate | RewardGap) or isinstance(kind, RelativeCertificate):

@@ -37,14 +37,13 @@ class PreparedTest:
     golden: Corpus | None
     recorded: dict[str, Recording]
 
-    def run(self, contract: Contract | None = None) -> SuiteResult:
-        """The results for the contract, or for another one of the same files.
+    def run(self) -> SuiteResult:
+        """The results of the contract.
 
         Raises:
             ContractError, EvidenceError: as in `run_test`.
         """
-        contract = contract or self.contract
-        return run_test(self.test, contract, self.corpora, self.golden, recorded=self.recorded)
+        return run_test(self.test, self.contract, self.corpora, self.golden, recorded=self.recorded)
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
