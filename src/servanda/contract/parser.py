@@ -180,7 +180,7 @@ def _grouped(error: ValidationError, data: Mapping[str, Any]) -> _Wrong:
         for name in details["loc"]:  # one that is not inside is a branch of a union
             inside = range(len(node)) if isinstance(node, list) else node
             if isinstance(inside, range | dict) and name in inside:
-                path, node = (*path, name), node[name]
+                path, node = (*path, name), _at(node, (name,))
         # a list that is too short lacks an item, but the list is what is wrong
         if details["type"] == "missing" and isinstance(last, str):
             path = (*path, last)
