@@ -40,6 +40,19 @@ def test_every_step_is_a_line(tmp_path):
     assert cell["enforced"] is True
 
 
+def test_steps_that_are_not_numbered_are_counted_over_a_restart_too(tmp_path):
+    path = tmp_path / "state.jsonl"
+    train, infer, mask = step(np.random.default_rng(0), 16, 256, 0.004)
+    first = Monitor("verl-sync", state=path)
+
+    found = [first.observe(train, infer, mask).weights for _ in range(2)]
+    found.append(first.observe(train, infer, mask, weights=7).weights)
+    found += [first.observe(train, infer, mask).weights]
+    again = Monitor("verl-sync", state=path)
+
+    assert found == [0, 1, 7, 8] and again.observe(train, infer, mask).weights == 9
+
+
 def test_a_restart_goes_on_with_its_slices_and_its_trend(tmp_path):
     path = tmp_path / "state.jsonl"
     whole = Monitor("verl-sync")

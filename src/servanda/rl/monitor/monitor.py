@@ -55,13 +55,14 @@ class Monitor:
         seed: seed of the sample.
         stop: whether the action `halt` is executed; otherwise it is reported as `would`.
         bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
-        bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
             are bitwise equal are an error.
         reference: of good runs, from `servanda contract calibrate`: the steps are also judged by
             whether the gap has changed.
 
+    Raises:
         ContractError: no such preset or file, or an invalid contract.
-        EvidenceError: not a monitor's state file; MeasurementError: it cannot be read.
+        EvidenceError: not a monitor's state file.
+        MeasurementError: the state file cannot be read.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Monitor:
         groups: Sequence[object] | None = None,
         labels: Mapping[str, Sequence[object]] | None = None,
         advantages: object = None,
-        weights: int,
+        weights: int | None = None,
         staleness: object = None,
         tokens: object = None,
         selected: object = None,
@@ -144,7 +145,8 @@ class Monitor:
             groups: prompt of each sequence, [B]; default: each a separate group.
             labels: name -> text of each sequence, [B], such as {"env": [...]}.
             advantages: [B] or [B, T]; for two metrics, and stored in `dump` with the tokens.
-            weights: number of updates of the trainer.
+            weights: number of updates of the trainer; default: one more than at the last call, also
+                after a restart, and 0 at the first.
             staleness: updates between sampling and training, [B] or [B, T]; NaN: unknown.
             tokens: ids, [B, T], or with the prompts before them; only for `dump`.
             selected: bools, [B]: whether the sequence was selected for scoring, before anything
@@ -164,6 +166,7 @@ class Monitor:
             ContractError: a slice needs a label that the first step lacks; or the contract
                 corrects tokens, and some sequences were not selected.
         """
+        weights = self._state.following if weights is None else weights
         try:
             batch = batch_of(
                 logp_train_BT,
@@ -281,6 +284,7 @@ class Monitor:
                 )
             self._note(*self._contract.unsliced(batch.labels, state.labels))
             state.add(batch.weights, groups)
+        state.following = batch.weights + 1
         ends = state.ends.copied()
         cause = cause_of(verdict, wrong, self._shown, sums, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
