@@ -126,7 +126,7 @@ def generate(pack, **changes):
             "draw of sequence 0 with sampling temperature",
         ),
         (
-            {"sequences": (0, 1, 2, 999)},
+            {"sequences": (999, 1, 2, 3)},
             "of sequence 999 with seed .*: it ends at sequence 95",
         ),
         ({"prompts": ((0, 1),) * 4}, "has sequence 0 with another prompt or continuation"),

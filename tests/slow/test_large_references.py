@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("torch.distributed.fsdp")
 
 from benchmarks import large_reference
-from servanda.engines.recorded_file import Pack
 
 from servanda.engines import open_engine
 from servanda.engines.conformance import check_engine
+from servanda.engines.recorded_file import Pack
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from tests.engines import large

@@ -151,7 +151,6 @@ def record(
             recording.discard()
 
 
-@ENGINES.register("recorded")
 class RecordedEngine:
     """Answers from a file, and only what is in it."""
 
@@ -282,6 +281,9 @@ class RecordedEngine:
         )
 
 
+ENGINES.register("recorded")(RecordedEngine)
+
+
 @ENGINES.register("pack")
 class PackEngine(RecordedEngine):
     """Answers from a reference pack: its draws, noise floor and golden texts, in any batch."""
@@ -296,9 +298,11 @@ class PackEngine(RecordedEngine):
 
     def _trace(self, question: Question, batch: Batch) -> Trace:
         question, rows = question.alone, rows_of(batch)
-        if not self.recorded.by_row.issuperset(question.key([row]) for row in rows):
+        answers = self.recorded.answers.get(question.verb)
+        keys = (question.key([row]) for row in rows)
+        if answers is None or not self.recorded.by_row.issuperset(keys):
             raise self._refusal(question, rows)
-        return some(self.recorded.answers[question.verb], list(batch.sequence_S))
+        return some(answers, list(batch.sequence_S))
 
     def _refusal(self, question: Question, rows: Sequence[Row]) -> MeasurementError:
         scored = [c.question for c in self.recorded.calls if c.question.verb == "score"]
