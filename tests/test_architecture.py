@@ -39,7 +39,7 @@ PURE = {
     "report",
     *("contract", "-contract.presets", "-contract.text_file"),
     *("authoring", "-authoring.fault_injection", "-authoring.contract_test.files"),
-    *("promotion", "-promotion.run", "-promotion.ledger", "-promotion.notify"),
+    *("promotion", "-promotion.run", "-promotion.ledger", "-promotion.sql", "-promotion.notify"),
     "gateway.routing",
     "rl.dumps.checks",
 }

@@ -12,7 +12,7 @@ from servanda.gateway.controller.ledger_history import gateway_runs, run_problem
 from servanda.gateway.controller.sqlite_store import FILE
 from servanda.gateway.controller.web import requests
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.report.format import percent
 from servanda.traces.request_log import OTHER_PROMPT
 from servanda.traces.serialization import to_plain

@@ -30,7 +30,7 @@ from servanda.gateway.routing import state_machine
 from servanda.gateway.routing.model import Decision, Pin, PinTo, RequestFacts, Snapshot
 from servanda.gateway.routing.router import Router
 from servanda.gateway.routing.state import Transition
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.notify.base import Sink
 from servanda.runner.load import load
 from servanda.runner.measurement import Open

@@ -10,7 +10,8 @@ from contextlib import closing
 
 from servanda.errors import ServandaError
 from servanda.gateway.controller.store import Store
-from servanda.promotion.ledger.entry import Ledger, Outrun, Record
+from servanda.promotion.ledger.entry import Outrun, Record
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.notify.base import Sink
 from servanda.promotion.run.outbox import deliver
 from servanda.traces.serialization import from_plain

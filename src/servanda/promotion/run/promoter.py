@@ -12,7 +12,8 @@ from servanda.contract.stages import course_of, refuse_absent
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
 from servanda.promotion.api import leg_finding, run_name
-from servanda.promotion.ledger.entry import Ledger, LedgerError
+from servanda.promotion.ledger.entry import LedgerError
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.run.evaluate import LegEvaluation, evaluate_leg
 from servanda.promotion.run.history import History, histories_of, history_of, refreshed
 from servanda.promotion.run.record import advance_run, open_run, roll_back_run
