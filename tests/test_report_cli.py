@@ -47,15 +47,15 @@ def test_check_says_where_its_reports_are(run_dir):
 
 @pytest.mark.parametrize("format_", sorted(FORMATS))
 def test_report_renders_again_without_measuring(run_dir, format_):
-    done = call("report", run_dir / "run", "--format", format_)
-    of_file = call("report", run_dir / "a.json", "--format", format_)
-    of_attempt = call("report", run_dir / "run" / "attempt-1", "--format", format_)
+    done = call("tools", "report", run_dir / "run", "--format", format_)
+    of_file = call("tools", "report", run_dir / "a.json", "--format", format_)
+    of_attempt = call("tools", "report", run_dir / "run" / "attempt-1", "--format", format_)
     assert done.exit_code == 0, done.output
     assert done.stdout == of_file.stdout == of_attempt.stdout
 
 
 def test_report_is_what_check_had_written(run_dir):
-    done = call("report", run_dir / "run", "-o", run_dir / "again.html")
+    done = call("tools", "report", run_dir / "run", "-o", run_dir / "again.html")
     assert done.exit_code == 0 and done.stdout == ""
     assert (run_dir / "again.html").read_text() == (run_dir / "a.html").read_text()
 
@@ -66,7 +66,7 @@ def test_report_takes_the_last_attempt_with_a_verdict(tmp_path):
         folder.mkdir()
         (folder / "verdict.json").write_text(FORMATS["json"](made.VERDICTS[outcome]))
     (tmp_path / "attempt-11").mkdir()
-    assert "VIOLATED" in call("report", tmp_path).stdout
+    assert "VIOLATED" in call("tools", "report", tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_report_takes_the_last_attempt_with_a_verdict(tmp_path):
 def test_report_refuses_what_is_no_verdict(tmp_path, content, message):
     if content is not None:
         (tmp_path / "v.json").write_text(content)
-    done = call("report", tmp_path / "v.json")
+    done = call("tools", "report", tmp_path / "v.json")
     assert done.exit_code == 4 and message in done.stderr
 
 
 def test_report_of_a_run_without_a_verdict_says_what_to_do(tmp_path):
-    done = call("report", tmp_path)
+    done = call("tools", "report", tmp_path)
     assert done.exit_code == 4 and "holds no verdict" in done.stderr
     assert "servanda check" in done.stderr
 
@@ -117,8 +117,8 @@ def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(tmp_path):
 
 def test_output_takes_its_format_from_its_suffix_unless_one_is_named(tmp_path):
     (tmp_path / "v.json").write_text(FORMATS["json"](made.VERDICTS["holds"]))
-    call("report", tmp_path / "v.json", "-o", tmp_path / "a.md")
-    call("report", tmp_path / "v.json", "-o", tmp_path / "b.md", "--format", "text")
+    call("tools", "report", tmp_path / "v.json", "-o", tmp_path / "a.md")
+    call("tools", "report", tmp_path / "v.json", "-o", tmp_path / "b.md", "--format", "text")
     assert (tmp_path / "a.md").read_text().startswith("> [!TIP]")
     assert "HOLDS" in (tmp_path / "b.md").read_text()
 

@@ -34,8 +34,8 @@ statistical:
 observability:
   clauses:
     - {id: fidelity, metric: sampler_fidelity}
-    - {id: finite, metric: usable_ratio, at_least: 0.99}
-promotion: {offline: {sequences: [32, 1600]}}
+    - {id: finite, metric: valid_ratio, at_least: 0.99}
+promotion: {offline: {prompt_groups: [32, 1600]}}
 """
 LOOSE = CONTRACT.replace("at_most: 0.05", "at_most: 0.9").replace("at_most: 0.3", "at_most: 15")
 TESTS = """\
@@ -160,7 +160,7 @@ def test_a_contract_below_the_noise_floor_is_not_valid_and_no_fault_is_injected(
 
 
 def test_sizes_that_are_too_small_are_refused_and_no_kernel_is_run(tmp_path):
-    text = CONTRACT.replace("sequences: [32, 1600]", "sequences: [8, 8]")
+    text = CONTRACT.replace("prompt_groups: [32, 1600]", "prompt_groups: [8, 8]")
     with pytest.raises(ContractError, match="even identical kernels would need at least"):
         checks_of(written(tmp_path, text.replace("round: 32", "round: 8")), open=None)
 

@@ -83,7 +83,9 @@ def test_a_table_and_a_verdict_have_limits_of_their_own(odd):
     assert done.exit_code == 4 and f"{path} cannot be read: {said}" in done.output
 
 
-@pytest.mark.parametrize("words", [("lint", "-"), ("diff", "-", "good.kernelcontract.yaml")])
+@pytest.mark.parametrize(
+    "words", [("contract", "lint", "-"), ("contract", "diff", "-", "good.kernelcontract.yaml")]
+)
 def test_standard_input_is_read_up_to_the_limit(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, _ = kit.write(tmp_path)

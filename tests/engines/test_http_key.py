@@ -57,8 +57,8 @@ def holding(folder, text):
 
 OF_CONTRACTS = {
     "check": ("--run-dir", "run", "--report", "r.html", "--report", "r.json", "--record", "i.rec"),
-    "plan": (),
-    "measure": ("--side", "infer", "--sequences", "16", "-o", "x.pack"),
+    "contract plan": (),
+    "tools measure": ("--side", "infer", "--sequences", "16", "-o", "x.pack"),
     "promote": ("--ledger", "l.db"),
 }
 
@@ -69,7 +69,7 @@ def test_a_verb_of_contracts_sends_the_key_and_keeps_it_nowhere(
 ):
     monkeypatch.setenv(NAME, KEY)
 
-    done = servanda(verb, contract, *OF_CONTRACTS[verb])
+    done = servanda(*verb.split(), contract, *OF_CONTRACTS[verb])
 
     assert done.exit_code in (0, 3), done.output
     assert server.asked and {*server.asked} == {f"Bearer {KEY}"}
@@ -221,7 +221,7 @@ def test_a_contract_says_which_keys_it_sends_and_no_code_refuses_it(
     explained = servanda("contract", "explain", contract).output
     assert f"It sends keys (--no-code refuses it):\n  {said}" in explained
     for verb in OF_CONTRACTS:
-        refused = servanda(verb, contract, *OF_CONTRACTS[verb], "--no-code")
+        refused = servanda(*verb.split(), contract, *OF_CONTRACTS[verb], "--no-code")
         assert refused.exit_code == 2, refused.output
         assert f"{said}, and --no-code refuses it" in refused.output
     of_strings = servanda("compare", f"{server.url},key_env={NAME}", "table:p.json", "--no-code")

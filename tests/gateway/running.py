@@ -144,7 +144,15 @@ def kernels(folder, served=SERVED):
     with contextlib.ExitStack() as stack:
         urls = []
         for name in ("q.json", "p.json"):
-            words = ("serve-kernel", f"table:{folder / name}", "--port", 0, "--served", "toy")
+            words = (
+                "tools",
+                "serve-kernel",
+                f"table:{folder / name}",
+                "--port",
+                0,
+                "--served",
+                "toy",
+            )
             server = Program(*words, "--wait-ms", 0, "--test-mode", cwd=folder)
             urls.append(stack.enter_context(server).line(r"http://\S+")[0])
         yield tuple(urls)

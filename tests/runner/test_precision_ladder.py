@@ -96,7 +96,7 @@ def test_the_ladder_is_of_contracts_and_not_of_dumps(tmp_path):
     done = servanda("check", tmp_path, "--ladder")
 
     assert done.exit_code == 2
-    assert "--ladder is for a contract: a dump was measured already" in done.stderr
+    assert "this is for a contract: leave out --ladder" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,14 @@ class Kernel:
         self.start(table, words)
 
     def start(self, table, words=WORDS):
-        words = ("serve-kernel", f"table:{self._folder / table}", "--port", self._port, *words)
+        words = (
+            "tools",
+            "serve-kernel",
+            f"table:{self._folder / table}",
+            "--port",
+            self._port,
+            *words,
+        )
         self._program = self._stack.enter_context(Program(*words, cwd=self._folder))
         self._program.line(r"http://\S+")
 

@@ -81,6 +81,9 @@ HINTS = {
     "for texts alone, use a test that needs only text",
     "history": "keep the verdict.json of each run, or log its values to a tracker; `servanda tools "
     "report RUN_DIR` renders one run",
+    "packs": "a baseline file is one file: store it with huggingface_hub, oras or any object "
+    "store, and sign it with `ssh-keygen -Y sign`",
+    "upgrade": "a ledger has one schema: start a new ledger where one is refused",
     "status": "`servanda promotion status`, `servanda gateway status`",
     "bench": "in a clone of the repository: python -m benchmarks.theory",
     "export": "`servanda promotion ledger export`",
@@ -89,4 +92,13 @@ HINTS = {
     "version": "`servanda --version`",
 }
 # an option that a command no longer has -> what does the same
-GONE: dict[tuple[str, str], str] = {}
+_BUILDS = "use `git bisect run`, as docs/how-to/bisect.md shows"
+_COMPARED = "call `servanda compare` with it in the command of --run"
+_FAULTS = "--faults injects the catalogue; `servanda contract plan` shows what limits can detect"
+_GUIDE = "`servanda contract presets --show nemo-grpo` has the limit of NeMo-RL's guide"
+GONE: dict[tuple[str, str], str] = {
+    **{("bisect", option): _BUILDS for option in ("--builds", "--git", "--repository")},
+    **{("bisect", option): _COMPARED for option in ("--preset", "--bitwise")},
+    **{("test", option): _FAULTS for option in ("--mutate", "--only", "--at-least")},
+    ("init", "--checks"): _GUIDE,
+}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from servanda.cli.commands import HINTS
 from servanda.cli.options import PRINTS, shared
 from servanda.cli.output import clear
 from servanda.cli.promotion_options import ledger_key, opened
@@ -29,7 +30,15 @@ _HEAD = ("seq", "time (UTC)", "run", "kind", "actor", "decision", "hash")
 _KINDS = {"looked": "evaluated", DELIVERED: "delivered", "overrode": "overridden"}
 
 
-@click.group()
+class _Verbs(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and (hint := HINTS.get(cmd_name)):
+            raise click.UsageError(f"there is no command {cmd_name!r}\n  hint: {hint}", ctx)
+        return found
+
+
+@click.group(cls=_Verbs)
 def ledger() -> None:
     """Show, verify or export the record of decisions.
 

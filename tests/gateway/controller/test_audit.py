@@ -132,7 +132,10 @@ def test_a_log_of_another_model_is_told_apart_from_a_good_one(tmp_path):
 def test_a_log_that_is_not_there_is_refused(tmp_path, capsys):
     path = controllers.contract(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        main(["audit", str(path), "--log", str(tmp_path / "served.jsonl")], standalone_mode=False)
+        main(
+            ["gateway", "audit", str(path), "--log", str(tmp_path / "served.jsonl")],
+            standalone_mode=False,
+        )
     assert stopped.value.code == 4
     assert "served.jsonl is not there\n  hint: --log takes a file" in capsys.readouterr().err
 
@@ -200,7 +203,7 @@ def test_a_train_engine_that_is_down_is_trouble_and_no_verdict(tmp_path):
 def test_the_verb_prints_the_table_and_ends_with_its_code(tmp_path, capsys):
     path = controllers.contract(tmp_path, q=controllers.FAULTY)
     log, ledger = logged(tmp_path, path), str(tmp_path / "audit.db")
-    call = ["audit", str(path), "--log", str(log), "--ledger", ledger]
+    call = ["gateway", "audit", str(path), "--log", str(log), "--ledger", ledger]
     with pytest.raises(SystemExit) as stopped:
         main(call, standalone_mode=False)
     assert stopped.value.code == 1
@@ -208,11 +211,11 @@ def test_the_verb_prints_the_table_and_ends_with_its_code(tmp_path, capsys):
     assert "✗ would divert" in out.out
     assert "first=a: suspect → quarantined: tv on first=a exceeds its limit" in out.err
     with pytest.raises(SystemExit) as stopped:
-        main([*call[:4], "--format", "json"], standalone_mode=False)
+        main([*call[:5], "--format", "json"], standalone_mode=False)
     assert stopped.value.code == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["exit"], data["rows"], "first=a" in data["beyond"]) == (1, 240, True)
-    main(["ledger", "verify", "--ledger", ledger], standalone_mode=False)
+    main(["promotion", "ledger", "verify", "--ledger", ledger], standalone_mode=False)
 
 
 def test_a_contract_that_cannot_be_watched_is_refused(tmp_path):
@@ -238,7 +241,15 @@ def test_the_history_of_a_log_begins_with_its_first_row(tmp_path):
     first = controllers.rows(path, 5)[0]["at"]
     with pytest.raises(SystemExit):
         main(
-            ["audit", str(path), "--log", str(logged(tmp_path, path, 5)), "--ledger", where],
+            [
+                "gateway",
+                "audit",
+                str(path),
+                "--log",
+                str(logged(tmp_path, path, 5)),
+                "--ledger",
+                where,
+            ],
             standalone_mode=False,
         )
     with open_ledger(where, reading=True, key=b"") as ledger:

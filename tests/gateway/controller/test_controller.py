@@ -589,13 +589,13 @@ def test_the_ledger_verb_shows_and_verifies_a_gateways_run(tmp_path, clock, caps
     controllers.drive(leader, clock, controllers.rows(path, 160))
     leader.close()
     where = str(tmp_path / "ledger.db")
-    main(["ledger", "verify", "--ledger", where], standalone_mode=False)
+    main(["promotion", "ledger", "verify", "--ledger", where], standalone_mode=False)
     assert capsys.readouterr().out.startswith("✓")
-    main(["ledger", "show", "--ledger", where], standalone_mode=False)
+    main(["promotion", "ledger", "show", "--ledger", where], standalone_mode=False)
     shown = capsys.readouterr().out
     assert "toy-gateway" in shown
     assert "observe: 8 cells on 4 slices" in shown
-    main(["status", "--ledger", where], standalone_mode=False)
+    main(["promotion", "status", "--ledger", where], standalone_mode=False)
     assert capsys.readouterr().out.startswith("toy-gateway (observe): first=a would be served by")
 
 

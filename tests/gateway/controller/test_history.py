@@ -111,7 +111,7 @@ def test_the_verb_names_an_edited_history(history, tmp_path, capsys):
         records = [Record(e.kind, e.actor, e.at, e.body) for e in edited]
         ledger.append("toy-gateway", records, after=0)
     with pytest.raises(SystemExit) as stopped:
-        main(["ledger", "verify", "--ledger", where], standalone_mode=False)
+        main(["promotion", "ledger", "verify", "--ledger", where], standalone_mode=False)
     assert stopped.value.code == 1
     assert "of run toy-gateway) says first=a went to quarantined at a log e-value of 0.5" in (
         capsys.readouterr().out

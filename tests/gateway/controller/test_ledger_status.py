@@ -37,13 +37,15 @@ def called(capsys, *words):
 def test_status_says_in_one_line_which_slices_of_a_gateway_are_away(where, capsys):
     with open_ledger(where, reading=True, key=b"") as ledger:
         left = next(e for e in ledger.entries() if e.body.get("after") == "quarantined")
-    (line,) = called(capsys, "status", "--ledger", where).splitlines()
+    (line,) = called(capsys, "promotion", "status", "--ledger", where).splitlines()
     assert line.startswith("toy-gateway (enforce): first=a is served by stable since 1970-01-01 ")
     assert "(quarantined); first=c is served by stable since" in line
     assert "(suspect, pinned to stable); infer serves 2 other slices; last entry" in line
     assert left.body["slice"] == "first=a"
 
-    assert called(capsys, "status", "toy-gateway", "--ledger", where).splitlines() == [line]
+    assert called(capsys, "promotion", "status", "toy-gateway", "--ledger", where).splitlines() == [
+        line
+    ]
 
 
 def test_a_slice_that_stands_where_it_stood_keeps_its_time(where):
@@ -66,7 +68,9 @@ def test_a_pin_to_infer_keeps_a_slice_there(where):
 
 
 def test_as_json_a_gateways_run_is_told_apart(where, capsys):
-    (data,) = json.loads(called(capsys, "status", "--ledger", where, "--format", "json"))
+    (data,) = json.loads(
+        called(capsys, "promotion", "status", "--ledger", where, "--format", "json")
+    )
     assert (data["status"], data["run"], data["mode"]) == ("routing", "toy-gateway", "enforce")
     assert data["slices"]["first=a"]["stands"] == "quarantined"
 

@@ -166,13 +166,14 @@ def test_a_weak_secret_is_refused_before_anything_and_not_shown(secret, said, tm
     assert all(len(one) < 7 or one not in str(caught.value) for one in secret.split())
     done = CliRunner().invoke(
         main,
-        ["status", "--help"],
+        ["promotion", "status", "--help"],
         env={VARIABLE: secret},
     )
     assert done.exit_code == 0  # what tells nobody anything needs no secret
     done = CliRunner().invoke(
         main,
         [
+            "promotion",
             "rollback",
             "r",
             "--reason",

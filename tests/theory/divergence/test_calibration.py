@@ -4,7 +4,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,21 +89,6 @@ def test_it_judges_each_slice_by_its_own_positions(tmp_path):
     verdict = run.check(path, run_dir=tmp_path / "run", open=run.in_process)
     n = {c.slice: c.n for c in verdict.cells if c.clause == "ece"}
     assert n["all"] == 15 and sum(v for k, v in n.items() if k != "all") == 15
-
-
-def test_golden_texts_of_a_version_that_knew_fewer_metrics_are_scored_again(tmp_path):
-    value, n = expected()
-    checked(tmp_path, value + 0.01, Q)
-    before = {}
-    for path in sorted(tmp_path.glob("run/**/golden/*.parquet")):
-        table = pq.read_table(path, use_threads=False)
-        before[path] = table.column_names
-        pq.write_table(table.drop_columns(["joint.hit_infer", "joint.js_nats"]), path)
-    again = checked(tmp_path, value + 0.01, Q)
-    assert (again.outcome, again.n) == ("holds", n) and again.value == pytest.approx(value)
-    assert before
-    for path, names in before.items():
-        assert pq.read_table(path, use_threads=False).column_names == names
 
 
 def test_positions_without_logits_are_an_error_and_never_a_pass():

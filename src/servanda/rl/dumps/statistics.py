@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -69,11 +69,18 @@ class DumpStatistics:
 
     @cached_property
     def values(self) -> dict[str, Container[str]]:
-        """The values of labels that slices use."""
+        """The values of labels that slices use; every value of a label that is split."""
         rules = self.contract.slices
         splits = (rule.split or "" for rule in rules)
-        found = {f.removeprefix(LABEL): EVERY for f in splits if f.startswith(LABEL)}
-        return label_values(cuts_of(rules, corpus_of(self.path, ()))) | found
+        every = {field.removeprefix(LABEL) for field in splits if field.startswith(LABEL)}
+        named: dict[str, set[str]] = {}
+        for cut in itertools.chain.from_iterable(cuts_of(rules, corpus_of(self.path, ())).values()):
+            for term in cut.terms:
+                if term.op == "in" and term.field.startswith(LABEL):
+                    named.setdefault(term.field.removeprefix(LABEL), set()).update(term.value)
+                elif term.field.startswith(LABEL):  # it has to exist, or not to
+                    every.add(term.field.removeprefix(LABEL))
+        return {**named, **dict.fromkeys(every, EVERY)}
 
     def add_labels(self, pair: TracePair) -> None:
         """Add the labels of sequences of the head, before its first block is added."""
@@ -112,7 +119,7 @@ class DumpStatistics:
         """
         if self._open is None or self._open.step != block.step:
             self._close()
-            self._open = self.measures.of_step(block.step, len(self.steps) + 1)
+            self._open = StepSummation(self.measures, block.step, len(self.steps) + 1)
         self._open.add(block)
 
     def _close(self) -> None:
@@ -216,20 +223,6 @@ class _Every(Container[str]):
 
 
 EVERY = _Every()  # of a label that is split, or has to exist
-
-
-def label_values(cuts: Mapping[str, Sequence[Cut]]) -> dict[str, Container[str]]:
-    """The label values that slices use."""
-    named: dict[str, set[str]] = {}
-    every: dict[str, Container[str]] = {}
-    for term in (term for of in cuts.values() for cut in of for term in cut.terms):
-        if term.field.startswith(LABEL):
-            name = term.field.removeprefix(LABEL)
-            if term.op == "in":
-                named.setdefault(name, set()).update(term.value)
-            else:
-                every[name] = EVERY
-    return {**named, **every}
 
 
 def added(mine: Weighed, other: Weighed) -> Weighed:

@@ -96,9 +96,6 @@ class Measures:
         self.coherent_cuts = self.cuts if of_slices else ()
         self.limit = tv_limit(plan.contract)
 
-    def of_step(self, step: int, number: int) -> StepSummation:
-        return StepSummation(self, step, number)
-
 
 def _keeps(cell: Cell) -> bool:
     return isinstance(cell.kind, KeptRatio) and cell.cut.name == WHOLE

@@ -20,7 +20,7 @@ from servanda.judgement.plan import Plan
 from servanda.rl.dumps.blocks import blocks
 from servanda.rl.dumps.checks import Soundness
 from servanda.rl.dumps.formats import Dump
-from servanda.rl.dumps.step_part import Measures, StepPart
+from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.dumps.storage import place
 from servanda.runner.ray_cluster import Cluster
 from servanda.traces.rollouts import Rollouts
@@ -66,7 +66,7 @@ def of_blocks(
     """
     sound, summation = Soundness(), None
     for block in of_step:
-        summation = summation or measures.of_step(block.step, number)
+        summation = summation or StepSummation(measures, block.step, number)
         sound.add(block)
         summation.add(block)
     return StepResult(summation.close() if summation else None, sound, read)
