@@ -60,7 +60,6 @@ SHARED = {
     "report": "results as people read them",
     "run": "something done from its start to its end",
     "state": "what a state machine remembers",
-    "statistics": "tokens turned into statistics that add up",
 }
 # established nouns and adjectives of the field
 NOUNS = {

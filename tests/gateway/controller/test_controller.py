@@ -218,7 +218,7 @@ def test_what_the_ledger_took_before_a_crash_is_not_said_twice(tmp_path, clock, 
     monkeypatch.setattr(
         "servanda.gateway.controller.sqlite_store.SqliteStore.delete_outbox", lambda *_: None
     )
-    monkeypatch.setattr("servanda.gateway.controller.ledger_outbox.LedgerOutbox._append", _once)
+    monkeypatch.setattr("servanda.gateway.controller.controller.LedgerOutbox._append", _once)
     controllers.drive(leader, clock, controllers.rows(path, 160))
     moves = leader.status().moves
     leader.close()
