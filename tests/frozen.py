@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.entry import Record
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).with_suffix(".json")

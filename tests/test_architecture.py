@@ -39,7 +39,7 @@ PURE = {
     "report",
     *("contract", "-contract.presets", "-contract.text_file"),
     *("authoring", "-authoring.fault_injection", "-authoring.contract_test.files"),
-    *("promotion", "-promotion.run", "-promotion.ledger", "-promotion.notify"),
+    *("promotion", "-promotion.run", "-promotion.ledger", "-promotion.sql", "-promotion.notify"),
     "gateway.routing",
     "rl.dumps.checks",
 }
@@ -60,7 +60,6 @@ SHARED = {
     "report": "results as people read them",
     "run": "something done from its start to its end",
     "state": "what a state machine remembers",
-    "statistics": "tokens turned into statistics that add up",
 }
 # established nouns and adjectives of the field
 NOUNS = {

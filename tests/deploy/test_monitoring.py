@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from servanda.gateway.controller.web.gateway_metrics import ANSWERED, REPLIES
+from servanda.gateway.controller.web.metrics import ANSWERED, REPLIES
 from servanda.gateway.routing.model import STATUSES
 from tests.deploy.live import DEPLOY, MONITORING, ROOT, until
 

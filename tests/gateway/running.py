@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx2
 
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from tests import kit
 
 WAIT_S = 120  # for what comes soon, unless the test is red

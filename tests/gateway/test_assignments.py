@@ -3,8 +3,8 @@
 import pytest
 
 from servanda.contract.stages import Leg
-from servanda.gateway.proxy.assignment_log import AssignmentLog
 from servanda.gateway.proxy.config import LogFiles
+from servanda.gateway.proxy.gateway import AssignmentLog
 from servanda.gateway.proxy.request import RoutedRequest
 from servanda.gateway.proxy.request_log import RequestLog
 from servanda.gateway.routing.model import RequestFacts, SliceRoute

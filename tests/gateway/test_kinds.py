@@ -11,8 +11,8 @@ import time
 import pytest
 
 from servanda.gateway.proxy.config import Limits, Upstream
+from servanda.gateway.proxy.gateway import PromptTokens
 from servanda.gateway.proxy.pools.upstreams import Server
-from servanda.gateway.proxy.prompt_tokens import PromptTokens
 from servanda.gateway.proxy.request import CompletionRequest
 from tests.clock import WAIT_S
 from tests.gateway.serving import (

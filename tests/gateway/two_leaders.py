@@ -15,7 +15,7 @@ import httpx2
 
 from servanda.gateway.controller.ledger_history import run_problems
 from servanda.promotion.ledger.entry import LedgerError
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from tests.gateway.controller import controllers, killed
 from tests.gateway.running import ADA, WAIT_S, Program, until
 

@@ -8,7 +8,7 @@ from scipy.stats import binom
 from servanda.contract.stages import course_of
 from servanda.promotion.advance import advance, begin
 from servanda.promotion.api import leg_finding
-from servanda.promotion.run.evaluate import evaluate_leg
+from servanda.promotion.run.promoter import evaluate_leg
 from servanda.runner.run import in_process, load
 from tests import kit, serving
 

@@ -9,7 +9,7 @@ import click
 
 from servanda.cli.options import shared
 from servanda.cli.promotion_options import act, decision_options
-from servanda.promotion.ledger.entry import Ledger
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.run import record
 from servanda.promotion.run.history import History
 from servanda.promotion.state import Override

@@ -19,7 +19,7 @@ from servanda.gateway.controller import ledger_history
 from servanda.promotion.ledger.entry import Entry
 from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import line
-from servanda.promotion.ledger.open import verify_at
+from servanda.promotion.ledger.verify import verify_at
 from servanda.promotion.run.history import DELIVERED, disagreements
 from servanda.report.format import count
 from servanda.report.table import table
@@ -113,7 +113,7 @@ def export_command(where: str, output: Path | None) -> None:
             f"{output} cannot be written", hint="name another file"
         )
         with refused, whole(output) as part, part.open("w", encoding="ascii") as file:
-            count = export(store, file)
+            count = export(store.entries(), file)
     click.echo(f"exported {count} to {output}", err=True)
 
 

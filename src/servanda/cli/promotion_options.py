@@ -14,9 +14,7 @@ import click
 from servanda.cli.options import shared, together
 from servanda.cli.stdout import show, show_json
 from servanda.errors import EvidenceError
-from servanda.promotion.ledger.entry import Ledger
-from servanda.promotion.ledger.ledger import ChainedLedger
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import Ledger, open_ledger
 from servanda.promotion.notify.base import Sink
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.promotion.run import report
@@ -53,7 +51,7 @@ decision_options = together(
 )
 
 
-def opened(where: str, *, reading: bool = False) -> ChainedLedger:
+def opened(where: str, *, reading: bool = False) -> Ledger:
     """The ledger that --ledger names, with the key of the environment."""
     return open_ledger(where, key=ledger_key(), reading=reading)
 

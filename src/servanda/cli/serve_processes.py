@@ -102,8 +102,7 @@ def serve(
         ServandaError: it cannot serve, or its leader refuses the settings.
     """
     from servanda.gateway.controller.watched_cells import select_cells
-    from servanda.gateway.http.handed_socket import handed_socket
-    from servanda.gateway.http.listener import Listener, bind
+    from servanda.gateway.http.listener import Listener, bind, handed_socket
     from servanda.gateway.http.reload import ListenerFiles
     from servanda.gateway.proxy.app import App
     from servanda.gateway.proxy.gateway import Gateway

@@ -8,7 +8,7 @@ import pytest
 from servanda.cli.main import main
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.audit import Audit, render
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from tests import serving
 from tests.gateway.controller import controllers
 

@@ -12,7 +12,7 @@ from servanda.gateway.controller.ledger_history import gateway_runs, run_problem
 from servanda.gateway.controller.sqlite_store import FILE
 from servanda.gateway.controller.web import requests
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.report.format import percent
 from servanda.traces.request_log import OTHER_PROMPT
 from servanda.traces.serialization import to_plain
@@ -218,7 +218,7 @@ def test_what_the_ledger_took_before_a_crash_is_not_said_twice(tmp_path, clock, 
     monkeypatch.setattr(
         "servanda.gateway.controller.sqlite_store.SqliteStore.delete_outbox", lambda *_: None
     )
-    monkeypatch.setattr("servanda.gateway.controller.ledger_outbox.LedgerOutbox._append", _once)
+    monkeypatch.setattr("servanda.gateway.controller.controller.LedgerOutbox._append", _once)
     controllers.drive(leader, clock, controllers.rows(path, 160))
     moves = leader.status().moves
     leader.close()

@@ -7,7 +7,7 @@ import pytest
 from servanda.cli.main import main
 from servanda.gateway.controller.ledger_history import disagreements, run_problems
 from servanda.promotion.ledger.entry import Record
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.run.history import disagreements as promotions
 from servanda.promotion.run.history import histories, histories_of, history_of
 from tests.gateway.controller import controllers

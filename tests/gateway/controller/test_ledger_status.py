@@ -8,7 +8,7 @@ import pytest
 from servanda.cli.main import main
 from servanda.gateway.controller.ledger_status import ledger_statuses, render
 from servanda.promotion.ledger.entry import LedgerError
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from tests.gateway.controller import controllers
 
 

@@ -119,7 +119,7 @@ def test_a_connection_that_is_lost_between_two_commits_is_opened_again(cluster, 
 
 def test_a_leader_that_does_not_know_whether_a_commit_was_stored_leads_no_more(cluster, place):
     store = open_store(place, "toy")
-    with pytest.raises(MeasurementError, match="cannot be used"), store._writing():
+    with pytest.raises(MeasurementError, match="cannot be used"), store._changing():
         terminate(cluster, store)  # before COMMIT
     assert store.lost and not store.leads
     with pytest.raises(StandbyError):

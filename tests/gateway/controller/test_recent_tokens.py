@@ -1,6 +1,6 @@
 # The cause of a diversion, from the tokens that were scored last.
 
-from servanda.gateway.controller.recent_tokens import _TOKENS, RecentTokens
+from servanda.gateway.controller.rescoring import _TOKENS, RecentTokens
 from servanda.gateway.controller.web.text import text
 from servanda.traces.serialization import from_plain, to_plain
 from tests.gateway.controller import controllers

@@ -3,7 +3,7 @@
 import pytest
 
 from servanda.errors import MeasurementError
-from servanda.gateway.controller.store import Commit, Sample, is_server, open_store
+from servanda.gateway.controller.store import Commit, Sample, open_store
 from tests.gateway.controller import killed
 
 SAMPLE = Sample(1000.0, "all", "tv", 0.5, 6, 0, 1.0, "k")
@@ -16,13 +16,12 @@ def place(request, tmp_path):
 
 
 @pytest.fixture
-def kept(place, monkeypatch):
+def kept(monkeypatch):
     """Set what a store keeps."""
 
     def keep(**most):
-        kind = "postgres_store" if is_server(place) else "sqlite_store"
         for name, value in most.items():
-            monkeypatch.setattr(f"servanda.gateway.controller.{kind}.{name}", value)
+            monkeypatch.setattr(f"servanda.gateway.controller.store.{name}", value)
 
     return keep
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 
 _MOST_BYTES = 25  # of acknowledgements before a kill: up to five appends
 _PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>

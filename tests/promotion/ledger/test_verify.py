@@ -10,8 +10,8 @@ import pytest
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Record, Row
 from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import FIRST, canonical, hash_of
-from servanda.promotion.ledger.open import open_ledger, verify_at
-from servanda.promotion.ledger.verify import Problem, verify
+from servanda.promotion.ledger.ledger import open_ledger
+from servanda.promotion.ledger.verify import Problem, verify, verify_at
 
 FLIPS = 500
 
@@ -398,7 +398,7 @@ def test_what_a_broken_page_left_can_be_read(swift_path, page):
 
 def test_a_flip_in_an_exported_file_is_found_at_its_line(where, swift_path):
     with open_ledger(where) as ledger, (swift_path / "kept.jsonl").open("w") as file:
-        export(filled(ledger), file)
+        export(filled(ledger).entries(), file)
     path, other = swift_path / "kept.jsonl", swift_path / "other.jsonl"
     lines = path.read_bytes().split(b"\n")
     ends = [sum(len(line) + 1 for line in lines[: i + 1]) for i in range(len(lines) - 1)]
@@ -417,7 +417,7 @@ def test_a_flip_in_an_exported_file_is_found_at_its_line(where, swift_path):
 def test_an_export_is_verified_by_itself(where, swift_path, key):
     path = swift_path / "kept.jsonl"
     with open_ledger(where, key=key) as ledger, path.open("w") as file:
-        assert export(filled(ledger), file) == 6
+        assert export(filled(ledger).entries(), file) == 6
         entries, runs, found = [*ledger.entries()], ledger.runs(), verify(ledger)
 
     with open_ledger(str(path), key=key, reading=True) as kept:
@@ -433,7 +433,7 @@ def test_an_export_is_verified_by_itself(where, swift_path, key):
 def test_lines_of_an_export_that_were_cut_out_or_moved_are_missed(swift_path):
     path = swift_path / "kept.jsonl"
     with open_ledger(str(swift_path / "ledger.db")) as ledger, path.open("w") as file:
-        export(filled(ledger), file)
+        export(filled(ledger).entries(), file)
     lines = path.read_text().splitlines(keepends=True)
     other = swift_path / "other.jsonl"
 
@@ -470,7 +470,7 @@ def test_a_damaged_ledger_is_not_exported(where, tamper, swift_path):
         tamper("UPDATE servanda_ledger SET actor = 'eve' WHERE seq = 3")
 
         with pytest.raises(Damaged, match="entry 3 of run 'a'"):
-            export(ledger, file)
+            export(ledger.entries(), file)
 
 
 def test_nothing_is_appended_to_an_export(swift_path):

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from servanda.promotion.ledger.entry import LedgerError, Outrun
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.notify.base import KINDS, message
 from servanda.promotion.notify.command import Command
 from servanda.promotion.run.history import histories, refreshed

@@ -6,7 +6,7 @@ import pytest
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.promotion.ledger.entry import LedgerError, Record
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.run.can_promote import can_promote, named
 from servanda.promotion.run.record import advance_run, roll_back_run
 from tests.promotion.run.histories import (

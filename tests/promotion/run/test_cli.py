@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from servanda.cli.main import main
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.run.history import histories
 from servanda.promotion.run.record import override_cell
 from servanda.promotion.state import Override

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from servanda.contract.model import Kernel
 from servanda.contract.stages import Leg, course_of
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.promotion.run.evaluate import evaluate_leg
+from servanda.promotion.run.promoter import evaluate_leg
 from servanda.promotion.run.request_log_files import read_log
 from servanda.runner.round_files import read_rounds
 from servanda.runner.run import check, compile, in_process, load

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.ledger.verify import verify
 from servanda.promotion.notify.base import message
 from servanda.promotion.notify.webhook import Webhook

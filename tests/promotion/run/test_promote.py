@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.run.history import histories
 from servanda.promotion.run.record import roll_back_run
 from tests import serving

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from servanda.promotion.ledger.open import open_ledger
+from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.run import report
 from servanda.promotion.run.record import advance_run, approve_run, override_cell, roll_back_run
 from servanda.promotion.state import Override

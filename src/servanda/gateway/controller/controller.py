@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -16,29 +18,58 @@ from typing import Any
 from servanda.contract.model import Contract
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, ServandaError
+from servanda.gateway.controller.gateways import Gateways
 from servanda.gateway.controller.ledger_history import run_of
-from servanda.gateway.controller.ledger_outbox import LedgerOutbox
 from servanda.gateway.controller.messages import PromotionRoute, message_of
 from servanda.gateway.controller.state import Change, ControllerState
-from servanda.gateway.controller.status import ControllerStatus
-from servanda.gateway.controller.status_builder import diverted, slices_of, split_of, undrawn
+from servanda.gateway.controller.status import (
+    CellStatus,
+    ControllerStatus,
+    SliceStatus,
+    SplitStatus,
+    UnwatchedCell,
+)
 from servanda.gateway.controller.store import Store
 from servanda.gateway.controller.watched_cells import select_cells
 from servanda.gateway.controller.worker import Worker
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.routing import state_machine
-from servanda.gateway.routing.model import Decision, Pin, PinTo, RequestFacts, Snapshot
+from servanda.gateway.routing.evidence_price import evidence_within, log_above, mean
+from servanda.gateway.routing.model import (
+    AWAY,
+    Decision,
+    Pin,
+    PinTo,
+    RequestFacts,
+    SliceRoute,
+    Snapshot,
+)
 from servanda.gateway.routing.router import Router
-from servanda.gateway.routing.state import Transition
-from servanda.promotion.ledger.open import open_ledger
+from servanda.gateway.routing.snapshot import acts
+from servanda.gateway.routing.split_record import SplitRecord
+from servanda.gateway.routing.state import (
+    RoutingState,
+    Rules,
+    SliceState,
+    Track,
+    Transition,
+    WatchedCell,
+)
+from servanda.judgement.breakdown import Advice
+from servanda.promotion.ledger.entry import Outrun, Record
+from servanda.promotion.ledger.ledger import Ledger, open_ledger
 from servanda.promotion.notify.base import Sink
+from servanda.promotion.run.outbox import deliver
 from servanda.runner.load import load
 from servanda.runner.measurement import Open
-from servanda.traces.serialization import to_plain
+from servanda.traces.assignments import BREAKER, FAILOVER
+from servanda.traces.serialization import from_plain, to_plain
 
 _EVERY_S = 1.0  # between two checks
 _LONGEST_S = 60.0  # before an operation that failed is retried
 _BURST_S = 10.0  # burst of scoring time on the train kernel
+_TRIES = 3  # to append, while others append to the same run
+_ERRORS = 2.0  # standard errors on each side of an estimate
 
 
 class Controller:
@@ -332,3 +363,205 @@ class Controller:
         for thread in self._threads:
             thread.join(_LONGEST_S)
         self._state.store.close()
+
+
+# Delivers the outbox of a controller's store to the ledger, and from there to notifiers.
+#
+# A record is stored with its decision and deleted once the ledger has it.  So the ledger may be
+# unavailable for any time, and a process killed in between writes no entry twice.
+
+
+class LedgerOutbox:
+    """Delivers records to the ledger, then to the notifiers.
+
+    Args:
+        open_: opens the ledger; called each time, because a connection may be lost.
+        run, leader: the owner of the entries; now: returns unix seconds; wait: sleeps for seconds.
+
+    `problem`, `missed`: the problem of the ledger and of a notifier; "" for none.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        open_: Callable[[], Ledger],
+        run: str,
+        leader: str,
+        sinks: Sequence[Sink],
+        *,
+        now: Callable[[], float],
+        wait: Callable[[float], None],
+    ) -> None:
+        self._store, self._open, self._sinks = store, open_, sinks
+        self._run, self._leader, self._now, self._wait = run, leader, now, wait
+        self._seq = self._n = self._o = 0  # of the run, and of its own entries in it
+        self._late = bool(sinks)  # notifications of an earlier process may be pending
+        self.problem = self.missed = ""
+
+    def deliver(self) -> bool:
+        """Deliver all pending records; returns whether none is left.
+
+        Another leader delivers them when this one does not lead.
+        """
+        if not self._store.leads:
+            return False
+        try:
+            if not self._store.behind() and not self._late:
+                return True
+            with closing(self._open()) as ledger:
+                self._append(ledger)
+                self.problem = ""
+                if self._late:
+                    wait, now = self._wait, self._now
+                    deliveries = deliver(ledger, self._run, self._sinks, now=now, wait=wait)
+                    missed = [
+                        f"{d.sink} was not notified: {d.problem}" for d in deliveries if d.problem
+                    ]
+                    self.missed, self._late = "; ".join(missed), bool(missed)
+        except ServandaError as error:
+            self.problem = str(error).split("\n", 1)[0]
+        return not self.problem and not self._late
+
+    def _append(self, ledger: Ledger) -> None:
+        while pending := self._store.outbox():
+            for last in range(_TRIES):
+                self._read(ledger)
+                records = [
+                    from_plain(Record, record) for o, record in pending.items() if o > self._o
+                ]
+                try:
+                    ledger.append(self._run, records, after=self._n)
+                    break
+                except Outrun:
+                    if last == _TRIES - 1:
+                        raise
+            self._store.delete_outbox(max(pending))
+            self._late = bool(self._sinks)
+
+    def _read(self, ledger: Ledger) -> None:
+        """Read the entries that were written to the run since."""
+        for entry in ledger.entries(self._run, since=self._seq):
+            self._seq, self._n = entry.seq, entry.n
+            if entry.body.get("leader") == self._leader:
+                self._o = max(self._o, int(entry.body["o"]))
+
+
+# Builds a status from the parts of a controller.
+
+
+def slices_of(
+    rules: Rules,
+    state: RoutingState,
+    routes: Sequence[SliceRoute],
+    *,
+    floors: Mapping[tuple[str, str], float],
+    gateways: Gateways,
+    advice: Mapping[str, Advice],
+    now: float,
+) -> tuple[SliceStatus, ...]:
+    """Every slice, in the order of the snapshot."""
+    shares = gateways.shares(now)
+    served = gateways.served()
+    by_name = {route.name: route for route in routes}
+    return tuple(
+        SliceStatus(
+            name=slice_.name,
+            status=slice_.status,
+            since=slice_.since,
+            acts=acts(rules, slice_),
+            held=slice_.held,
+            pin=slice_.pin,
+            route=by_name[slice_.name].share if slice_.name in by_name else 1.0,
+            share=shares.get(slice_.name),
+            served=served.get(slice_.name, {}),
+            cells=cells_of(rules, slice_, floors),
+            keys=len(slice_.keys),
+            scored=slice_.scored,
+            sample=by_name[slice_.name].sample if slice_.name in by_name else 0.0,
+            relapses=slice_.relapses,
+            advice=advice.get(slice_.name),
+        )
+        for slice_ in state.slices.values()
+    )
+
+
+def split_of(rules: Rules, split: SplitRecord | None) -> SplitStatus | None:
+    """The users of a promotion's step."""
+    if split is None:
+        return None
+    return SplitStatus(
+        leg=split.leg,
+        planned=split.planned,
+        users=split.users,
+        infer=split.infer,
+        failover=split.causes[FAILOVER],
+        breaker=split.causes[BREAKER],
+        apart=dict(split.apart),
+        log_evidence=split.log_e,
+        log_price=math.log(rules.policy.enter_evidence),
+    )
+
+
+def cells_of(
+    rules: Rules, slice_: SliceState, floors: Mapping[tuple[str, str], float]
+) -> tuple[CellStatus, ...]:
+    """The cells of one slice, in the order of the contract."""
+    return tuple(_cell(rules, cell, slice_, floors) for cell in rules.on(slice_.name))
+
+
+def _cell(
+    rules: Rules,
+    cell: WatchedCell,
+    slice_: SliceState,
+    floors: Mapping[tuple[str, str], float],
+) -> CellStatus:
+    policy, track = rules.policy, slice_.track(cell.clause)
+    back = evidence_within(rules, cell, track, slice_.doubts.get(cell.clause))
+    enter = math.log(policy.enter_evidence * rules.cells)
+    floor = floors.get((cell.clause, cell.slice))
+    met = bool(track.above)
+    return CellStatus(
+        clause=cell.clause,
+        limit=cell.low + cell.scale * cell.limit,
+        unit=cell.unit,
+        value=cell.low + cell.scale * track.weighted / track.weights if track.weights > 0 else None,
+        interval=_interval(cell, track),
+        floor=None if floor is None else cell.low + cell.scale * floor,
+        log_evidence=log_above(cell, track.above) if met else 0.0,
+        log_price=enter,
+        log_alarm=log_above(cell, track.alarm) if met else -math.inf,
+        log_alarm_price=enter + math.log(policy.horizon),
+        log_below=back.log_evidence,
+        log_leave_price=back.log_price,
+        n=track.n,
+        missing=track.missing,
+        diverts=cell.diverts,
+        critical=cell.critical,
+        refutes=cell.refutes,
+    )
+
+
+def _interval(cell: WatchedCell, track: Track) -> tuple[float, float] | None:
+    """Approximate: as for independent Bernoulli samples, which have the largest variance."""
+    if cell.refutes or track.weights <= 0 or not track.tokens:
+        return None
+    center = min(1.0, max(0.0, mean(track)))
+    error = _ERRORS * math.sqrt(center * (1 - center) / track.tokens)
+    low, high = max(0.0, center - error), min(1.0, center + error)
+    return cell.low + cell.scale * low, cell.low + cell.scale * high
+
+
+def undrawn(rules: Rules, state: RoutingState) -> tuple[UnwatchedCell, ...]:
+    """Slices with scored requests whose sampler could not be tested."""
+    why = "the infer kernel reports no top-k logprobs"
+    scored = [c for c in rules.watched if c.refutes and state.slices[c.slice].scored]
+    blind = [c for c in scored if not state.slices[c.slice].track(c.clause).tokens]
+    if blind and blind == scored:
+        return (UnwatchedCell(blind[0].clause, "any slice", why),)
+    return tuple(UnwatchedCell(cell.clause, cell.slice, why) for cell in blind)
+
+
+def diverted(state: RoutingState, shares: Mapping[str, float]) -> float:
+    """Share of all traffic that slices divert from infer; slices that overlap are added."""
+    away = (slice_.name for slice_ in state.slices.values() if slice_.status in AWAY)
+    return min(1.0, math.fsum(shares.get(name, 0.0) for name in away))

@@ -16,7 +16,8 @@ from servanda.contract.identity import digest_of
 from servanda.errors import EvidenceError, Problem
 from servanda.gateway.routing.model import AWAY, STATUSES
 from servanda.gateway.routing.state import Rules, SliceState, Transition
-from servanda.promotion.ledger.entry import Entry, Ledger
+from servanda.promotion.ledger.entry import Entry
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.run.history import DELIVERED, GATEWAY
 from servanda.promotion.state import Effect
 from servanda.traces.serialization import from_plain, to_plain

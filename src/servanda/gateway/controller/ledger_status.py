@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from servanda.gateway.controller.ledger_history import ROUTED, gateway_runs
 from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.state import Transition
-from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError
+from servanda.promotion.ledger.entry import Entry, LedgerError
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.run.history import GATEWAY
 from servanda.promotion.run.report import when
 from servanda.report.format import count, line, place

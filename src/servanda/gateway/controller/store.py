@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.intake import Start
@@ -57,40 +60,62 @@ class StandbyError(MeasurementError):
     """Another leader leads."""
 
 
-class Store(Protocol):
+# table -> its columns, but for those that a database fills in
+COLUMNS = {
+    "meta": "name, value",
+    "taken": "gateway, start, number",
+    "outbox": "n, record",
+    "samples": "at, slice, clause, total, tokens, missing, chance, key",
+    "seeds": "seed",
+}
+
+
+class Store(ABC):
     """The store of one contract; any thread may use it.
 
-    `name`: its place, for messages.  `term`: grows from leader to leader.  `leads`: whether this
-    process may answer and act now.  `lost`: whether it may never again, because another leader
-    leads or a commit may have been stored.
+    Queries begin with a table's `_rows_of`, and their values stand at each `?`.
     """
 
-    name: str
+    name: str  # its place, for messages
+    _commits = 0
+    _key: tuple[str, ...] = ()  # the values of `_rows_of`
+    _latest: ClassVar[str]  # the column of `taken` that a later write makes larger
 
     @property
-    def term(self) -> int: ...
+    def term(self) -> int:
+        """Grows from leader to leader."""
+        return 0
 
     @property
-    def leads(self) -> bool: ...
+    def leads(self) -> bool:
+        """Whether this process may answer and act now."""
+        return True
 
     @property
-    def lost(self) -> bool: ...
+    def lost(self) -> bool:
+        """Whether it may never again: another leader leads, or a commit may have been stored."""
+        return False
 
     def meta(self, name: str) -> Any:
         """Stored plain data, or None."""
-        ...
+        rows = self._rows(f"SELECT value FROM {self._rows_of('meta')} AND name = ?", name)
+        return json.loads(rows[0][0]) if rows else None
 
-    def taken(self) -> dict[Start, int]: ...
+    def taken(self) -> dict[Start, int]:
+        """Per gateway process, number of the first row that is not in the state."""
+        rows = self._ordered("taken", self._latest)
+        return {(gateway, start): number for gateway, start, number in rows}
 
-    def seeds(self) -> tuple[int, ...]: ...
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(int(seed) for (seed,) in self._ordered("seeds", "id"))
 
     def outbox(self, most: int = 256) -> dict[int, Any]:
         """Records that are not in the ledger yet, oldest first."""
-        ...
+        return {n: json.loads(record) for n, record in self._ordered("outbox", "n LIMIT ?", most)}
 
     def behind(self) -> int:
         """The number of records that are not in the ledger yet."""
-        ...
+        return self._rows(f"SELECT count(*) FROM {self._rows_of('outbox')}")[0][0]
 
     def commit(self, commit: Commit) -> None:
         """Store all of it, or nothing.
@@ -98,19 +123,33 @@ class Store(Protocol):
         Raises:
             MeasurementError: it could not be stored; a retry may succeed unless `lost`.
         """
-        ...
+        rows: dict[str, list[tuple[Any, ...]]] = {
+            "meta": [(name, json.dumps(value)) for name, value in commit.meta.items()],
+            "taken": [(*start, number) for start, number in commit.taken.items()],
+            "outbox": [(n, json.dumps(record)) for n, record in commit.outbox.items()],
+            "samples": [tuple(vars(sample).values()) for sample in commit.samples],
+            "seeds": [(str(seed),) for seed in commit.seeds],
+        }
+        with self._changing():
+            for table in filter(rows.get, rows):
+                self._add(table, rows[table])
+            if self._commits % CLEANED_EVERY == 0:
+                self._sweep()
+        self._commits += 1
 
     def delete_outbox(self, until: int) -> None:
         """Delete the records up to a number: the ledger has them."""
-        ...
+        with self._changing():
+            self._rows(f"DELETE FROM {self._rows_of('outbox')} AND n <= ?", until)
 
-    def check_present(self) -> None:
+    def check_present(self) -> None:  # noqa: B027 - a server has no file
         """Refuse to write to a deleted or replaced file.
+
+        A table that is gone is an error of the statement that needs it.
 
         Raises:
             MeasurementError: the file is gone or was replaced.
         """
-        ...
 
     def renew(self, commit: Commit) -> None:
         """Create the file again with all data if it is gone.
@@ -118,11 +157,54 @@ class Store(Protocol):
         Raises:
             MeasurementError: it cannot be created.
         """
-        ...
+        self.commit(commit)
 
+    @abstractmethod
     def close(self) -> None:
         """Let another leader lead."""
-        ...
+
+    def _ordered(self, table: str, by: str, *values: Any) -> list[tuple[Any, ...]]:
+        query = f"SELECT {COLUMNS[table]} FROM {self._rows_of(table)} ORDER BY {by}"
+        return self._rows(query, *values)
+
+    def _sweep(self) -> None:
+        """Delete data that is too old or beyond the limits."""
+        samples = self._rows_of("samples")
+        self._rows(
+            f"DELETE FROM {samples} AND at < (SELECT max(at) FROM {samples}) - ?",
+            *self._key,
+            SAMPLES_S,
+        )
+        # by last write, not by start: a gateway may outlive many others
+        limits = {
+            ("samples", "id"): SAMPLES,
+            ("seeds", "id"): SEEDS,
+            ("taken", self._latest): STARTS,
+        }
+        for (table, column), most in limits.items():
+            of = self._rows_of(table)
+            self._rows(
+                f"DELETE FROM {of} AND {column} <= "
+                f"(SELECT {column} FROM {of} ORDER BY {column} DESC LIMIT 1 OFFSET ?)",
+                *self._key,
+                most,
+            )
+
+    @abstractmethod
+    def _rows_of(self, table: str) -> str:
+        """A table, and the condition that a row is of this contract."""
+
+    @abstractmethod
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query; the values of its first `_rows_of` are added."""
+
+    @abstractmethod
+    def _add(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert rows in their order; later ones replace those of the same key."""
+
+    @abstractmethod
+    def _changing(self) -> AbstractContextManager[None]:
+        """One transaction of the leader, or none."""
 
 
 def is_server(place: str | Path) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -12,15 +13,18 @@ from starlette.types import Receive, Scope, Send
 
 from servanda.engines.server.sockets import address
 from servanda.errors import MeasurementError
-from servanda.gateway.envoy.ext_authz import AT, Authorization, check_http
-from servanda.gateway.envoy.ext_proc import Processor
 from servanda.gateway.envoy.leader_routes import LeaderRoutes
-from servanda.gateway.envoy.request_route import RequestRoutes
+from servanda.gateway.envoy.request_route import MOST, Ask, RequestRoutes, foreign
 from servanda.gateway.http.error_replies import ErrorReply, send_error, send_whole
 from servanda.gateway.http.listener import Listener, bind
 
 _GRACE_S = 5
 _MOST = 4 << 20  # bytes of a gRPC message of a check: Envoy's max_request_bytes is below it
+AT = "/authz"  # path_prefix of the HTTP service in Envoy's configuration
+_PERMISSION_DENIED = 7
+_PARTIAL = "x-envoy-auth-partial-body"
+_CHUNK = 62 << 10  # bytes of a streamed part; Envoy recommends less than 64 KiB
+_BUFFERED, _PARTLY, _DUPLEX = 2, 3, 4  # of ProcessingMode.BodySendMode
 
 
 def serve(
@@ -110,3 +114,183 @@ def refuse_missing() -> None:
                 f"the service for Envoy needs {module}, which is not installed",
                 hint="pip install 'servanda[gateway,envoy]'",
             ) from None
+
+
+# Envoy's external authorization: one check of a request, by gRPC or by HTTP.
+#
+# Nothing is authorized here: every request is allowed, with the headers that route it, but for
+# those that the contract or the gateway refuses.
+
+
+class Authorization:
+    """The gRPC service envoy.service.auth.v3.Authorization."""
+
+    def __init__(self, routes: RequestRoutes) -> None:
+        self._routes = routes
+        self._pb: Any = import_module("envoy.service.auth.v3.external_auth_pb2")
+        self._grpc: Any = import_module("envoy.service.auth.v3.external_auth_pb2_grpc")
+
+    def join(self, server: Any) -> None:
+        self._grpc.add_AuthorizationServicer_to_server(self, server)
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        """Allow a request, with its headers; or deny it with a status and a body."""
+        http = request.attributes.request.http
+        headers = dict(http.headers) | {h.key: _text(h) for h in http.header_map.headers}
+        # an empty body and one that Envoy was not told to send look alike
+        body = http.raw_body or http.body.encode() or None
+        reply = self._pb.CheckResponse()
+        try:
+            ask = Ask(http.path, headers, body, headers.get(_PARTIAL) != "true")
+            routed = self._routes.headers(ask)
+        except ErrorReply as error:
+            reply.status.code = _PERMISSION_DENIED
+            reply.denied_response.status.code = error.status
+            reply.denied_response.body = error.body.decode()
+            media = reply.denied_response.headers.add().header
+            media.key, media.value = "content-type", "application/json"
+            return reply
+        reply.ok_response.headers_to_remove.extend(foreign(headers))
+        for name, value in routed.items():
+            option = reply.ok_response.headers.add()
+            option.header.key, option.header.value = name, value
+            option.append_action = option.OVERWRITE_IF_EXISTS_OR_ADD
+        return reply
+
+
+def _text(header: Any) -> str:
+    return header.value or header.raw_value.decode("latin-1")
+
+
+async def check_http(routes: RequestRoutes, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a check by HTTP: 200 with the headers that route the request, or its refusal.
+
+    The path is that of the request below `AT`.
+    """
+    body = bytearray()
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if len(body) > MOST:
+                raise ErrorReply(413, f"a body has {MOST >> 20} MiB at most", "too_large")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
+        whole, path = headers.get(_PARTIAL) != "true", scope["path"].removeprefix(AT)
+        routed = routes.headers(Ask(path, headers, bytes(body) or None, whole))
+    except ErrorReply as error:
+        await send_error(send, error)
+        return
+    more = [(name.encode(), value.encode()) for name, value in routed.items()]
+    await send_whole(send, 200, more, b"")
+
+
+# Envoy's external processor: a stream per request, whose headers and body come as messages.
+#
+# Body modes: NONE and STREAMED route by the headers alone, because Envoy forwards them before the
+# body is read. BUFFERED routes when the body is there. FULL_DUPLEX_STREAMED hands the body over,
+# and it is sent back behind the headers. Responses are not read.
+
+
+class Processor:
+    """The gRPC service envoy.service.ext_proc.v3.ExternalProcessor."""
+
+    def __init__(self, routes: RequestRoutes) -> None:
+        self._routes = routes
+        base = "envoy.service.ext_proc.v3.external_processor_pb2"
+        self._pb: Any = import_module(base)
+        self._grpc: Any = import_module(f"{base}_grpc")
+
+    def join(self, server: Any) -> None:
+        self._grpc.add_ExternalProcessorServicer_to_server(self, server)
+
+    async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Route one request; the stream ends with its request, and Envoy goes on without us."""
+        ask, body, mode = Ask("", {}), bytearray(), 0
+        async for message in requests:
+            if message.HasField("protocol_config"):
+                mode = message.protocol_config.request_body_mode
+            kind = message.WhichOneof("request")
+            replies: Iterator[Any] = iter(())
+            done = False
+            try:
+                if kind == "request_headers":
+                    headers = {h.key: _text(h) for h in message.request_headers.headers.headers}
+                    ask = Ask(headers.get(":path", ""), headers, id=self._routes.new_id())
+                    done = message.request_headers.end_of_stream
+                    if done or mode not in (_BUFFERED, _PARTLY, _DUPLEX):
+                        replies, done = iter([self._headers(ask)]), True
+                    elif mode != _DUPLEX:
+                        go_on = self._pb.ProcessingResponse()
+                        go_on.request_headers.response.status = self._pb.CommonResponse.CONTINUE
+                        replies = iter([go_on])
+                elif kind == "request_body":
+                    body += message.request_body.body
+                    if len(body) > MOST:
+                        raise ErrorReply(413, f"a body has {MOST >> 20} MiB at most", "too_large")
+                    done = message.request_body.end_of_stream
+                    if mode == _DUPLEX:
+                        if done:
+                            replies = self._duplex(ask, bytes(body), end=True)
+                    else:  # one message; a partial one does not end the stream
+                        whole = done or mode != _PARTLY
+                        full = replace(ask, body=bytes(body), whole=whole)
+                        replies, done = iter([self._body(full)]), True
+                elif kind == "request_trailers":
+                    reply = self._pb.ProcessingResponse()
+                    reply.request_trailers.SetInParent()
+                    replies = iter([*self._duplex(ask, bytes(body), end=False), reply])
+                    done = True
+                for reply in replies:
+                    yield reply
+            except ErrorReply as error:
+                yield self._refusal(error)
+                return
+            if done:
+                return
+
+    def _headers(self, ask: Ask) -> Any:
+        reply = self._pb.ProcessingResponse()
+        self._route(reply.request_headers.response, ask)
+        return reply
+
+    def _body(self, ask: Ask) -> Any:
+        reply = self._pb.ProcessingResponse()
+        self._route(reply.request_body.response, ask)
+        return reply
+
+    def _duplex(self, ask: Ask, body: bytes, *, end: bool) -> Iterator[Any]:
+        """The headers, then the body as it came, in parts.
+
+        Args:
+            end: whether the body ends the request; otherwise trailers do.
+        """
+        yield self._headers(replace(ask, body=body))
+        for at in range(0, max(1, len(body)), _CHUNK):
+            reply = self._pb.ProcessingResponse()
+            part = reply.request_body.response.body_mutation.streamed_response
+            part.body = body[at : at + _CHUNK]
+            part.end_of_stream = end and at + _CHUNK >= len(body)
+            yield reply
+
+    def _route(self, common: Any, ask: Ask) -> None:
+        """The headers that route a request; Envoy then chooses its route again."""
+        mutation = common.header_mutation
+        for name, value in self._routes.headers(ask).items():
+            option = mutation.set_headers.add()
+            option.header.key, option.header.raw_value = name, value.encode()
+            option.append_action = option.OVERWRITE_IF_EXISTS_OR_ADD
+        mutation.remove_headers.extend(foreign(ask.headers))
+        common.clear_route_cache = True
+
+    def _refusal(self, error: ErrorReply) -> Any:
+        reply = self._pb.ProcessingResponse()
+        reply.immediate_response.status.code = error.status
+        reply.immediate_response.body = error.body
+        reply.immediate_response.details = error.code
+        media = reply.immediate_response.headers.set_headers.add().header
+        media.key, media.raw_value = "content-type", b"application/json"
+        return reply

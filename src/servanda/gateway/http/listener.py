@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import time
@@ -28,6 +29,8 @@ KEEP_ALIVE_S = 75  # longer than the usual pause of a client's pool
 _LEAVES_S = 0.5  # for the first request of a connection that was accepted last
 _AHEAD = 8  # pipelined requests per connection
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+_FIRST = 3  # the file descriptor of the first socket
+_HINT = "give the .socket unit one ListenStream= with a TCP port"
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
@@ -311,3 +314,41 @@ class Listener:
                 self._server.run(sockets=[self._taken])
         except SystemExit:  # uvicorn's exit if its application does not start
             raise MeasurementError("the server did not start") from None
+
+
+# A listening socket that a service manager keeps open, by the protocol of systemd's socket
+# activation (sd_listen_fds): it outlives the gateway, so that connections wait during a restart.
+
+
+def handed_socket() -> socket.socket | None:
+    """The socket that was handed to this process; None if there is none.
+
+    The environment variables about it are removed, so that child processes do not take it.
+
+    Raises:
+        MeasurementError: there are several, or it is not a listening TCP socket.
+    """
+    given = {name: os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID")}
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if not given["LISTEN_FDS"] or given["LISTEN_PID"] != str(os.getpid()):
+        return None
+    if given["LISTEN_FDS"] != "1":
+        raise MeasurementError(
+            f"{given['LISTEN_FDS']} sockets were handed over (LISTEN_FDS), and a gateway has one",
+            hint=_HINT,
+        )
+    try:
+        handed = socket.socket(fileno=_FIRST)
+    except OSError as error:
+        raise MeasurementError(
+            f"the socket that was handed over (LISTEN_FDS) cannot be used: {error.strerror}",
+            hint=_HINT,
+        ) from None
+    is_tcp = handed.family in (socket.AF_INET, socket.AF_INET6)
+    if not (is_tcp and handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+        handed.close()
+        raise MeasurementError(
+            "the socket that was handed over (LISTEN_FDS) is no listening TCP socket", hint=_HINT
+        )
+    handed.set_inheritable(False)
+    return handed

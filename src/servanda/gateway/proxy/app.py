@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import closing
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from servanda.gateway.http import headers as named
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.http.error_replies import ErrorReply, send_error, send_whole
 from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy.allowed_paths import AllowedPaths
 from servanda.gateway.proxy.completion import CompletionHandler
 from servanda.gateway.proxy.controller_sync import ControllerSync
-from servanda.gateway.proxy.exchange import ClientGone, Exchange
+from servanda.gateway.proxy.exchange import ClientGone, Exchange, forward
 from servanda.gateway.proxy.gateway import Gateway
-from servanda.gateway.proxy.passthrough import PassthroughHandler
-from servanda.gateway.proxy.pools.upstreams import COMPLETION_PATHS, Server
-from servanda.gateway.proxy.readiness import readiness
+from servanda.gateway.proxy.pools.server_pool import PoolServer, problem_of
+from servanda.gateway.proxy.pools.upstreams import BROKEN, COMPLETION_PATHS, Server, UpstreamError
 
 _ENDING = ErrorReply(503, "the gateway ends; try again", "ending", retry_s=1)
 _ALLOWED_BY_KEY = "give a key of role client as `Authorization: Bearer KEY`"
@@ -178,3 +180,198 @@ class App:
 
 def _too_many(message: str) -> ErrorReply:
     return ErrorReply(429, message, "too_many_requests", retry_s=1)
+
+
+# Requests other than completions, which go to the pool of routing.without_snapshot.
+#
+# Streamed in both directions, byte for byte; not parsed, sampled or mirrored.
+
+
+class PassthroughHandler:
+    """Handles the allowed paths under /v1, except completions."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def list_models(self, exchange: Exchange) -> None:
+        """The models of the first pool that responds."""
+        await exchange.body()
+        exchange.timeouts.listen(exchange.receive)
+        gateway = self._gateway
+        first = gateway.config.without
+        for pool in sorted(gateway.config.pools, key=lambda pool: pool != first):
+            server = gateway.pools[pool].one()
+            if server is None:
+                continue
+            try:
+                await self._forward_from(server, exchange, None, [])
+                return
+            except UpstreamError as error:
+                self._count_failure(server, exchange, error)
+                if exchange.begun:
+                    exchange.cut()
+                    return
+        raise ErrorReply(503, "no pool answers; try again", "no_pool", retry_s=1)
+
+    async def handle(self, exchange: Exchange) -> None:
+        gateway, head = self._gateway, exchange.head
+        server = gateway.enter(gateway.config.without, exchange.client)
+        more: list[tuple[str, str]] = []
+        if head.length is None and not head.chunked:
+            await exchange.body()
+            exchange.timeouts.listen(exchange.receive)
+            body = None
+        else:
+            if head.length is not None:
+                more.append(("content-length", head.length.decode("latin-1")))
+            body = self._streamed_body(exchange)
+        tried: list[PoolServer] = []
+        while True:
+            tried.append(server)
+            try:
+                await self._forward_from(server, exchange, body, more)
+                return
+            except UpstreamError as error:
+                if exchange.at_fault is not None:
+                    server.breaker.abandoned()
+                    raise exchange.at_fault from None
+                self._count_failure(server, exchange, error)
+                # without a connection nothing of the body was read
+                pool = gateway.pools[server.pool]
+                another = pool.enter(exchange.client, "", tried) if error.why == "connect" else None
+                if another is not None:
+                    server = another
+                    continue
+            message = f"{server.pool} gave no reply; try again"
+            reply = ErrorReply(502, message, "no_upstream", retry_s=1)
+            if not exchange.begun:
+                raise reply
+            await exchange.give_up(reply)
+            return
+
+    def _count_failure(self, server: PoolServer, exchange: Exchange, error: UpstreamError) -> None:
+        self._gateway.record_failure(server, error.why, exchange.client)
+        self._gateway.count_reply(server, error.why)
+
+    async def _forward_from(
+        self,
+        server: PoolServer,
+        exchange: Exchange,
+        body: AsyncIterator[bytes] | None,
+        more: list[tuple[str, str]],
+    ) -> None:
+        gateway, timeouts, scope = self._gateway, exchange.timeouts, exchange.scope
+        pool, key = server.pool, server.about.key
+        headers = named.upstream_headers(exchange.headers, key, keeps=not exchange.holder) + more
+        if body is None:
+            timeouts.wait_for("reply", server.about.first_byte_s)
+        gateway.counts.begun(pool)
+        server.in_flight += 1
+        try:
+            path = exchange.with_query(scope["raw_path"].decode("latin-1"))
+            response = await server.send(scope["method"], path, headers, body)
+            with closing(response):
+                if 300 <= response.status < 400 and response.status != 304:
+                    message = f"{pool} answers with a redirect: correct its url"
+                    raise ErrorReply(502, message, "redirect")
+                if response.status in BROKEN:  # perhaps only at this path
+                    server.breaker.abandoned()
+                else:
+                    server.breaker.succeeded(exchange.client)
+                returned = named.client_headers(response.raw_headers)
+                await forward(exchange, response, returned, server.about)
+            gateway.count_reply(server, f"{response.status // 100}xx")
+        except asyncio.CancelledError:
+            server.breaker.abandoned()
+            gateway.count_reply(server, "gone" if timeouts.why == "gone" else "timeout")
+            raise
+        finally:
+            gateway.counts.ended(pool)
+            server.in_flight -= 1
+
+    async def _streamed_body(self, exchange: Exchange) -> AsyncIterator[bytes]:
+        most, size = exchange.limits.body_bytes, 0
+        while True:
+            exchange.timeouts.wait_for("body", exchange.limits.body_s)
+            message = await exchange.receive()
+            data = message.get("body", b"")
+            size += len(data)
+            if message["type"] == "http.disconnect":
+                exchange.at_fault = ClientGone()
+            elif size > most:
+                text = f"a body has {most:,} bytes at most: send less"
+                exchange.at_fault = ErrorReply(413, text, "too_large")
+            if exchange.at_fault is not None:
+                raise exchange.at_fault  # the upstream's connection is closed
+            if data:
+                yield data
+            if not message.get("more_body"):
+                break
+        server = self._gateway.config.pools[self._gateway.config.without]
+        exchange.timeouts.wait_for("reply", server.first_byte_s)
+        exchange.timeouts.listen(exchange.receive)
+
+
+# Readiness: whether a load balancer should send new requests, with the reasons if not.
+
+
+class Readiness(msgspec.Struct):
+    """A response to GET /readyz.
+
+    Args:
+        ready: whether a request would be served now.
+        reasons: why not; notes: problems that do not prevent responses.
+    """
+
+    ready: bool
+    reasons: list[str]
+    notes: list[str]
+
+
+def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
+    """The current readiness; draining: whether the gateway is shutting down."""
+    reasons = ["the gateway is shutting down: send new requests elsewhere"] if draining else []
+    snapshot, without = gateway.snapshot, gateway.config.without
+    if not any(_answers(gateway, pool) for pool in gateway.pools):
+        reasons.append(f"no pool is available: {_waits(gateway, *gateway.pools)}")
+    elif snapshot is None and not _answers(gateway, without):
+        reasons.append(f"no route is known, and {without} serves then: {_waits(gateway, without)}")
+    notes = []
+    if snapshot is None:
+        notes.append(f"no route is known yet: {without} serves (routing.without_snapshot)")
+    elif gateway.now() >= snapshot.valid_until:
+        notes.append(
+            f"the routes have expired: {snapshot.without} serves where they acted "
+            "(routing.without_snapshot)"
+        )
+    broken = [pool for pool in gateway.pools if not _closed(gateway, pool)]
+    if broken and not reasons:
+        notes.append(_waits(gateway, *broken))
+    notes += [
+        f"{name} does not use {server.url}: {why}"
+        for name, pool in gateway.pools.items()
+        for server in pool.servers
+        if pool.checked and (why := problem_of(server))
+    ]
+    return Readiness(not reasons, reasons, notes)
+
+
+def _closed(gateway: Gateway, pool: str) -> bool:
+    """Whether a pool accepts requests now, including trials."""
+    return gateway.pools[pool].state != "open"
+
+
+def _answers(gateway: Gateway, pool: str) -> bool:
+    """Whether requests of a pool are served, by it or by its fallback."""
+    instead = gateway.has_fallback(pool) and _closed(gateway, "stable")
+    return _closed(gateway, pool) or instead
+
+
+def _waits(gateway: Gateway, *pools: str) -> str:
+    """Why pools have no server for a request."""
+    empty = [pool for pool in pools if not gateway.pools[pool].usable]
+    waits = [f"{pool} for {gateway.pools[pool].wait_s} s" for pool in pools if pool not in empty]
+    parts = [f"no replica of {' and '.join(empty)} can be used"] if empty else []
+    if waits:
+        parts.append(f"after failures the circuit breaker is open for {' and '.join(waits)}")
+    return "; ".join(parts)

@@ -9,14 +9,18 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Sequence
+from hashlib import blake2b
+from itertools import islice
 from typing import Any
+
+import msgspec
 
 from servanda.errors import MeasurementError
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.http.error_replies import ErrorReply
-from servanda.gateway.proxy.assignment_log import AssignmentLog
-from servanda.gateway.proxy.config import Config, Replicas
+from servanda.gateway.proxy.config import Config, Limits, Replicas
 from servanda.gateway.proxy.counters import Counts, add
 from servanda.gateway.proxy.exchange import Exchange
 from servanda.gateway.proxy.launch_log import LaunchLog, OpenRow
@@ -30,21 +34,34 @@ from servanda.gateway.proxy.logprob_request import (
     logprob_request_of,
 )
 from servanda.gateway.proxy.pools.breaker import Breaker
-from servanda.gateway.proxy.pools.replica_checks import ReplicaChecks
-from servanda.gateway.proxy.pools.server_pool import ENDED, PoolServer, ServerPool
-from servanda.gateway.proxy.pools.upstreams import Server
-from servanda.gateway.proxy.prompt_tokens import PromptTokens
+from servanda.gateway.proxy.pools.server_pool import ENDED, PoolServer, ReplicaChecks, ServerPool
+from servanda.gateway.proxy.pools.upstreams import Server, UpstreamError
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.proxy.request_log import RequestLog
+from servanda.gateway.proxy.server_kinds import KINDS
 from servanda.gateway.proxy.sessions import Sessions
 from servanda.gateway.routing.hash_split import pseudonym
 from servanda.gateway.routing.model import Pool, RequestFacts, Snapshot
 from servanda.gateway.routing.router import Router
+from servanda.traces.assignments import FAILOVER
 from servanda.traces.request_log import OTHER_PROMPT
 
 _MEET_S = 5.0  # between two requests for infer's description
 _ODD_IN_A_ROW = 3  # invalid sampled responses that open infer's circuit breaker
 _ODD_REST_S, _ODD_WINDOW_S = 30.0, 600.0  # long, because few requests are sampled
+_USERS = 200_000  # of a step that are remembered, and have a line
+_PART = 2_000  # most lines of a message to the leader
+_SENT = (
+    "run",
+    "leg",
+    "at",
+    "key",
+    "pool",
+    "because",
+    "apart",
+)  # to the leader: nothing of a request
+_REMEMBERED = 8192
+_MOST = 64 << 20  # bytes of a response
 
 
 class Gateway:
@@ -344,3 +361,177 @@ class Gateway:
         self.counts.slice_in_flight = self.launches.in_flight.means()
         self.counts.log = self.log.problem if self.log is not None else ""
         return self.counts.report()
+
+
+# The assignments of a promotion's step: a line for the first request of each user, for the log and
+# for the leader.
+#
+# The users that were seen are kept in memory, so a gateway that starts anew writes them once more:
+# the first line of a user counts, and a repeated one adds no evidence.
+
+
+class AssignmentLog:
+    """Writes who was served by which pool.
+
+    Args:
+        log: None: nothing is written.
+        leads: whether a leader takes the lines.
+        now: unix seconds.
+    """
+
+    def __init__(
+        self, log: RequestLog | None, *, leads: bool = False, now: Callable[[], float]
+    ) -> None:
+        self._log, self.leads, self._now = log, leads, now
+        self._leg: tuple[str, str] = ("", "")
+        self._seen: set[str] = set()
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def assign(
+        self, routed: RoutedRequest, snapshot: Snapshot | None, pool: Pool, because: str
+    ) -> dict[str, Any] | None:
+        """Write the pool of a request when it is dispatched; returns its line, if it has one.
+
+        Args:
+            because: why `pool` is not the decided one; "" if it is.
+        """
+        if not (self._log is not None or self.leads) or snapshot is None or not snapshot.leg:
+            return None
+        leg = (snapshot.run, snapshot.leg)
+        if leg != self._leg:
+            self._leg, self._seen = leg, set()
+            self._waiting.clear()
+        key = pseudonym(bytes.fromhex(snapshot.salt), f"split {routed.facts.sticky}")
+        if key in self._seen or len(self._seen) >= _USERS:
+            return None
+        self._seen.add(key)
+        facts, apart = routed.facts, routed.decision.apart
+        line: dict[str, Any] = {
+            "run": leg[0],
+            "leg": leg[1],
+            "at": self._now(),
+            "key": key,
+            "pool": pool,
+            "labels": facts.labels,
+            **({"prompt_tokens": facts.prompt_tokens} if facts.prompt_tokens is not None else {}),
+            **({"because": because} if because else {}),
+            **({"apart": apart} if apart else {}),
+        }
+        self._write(line)
+        return line
+
+    def failed_over(self, line: dict[str, Any] | None) -> None:
+        """Correct a line: infer gave no reply, and stable is asked."""
+        if line is not None:
+            self._write({**line, "pool": "stable", "because": FAILOVER})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.assign(line)
+        if self.leads and (line["run"], line["leg"]) == self._leg:
+            self._waiting.append({name: line[name] for name in _SENT if name in line})
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """The next lines for the leader, oldest first."""
+        return [*islice(self._waiting, _PART)]
+
+    def taken(self, lines: list[dict[str, Any]]) -> None:
+        """Forget lines that the leader has."""
+        while lines and self._waiting and self._waiting[0] is lines[0]:
+            self._waiting.popleft()
+            lines = lines[1:]
+
+
+# Token counts and ids of prompts, from a pool that has the tokenizer.  The prompt tokens that infer
+# reports are compared with stable's for the same request.
+
+
+class _Tokens(msgspec.Struct):
+    count: int | None = None
+    tokens: list[int] | None = None
+
+
+class _Text(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_read = msgspec.json.Decoder(_Tokens).decode
+_rendered = msgspec.json.Decoder(_Text).decode
+
+
+class PromptTokens:
+    """Requests the tokens of prompts, with a cache; stores no text.
+
+    Args:
+        server: the pool to ask; None if none is available.
+    """
+
+    def __init__(self, limits: Limits, server: Callable[[], Server | None]) -> None:
+        self._limits, self._server = limits, server
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+
+    async def count(self, request: CompletionRequest) -> int | None:
+        """Token count of a prompt; None on a timeout."""
+        if request.known_tokens is not None:
+            return request.known_tokens
+        if not request.prompt or len(request.body) > self._limits.read_bytes:
+            return None
+        body = msgspec.json.encode(request.about)
+        digest = blake2b(body, digest_size=16).digest()
+        known = self._known.get(digest)
+        if known is not None:
+            self._known.move_to_end(digest)
+            return known
+        answer = await self._ask(request)
+        if answer is None:
+            return None
+        count = len(answer.tokens or ()) if answer.count is None else answer.count
+        if not count:
+            return None
+        self._known[digest] = count
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return count
+
+    async def ids(
+        self, request: CompletionRequest, server: Server | None = None
+    ) -> list[int] | None:
+        """Token ids of a prompt; None on a timeout.
+
+        Args:
+            server: the pool to ask; None: stable, or infer while stable is down.
+        """
+        if request.known_tokens is not None:
+            try:
+                return msgspec.json.decode(request.prompt, type=list[int])
+            except msgspec.DecodeError:
+                return None
+        answer = await self._ask(request, server)
+        return answer.tokens or None if answer is not None else None
+
+    async def _ask(
+        self, request: CompletionRequest, server: Server | None = None
+    ) -> _Tokens | None:
+        server = server or self._server()
+        if server is None:
+            return None
+        template = KINDS[server.about.dialect].template
+        body = msgspec.json.encode(request.about)
+        try:
+            if template:
+                text = request.prompt
+                if request.chat:
+                    text = bytes(_rendered(await self._post(server, template, body)).prompt)
+                if not text.startswith(b'"'):
+                    return None
+                # tokenized like the text of a request
+                body = b'{"add_special":true,"parse_special":true,"content":' + text + b"}"
+            return _read(await self._post(server, "/tokenize", body))
+        except (UpstreamError, msgspec.DecodeError):
+            return None
+
+    async def _post(self, server: Server, path: str, body: bytes) -> bytes:
+        status, text = await server.ask(path, body, self._limits.count_s, _MOST)
+        if status != 200:
+            raise UpstreamError("broken")
+        return text

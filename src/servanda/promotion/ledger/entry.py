@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from servanda.errors import EvidenceError, ServandaError
 
@@ -73,38 +73,3 @@ class Row(_Placed[str]):
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-
-
-class Ledger(Protocol):
-    """An append-only sequence of entries; the current state is derived from them."""
-
-    def append(self, run: str, records: Sequence[Record], *, after: int) -> tuple[Entry, ...]:
-        """Append records after a run's last entry: all or none, durable on return.
-
-        Args:
-            after: n of the run's last entry that the caller has seen; 0 for a new run.
-
-        Raises:
-            Outrun: the run has later entries.
-            LedgerError: it cannot be written; if the connection was lost meanwhile, only reading
-                the run shows whether it was.
-        """
-        ...
-
-    def entries(self, run: str | None = None, *, since: int = 0) -> Iterator[Entry]:
-        """The entries with seq > `since`, of one run or of all, in order.
-
-        Raises:
-            Damaged: an entry was altered.
-        """
-        ...
-
-    def runs(self) -> tuple[str, ...]:
-        """The names of the runs, oldest first."""
-        ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Ledger: ...
-
-    def __exit__(self, *_: object) -> None: ...

@@ -5,26 +5,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TextIO
 
-from servanda.promotion.ledger.entry import COLUMNS, Ledger, LedgerError, Row
+from servanda.promotion.ledger.entry import COLUMNS, Entry, LedgerError, Row
 from servanda.promotion.ledger.hash_chain import canonical, line
 from servanda.promotion.ledger.store import Foreign
 
 SUFFIX = ".jsonl"
 
 
-def export(ledger: Ledger, file: TextIO) -> int:
+def export(entries: Iterable[Entry], file: TextIO) -> int:
     """Write every entry, one per line; returns the number of entries.
 
     Raises:
-        Damaged: an entry was altered; the lines before it are in the file.
+        Damaged: an entry of a ledger was altered; the lines before it are in the file.
     """
     count = 0
-    for entry in ledger.entries():
+    for entry in entries:
         file.write(f"{line(entry)}\n")
         count += 1
     return count

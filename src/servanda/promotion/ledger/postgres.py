@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
 
 import psycopg
-from psycopg.rows import tuple_row
 
-from servanda.promotion.ledger.database import Database
-from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Row
-from servanda.promotion.ledger.store import META, PATIENCE_S, TABLE, Foreign, Queries
+from servanda.promotion.ledger.entry import Damaged, LedgerError
+from servanda.promotion.ledger.store import META, PATIENCE_S, TABLE, Queries
+from servanda.promotion.sql.postgres import Database, fetched, lost
 
 LINE = 0x5365727661  # the advisory lock of all writers of one database
 _REFUSE = f"{TABLE}_refuse"
@@ -53,7 +51,6 @@ class PostgresStore(Queries):
         LedgerError: the server cannot be reached or refuses, or the ledger has another schema.
     """
 
-    hole = "%s"
     tables = _LAYOUT
 
     def __init__(self, url: str, mark: str, *, create: bool) -> None:
@@ -65,26 +62,15 @@ class PostgresStore(Queries):
         # each statement after the lock sees earlier commits
         self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
-            self._recognise(mark, create)
+            if not self.recognised(create):
+                self.create(mark)
         except BaseException:
             self._db.close()
             raise
 
-    def _recognise(self, mark: str, create: bool) -> None:
-        if self.begun():
-            self.refuse_form()
-        elif create:
-            with self.writing():
-                self.create(mark)
-        else:
-            raise Foreign(
-                f"no ledger at {self.name}",
-                hint="pass --ledger, or start one with `servanda promote`",
-            )
-
     def begun(self) -> bool:
         # not by to_regclass: after waiting for the lock its cache is out of date
-        query = "SELECT 1 FROM pg_catalog.pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
+        query = "SELECT 1 FROM pg_catalog.pg_class WHERE relname = ? AND pg_table_is_visible(oid)"
         return bool(self._all(query, META))
 
     @contextmanager
@@ -92,11 +78,7 @@ class PostgresStore(Queries):
         self._refuse_closed()
         try:
             with self._db.transaction():
-                self._db.execute("SELECT set_config('lock_timeout', %s, true)", (f"{PATIENCE_S}s",))
-                self._db.execute(
-                    "SELECT set_config('synchronous_commit', 'on', true) "
-                    "WHERE current_setting('synchronous_commit') = 'off'"
-                )
+                self._database.settle(self._db, local=True)
                 self._db.execute("SELECT pg_advisory_xact_lock(%s)", (LINE,))
                 self._in_transaction = True
                 yield
@@ -105,17 +87,9 @@ class PostgresStore(Queries):
         finally:
             self._in_transaction = False
 
-    def insert(self, rows: Sequence[Row]) -> None:
-        values = [astuple(row) for row in rows]
-        marks = ", ".join(["%s"] * len(COLUMNS))
-        # not translated here: `writing` knows whether it may have been stored
-        query = f"INSERT INTO {TABLE} VALUES ({marks})"
-        for row in values:
-            self._db.execute(query.encode(), row)
-
     def faults(self) -> Iterator[str]:
         query = (
-            "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgenabled = 'A' "
+            "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(?) AND tgenabled = 'A' "
             "AND NOT tgisinternal"
         )
         for table in (META, TABLE):
@@ -128,13 +102,10 @@ class PostgresStore(Queries):
     def _all(self, query: str, *values: object) -> list[tuple]:
         self._refuse_closed()
         try:
-            # in binary, so that times are exact whatever the server's settings
-            with self._db.cursor(binary=True, row_factory=tuple_row) as cursor:
-                cursor.execute(query.encode(), values)
-                return cursor.fetchall() if cursor.description else []
+            return fetched(self._db, query, *values)
         except psycopg.Error as error:
             if self._in_transaction:
-                raise  # `writing` translates it
+                raise  # `writing` translates it: it knows whether the entries may be stored
             raise self._translated(error) from None
 
     def _refuse_closed(self) -> None:
@@ -145,15 +116,12 @@ class PostgresStore(Queries):
 
     def _translated(self, error: psycopg.Error, *, writing: bool = False) -> LedgerError:
         text, state = self._database.message(error), error.sqlstate or ""
-        # an error without a state comes from the client, so it concerns the connection
-        own = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        if self._db.closed or own or state.startswith(("57P", "08")):
-            self._db.close()
-            lost = f"the connection to {self.name} was lost"
+        if lost(self._db, error):
+            what = f"the connection to {self.name} was lost"
             if not writing:
-                return LedgerError(f"{lost}: {text}", hint="open the ledger again")
+                return LedgerError(f"{what}: {text}", hint="open the ledger again")
             return LedgerError(
-                f"{lost}; it is not known whether the entry was kept; read the run again",
+                f"{what}; it is not known whether the entry was kept; read the run again",
                 hint=f"open the ledger again; the server said: {text}",
             )
         if isinstance(error, psycopg.errors.LockNotAvailable):

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import astuple
 from typing import Any, ClassVar, Protocol
 
 from servanda.promotion.ledger.entry import COLUMNS, LedgerError, Row
 
 PATIENCE_S = 30  # timeout for another writer
+ABSENT = "pass --ledger, or start one with `servanda promote`"  # the next move
 
 
 class Foreign(LedgerError):  # noqa: N818 - what is there
@@ -57,15 +59,13 @@ _COLUMNS = ", ".join(COLUMNS)
 _PAGE = 500
 
 
-class Queries(ABC):
-    """The reading half of a `Store` over SQL, and its creation.
+class Queries(Store):
+    """The half of a `Store` that is the same in every SQL database.
 
-    A store defines the placeholder of a value (`hole`) and the statements that create its tables
-    (`tables`), and runs the queries.
+    A store defines the statements that create its tables (`tables`), and runs the queries, whose
+    values stand at each `?`.
     """
 
-    name: str
-    hole: ClassVar[str]
     tables: ClassVar[Sequence[str]]
 
     @abstractmethod
@@ -75,42 +75,58 @@ class Queries(ABC):
     def begun(self) -> bool:
         """Whether there are tables of a ledger."""
 
-    def refuse_form(self) -> None:
-        """Refuse a ledger of another schema."""
-        stored = self.marks().get("schema")
-        found = int(stored) if stored and stored.isdecimal() else stored
-        anew = "start a new ledger: give another location for it"
-        LedgerError.refuse_form(self.name, found, SCHEMA, anew)
+    def recognised(self, create: bool) -> bool:
+        """Whether there is a ledger; if not, it may be created.
+
+        Raises:
+            Foreign: there is none, and it may not be.
+            LedgerError: it has another schema.
+        """
+        begun = self.begun()
+        if begun:
+            stored = self.marks().get("schema")
+            found = int(stored) if stored and stored.isdecimal() else stored
+            anew = "start a new ledger: give another location for it"
+            LedgerError.refuse_form(self.name, found, SCHEMA, anew)
+        elif not create:
+            raise Foreign(f"no ledger at {self.name}", hint=ABSENT)
+        return begun
 
     def create(self, mark: str) -> None:
-        """Create the tables, unless another process has done so; within `writing`."""
-        if self.begun():
-            return
-        for statement in self.tables:
-            self._all(statement)
-        for pair in (("schema", str(SCHEMA)), ("mark", mark)):
-            self._all(f"INSERT INTO {META} VALUES ({self.hole}, {self.hole})", *pair)
+        """Create the tables, unless another process has done so."""
+        with self.writing():
+            if self.begun():
+                return
+            for statement in self.tables:
+                self._all(statement)
+            for pair in (("schema", str(SCHEMA)), ("mark", mark)):
+                self._all(f"INSERT INTO {META} VALUES (?, ?)", *pair)
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        query = f"INSERT INTO {TABLE} VALUES ({', '.join('?' * len(COLUMNS))})"
+        for row in rows:
+            self._all(query, *astuple(row))
 
     def marks(self) -> Mapping[str, str]:
         return dict(self._all(f"SELECT name, value FROM {META}"))
 
     def page(self, run: str | None, since: int, until: int) -> list[Row]:
-        of_run, values = ("", ()) if run is None else (f"run = {self.hole} AND ", (run,))
+        of_run, values = ("", ()) if run is None else ("run = ? AND ", (run,))
         return self._rows(
-            f"WHERE {of_run}seq > {self.hole} AND seq <= {self.hole} ORDER BY seq LIMIT {_PAGE}",
+            f"WHERE {of_run}seq > ? AND seq <= ? ORDER BY seq LIMIT {_PAGE}",
             *values,
             since,
             until,
         )
 
     def at(self, seq: int) -> Row | None:
-        return next(iter(self._rows(f"WHERE seq = {self.hole}", seq)), None)
+        return next(iter(self._rows("WHERE seq = ?", seq)), None)
 
     def last(self, run: str | None = None) -> Row | None:
         if run is None:
             rows = self._rows("ORDER BY seq DESC LIMIT 1")
         else:
-            rows = self._rows(f"WHERE run = {self.hole} ORDER BY n DESC LIMIT 1", run)
+            rows = self._rows("WHERE run = ? ORDER BY n DESC LIMIT 1", run)
         return next(iter(rows), None)
 
     def runs(self) -> tuple[str, ...]:

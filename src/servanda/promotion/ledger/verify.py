@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from servanda.promotion.ledger.entry import Damaged, Row
 from servanda.promotion.ledger.hash_chain import FIRST, UNLIKE, Chain
-from servanda.promotion.ledger.ledger import ChainedLedger
+from servanda.promotion.ledger.ledger import Ledger, other_key, unchecked
 from servanda.promotion.ledger.store import Store
 from servanda.promotion.ledger.witness import missing
 
@@ -51,7 +52,7 @@ class Verified:
         return not self.problems
 
 
-def verify(ledger: ChainedLedger) -> Verified:
+def verify(ledger: Ledger) -> Verified:
     """Read all entries and check hashes, order and the head checkpoint.
 
     Without a key, only the head checkpoint detects a chain that was recomputed from some entry on;
@@ -85,6 +86,26 @@ def verify(ledger: ChainedLedger) -> Verified:
     if fault:
         problems.append(Problem(None, "", fault))
     return Verified(entries, str(last), tuple(problems))
+
+
+def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> Verified:
+    """Verify the ledger at a location, even one that is too damaged to be opened.
+
+    Args: see `open_ledger`.
+
+    Raises:
+        LedgerError: there is no ledger, or it cannot be reached.
+    """
+    try:
+        ledger = unchecked(where, witness, key, reading=True)
+    except Damaged as error:
+        return Verified(0, FIRST, (Problem(None, "", error.problems[0].message),))
+    with ledger:
+        result = verify(ledger)
+        refusal = other_key(ledger)
+    if refusal:
+        return Verified(result.entries, result.head, (Problem(None, "", refusal), *result.problems))
+    return result
 
 
 def _end(store: Store) -> int:

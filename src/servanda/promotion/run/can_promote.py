@@ -8,7 +8,7 @@ from servanda.contract.model import Contract
 from servanda.contract.stages import refuse_absent
 from servanda.errors import EvidenceError
 from servanda.promotion.advance import in_order, judged
-from servanda.promotion.ledger.entry import Ledger
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.run.history import History, histories, histories_of, history_of
 from servanda.promotion.run.report import cell_text, when
 

@@ -17,7 +17,8 @@ from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError, Problem
 from servanda.promotion.advance import Move, advance, begin
 from servanda.promotion.api import beginning_of
-from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError
+from servanda.promotion.ledger.entry import Entry, LedgerError
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.operator import approve, override, roll_back
 from servanda.promotion.state import LegFinding, Override, State, leg_of
 from servanda.traces.serialization import from_plain, to_plain

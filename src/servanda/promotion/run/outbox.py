@@ -17,7 +17,8 @@ from functools import partial
 
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.promotion.api import beginning_of
-from servanda.promotion.ledger.entry import Entry, Ledger, LedgerError, Outrun, Record
+from servanda.promotion.ledger.entry import Entry, LedgerError, Outrun, Record
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.notify.base import Kind, Sink
 from servanda.promotion.notify.http_post import insist
 from servanda.promotion.run.history import DELIVERED

@@ -12,7 +12,8 @@ from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
 from servanda.promotion.advance import Move, advance, begin
 from servanda.promotion.api import run_name
-from servanda.promotion.ledger.entry import Ledger, Record
+from servanda.promotion.ledger.entry import Record
+from servanda.promotion.ledger.ledger import Ledger
 from servanda.promotion.operator import approve, override, roll_back
 from servanda.promotion.run.history import History, outcome_body, replayed
 from servanda.promotion.state import LegFinding, Override

@@ -9,8 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servanda.gateway.controller.status import PoolStatus, ReplicaStatus, ScoringStatus
-from servanda.gateway.controller.web.gateway_metrics import REASONS
-from servanda.gateway.controller.web.metrics import Metrics
+from servanda.gateway.controller.web.metrics import REASONS, Metrics
 from tests.gateway.controller.web import fake
 from tests.gateway.controller.web.serving import bearer, live
 

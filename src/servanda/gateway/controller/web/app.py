@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -27,7 +31,7 @@ from servanda.gateway.controller.web.auth import (
     json_reply,
     require_right,
 )
-from servanda.gateway.controller.web.metrics import Metrics
+from servanda.gateway.controller.web.metrics import Metrics, leads
 from servanda.gateway.controller.web.requests import PinRequest, RequestError
 from servanda.gateway.http.api_keys import Keys, Right
 from servanda.gateway.routing.state import Transition
@@ -39,6 +43,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _THREADS = 4  # for people; gateways have as many in addition
 _LEFT = 499  # its body is not read
 TERM = "x-servanda-term"  # header: number of the lead
+_METHODS = ["GET", "POST"]
 
 
 def app(controller: Controller, keys: Keys, limits: Limits = Limits()) -> ASGIApp:  # noqa: B008 - frozen
@@ -249,3 +254,43 @@ async def _not_found(_: Request, error: HTTPException) -> Response:
     headers = dict(error.headers) if error.headers else None
     problem = ServandaError(str(error.detail).lower(), hint=hint)
     return error_reply(error.status_code, problem, headers)
+
+
+# The listener of a leader that waits for the lead: it is alive, and refers to the one that leads.
+
+
+def standby(
+    name: str,
+    keys: Keys,
+    why: Callable[[], ServandaError],
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> ASGIApp:
+    """The listener.
+
+    Args:
+        name: of the contract; why: who leads, or why it cannot.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Waiting(name))
+
+    async def numbers(request: Request) -> Response:
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": kind})
+
+    async def refused(_: Request) -> Response:
+        return error_reply(503, why(), {"retry-after": "1"})
+
+    routes = [
+        Route("/healthz", alive),
+        Route("/metrics", numbers),
+        Route("/{path:path}", refused, methods=_METHODS),
+    ]
+    return Guard(Starlette(routes=routes), keys, limits)
+
+
+class _Waiting(Collector):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def collect(self) -> Iterator[Metric]:
+        yield leads(self._name, False)

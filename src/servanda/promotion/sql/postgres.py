@@ -1,13 +1,15 @@
-# A database of PostgreSQL, as a URL names it, and what its errors say without secrets.  psycopg 3,
-# of the extra [postgres].
+# A database of PostgreSQL, as a URL names it: how it is connected to and read, and what its errors
+# say without secrets.  psycopg 3, of the extra [postgres].
 
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
 
 from servanda.errors import ServandaError
 
@@ -21,7 +23,7 @@ class Database:
         url: postgresql://[user[:password]@]host[:port]/database[?options], as of libpq.
         noun: what is kept there, for messages.
         error: raised where it cannot be reached.
-        patience_s: seconds after which a silent connection is given up.
+        patience_s: seconds after which a silent connection is given up, and the wait for a lock.
         idle_s: seconds after which the server ends a transaction whose client stands still, so that
             others get its locks.
 
@@ -45,7 +47,7 @@ class Database:
             "tcp_user_timeout": str(int(patience_s * 1000)),
             "application_name": "servanda",
         }
-        self._idle_s = idle_s
+        self._patience_s, self._idle_s = patience_s, idle_s
         self.name = self._without_password()
         self._secrets = _secrets(url)
 
@@ -62,6 +64,7 @@ class Database:
                 "SELECT set_config('idle_in_transaction_session_timeout', %s, false)",
                 (f"{self._idle_s}s",),
             )
+            self.settle(db, local=False)
         except psycopg.Error as error:
             text = self.message(error)
         else:
@@ -76,6 +79,19 @@ class Database:
                 "SQLite"
             )
         raise self._error(f"{self.name} cannot be opened: {text}", hint=hint)
+
+    def settle(self, db: psycopg.Connection, *, local: bool) -> None:
+        """End long waits for a lock, and let a returned commit survive a power cut.
+
+        Args:
+            local: for this transaction alone, whichever session a pooler gives it.
+        """
+        db.execute("SELECT set_config('lock_timeout', %s, %s)", (f"{self._patience_s}s", local))
+        db.execute(
+            "SELECT set_config('synchronous_commit', 'on', %s) "
+            "WHERE current_setting('synchronous_commit') = 'off'",
+            (local,),
+        )
 
     def message(self, error: psycopg.Error) -> str:
         """The server's message, in one line without secrets."""
@@ -98,6 +114,25 @@ class Database:
         options = [(k, v) for k, v in parse_qsl(query) if k not in _SECRETS]
         options_text = f"?{urlencode(options, safe='/=,')}" if options else ""
         return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}{options_text}"
+
+
+def fetched(db: psycopg.Connection, query: str, *values: object) -> list[tuple[Any, ...]]:
+    """The rows of a statement, whose values stand at each `?`; none if it gives none."""
+    # in binary, so that times are exact whatever the server's settings
+    with db.cursor(binary=True, row_factory=tuple_row) as cursor:
+        cursor.execute(query.replace("?", "%s").encode(), values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def lost(db: psycopg.Connection, error: psycopg.Error) -> bool:
+    """Whether an error ended the connection, which is closed then."""
+    state = error.sqlstate or ""
+    # an error without a state comes from the client, so it concerns the connection
+    own = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    ended = db.closed or own or state.startswith(("57P", "08"))
+    if ended:
+        db.close()
+    return ended
 
 
 def _secrets(url: str) -> list[str]:
