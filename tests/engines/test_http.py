@@ -247,7 +247,7 @@ def test_llama_server_gives_what_a_filtered_token_was_drawn_with():
     assert trace.best[0].shape[1] == 3  # a top-k of 3 leaves no fourth
 
 
-def test_raw_logprobs_are_refused_where_the_draw_was_processed(vllm):
+def test_raw_logprobs_and_another_order_of_filters_are_refused_where_the_draw_was_processed(vllm):
     engine = opened(vllm)
 
     with pytest.raises(MeasurementError, match="raw logprobs of drawn tokens") as caught:
@@ -257,9 +257,6 @@ def test_raw_logprobs_are_refused_where_the_draw_was_processed(vllm):
     assert "logprobs: processed" in str(caught.value)
     with pytest.raises(MeasurementError, match="scores a prompt by raw logprobs"):
         engine.score(BATCH, Sampling(temperature=0.5), "prefill")
-
-
-def test_filters_that_vllm_takes_in_another_order_are_refused(vllm):
     engine = opened(vllm, logprobs="processed")
 
     with pytest.raises(MeasurementError, match="min-p before top-p"):
@@ -328,21 +325,22 @@ def test_a_bos_that_the_server_put_in_is_refused_with_both_heads(vllm):
     )
 
 
-def test_a_prompt_that_grew_is_refused_where_only_its_length_is_told():
+@pytest.mark.parametrize(
+    ("change", "message", "next_move"),
+    [
+        (_bos, r"tokens_evaluated is 5, and 4 .* \(BOS\)", ""),
+        (_padded, "1030, and the vocabulary ends at 1023", "padded beyond the tokenizer"),
+    ],
+)
+def test_a_prompt_that_grew_in_length_and_an_id_of_the_padding_are_refused(
+    change, message, next_move
+):
     with replaying(records("llamacpp")) as server:
         engine = opened(server)
-        server.changed["/completion"] = changed(_bos)
-        with pytest.raises(MeasurementError, match=r"tokens_evaluated is 5, and 4 .* \(BOS\)"):
+        server.changed["/completion"] = changed(change)
+        with pytest.raises(MeasurementError, match=message) as caught:
             engine.generate(BATCH.take([0]), PLAIN, SEED)
-
-
-def test_an_id_of_the_padding_is_refused():
-    with replaying(records("llamacpp")) as server:
-        engine = opened(server)
-        server.changed["/completion"] = changed(_padded)
-        with pytest.raises(MeasurementError, match="1030, and the vocabulary ends at 1023") as e:
-            engine.generate(BATCH.take([0]), PLAIN, SEED)
-    assert "padded beyond the tokenizer" in str(e.value)
+    assert next_move in str(caught.value)
 
 
 def test_a_wrong_number_of_tokens_is_refused(server, dialect):

@@ -130,21 +130,16 @@ def test_a_file_of_another_form_is_refused(tmp_path, line, message):
     assert str(refused.value) == f"{path}:1 {message}"
 
 
-def test_a_step_of_an_earlier_form_is_refused(tmp_path):
+def test_a_step_of_an_earlier_form_and_a_file_of_another_contract_are_refused(tmp_path):
     path = tmp_path / "state.jsonl"
     observe(Monitor("verl-sync", state=path), 0)
+    with pytest.raises(ContractError, match="the state file is of contract"):
+        observe(Monitor("verl-async", state=path), 1)
     (line,) = lines(path)
     del line["most"]
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(EvidenceError, match=r"step 0 of the state file cannot be read: .*'most'"):
         Monitor("verl-sync", state=path)
-
-
-def test_a_file_of_another_contract_is_refused(tmp_path):
-    path = tmp_path / "state.jsonl"
-    observe(Monitor("verl-sync", state=path), 0)
-    with pytest.raises(ContractError, match="the state file is of contract"):
-        observe(Monitor("verl-async", state=path), 1)
 
 
 def test_a_run_remembers_when_it_would_have_been_stopped(tmp_path):
