@@ -17,12 +17,9 @@ from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
 from servanda.engines.http.dialects.vllm import VLLM
 from servanda.engines.table import TableEngine
-from servanda.runner.relations import draws
-from servanda.runner.relations.exchangeability import exchangeability
-from servanda.runner.relations.judge import Judge, Pair
+from servanda.runner.relations.judge import Judge, Pair, exchangeability, shrink
 from servanda.runner.relations.observation import Observation, difference, features
 from servanda.runner.relations.relation import RELATIONS
-from servanda.runner.relations.shrink import shrink
 from servanda.runner.relations.subject import Request
 
 pytest.importorskip("uvicorn")
@@ -161,7 +158,7 @@ def test_draws_against_other_probabilities_than_are_reported_are_rejected(tmp_pa
     with live(table_engine(tmp_path)) as (client, _):
         good, healthy = found(str(client.base_url), *words)
 
-        monkeypatch.setattr(draws, "_MOST", 64)
+        monkeypatch.setattr("servanda.runner.relations.run._MOST", 64)
         open_, short = found(str(client.base_url), *words)
 
     assert (bad, broken["draws"]["outcome"]) == (1, "violated")
