@@ -332,9 +332,7 @@ def test_a_digest_is_of_the_shape_and_of_float32_bytes(folder, engine):
     assert tensor_digest(torch.tensor(1.5)) == tensor_digest(torch.tensor(1.5).bfloat16())
 
 
-def test_a_tied_head_counts_once_and_one_other_weight_is_another_digest_of_one_tensor(
-    copy, engine
-):
+def test_a_tied_head_counts_once_and_one_other_weight_is_another_digest_of_one_tensor(copy, engine):
     state = load_file(copy / "model.safetensors")
     state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
     save_file(state, copy / "model.safetensors", metadata={"format": "pt"})
