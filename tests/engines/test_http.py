@@ -190,6 +190,10 @@ def test_a_prompt_is_scored_by_the_row_of_each_token(vllm):
         assert logp.tolist() == [rows[i][str(text[i])]["logprob"] for i in range(first, len(text))]
     # float32 on one core: scoring what was drawn says what drawing said
     assert np.abs(scored.columns["logp"] - drawn.columns["logp"]).max() < 1e-5
+    # a guard sees how the other side draws: its likeliest tokens among those of this one
+    (ids_NK, logp_NK), (own_NK, _) = scored.best, drawn.best
+    assert ids_NK.shape == (len(drawn.token_N), 8) and (np.diff(logp_NK) <= 0).all()
+    assert (np.sort(ids_NK) == np.sort(own_NK)).mean() > 0.99  # ties of float32 apart
 
 
 def test_the_likeliest_tokens_of_a_given_position_leave_the_given_one_out(vllm):
@@ -401,19 +405,6 @@ def test_a_server_that_became_another_one_is_refused_before_its_answers_are_kept
         engine.generate(BATCH, PLAIN, SEED)
     what = {"version": "version", "max_model_len": "context"}[field]
     assert f"is no longer the server that was met: its {what} changed" in str(caught.value)
-
-
-def test_scoring_tells_the_likeliest_tokens_beside_the_given_ones(vllm):
-    """So that a guard sees how the other side draws: its tokens among those of this one."""
-    engine = opened(vllm)
-    drawn = engine.generate(BATCH, PLAIN, SEED)
-    given = Batch(BATCH.sequence_S, BATCH.prompts, BATCH.width, drawn.continuations)
-
-    scored = engine.score(given, PLAIN, "prefill")
-
-    (ids_NK, logp_NK), (own_NK, _) = scored.best, drawn.best
-    assert ids_NK.shape == (len(drawn.token_N), 8) and (np.diff(logp_NK) <= 0).all()
-    assert (np.sort(ids_NK) == np.sort(own_NK)).mean() > 0.99  # ties of float32 apart
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,8 @@ def test_github_does_not_annotate_more_than_a_step_shows(folder):
 
 
 def test_markdown_escapes_what_a_contract_says_and_a_page_of_description_is_cut(folder):
-    done = diff(
-        ("metadata: {", "metadata: {title: '<b>@all | $x$</b>', "), more=["--format", "markdown"]
-    )
+    title = ("metadata: {", "metadata: {title: '<b>@all | $x$</b>', ")
+    done = diff(title, more=["--format", "markdown"])
 
     assert done.output.startswith("> [!TIP]\n> **tiny-int8 1.0.0 -&gt; 1.0.0**: compatible")
     assert "<b>" not in done.output
