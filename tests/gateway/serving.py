@@ -14,10 +14,10 @@ import httpx2
 import uvicorn
 
 from servanda.gateway.http.listener import BoundedProtocol
-from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy import app as gateway_app
 from servanda.gateway.proxy.app import App
 from servanda.gateway.proxy.config import Config, Limits, Upstream
+from servanda.gateway.proxy.exchange import Timeouts
 from servanda.gateway.proxy.gateway import Gateway
 from servanda.gateway.routing.model import SliceRoute, Snapshot
 from servanda.judgement.slices.rules import Cut

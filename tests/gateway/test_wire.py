@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from servanda.gateway.http.listener import HEAD_S, KEEP_ALIVE_S
-from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy.config import Limits
+from servanda.gateway.proxy.exchange import Timeouts
 from tests.clock import HOUR_S, NEVER_S
 from tests.gateway.serving import (
     NOBODY,

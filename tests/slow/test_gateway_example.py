@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.promotion.ledger.verify import verify_at
+from servanda.promotion.ledger.ledger import verify_at
 from servanda.traces.request_log import read_served
 from tests.slow.test_promotion_example import ours
 

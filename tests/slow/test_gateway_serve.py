@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.gateway.http.listener import bind
-from servanda.promotion.ledger.verify import verify_at
+from servanda.promotion.ledger.ledger import verify_at
 from tests.gateway.running import ADA, WAIT_S, Program, Serving, Users, ask, kernels, until
 
 

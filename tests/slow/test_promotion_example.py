@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify_at
+from servanda.promotion.ledger.ledger import open_ledger, verify_at
 from servanda.promotion.run.history import disagreements, histories
 from servanda.traces.request_log import read_served
 

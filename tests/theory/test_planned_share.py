@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import betaln
 
-from servanda.gateway.routing.hash_split import place
+from servanda.gateway.routing.router import place
 from servanda.theory.planned_share import PlannedShare
 
 PRICE = math.log(7 / 0.05)  # of one cell on one of seven steps

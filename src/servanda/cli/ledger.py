@@ -19,7 +19,7 @@ from servanda.gateway.controller import ledger_history
 from servanda.promotion.ledger.entry import Entry
 from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import line
-from servanda.promotion.ledger.verify import verify_at
+from servanda.promotion.ledger.ledger import verify_at
 from servanda.promotion.run.history import DELIVERED, disagreements
 from servanda.report.format import count
 from servanda.report.table import table

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from servanda.cli.main import main
-from servanda.gateway.controller.ledger_status import ledger_statuses, render
+from servanda.gateway.controller.ledger_history import ledger_statuses, render
 from servanda.promotion.ledger.entry import LedgerError
 from servanda.promotion.ledger.ledger import open_ledger
 from tests.gateway.controller import controllers

@@ -14,8 +14,7 @@ from servanda.gateway.controller.ledger_history import disagreements
 from servanda.gateway.controller.rescoring import Scorer
 from servanda.gateway.controller.sqlite_store import FILE
 from servanda.gateway.controller.watched_cells import select_cells
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify_at
+from servanda.promotion.ledger.ledger import open_ledger, verify_at
 from servanda.runner.load import load
 from tests.engines.serving import live
 from tests.gateway.controller import controllers

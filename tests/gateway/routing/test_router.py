@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.routing.hash_split import place
 from servanda.gateway.routing.model import RequestFacts, SliceRoute, Snapshot
-from servanda.gateway.routing.router import Router
+from servanda.gateway.routing.router import Router, place
 from servanda.judgement.slices.rules import OPERATORS, Cut, Term
 from tests.gateway.routing.made import cut
 

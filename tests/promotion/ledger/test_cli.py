@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.entry import Record
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify
+from servanda.promotion.ledger.ledger import open_ledger, verify
 from tests.promotion.run.histories import reaching
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from servanda.promotion.ledger.entry import Damaged, LedgerError, Outrun, Record
 from servanda.promotion.ledger.hash_chain import FIRST, canonical, digest
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify
+from servanda.promotion.ledger.ledger import open_ledger, verify
 from tests.drawn import examples
 
 AT = 1_700_000_000.25

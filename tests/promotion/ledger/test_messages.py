@@ -9,8 +9,7 @@ import pytest
 
 from servanda.errors import ServandaError
 from servanda.promotion.ledger.entry import LedgerError, Record
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify_at
+from servanda.promotion.ledger.ledger import open_ledger, verify_at
 from tests.cluster import PASSWORD, USER
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify
+from servanda.promotion.ledger.ledger import open_ledger, verify
 
 ROOT = Path(__file__).parents[3]
 KILLS = 30  # two hundred in tests/slow

@@ -10,8 +10,7 @@ import pytest
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Record, Row
 from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import FIRST, canonical, hash_of
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import Problem, verify, verify_at
+from servanda.promotion.ledger.ledger import Problem, open_ledger, verify, verify_at
 
 FLIPS = 500
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify
+from servanda.promotion.ledger.ledger import open_ledger, verify
 from servanda.promotion.notify.base import message
 from servanda.promotion.run.history import disagreements, replayed
 from servanda.promotion.state import Effect

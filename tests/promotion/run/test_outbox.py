@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify
+from servanda.promotion.ledger.ledger import open_ledger, verify
 from servanda.promotion.notify.base import message
 from servanda.promotion.notify.webhook import Webhook
 from servanda.promotion.run.outbox import Delivery, deliver, deliver_late

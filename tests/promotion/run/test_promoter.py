@@ -7,8 +7,7 @@ from servanda.cli.lint import read
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify
+from servanda.promotion.ledger.ledger import open_ledger, verify
 from servanda.promotion.run.history import disagreements, history_of
 from servanda.promotion.run.promoter import Build, promote
 from servanda.promotion.run.record import approve_run, roll_back_run

@@ -8,7 +8,7 @@ import pytest
 
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
-from servanda.gateway.routing.hash_split import place
+from servanda.gateway.routing.router import place
 from servanda.promotion.run.request_log_files import read_log
 from tests import kit, serving
 from tests.promotion.run.test_looking import at, cell

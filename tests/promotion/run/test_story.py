@@ -8,8 +8,7 @@ from servanda import __version__
 from servanda.errors import EvidenceError
 from servanda.promotion.advance import advance
 from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
-from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.ledger.verify import verify
+from servanda.promotion.ledger.ledger import open_ledger, verify
 from servanda.promotion.run.history import (
     DELIVERED,
     disagreements,

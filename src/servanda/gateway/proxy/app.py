@@ -15,11 +15,10 @@ from starlette.types import Receive, Scope, Send
 from servanda.gateway.http import headers as named
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.http.error_replies import ErrorReply, send_error, send_whole
-from servanda.gateway.http.timeouts import Timeouts
 from servanda.gateway.proxy.allowed_paths import AllowedPaths
 from servanda.gateway.proxy.completion import CompletionHandler
 from servanda.gateway.proxy.controller_sync import ControllerSync
-from servanda.gateway.proxy.exchange import ClientGone, Exchange, forward
+from servanda.gateway.proxy.exchange import ClientGone, Exchange, Timeouts, forward
 from servanda.gateway.proxy.gateway import Gateway
 from servanda.gateway.proxy.pools.server_pool import PoolServer, problem_of
 from servanda.gateway.proxy.pools.upstreams import BROKEN, COMPLETION_PATHS, Server, UpstreamError

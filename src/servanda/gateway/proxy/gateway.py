@@ -40,9 +40,8 @@ from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.proxy.request_log import RequestLog
 from servanda.gateway.proxy.server_kinds import KINDS
 from servanda.gateway.proxy.sessions import Sessions
-from servanda.gateway.routing.hash_split import pseudonym
 from servanda.gateway.routing.model import Pool, RequestFacts, Snapshot
-from servanda.gateway.routing.router import Router
+from servanda.gateway.routing.router import Router, pseudonym
 from servanda.traces.assignments import FAILOVER
 from servanda.traces.request_log import OTHER_PROMPT
 

@@ -15,8 +15,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from servanda.gateway.proxy.logprob_request import LogprobRequest
-from servanda.gateway.proxy.raw_fields import choices_of, listed, parts_of, value_of
+from servanda.gateway.proxy.logprob_request import (
+    LogprobRequest,
+    choices_of,
+    listed,
+    parts_of,
+    value_of,
+)
 
 Answer = dict[str, Any]  # of a row: the response, or {"lost": why}
 WITHOUT_PROMPT = "without the prompt's ids"

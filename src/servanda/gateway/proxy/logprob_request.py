@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from msgspec import Meta, Raw
 
 from servanda.engines.neutral_fields import DECIDING, NEUTRAL
 from servanda.gateway.proxy.config import RequestForm, Upstream
-from servanda.gateway.proxy.raw_fields import listed
 from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.proxy.server_kinds import KINDS, ServerKind
 
@@ -82,6 +82,7 @@ REASONS: tuple[str, ...] = (
     *dict.fromkeys((*_NEUTRAL, *_LOOKED_AT, *_MASKS, *_OTHERS)),
     *(UNMET, MUTE, UNREADABLE, MODEL, SHOWN, LENGTH, ROOM),
 )
+_lists = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 
 
 @dataclass(frozen=True)
@@ -346,3 +347,40 @@ def _texts_only(messages: Raw | None) -> bool:
         return messages is not None and bool(_messages(messages))
     except msgspec.ValidationError:
         return False
+
+
+# Fields of a reply as raw bytes, so that unread fields stay unchanged.
+
+
+def parts_of(data: bytes) -> dict[str, Raw]:
+    try:
+        return _objects(data)
+    except msgspec.DecodeError:
+        return _fields_of(json.loads(data))  # some servers write NaN, which is not JSON
+
+
+def choices_of(data: Raw) -> list[dict[str, Raw]]:
+    try:
+        return _lists(data)
+    except msgspec.DecodeError:
+        return [_fields_of(choice) for choice in json.loads(bytes(data))]
+
+
+def _fields_of(fields: Any) -> dict[str, Raw]:
+    if not isinstance(fields, dict):
+        raise ValueError("no object")
+    return {name: Raw(json.dumps(value).encode()) for name, value in fields.items()}
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def value_of(part: Mapping[str, Raw], name: str) -> Any:
+    raw = part.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return json.loads(bytes(raw))
