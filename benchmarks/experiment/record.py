@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-_DIGITS = 4
 RESULTS = Path(__file__).parent / "results"
 CONTRACT = Path(__file__).with_name("grpo.kernelcontract.yaml")  # of the runs
 
@@ -93,18 +91,6 @@ def name_of(fault: str, engine: str, arm: str, seed: int) -> str:
     return f"{fault}-{engine}-{arm}-{seed}"
 
 
-def write_run(run: Run, folder: Path) -> Path:
-    """Write a run as FOLDER/NAME.json, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{run.name}.json"
-    part = path.with_suffix(".part")
-    part.write_text(
-        json.dumps(_plain(dataclasses.asdict(run)), separators=(",", ":"), allow_nan=False) + "\n"
-    )
-    part.replace(path)
-    return path
-
-
 def read_run(path: Path) -> Run:
     """Read a run; where its steps are those of another, they are read from that one's file.
 
@@ -126,19 +112,3 @@ def read_run(path: Path) -> Run:
 def read_runs(folder: Path = RESULTS) -> list[Run]:
     """Every run of a folder, by name."""
     return [read_run(path) for path in sorted(folder.glob("*.json"))]
-
-
-def _plain(value: Any) -> Any:
-    """Plain data with four digits; what is no finite number becomes null, or a text for inf."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
-        return value
-    number = float(value)
-    if math.isnan(number):
-        return None
-    if math.isinf(number):
-        return "inf" if number > 0 else "-inf"
-    return float(f"{number:.{_DIGITS - 1}e}")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.experiment import alarms, tables
+from benchmarks.experiment import alarms
 from benchmarks.experiment.alarms import BEFORE, HEALTHY
 from benchmarks.experiment.guards import FIELD, measure
 from benchmarks.experiment.record import Run, name_of
@@ -86,43 +86,6 @@ def test_cases_come_in_the_order_of_the_catalogue():
 
     assert found == [HEALTHY, "never_synced", "one_mlp", f"{HEALTHY} int4_g32"]
     assert alarms.chosen([*RUNS, four_bits], HEALTHY, "none") == RUNS[:2]
-
-
-def on(engine, one):
-    return replace(one, settings={**one.settings, "engine": engine})
-
-
-def test_a_healthy_adapter_counts_as_a_healthy_run():
-    healthy = on("bfloat16_lora", run(HEALTHY, "none", 0, 10))
-    ignored = on("bfloat16_lora", run("adapter_ignored", "none", 0, 3))
-
-    told = alarms.firings([*RUNS, healthy, ignored])["slime"]
-
-    assert told[HEALTHY].first == (None, 11, 10)
-    assert str(told["adapter_ignored"]) == "3"
-    assert alarms.HEALTHY_ADAPTER not in told
-
-
-def test_cases_that_lack_an_arm_are_not_compared():
-    assert alarms.compared([one for one in RUNS if one.settings["arm"] == "none"]) == [
-        HEALTHY,
-        "never_synced",
-        "one_mlp",
-    ]
-    assert alarms.compared(RUNS) == [HEALTHY, "one_mlp"]
-
-
-def test_the_table_brackets_a_check_that_fires_on_healthy_runs():
-    table = tables.faults_by_guards(alarms.firings(RUNS), ["slime", "monitor", "drill"])
-
-    assert table == (
-        "| check | fires when | on healthy runs | never synced | one MLP stale |\n"
-        "|---|---|---|---|---|\n"
-        "| runs |  | 2 | 1 | 3 |\n"
-        "| slime | mean &#124;d&#124; > 0.1 | 1 of 24 steps, 1 of 2 runs | [2] | [4-6 (2 of 3)] |\n"
-        "| **servanda monitor** | a clause is violated | 0 of 12 steps | not run | 5 |\n"
-        "| **servanda preflight** | a group is not synced | 0 of 1 tests | not run | before 0 |"
-    )
 
 
 def test_a_spread_that_is_not_on_record_follows_from_what_is():

@@ -2,25 +2,10 @@
 
 from benchmarks.experiment import pilot
 from benchmarks.experiment.pictures import WEIGHTINGS
-from benchmarks.experiment.record import CONTRACT, RESULTS, Run, read_run, read_runs, write_run
+from benchmarks.experiment.record import CONTRACT, RESULTS, read_runs
 from click.testing import CliRunner
 
 from servanda.cli.main import main
-
-
-def test_a_run_that_repeats_another_is_read_with_its_steps(tmp_path):
-    steps = {"reward_mean": [0.5]}
-    write_run(Run("a", {}, steps=steps), tmp_path)
-    path = write_run(Run("b", {}, same_as="a", preflight={"refused": True}), tmp_path)
-
-    run = read_run(path)
-
-    assert (run.steps, run.preflight) == (steps, {"refused": True})
-
-
-def test_no_number_is_written_as_0(tmp_path):
-    path = write_run(Run("a", {}, steps={"k3": [float("nan"), float("inf"), 0.0]}), tmp_path)
-    assert read_run(path).steps["k3"] == [None, "inf", 0.0]
 
 
 def test_the_contract_of_the_experiment_is_sound():
