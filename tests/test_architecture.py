@@ -207,7 +207,6 @@ ENGINES = {
     "http": ("http",),
     "llamacpp": ("llamacpp", "llama_"),
     "onnxruntime": ("onnx",),
-    "pack_engine": ("pack",),
     "recorded": ("recorded",),
     "table": ("table",),
     "transformers": ("transformers", "low_precision"),

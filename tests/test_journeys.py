@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 SRC = str(ROOT / "src" / "servanda")
 MOST = {  # journey -> files, functions
     "check DIR": (131, 737),
-    "check CONTRACT": (111, 650),
+    "check CONTRACT": (106, 649),
     "third observe": (52, 216),
-    "one request": (29, 138),
+    "one request": (25, 149),
 }
 
 SLACK = 4  # files by which a journey may be shorter before its numbers have to be lowered

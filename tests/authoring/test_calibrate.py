@@ -218,9 +218,12 @@ def test_the_standard_set_is_what_one_would_promise_of_any_pair(tmp_path):
 # refusals
 
 
-def recorded(folder, capture, more):
+TAIL = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.5}"
+
+
+def recorded(folder, capture):
     """A run of one kernel against itself, which is recorded that coarsely."""
-    path, _ = kit.write(folder, q={"": kit.BASE}, limit=0.5, first=128, last=128, more=more)
+    path, _ = kit.write(folder, q={"": kit.BASE}, limit=0.5, first=128, last=128, more=TAIL)
     data = json.loads((folder / "q.json").read_text())
     for name in ("p.json", "q.json"):
         (folder / name).write_text(json.dumps(data | {"capture": capture}))
@@ -228,9 +231,9 @@ def recorded(folder, capture, more):
     return folder / "run"
 
 
-def test_a_limit_that_the_record_cannot_carry_is_refused(tmp_path):
-    tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.5}"
-    answer = call(recorded(tmp_path, "bfloat16", tail), "--save-contract", tmp_path / "new.yaml")
+def test_a_limit_that_the_record_cannot_carry_is_refused_or_raised_to_its_rounding(tmp_path):
+    new = tmp_path / "new.yaml"
+    answer = call(recorded(tmp_path, "bfloat16"), "--save-contract", new)
 
     assert answer.exit_code == 0
     assert re.search(r"^tail: .* 0\.5 +refused +record$", answer.output, re.M)
@@ -238,15 +241,10 @@ def test_a_limit_that_the_record_cannot_carry_is_refused(tmp_path):
         "tail: 1e-11 would do, and logprobs are recorded as bfloat16 (off by up to 7.8e-03): "
         "rounding alone reads as 7.8e-03; let the engine record its logprobs as float32 or float64"
     ) in answer.output
-    assert sv.load(tmp_path / "new.yaml").statistical[1].at_most == 0.5
-
-
-def test_no_limit_is_below_the_rounding_of_a_fine_record(tmp_path):
-    tail = "  - {id: tail, metric: abs_log_ratio_nats, aggregate: p90, at_most: 0.5}"
-    answer = call(recorded(tmp_path, "float32", tail))
-
+    assert sv.load(new).statistical[1].at_most == 0.5
+    fine = call(recorded(tmp_path / "fine", "float32"))
     # half a unit in the last place of a logprob of 3 nats is 2^-23
-    assert re.search(r"^tail: .* 0\.5 +1\.2e-07 +1\.00 +record$", answer.output, re.M)
+    assert re.search(r"^tail: .* 0\.5 +1\.2e-07 +1\.00 +record$", fine.output, re.M)
 
 
 @pytest.mark.slow
@@ -281,25 +279,27 @@ def test_a_run_that_has_nothing_to_calibrate_says_why(tmp_path):
     )
 
 
+def refused(answer, text, code=4):
+    assert (answer.exit_code, answer.output) == (code, text)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    answer = call(tmp_path / "none")
-    assert answer.exit_code == 4
-    assert answer.output == (
+    refused(
+        call(tmp_path / "none"),
         f"{tmp_path / 'none'} is no run directory\n"
         "  hint: `servanda check CONTRACT --run-dir RUN_DIR` measures one; of a trainer's good "
-        "run: --save-reference FILE\n"
+        "run: --save-reference FILE\n",
     )
     assert not (tmp_path / "none").exists()
 
 
 def test_a_run_of_few_groups_is_refused_with_their_number(tmp_path):
     run_dir, _ = good(tmp_path, last=32, more="", slices="")
-    answer = call(run_dir)
-    assert answer.exit_code == 4
-    assert answer.output == (
+    refused(
+        call(run_dir),
         f"the run has 32 prompt groups of 'workload', and limits are calibrated on {FEWEST} or "
         "more\n  hint: raise promotion.offline.prompt_groups and go on with the same run "
-        "directory: servanda check CONTRACT --run-dir RUN_DIR\n"
+        "directory: servanda check CONTRACT --run-dir RUN_DIR\n",
     )
 
 
@@ -319,11 +319,10 @@ def test_a_slice_that_few_groups_meet_keeps_its_limit(tmp_path):
 
 def test_a_kernel_with_a_fault_on_purpose_is_no_pair_to_keep(tmp_path):
     run_dir, _ = good(tmp_path, infer=", fault: {undisclosed_temperature: 0.9}", last=96)
-    answer = call(run_dir)
-    assert answer.exit_code == 4
-    assert answer.output == (
+    refused(
+        call(run_dir),
         "the infer kernel of this run has a fault on purpose (undisclosed_temperature): that is no "
-        "pair to keep\n  hint: take kernels.infer.fault out, and measure\n"
+        "pair to keep\n  hint: take kernels.infer.fault out, and measure\n",
     )
 
 
@@ -365,38 +364,21 @@ def test_a_file_that_is_there_is_not_written_over(done):
 def test_a_contract_that_is_gone_is_asked_for(tmp_path):
     run_dir, path = good(tmp_path, more="", slices="", last=64)
     there = path.rename(tmp_path / "there.yaml")
-    answer = call(run_dir)
-    assert answer.exit_code == 4
-    assert answer.output == (
+    refused(
+        call(run_dir),
         f"{run_dir} was measured for {path}, which is not there from here\n"
         "  hint: go to the folder that `servanda check` was called in, or name it: "
-        "--contract FILE\n"
+        "--contract FILE\n",
     )
     assert call(run_dir, "--contract", there).exit_code == 0
-
-
-def test_another_contract_or_other_prompts_are_refused(tmp_path):
-    run_dir, path = good(tmp_path, more="", slices="", last=64)
-    other = tmp_path / "other.yaml"
-    other.write_text(path.read_text().replace("at_most: 0.5", "at_most: 0.4"))
-    answer = call(run_dir, "--contract", other)
-    assert answer.exit_code == 4
-    assert f"{other} is not the contract of this run: its digest is " in answer.output
-    with (tmp_path / "prompts.jsonl").open("a") as prompts:
-        prompts.write('{"prompt": "d", "labels": {"first": "d"}}\n')
-    assert call(run_dir).output == (
-        f"the prompts or golden texts of {path} changed since {run_dir} was measured\n"
-        "  hint: restore them, or measure again with --fresh\n"
-    )
 
 
 def test_a_run_that_keeps_no_text_asks_for_it(tmp_path):
     path, _ = kit.write(tmp_path, q=PAIR, first=64, last=64, limit=0.5)
     run.check(sv.load(path), run_dir=tmp_path / "run", open=run.in_process)
-    answer = call(tmp_path / "run")
-    assert answer.exit_code == 4
-    assert answer.output == (
-        f"{tmp_path / 'run'} keeps no text of its contract\n  hint: name it: --contract FILE\n"
+    refused(
+        call(tmp_path / "run"),
+        f"{tmp_path / 'run'} keeps no text of its contract\n  hint: name it: --contract FILE\n",
     )
     assert call(tmp_path / "run", "--contract", path).exit_code == 0
 
@@ -442,27 +424,36 @@ def test_records_that_are_gone_are_said_to_be_damaged(tmp_path):
     run_dir, _ = good(tmp_path, more="", slices="", last=96)
     first = min(run_dir.rglob("*000000.infer.parquet"))
     first.unlink()
-    answer = call(run_dir)
-    assert answer.exit_code == 4
-    assert answer.output == (
+    refused(
+        call(run_dir),
         f"{run_dir / 'attempt-1'} has the records of 0 prompt groups, and its verdict counted 96: "
         "a file of a round is lost or damaged\n"
-        "  hint: the same `servanda check` measures it again, with the same draws\n"
+        "  hint: the same `servanda check` measures it again, with the same draws\n",
     )
 
 
-def test_a_contract_that_was_edited_since_is_refused(tmp_path):
+def test_a_contract_that_was_edited_since_and_other_prompts_are_refused(tmp_path):
     run_dir, path = good(tmp_path, more="", slices="", last=64)
     text = path.read_text()
     path.write_text(f"# a comment is no other contract\n{text}")
     new = tmp_path / "new.yaml"
     assert call(run_dir, "--save-contract", new).exit_code == 0
     assert new.read_text().startswith("# a comment is no other contract")
-    path.write_text(text.replace("at_most: 0.5", "at_most: 0.4"))
-    answer = call(run_dir)
-    assert answer.exit_code == 4
-    assert f"{path} is not the contract of this run: its digest is " in answer.output
+    other = tmp_path / "other.yaml"
+    for file, words in ((other, ("--contract", other)), (path, ())):
+        file.write_text(text.replace("at_most: 0.5", "at_most: 0.4"))
+        answer = call(run_dir, *words)
+        assert answer.exit_code == 4
+        assert f"{file} is not the contract of this run: its digest is " in answer.output
     assert "  hint: it changed since: restore it, measure again with --fresh, or " in answer.output
+    path.write_text(text)
+    with (tmp_path / "prompts.jsonl").open("a") as prompts:
+        prompts.write('{"prompt": "d", "labels": {"first": "d"}}\n')
+    refused(
+        call(run_dir),
+        f"the prompts or golden texts of {path} changed since {run_dir} was measured\n"
+        "  hint: restore them, or measure again with --fresh\n",
+    )
 
 
 @pytest.mark.slow

@@ -203,9 +203,6 @@ def test_faults_that_the_time_does_not_allow_are_open(tmp_path):
     )
     assert fates(checks) == {"permuted_ids": "caught", "off_by_one_shift": "open"}
     assert valid(checks) and valid(checks, every=True) is None
-
-
-def test_a_check_that_the_time_ends_says_nothing_of_the_contract(tmp_path):
     checks = checks_of(written(tmp_path), "permuted_ids", deadline=lambda: True)
     assert [check.fate for check in checks] == ["open"] and valid(checks) is None
 
@@ -241,18 +238,14 @@ def test_faults_are_printed_as_text_and_as_json(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fault_that_is_named_and_missed_exits_1(tmp_path):
+def test_a_fault_that_is_missed_exits_1_and_a_kernel_that_cannot_be_opened_4(tmp_path):
     written(tmp_path, LOOSE)
-    done = call(tmp_path, "--faults", "--fault", "undisclosed_min_p", "--quiet")
+    words = (tmp_path, "--faults", "--fault", "undisclosed_min_p", "--quiet")
+    done = call(*words)
     assert done.exit_code == 1
     assert done.stdout.splitlines()[-1] == "NOT VALID, a fault is missed: 0 of 1 faults caught"
-
-
-@pytest.mark.slow
-def test_a_kernel_that_cannot_be_opened_exits_4(tmp_path):
-    written(tmp_path)
     (tmp_path / "q.json").write_text("{}")
-    done = call(tmp_path, "--faults", "--fault", "permuted_ids", "--quiet")
+    done = call(*words)
     assert done.exit_code == 4 and "q.json" in done.output
 
 

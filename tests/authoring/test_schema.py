@@ -49,10 +49,15 @@ def parses(data) -> bool:
     return True
 
 
-def test_it_is_a_schema_of_draft_07():
+def test_it_is_a_schema_of_draft_07_without_a_word_that_it_lacks_and_knows_the_dialects():
     Draft7Validator.check_schema(SCHEMA)
     assert SCHEMA["$schema"] == DRAFT
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+    text = json.dumps(SCHEMA)
+    for word in ("$defs", "prefixItems", "unevaluatedProperties", "discriminator"):
+        assert f'"{word}"' not in text
+    kernel = SCHEMA["definitions"]["Kernel"]["properties"]["dialect"]
+    assert kernel["enum"] == ["vllm", "sglang", "llamacpp", "lmdeploy", "plain", None]
 
 
 def test_its_id_follows_the_api_version_and_other_schemas_may_refer_to_it():
@@ -71,17 +76,6 @@ def test_its_id_follows_the_api_version_and_other_schemas_may_refer_to_it():
     broken = {**contract, "apiVersion": "servanda.dev/v2"}
     (error,) = validator.iter_errors({"gate": broken})
     assert error.message == "'servanda.dev/v1alpha1' was expected"
-
-
-def test_it_knows_the_dialects():
-    kernel = SCHEMA["definitions"]["Kernel"]["properties"]["dialect"]
-    assert kernel["enum"] == ["vllm", "sglang", "llamacpp", "lmdeploy", "plain", None]
-
-
-def test_it_uses_no_word_that_draft_07_lacks():
-    text = json.dumps(SCHEMA)
-    for word in ("$defs", "prefixItems", "unevaluatedProperties", "discriminator"):
-        assert f'"{word}"' not in text
 
 
 @pytest.mark.parametrize("name", [*TEXTS])
@@ -145,26 +139,26 @@ MUTATIONS = [
     (("promotion", "online"), {}),
     (("apiVersion",), "v1"),
     (("kind",), "Contract"),
+    *(((key,), ...) for key in ("apiVersion", "kind", "metadata", "kernels")),  # missing
 ]
+
+
+def edited(path, value):
+    """The whole contract with another value at a path, or without it."""
+    data = owner = plain(WHOLE)
+    *owners, last = path
+    for name in owners:
+        owner = owner[name]
+    if value is ...:
+        del owner[last]
+    else:
+        owner[last] = value
+    return data
 
 
 @pytest.mark.parametrize(("path", "value"), MUTATIONS, ids=str)
 def test_what_the_schema_refuses_the_parser_refuses_too(path, value):
-    data = plain(WHOLE)
-    *owners, last = path
-    owner = data
-    for name in owners:
-        owner = owner[name]
-    owner[last] = value
-
-    assert not VALIDATOR.is_valid(data)
-    assert not parses(data)
-
-
-@pytest.mark.parametrize("key", ["apiVersion", "kind", "metadata", "kernels"])
-def test_a_missing_key_is_refused_by_both(key):
-    data = plain(WHOLE)
-    del data[key]
+    data = edited(path, value)
 
     assert not VALIDATOR.is_valid(data)
     assert not parses(data)
@@ -183,14 +177,7 @@ def test_a_missing_key_is_refused_by_both(key):
     ids=str,
 )
 def test_names_of_the_registries_are_choices(path, value):
-    data = plain(WHOLE)
-    *owners, last = path
-    owner = data
-    for name in owners:
-        owner = owner[name]
-    owner[last] = value
-
-    assert not VALIDATOR.is_valid(data)
+    assert not VALIDATOR.is_valid(edited(path, value))
 
 
 def test_editors_show_what_a_key_means():

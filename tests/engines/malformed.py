@@ -11,9 +11,9 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from servanda.engines.http.answers import trace_of
 from servanda.engines.http.dialects import DIALECTS, Server
 from servanda.engines.http.dialects.base import SequenceRequest
+from servanda.engines.http.engine import trace_of
 from servanda.engines.http.responses import Part
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling

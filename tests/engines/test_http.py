@@ -190,6 +190,10 @@ def test_a_prompt_is_scored_by_the_row_of_each_token(vllm):
         assert logp.tolist() == [rows[i][str(text[i])]["logprob"] for i in range(first, len(text))]
     # float32 on one core: scoring what was drawn says what drawing said
     assert np.abs(scored.columns["logp"] - drawn.columns["logp"]).max() < 1e-5
+    # a guard sees how the other side draws: its likeliest tokens among those of this one
+    (ids_NK, logp_NK), (own_NK, _) = scored.best, drawn.best
+    assert ids_NK.shape == (len(drawn.token_N), 8) and (np.diff(logp_NK) <= 0).all()
+    assert (np.sort(ids_NK) == np.sort(own_NK)).mean() > 0.99  # ties of float32 apart
 
 
 def test_the_likeliest_tokens_of_a_given_position_leave_the_given_one_out(vllm):
@@ -247,7 +251,7 @@ def test_llama_server_gives_what_a_filtered_token_was_drawn_with():
     assert trace.best[0].shape[1] == 3  # a top-k of 3 leaves no fourth
 
 
-def test_raw_logprobs_are_refused_where_the_draw_was_processed(vllm):
+def test_raw_logprobs_and_another_order_of_filters_are_refused_where_the_draw_was_processed(vllm):
     engine = opened(vllm)
 
     with pytest.raises(MeasurementError, match="raw logprobs of drawn tokens") as caught:
@@ -257,9 +261,6 @@ def test_raw_logprobs_are_refused_where_the_draw_was_processed(vllm):
     assert "logprobs: processed" in str(caught.value)
     with pytest.raises(MeasurementError, match="scores a prompt by raw logprobs"):
         engine.score(BATCH, Sampling(temperature=0.5), "prefill")
-
-
-def test_filters_that_vllm_takes_in_another_order_are_refused(vllm):
     engine = opened(vllm, logprobs="processed")
 
     with pytest.raises(MeasurementError, match="min-p before top-p"):
@@ -328,21 +329,22 @@ def test_a_bos_that_the_server_put_in_is_refused_with_both_heads(vllm):
     )
 
 
-def test_a_prompt_that_grew_is_refused_where_only_its_length_is_told():
+@pytest.mark.parametrize(
+    ("change", "message", "next_move"),
+    [
+        (_bos, r"tokens_evaluated is 5, and 4 .* \(BOS\)", ""),
+        (_padded, "1030, and the vocabulary ends at 1023", "padded beyond the tokenizer"),
+    ],
+)
+def test_a_prompt_that_grew_in_length_and_an_id_of_the_padding_are_refused(
+    change, message, next_move
+):
     with replaying(records("llamacpp")) as server:
         engine = opened(server)
-        server.changed["/completion"] = changed(_bos)
-        with pytest.raises(MeasurementError, match=r"tokens_evaluated is 5, and 4 .* \(BOS\)"):
+        server.changed["/completion"] = changed(change)
+        with pytest.raises(MeasurementError, match=message) as caught:
             engine.generate(BATCH.take([0]), PLAIN, SEED)
-
-
-def test_an_id_of_the_padding_is_refused():
-    with replaying(records("llamacpp")) as server:
-        engine = opened(server)
-        server.changed["/completion"] = changed(_padded)
-        with pytest.raises(MeasurementError, match="1030, and the vocabulary ends at 1023") as e:
-            engine.generate(BATCH.take([0]), PLAIN, SEED)
-    assert "padded beyond the tokenizer" in str(e.value)
+    assert next_move in str(caught.value)
 
 
 def test_a_wrong_number_of_tokens_is_refused(server, dialect):
@@ -403,19 +405,6 @@ def test_a_server_that_became_another_one_is_refused_before_its_answers_are_kept
         engine.generate(BATCH, PLAIN, SEED)
     what = {"version": "version", "max_model_len": "context"}[field]
     assert f"is no longer the server that was met: its {what} changed" in str(caught.value)
-
-
-def test_scoring_tells_the_likeliest_tokens_beside_the_given_ones(vllm):
-    """So that a guard sees how the other side draws: its tokens among those of this one."""
-    engine = opened(vllm)
-    drawn = engine.generate(BATCH, PLAIN, SEED)
-    given = Batch(BATCH.sequence_S, BATCH.prompts, BATCH.width, drawn.continuations)
-
-    scored = engine.score(given, PLAIN, "prefill")
-
-    (ids_NK, logp_NK), (own_NK, _) = scored.best, drawn.best
-    assert ids_NK.shape == (len(drawn.token_N), 8) and (np.diff(logp_NK) <= 0).all()
-    assert (np.sort(ids_NK) == np.sort(own_NK)).mean() > 0.99  # ties of float32 apart
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from servanda.contract.identity import Description, same_policy
 from servanda.contract.model import Kernel
 from servanda.engines import llamacpp, open_engine
 from servanda.engines.folder import file_digest
-from servanda.engines.llama_model import llama
-from servanda.engines.llamacpp import KIND_OF, QUANTIZED, kind_of, refuse_other_kind
+from servanda.engines.llamacpp import KIND_OF, QUANTIZED, kind_of, llama, refuse_other_kind
 from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from tests.engines.checkpoints import LLAMA, write_checkpoint

@@ -25,12 +25,13 @@ from transformers import (
 from servanda.engines.low_precision.formats import QUANTIZED
 from servanda.engines.low_precision.grids import E2M1, E4M3, E5M2
 from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
-from servanda.engines.low_precision.layers import (
+from servanda.engines.low_precision.model import (
     QuantizedExperts,
     QuantizedLinear,
     product_of_torch,
+    quantize_,
+    take_over,
 )
-from servanda.engines.low_precision.model import quantize_, take_over
 from servanda.errors import MeasurementError
 
 names = pytest.mark.parametrize("name", [*QUANTIZED])

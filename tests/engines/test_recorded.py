@@ -13,7 +13,7 @@ from servanda.contract.model import Kernel
 from servanda.engines import open_engine, recorded_file
 from servanda.engines.conformance import LAWS, examine_engine
 from servanda.engines.recorded import record
-from servanda.engines.recorded_file import HEAD, read_recording
+from servanda.engines.recorded_file import HEAD, Recorded
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from servanda.runner import run
@@ -88,7 +88,7 @@ def test_it_describes_the_kernel_that_answered_and_the_file(made, tmp_path):
     path, *_ = made
     own, found = table(tmp_path).describe(), replay(path).describe()
 
-    digest = read_recording(str(path)).digest
+    digest = Recorded.read(str(path)).digest
     assert found.fingerprint == {**own.fingerprint, "recorded": digest}
     assert (found.tensors, found.tokens, found.eos) == (own.tensors, own.tokens, own.eos)
     assert found.full_logits and not found.timed

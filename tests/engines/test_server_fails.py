@@ -18,9 +18,8 @@ from starlette.testclient import TestClient
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.executor import SEED
 from servanda.engines.server.jobs import Ended, Job
-from servanda.engines.server.scheduler import QueueFullError, Scheduler
+from servanda.engines.server.scheduler import SEED, QueueFullError, Scheduler
 from servanda.engines.table import TableEngine
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch

@@ -10,8 +10,7 @@ from starlette.testclient import TestClient
 
 from servanda.contract.model import Kernel
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.detokenizer import Detokenizer, StreamDetokenizer
-from servanda.engines.server.executor import SEED
+from servanda.engines.server.scheduler import SEED, Detokenizer, StreamDetokenizer
 from servanda.engines.transformers import TransformersEngine
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch, Trace

@@ -332,22 +332,18 @@ def test_a_digest_is_of_the_shape_and_of_float32_bytes(folder, engine):
     assert tensor_digest(torch.tensor(1.5)) == tensor_digest(torch.tensor(1.5).bfloat16())
 
 
-def test_one_weight_of_another_value_is_another_digest_of_one_tensor(copy, engine):
+def test_a_tied_head_counts_once_and_one_other_weight_is_another_digest_of_one_tensor(copy, engine):
     state = load_file(copy / "model.safetensors")
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, copy / "model.safetensors", metadata={"format": "pt"})
+
+    assert open_engine(copy).describe().tensors == engine.describe().tensors
     state["model.norm.weight"][7] += 1e-6
     save_file(state, copy / "model.safetensors", metadata={"format": "pt"})
 
     ours, theirs = engine.describe().tensors, open_engine(copy).describe().tensors
 
     assert [name for name in ours if ours[name] != theirs[name]] == ["model.norm.weight"]
-
-
-def test_a_tied_head_counts_once_even_where_it_is_stored_twice(copy, engine):
-    state = load_file(copy / "model.safetensors")
-    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
-    save_file(state, copy / "model.safetensors", metadata={"format": "pt"})
-
-    assert open_engine(copy).describe().tensors == engine.describe().tensors
 
 
 def test_a_checkpoint_in_shards_is_the_same_checkpoint(copy, engine):
@@ -403,18 +399,12 @@ def test_the_token_digest_sees_ids_and_rules_and_not_the_order_of_keys():
     assert same != digest({"a": 0, "b": 1}, {"normalizer": {"type": "NFC"}})
 
 
-def test_prompts_are_encoded_without_special_tokens(engine):
+def test_texts_are_encoded_without_special_tokens_and_decoded_and_every_id_has_a_name(engine):
     assert engine.encode(["t5 t6", "", "t7 what"]) == [[5, 6], [], [7, 0]]
     assert engine.encode([]) == []
-
-
-def test_the_text_of_a_prompts_ids_is_the_prompt(engine):
     texts = ["t3 t17 t5", "t9"]
     assert engine.decode(engine.encode(texts)) == texts
     assert engine.decode([[], [VOCAB - 1]])[0] == ""  # an id without a name is no error
-
-
-def test_every_id_of_the_output_has_a_name(engine):
     assert engine.vocabulary() == [f"t{i}" for i in range(VOCAB - 1)] + [f"<{VOCAB - 1}>"]
 
 
@@ -475,10 +465,6 @@ def test_weights_that_are_no_numbers_load_and_show_as_nan(copy, drawn, path, sam
     assert np.isnan(engine.generate(launched(), sampling, 3).columns["logp"]).all()
 
 
-def spoil(copy, name, text):
-    (copy / name).write_text(text) if text is not None else (copy / name).unlink()
-
-
 def refusal(act):
     with pytest.raises(MeasurementError) as error:
         act()
@@ -506,33 +492,31 @@ def test_a_kernel_without_a_model_is_told_what_to_add(folder):
     )
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_folder_without_a_file_is_told_which(copy, name):
-    (copy / name).unlink()
+WEIGHTS, AGAIN = "model.safetensors", "copy the folder again, or write it anew with save_pretrained"
+SAVE = "save model and tokenizer into this folder with save_pretrained"
+PICKLE = "pytorch_model.bin is a pickle and is not read: save it as safetensors"
+INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors"}})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "hint"),
+    [
+        (lambda copy: (copy / "config.json").unlink(), "config.json", SAVE),
+        (lambda copy: (copy / "tokenizer.json").unlink(), "tokenizer.json", SAVE),
+        (lambda copy: (copy / WEIGHTS).rename(copy / "pytorch_model.bin"), WEIGHTS, PICKLE),
+        (
+            lambda copy: (copy / f"{WEIGHTS}.index.json").write_text(INDEX),
+            "model-1.safetensors",
+            AGAIN,
+        ),
+    ],
+    ids=["config", "tokenizer", "pickle", "shard"],
+)
+def test_a_folder_without_a_file_is_told_which_and_what_to_do(copy, spoil, name, hint):
+    spoil(copy)
 
     assert refusal(lambda: open_engine(copy)) == (
-        f"the model folder '{copy}' has no {name}\n"
-        "  hint: save model and tokenizer into this folder with save_pretrained"
-    )
-
-
-def test_a_folder_with_a_pickle_only_is_told_to_save_it_anew(copy):
-    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-
-    assert refusal(lambda: open_engine(copy)) == (
-        f"the model folder '{copy}' has no model.safetensors\n"
-        "  hint: pytorch_model.bin is a pickle and is not read: save it as safetensors"
-    )
-
-
-def test_a_missing_shard_is_named(copy):
-    (copy / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"a": "model-1.safetensors"}})
-    )
-
-    assert refusal(lambda: open_engine(copy)) == (
-        f"the model folder '{copy}' has no model-1.safetensors\n"
-        "  hint: copy the folder again, or write it anew with save_pretrained"
+        f"the model folder '{copy}' has no {name}\n  hint: {hint}"
     )
 
 

@@ -90,20 +90,25 @@ def test_bits_have_no_floor_but_a_limit_between_them_does(tmp_path):
         check(path, tmp_path / "b")
 
 
+def described(**changes):
+    """Engines that say something else of themselves."""
+
+    def open_(kernel, side):
+        engine = open_engine(kernel)
+        description = replace(engine.describe(), **changes)
+        engine.describe = lambda: description
+        return engine
+
+    return open_
+
+
 def test_an_unknown_capture_is_refused(tmp_path):
     path, _ = captured(tmp_path, "float8")
     with pytest.raises(MeasurementError, match="cannot be recorded as 'float8'"):
         check(path, tmp_path)
-
-    def open_(kernel, side):
-        engine = open_engine(kernel)
-        description = replace(engine.describe(), capture="half")
-        engine.describe = lambda: description
-        return engine
-
     path, _ = kit.write(tmp_path / "b")
     with pytest.raises(MeasurementError, match="engine records its logprobs as 'half'"):
-        check(path, tmp_path / "b", open_)
+        check(path, tmp_path / "b", described(capture="half"))
 
 
 # law 7: as declared
@@ -159,18 +164,13 @@ def test_another_sampling_is_refused_and_another_spelling_is_not(tmp_path):
 
 
 def test_a_record_on_disk_is_held_to_the_contract_as_well(tmp_path):
-    path, _ = kit.write(tmp_path)
-    check(path, tmp_path)
+    path, _ = kit.write(tmp_path, more=RECORD.format(EVERYTHING))
+    assert check(path, tmp_path).outcome == "holds"  # what is asked for is in the record
     kept = RunDirectory(tmp_path / "run", 1)
     trace = kept.read("rounds/000000.train")
     kept.write("rounds/000000.train", replace(trace, about={**trace.about, "path": "decode"}))
     with pytest.raises(MeasurementError, match="the train engine 'table' recorded path decode"):
         check(path, tmp_path)
-
-
-def test_what_is_asked_for_is_in_the_record(tmp_path):
-    path, _ = kit.write(tmp_path, more=RECORD.format(EVERYTHING))
-    assert check(path, tmp_path).outcome == "holds"
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,9 @@ def test_what_is_asked_for_and_not_recorded_is_named_with_its_engine(tmp_path, i
 
 
 def test_an_engine_that_says_nothing_of_itself_has_no_fingerprint(tmp_path):
-    def open_(kernel, side):
-        engine = open_engine(kernel)
-        description = replace(engine.describe(), fingerprint={})
-        engine.describe = lambda: description
-        return engine
-
     path, _ = kit.write(tmp_path, more=RECORD.format("fingerprint"))
     with pytest.raises(MeasurementError, match="'table' does not record fingerprint"):
-        check(path, tmp_path, open_)
+        check(path, tmp_path, described(fingerprint={}))
 
 
 # the envelope

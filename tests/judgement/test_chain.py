@@ -72,8 +72,7 @@ def test_the_mean_tv_of_tokens_leads_to_answers_rewards_and_gradients(tmp_path):
 
 
 def test_the_drift_of_logits_is_a_fact_at_golden_texts_and_a_condition_elsewhere(tmp_path):
-    osc = "  - {id: drift, metric: logit_osc_nats, at_most: 0.1, slices: all}"
-    found = chain(contract(tmp_path, numerical=osc)[0])
+    found = chain(contract(tmp_path, numerical=OSC)[0])
     by_what = {step.what: step for step in found.steps if step.clause == "drift"}
     golden = by_what["TV of the next token, golden texts"]
     whole = by_what["TV of whole responses, up to 4 tokens"]
@@ -91,13 +90,7 @@ def test_the_drift_of_logits_is_a_fact_at_golden_texts_and_a_condition_elsewhere
 
 
 def test_a_temperature_divides_the_drift_of_logits(tmp_path):
-    osc = "  - {id: drift, metric: logit_osc_nats, at_most: 0.1, slices: all}"
-    path = contract(tmp_path, numerical=osc)[0]
-    sampling = path.workload.sampling.model_copy(update={"temperature": 0.5})
-    warm = path.model_copy(
-        update={"workload": path.workload.model_copy(update={"sampling": sampling})}
-    )
-    found = numbers(chain(warm), "drift")
+    found = numbers(chain(sampled(contract(tmp_path, numerical=OSC)[0], temperature=0.5)), "drift")
     assert found["osc at temperature 0.5, golden texts"] == pytest.approx(0.2)
     assert found["TV of the next token, golden texts"] == pytest.approx(float(tv_from_osc(0.2)))
 
@@ -229,6 +222,8 @@ def test_what_says_no_more_than_the_range_is_vacuous_and_no_number(tmp_path):
     text = chain_text(found)
     assert "VACUOUS: 2 of 5 bounds are no smaller than" in text
     assert text.index("VACUOUS") < text.index("assumes")
+    whole = "(tv: from 'TV of whole responses, up to 4 tokens' on)"
+    assert whole in " ".join(text.split())
     assert "measure your own reward on both kernels (metric reward_gap)" in " ".join(text.split())
     plain = [step for step in found.to_dict()["steps"] if step["vacuous"]]
     assert [step["number"] for step in plain] == [None, None]
@@ -250,11 +245,6 @@ def test_a_clip_range_that_is_used_up_is_vacuous(tmp_path):
     text = " ".join(chain_text(found).split())
     assert "drift: from 'share of the clip range used' on" in text
     assert "Where the clip range is used up, none of it is left" in text
-
-
-def test_a_vacuous_path_names_where_it_ends(tmp_path):
-    text = " ".join(chain_text(chain(contract(tmp_path, limit=0.4)[0])).split())
-    assert "(tv: from 'TV of whole responses, up to 4 tokens' on)" in text
 
 
 BUDGETS = (
@@ -498,21 +488,6 @@ def test_a_verdict_says_what_became_of_each_assumption(judged):
     assert rests["every_context"]["state"] == rests["token_level"]["state"] == "not testable"
 
 
-def test_a_failed_precondition_shows_nothing(judged):
-    from servanda.runner.finished_run import read
-
-    folder, path, _ = judged
-    verdict = read(folder / "run")
-    cells = [
-        c.but(outcome="violated") if c.metric == "sampler_fidelity" else c for c in verdict.cells
-    ]
-    broken = chain(run.load(path), type(verdict)(**{**vars(verdict), "cells": tuple(cells)}))
-    reasons = dict(broken.left_out)
-    failed = "a precondition failed (sampler_fidelity), so it shows nothing"
-    assert reasons == {"tv": failed, "reward": failed, "tail": failed}
-    assert {step.clause for step in broken.steps} == {"drift"}
-
-
 def but(folder, clause, **changes):
     """The chain of a verdict with some cells changed."""
     from servanda.runner.finished_run import read
@@ -539,6 +514,7 @@ def test_a_cell_without_an_upper_end_shows_none(judged, changes, reason):
     found = but(judged[0], "tv", **changes)
     assert dict(found.left_out)["tv"] == reason
     assert "tv" not in {step.clause for step in found.steps}
+    assert numbers(but(judged[0], "drift", interval=None), "drift")  # a fact needs no interval
 
 
 @pytest.mark.parametrize(
@@ -557,17 +533,16 @@ def test_a_reward_gap_of_the_whole_range_is_vacuous(judged, tmp_path, interval, 
     assert numbers(found, "gap") == {"gap of your own reward, up or down": number}
 
 
-def test_a_fact_needs_no_interval(judged):
-    assert numbers(but(judged[0], "drift", interval=None), "drift")
-
-
-def test_no_text_says_not_rejected_of_what_a_guard_rejected(judged):
+def test_a_failed_precondition_shows_nothing_and_no_text_says_that_it_was_not_rejected(judged):
+    failed = "a precondition failed (sampler_fidelity), so it shows nothing"
     for outcome in ("violated", "error"):
         found = but(judged[0], "sampler_fidelity", outcome=outcome)
         text = chain_text(found)
         assert "not rejected" not in text
         assert "tested by sampler_fidelity" not in text
         assert {rest.state for rest in found.rests if rest.name == "sampler"} <= {"rejected"}
+        assert dict(found.left_out) == {"tv": failed, "reward": failed, "tail": failed}
+        assert {step.clause for step in found.steps} == {"drift"}
 
 
 def test_the_text_fits_a_screen_and_names_every_theorem(judged):
@@ -578,10 +553,7 @@ def test_the_text_fits_a_screen_and_names_every_theorem(judged):
     assert "implications of this run's upper bounds, for responses of up to 4 tokens" in done.output
     for name in ("tv_from_osc", "sequence_tv_from_token_tv", "policy_gradient_bias"):
         assert f"{name}: {THEOREMS[name].statement.split(',')[0][:30]}" in done.output
-
-
-def test_a_contract_is_chained_by_its_limits(judged):
-    done = servanda("contract", "explain", "--chain", judged[1])
+    done = servanda("contract", "explain", "--chain", judged[1])  # a contract, by its limits
     assert "toy: implications of its limits" in done.output
     assert "tested by sampler_fidelity as it runs" in done.output
 

@@ -30,14 +30,17 @@ def test_a_leg_has_its_own_sizes_and_its_part_of_alpha(tmp_path):
     assert [p.stage for p in (alone, offline, shadow)] == ["offline", "offline", "shadow"]
 
 
-def test_a_digest_covers_the_leg_and_its_part(tmp_path):
+def test_a_digest_covers_the_leg_and_its_part_and_the_noise_of_each_live_leg_is_its_own(tmp_path):
     contract = load(kit.write(tmp_path)[0])
-    legs = [None, OFFLINE, replace(OFFLINE, part=0.5), SHADOW, Leg("canary"), Leg("canary", 1)]
+    half, more = replace(OFFLINE, part=0.5), (Leg("full"), Leg("full", span=2))
+    legs = [None, OFFLINE, half, SHADOW, Leg("canary"), Leg("canary", 1), *more]
 
     plans = [compile(contract, leg=leg) for leg in legs]
 
     assert len({plan.digest for plan in plans}) == len(legs)
     assert len({plan.texts for plan in plans}) == 1
+    # offline, a leg draws what a check draws
+    assert len({plan.schedules[0].seed for plan in plans}) == len(legs) - 2
 
 
 def test_offline_a_leg_draws_what_a_check_draws(tmp_path):
@@ -48,13 +51,6 @@ def test_offline_a_leg_draws_what_a_check_draws(tmp_path):
 
     assert ours[0].seed == theirs[0].seed
     assert ours[0].units(3) == theirs[0].units(3)
-
-
-def test_the_noise_of_each_live_leg_is_its_own(tmp_path):
-    contract = load(kit.write(tmp_path)[0])
-    legs = [None, SHADOW, Leg("canary"), Leg("canary", 1), Leg("full"), Leg("full", span=2)]
-
-    assert len({compile(contract, leg=leg).schedules[0].seed for leg in legs}) == len(legs)
 
 
 WHOLE = """\

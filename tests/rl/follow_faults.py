@@ -13,7 +13,7 @@ import torch
 from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.engines.weight_sync import WeightSync
 from servanda.rl import Follow
-from servanda.rl.follow.probes import rows_of
+from servanda.rl.follow.follow import rows_of
 from servanda.rl.follow.sent_weights import SentWeights
 from servanda.rl.follow.stale_parts import StaleParts
 from servanda.rl.sync_drill.trainee import forward_logprobs

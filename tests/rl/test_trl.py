@@ -102,14 +102,9 @@ def test_what_is_logged_is_what_the_recorded_logprobs_say(held, kind):
         pytest.approx(np.abs(d_N).mean(), rel=1e-5)
     ]
     assert logged(trainer)["servanda/observed_tokens"] == [call.mask_BT.sum()]
-    assert logged(trainer)["servanda/coverage"] == [1.0]
-
-
-def test_the_monitor_proves_that_it_is_active(held):
-    trainer = held("engine")
-    trainer.generate()
-    assert logged(trainer)["servanda/active"] == [1.0]
+    assert logged(trainer)["servanda/coverage"] == logged(trainer)["servanda/active"] == [1.0]
     assert {name.split("/")[0] for name in logged(trainer)} == {"servanda"}
+    assert not any("has no slice" in note for note in trainer.monitor.notes)
 
 
 def test_logprobs_that_trl_did_not_need_are_computed_as_trl_would(held):
@@ -351,12 +346,6 @@ def test_the_hook_fills_what_trl_knows_of_the_engine(held, tmp_path):
     assert kept("server", vllm_mode="server") == domains | {"rank": {"0"}}
 
 
-def test_labels_that_the_hook_fills_are_no_surprise(held):
-    trainer = held("engine")
-    trainer.generate()
-    assert not any("has no slice" in note for note in trainer.monitor.notes)
-
-
 def test_drafts_are_read_once_a_step_by_the_main_process(held):
     class Meter:
         problem = ""
@@ -378,18 +367,13 @@ def test_drafts_are_read_once_a_step_by_the_main_process(held):
     assert "servanda/draft_acceptance" not in logged(other)
 
 
-def test_logprobs_that_are_there_are_not_computed_again(held):
-    trainer = held("vllm")
-    trainer.generate()
-    assert not trainer.asked
-
-
 def test_nothing_is_done_to_a_batch_unless_the_contract_says_so(held):
     trainer = held("vllm", rules="[{when: {clause: finite, is: error}, do: [correct]}]")
     out = trainer.generate()
     assert out.keys() == trainer.call.out.keys()
     for name, values in trainer.call.out.items():
         np.testing.assert_array_equal(out[name].numpy(), values)
+    assert not trainer.asked  # logprobs that are there are not computed again
 
 
 def test_correct_puts_the_declared_weights_where_trl_has_its_own(held):
@@ -436,6 +420,8 @@ def test_mask_leaves_a_red_slice_out_of_the_loss(masked):
     kept_BT = trainer.call.mask_BT * ~prose_B[:, None]
     np.testing.assert_array_equal(out["completion_mask"] * out["tool_mask"], kept_BT)
     assert out["num_items_in_batch"] == kept_BT.sum()
+    # the completion mask is TRL's attention mask too: it stays
+    np.testing.assert_array_equal(out["completion_mask"], trainer.call.out["completion_mask"])
 
 
 def test_mask_leaves_out_sequences_of_a_red_slice_that_were_not_scored(held):
@@ -449,25 +435,12 @@ def test_mask_leaves_out_sequences_of_a_red_slice_that_were_not_scored(held):
     assert len(ids) == 8 and logged(trainer)["servanda/share"] == [0.5]
 
 
-def test_mask_does_not_change_what_the_trainer_attends_to(masked):
-    """The completion mask is TRL's attention mask too."""
-    trainer, _ = masked
-    out = trainer.generate()
-    np.testing.assert_array_equal(out["completion_mask"], trainer.call.out["completion_mask"])
-
-
-def test_a_run_stops_when_told(held):
-    trainer = held("vllm", rules=HALT, limit=0.1, stop=True)
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_run_stops_where_and_only_where_it_is_told_to(held, stop):
+    trainer = held("vllm", rules=HALT, limit=0.1, stop=stop)
     trainer.call.out["old_per_token_logps"] -= 4.0
     trainer.generate()
-    assert trainer.end_step().should_training_stop
-
-
-def test_a_run_does_not_stop_unless_told(held):
-    trainer = held("vllm", rules=HALT, limit=0.1)
-    trainer.call.out["old_per_token_logps"] -= 4.0
-    trainer.generate()
-    assert not trainer.end_step().should_training_stop
+    assert trainer.end_step().should_training_stop is stop
     assert trainer.monitor.would_have_stopped == 2  # as TRL numbers it
 
 
@@ -498,34 +471,36 @@ def test_a_trainer_that_draws_from_its_own_module_is_refused(held):
     )
 
 
-def test_logprobs_that_are_all_nan_are_an_error_and_not_agreement(held):
-    trainer = held("vllm")
-    trainer.call.out["sampling_per_token_logps"][:] = np.nan
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (
+            "vllm",
+            np.nan,
+            "every logprob of the sampler is NaN: nothing can be compared\n"
+            "  hint: find out why the engine scores its own tokens as NaN; start a server with "
+            "--logprobs-mode processed_logprobs",
+        ),
+        ("vllm", None, "the batch has no logprobs of the sampler"),
+        (
+            "engine",
+            None,
+            "rollout_func returned no logprobs: nothing can be compared\n"
+            "  hint: return in `logprobs` the logprob that each token was sampled with",
+        ),
+    ],
+)
+def test_logprobs_that_are_all_nan_or_missing_are_an_error_and_not_agreement(
+    held, kind, values, said
+):
+    trainer = held(kind)
+    if values is None:
+        del trainer.call.out["sampling_per_token_logps"]
+    else:
+        trainer.call.out["sampling_per_token_logps"][:] = values
     with pytest.raises(MeasurementError) as caught:
         trainer.generate()
-    assert str(caught.value) == (
-        "every logprob of the sampler is NaN: nothing can be compared\n"
-        "  hint: find out why the engine scores its own tokens as NaN; start a server with "
-        "--logprobs-mode processed_logprobs"
-    )
-
-
-def test_logprobs_that_are_missing_are_an_error_and_not_agreement(held):
-    trainer = held("vllm")
-    del trainer.call.out["sampling_per_token_logps"]
-    with pytest.raises(MeasurementError, match="the batch has no logprobs of the sampler"):
-        trainer.generate()
-
-
-def test_a_rollout_function_without_logprobs_is_told_so(held):
-    trainer = held("engine")
-    del trainer.call.out["sampling_per_token_logps"]
-    with pytest.raises(MeasurementError) as caught:
-        trainer.generate()
-    assert str(caught.value) == (
-        "rollout_func returned no logprobs: nothing can be compared\n"
-        "  hint: return in `logprobs` the logprob that each token was sampled with"
-    )
+    assert str(caught.value).startswith(said)
 
 
 def test_some_nan_is_counted_as_missing(held):
@@ -619,13 +594,10 @@ def test_a_trainer_without_an_engine_has_nothing_to_sync():
     )
 
 
-def test_a_rollout_function_of_ones_own_does_not_say_how_weights_travel():
+def test_an_engine_or_a_rollout_function_of_ones_own_that_cannot_be_synced_is_refused():
     def draw(prompts, trainer): ...
 
     with pytest.raises(ContractError, match="rollout_func is draw, and Servanda does not know how"):
         trainee(Trainer(Call("engine"), rollout_func=draw))
-
-
-def test_an_engine_that_takes_over_no_weights_is_refused():
     with pytest.raises(ContractError, match="SimpleEngine cannot take over a trainer's weights"):
         rollouts(type("SimpleEngine", (), {})())

@@ -110,18 +110,6 @@ def watched(verl, tmp_path):
     return make
 
 
-def test_a_module_of_verl_is_changed_when_it_is_imported(watched):
-    metrics, helper = watched(WATCH)
-    assert metrics.calculate_debug_metrics.__servanda__
-    assert helper.compute_rollout_correction_and_add_to_batch.__servanda__
-
-
-def test_a_module_that_is_there_already_is_changed_as_well(verl, tmp_path):
-    metrics = importlib.import_module(METRICS)
-    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
-    assert metrics.calculate_debug_metrics.__servanda__
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_what_a_trainer_has_by_name_is_what_was_changed(verl, tmp_path, before):
     if before:
@@ -130,6 +118,9 @@ def test_what_a_trainer_has_by_name_is_what_was_changed(verl, tmp_path, before):
     trainer = importlib.import_module(TRAINER)
     for name in ("calculate_debug_metrics", "compute_rollout_correction_and_add_to_batch"):
         assert getattr(trainer, name).__servanda__
+    assert importlib.import_module(METRICS).calculate_debug_metrics.__servanda__
+    helper = importlib.import_module(HELPER)
+    assert helper.compute_rollout_correction_and_add_to_batch.__servanda__
 
 
 @pytest.mark.parametrize(
@@ -192,6 +183,9 @@ def test_what_verl_weighed_and_rejected_is_logged_and_said(watched, capsys):
     kept = float((found.batch["response_mask"] > 0).mean(dtype=float))
     assert told["servanda/loss/kept"] == pytest.approx(kept)
     assert told["servanda/loss/declared"] < 0.9
+    assert verls(told) == RECORDED["told"]
+    for name, values in RECORDED["corrected"].items():  # unless told, it is as verl made it
+        np.testing.assert_array_equal(found.batch[name].numpy(), values)
     said = capsys.readouterr().err
     assert "the loss did not use the declared weighting (tis 1.02) on 37 of 192 tokens" in said
     assert "37 were dropped by the loss; its weights are the token's own w, and 0 outside" in said
@@ -202,13 +196,6 @@ def test_weights_that_the_monitor_wrote_are_the_declared_ones(watched, capsys):
 
     assert told["servanda/loss/mean_weight"] > 0
     assert "did not use the declared" not in capsys.readouterr().err
-
-
-def test_unless_told_the_batch_is_as_verl_made_it(watched):
-    found, told = corrected(watched(WATCH), batch())
-    assert verls(told) == RECORDED["told"]
-    for name, values in RECORDED["corrected"].items():
-        np.testing.assert_array_equal(found.batch[name].numpy(), values)
 
 
 def test_correct_writes_the_declared_weights(watched):
@@ -451,15 +438,9 @@ def drawn(step, share, size=16, ranks=2, padding=1):
     return chosen(trainer, Keys([f"key {i:02}" for i in range(size)], tags), share)
 
 
-def test_the_share_that_is_scored_after_all_is_even_and_by_the_step_alone():
+def test_the_share_that_is_scored_is_even_by_the_step_alone_and_without_padding():
     sizes = {share: len(drawn(3, share)) for share in (0.01, 0.25, 0.3, 1.0)}
     assert sizes == {0.01: 2, 0.25: 2, 0.3: 4, 1.0: 14}
     assert drawn(3, 0.25) == drawn(3, 0.25) != drawn(4, 0.25)
-
-
-def test_padding_is_never_scored():
     assert all("key 00" not in drawn(step, 0.5) for step in range(20))
-
-
-def test_fewer_sequences_than_ranks_cannot_be_shared():
     assert drawn(3, 0.5, size=2, ranks=4) is None

@@ -104,18 +104,7 @@ def test_evidence_merges_disjoint_shards_and_refuses_overlap(tmp_path):
         whole + even
 
 
-def test_check_again_continues_and_fresh_pays(tmp_path):
-    path, _ = kit.write(tmp_path, last=96, limit=0.08)
-    first = check(path, tmp_path)
-    again = check(path, tmp_path)
-    assert again == first and first.key.attempt == 1
-    fresh = check(path, tmp_path, fresh=True)
-    assert fresh.key.attempt == 2
-    assert fresh.alpha == pytest.approx(0.05 / 20)
-    assert fresh.evidence != first.evidence  # other noise
-
-
-def test_a_run_that_lost_its_verdict_comes_to_the_same_one_by_what_was_measured(tmp_path):
+def test_check_again_continues_even_without_the_verdict_and_fresh_pays(tmp_path):
     path, _ = kit.write(tmp_path, last=96, limit=0.08)
     first = check(path, tmp_path)
     (attempt,) = tmp_path.glob("**/attempt-1")
@@ -123,6 +112,12 @@ def test_a_run_that_lost_its_verdict_comes_to_the_same_one_by_what_was_measured(
     written = {file: file.stat().st_mtime_ns for file in (attempt / "rounds").iterdir()}
     assert check(path, tmp_path) == first
     assert {file: file.stat().st_mtime_ns for file in (attempt / "rounds").iterdir()} == written
+    again = check(path, tmp_path)
+    assert again == first and first.key.attempt == 1
+    fresh = check(path, tmp_path, fresh=True)
+    assert fresh.key.attempt == 2
+    assert fresh.alpha == pytest.approx(0.05 / 20)
+    assert fresh.evidence != first.evidence  # other noise
 
 
 def test_undecided_says_how_much_more_would_decide(tmp_path):
@@ -133,7 +128,7 @@ def test_undecided_says_how_much_more_would_decide(tmp_path):
     assert f"About {count(verdict.more, 'more prompt group')} would decide" in str(verdict)
 
 
-def test_the_projection_is_near_what_it_takes(tmp_path):
+def test_a_larger_limit_of_size_goes_on_with_the_same_evidence_and_the_projection_is_near(tmp_path):
     path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.03)}, last=160, limit=0.06)
     early = check(path, tmp_path)
     path, _ = kit.write(
@@ -142,6 +137,11 @@ def test_the_projection_is_near_what_it_takes(tmp_path):
     late = check(path, tmp_path / "b")
     assert late.outcome == "holds"
     assert (early.groups + early.more) / late.groups == pytest.approx(1, abs=0.6)
+    assert early.outcome == "inconclusive"
+    path.write_text(path.read_text().replace("[32, 160]", "[32, 4000]"))
+    late = check(path, tmp_path)
+    assert late.outcome == "holds" and late.groups > early.groups
+    assert late.key == early.key
 
 
 def test_a_clause_of_a_later_version_is_inconclusive_by_name(tmp_path):
@@ -243,8 +243,6 @@ def test_golden_facts(tmp_path):
 
 def test_json_has_every_number_and_no_invented_one(tmp_path):
     path, _ = kit.write(tmp_path)
-    from servanda.judgement.verdict import FORMATS
-
     data = json.loads(FORMATS["json"](check(path, tmp_path)))
     assert data["outcome"] == "holds" and data["exit_code"] == 0
     for entry in data["cells"]:
@@ -273,26 +271,31 @@ def test_slices_that_print_alike_are_kept_apart(tmp_path):
     assert cell(verdict, "tv", "d=(none)").outcome == "violated"
 
 
+GUARD = "observability: {{clauses: [{{id: g, metric: sampler_fidelity, {}}}]}}"
+
+
 @pytest.mark.parametrize(
-    "change",
-    ["id: fidelity, metric: tv", "id: sampler_fidelity, metric: tv", "id: usable, metric: tv"],
+    ("clause", "guard"),
+    [
+        ("id: fidelity, metric: tv", ""),
+        ("id: sampler_fidelity, metric: tv", ""),
+        ("id: usable, metric: tv", ""),
+        ("id: tv, metric: tv", GUARD.format("mode: monitor")),
+        ("id: tv, metric: tv", GUARD.format("severity: warning")),
+        ("id: tv, metric: tv", GUARD.format("stages: [canary]")),
+    ],
 )
-def test_no_name_of_a_clause_takes_a_guard_away(tmp_path, change):
-    path, _ = kit.write(tmp_path, p={"": kit.BASE}, q={"": kit.BASE}, limit=0.3, infer=TOP_P)
-    path.write_text(path.read_text().replace("id: tv, metric: tv", change))
-    assert check(path, tmp_path).outcome == "violated"
-
-
-@pytest.mark.parametrize("weaker", ["mode: monitor", "severity: warning", "stages: [canary]"])
-def test_a_guard_that_is_not_enforced_is_not_one(tmp_path, weaker):
-    guard = f"observability: {{clauses: [{{id: g, metric: sampler_fidelity, {weaker}}}]}}"
+def test_no_name_of_a_clause_and_no_weaker_guard_takes_a_guard_away(tmp_path, clause, guard):
     path, _ = kit.write(
-        tmp_path, p={"": kit.BASE}, q={"": kit.BASE}, limit=0.3, infer=TOP_P, more=guard
+        tmp_path,
+        p={"": kit.BASE},
+        q={"": kit.BASE},
+        limit=0.3,
+        infer=", fault: {undisclosed_top_p: 0.7}",
+        more=guard,
     )
+    path.write_text(path.read_text().replace("id: tv, metric: tv", clause))
     assert check(path, tmp_path).outcome == "violated"
-
-
-TOP_P = ", fault: {undisclosed_top_p: 0.7}"
 
 
 @pytest.mark.parametrize("weaker", ["mode: monitor", "severity: warning", "stages: [canary]"])
@@ -337,24 +340,14 @@ def test_what_was_violated_stays_so_for_a_population(tmp_path):
     assert tv.value < 0.05 and tv.outcome == "violated"
 
 
-def test_a_larger_limit_of_size_goes_on_with_the_same_evidence(tmp_path):
-    path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.03)}, last=160, limit=0.06)
-    early = check(path, tmp_path)
-    assert early.outcome == "inconclusive"
-    path.write_text(path.read_text().replace("[32, 160]", "[32, 4000]"))
-    late = check(path, tmp_path)
-    assert late.outcome == "holds" and late.groups > early.groups
-    assert late.key == early.key
+def stop(progress):
+    if progress.what == "prompt groups" and progress.done:
+        raise KeyboardInterrupt
 
 
 def test_an_interrupted_fresh_attempt_is_finished_first(tmp_path):
     path, _ = kit.write(tmp_path, limit=0.1)
     check(path, tmp_path)
-
-    def stop(progress):
-        if progress.what == "prompt groups" and progress.done:
-            raise KeyboardInterrupt
-
     with pytest.raises(sv.ServandaError, match="stopped"):
         check(path, tmp_path, fresh=True, watch=stop)
     heard = []
@@ -365,11 +358,6 @@ def test_an_interrupted_fresh_attempt_is_finished_first(tmp_path):
 
 def test_a_change_before_the_verdict_does_not_lock_the_directory(tmp_path):
     path, _ = kit.write(tmp_path, limit=0.1)
-
-    def stop(progress):
-        if progress.what == "prompt groups" and progress.done:
-            raise KeyboardInterrupt
-
     with pytest.raises(sv.ServandaError, match="stopped"):
         check(path, tmp_path, watch=stop)
     path.write_text(path.read_text().replace("at_most: 0.1", "at_most: 0.11"))

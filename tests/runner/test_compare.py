@@ -292,15 +292,11 @@ def test_a_pack_refuses_another_comparison(tables, options, message):
         ready(**given)
 
 
-def test_a_pack_is_no_candidate(tables):
+def test_a_pack_is_no_candidate_and_one_of_other_weights_is_refused(tables):
     pack(tables)
     with Engines(run.in_process) as engines, pytest.raises(ContractError) as caught:
         prepare(Options("table:p.json", "p.pack"), engines)
     assert "give the pack first" in caught.value.problems[0].hint
-
-
-def test_a_pack_of_other_weights_is_refused(tables):
-    pack(tables)
     kit.table(tables, "new.json", {"": kit.BASE}, weights="new")
     with pytest.raises(IdentityError, match="the weights differ"):
         compared(a="p.pack", b="new.json", prompts=None, max_new_tokens=None)
@@ -318,16 +314,13 @@ def test_a_gross_fault_stops_within_a_tenth(tables):
     assert any(c.open for c in verdict.cells)
 
 
-def test_a_run_out_of_time_says_what_is_open(tables):
+def test_a_run_out_of_time_says_what_is_open_and_promises_nothing(tables):
     looks = iter([False, False] + [True] * 9)  # before the first round, after it, after the second
     _, verdict = compared(deadline=lambda: next(looks), preset="vllm-upgrade")
     assert verdict.groups == 128 and verdict.outcome == "inconclusive"
     assert verdict.circumstances.stopped == "time"
     whole = next(c for c in verdict.cells if c.clause == "whole")
     assert whole.note.startswith("the time was over before this was decided")
-
-
-def test_no_time_at_all_measures_nothing_and_promises_nothing(tables):
     _, verdict = compared(deadline=lambda: True)
     assert (verdict.groups, verdict.outcome, verdict.exit_code) == (0, "inconclusive", 3)
     assert {c.note for c in verdict.cells} == {"the time was over before this was decided"}
@@ -385,17 +378,13 @@ def test_compare_prints_in_order_and_exits_as_its_verdict(tables):
 
 
 @pytest.mark.slow
-def test_compare_as_json_is_nothing_but_json(tables):
-    done = servanda("compare", "table:p.json", "table:bad.json", *ON, "--format", "json")
-    assert done.exit_code == 1
-    assert json.loads(done.stdout)["outcome"] == "violated"
-
-
-@pytest.mark.slow
-def test_a_plan_measures_nothing(tables):
+def test_a_plan_measures_nothing_and_json_is_nothing_but_json(tables):
     done = servanda("compare", "table:p.json", "table:q.json", *ON, "--plan")
     assert done.exit_code == 0 and "holds if at most" in done.stdout
     assert not Path("runs").exists()
+    done = servanda("compare", "table:p.json", "table:bad.json", *ON, "--format", "json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["outcome"] == "violated"
 
 
 def test_plan_of_a_contract_with_and_without_a_probe(tables):
@@ -447,7 +436,7 @@ def test_presets_are_listed_and_shown():
 # the most likely mistakes
 
 
-def test_a_file_that_is_not_there(tables):
+def test_a_file_a_tokenizer_and_a_preset_that_do_not_fit_are_said(tables):
     done = servanda("compare", "table:p.json", "table:x.json", *ON)
     assert done.exit_code == 2
     assert done.stderr == (
@@ -458,15 +447,9 @@ def test_a_file_that_is_not_there(tables):
     )
     done = servanda("compare", "table:p.json", "table:q.json", "--prompts", "x.jsonl")
     assert done.exit_code == 2 and "there is no file x.jsonl" in done.stderr
-
-
-def test_other_tokenizers(tables):
     kit.table(tables, "other.json", {"": kit.BASE}, tokens=["a", "b", "c", "x", "<eos>"])
     done = servanda("compare", "table:p.json", "table:other.json", *ON)
     assert done.exit_code == 4 and "the tokenizers differ" in done.stderr
-
-
-def test_an_unknown_preset(tables):
     done = servanda("compare", "table:p.json", "table:q.json", "--preset", "fp88")
     assert done.exit_code == 2
     assert done.stderr == "there is no preset 'fp88'\n  hint: did you mean 'fp8'?\n"

@@ -51,7 +51,7 @@ def test_a_drill_ends_as_a_contract_with_that_fault(tmp_path, name, value, outco
     assert all(gate.passes is not None for gate in told.gates)
 
 
-def test_a_drill_of_identity_is_refused_as_the_check_is(tmp_path):
+def test_a_drill_of_identity_is_refused_as_the_check_is_and_none_is_of_no_fault(tmp_path):
     path, _ = kit.write(tmp_path, **SIZES)
 
     told = drill(run.load(path), "permuted_ids", open=run.in_process)
@@ -59,10 +59,6 @@ def test_a_drill_of_identity_is_refused_as_the_check_is(tmp_path):
     assert isinstance(told.refused, IdentityError)
     assert (told.verdict, told.outcome, told.exit_code) == (None, "refused", 4)
     assert (told.value, told.gates, told.deciding) == (1, (), ())
-
-
-def test_a_drill_measures_nothing_for_a_fault_that_is_none(tmp_path):
-    path, _ = kit.write(tmp_path, **SIZES)
     with pytest.raises(MeasurementError, match="there is no fault 'none'"):
         drill(run.load(path), "none", open=run.in_process)
 
@@ -84,61 +80,62 @@ def test_the_list_shows_every_fault_with_side_default_and_meaning():
         assert fault.seen in done.output
 
 
-def test_an_unknown_fault_is_a_wrong_call_that_names_the_nearest():
-    done = demo("--fault", "int8")
+VALUE = "--value: fault 'lost_sequences' takes a number in (0, 1], found"
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (
+            ["--fault", "int8"],
+            "there is no fault 'int8'",
+            "did you mean 'int4'? (`servanda demo --fault list` shows them all)",
+        ),
+        *[
+            (["--fault", "lost_sequences", "--value", value], VALUE, "hint: write --value '0.05'")
+            for value in ("2", '"a"', "much", "[]")
+        ],
+        (["--value", "1"], "--value goes with --fault NAME", ""),
+        (["--contract", "x.yaml"], "--contract goes with --fault NAME", ""),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong_and_names_the_nearest(words, said, hint):
+    done = demo(*words)
 
     assert done.exit_code == 2
-    assert "there is no fault 'int8'" in done.output
-    assert "did you mean 'int4'? (`servanda demo --fault list` shows them all)" in done.output
-
-
-@pytest.mark.parametrize("value", ["2", '"a"', "much", "[]"])
-def test_a_value_it_does_not_take_is_a_wrong_call(value):
-    done = demo("--fault", "lost_sequences", "--value", value)
-
-    assert done.exit_code == 2
-    assert "--value: fault 'lost_sequences' takes a number in (0, 1], found" in done.output
-    assert "hint: write --value '0.05'" in done.output
-
-
-@pytest.mark.parametrize("option", [("--value", "1"), ("--contract", "x.yaml")])
-def test_options_of_a_fault_need_one(option):
-    done = demo(*option)
-    assert done.exit_code == 2
-    assert f"{option[0]} goes with --fault NAME" in done.output
+    assert said in done.output and hint in done.output
 
 
 @pytest.mark.slow
-def test_the_demo_exits_as_the_check_and_says_what_the_field_would_have(tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (
+            ["undisclosed_temperature", "--value", "0.3"],
+            1,
+            [
+                "with kernels.infer.fault {undisclosed_temperature: 0.3}: The sampler",
+                "VIOLATED: sampler_fidelity on all.",
+                "With the thresholds of other projects: none of 7 fires on these",
+            ],
+        ),
+        (
+            ["off_by_one_shift"],
+            1,
+            ["6 of 7 fire on these 781 tokens: ", "mean |Δ logp| ≤ 0.1 (slime)"],
+        ),
+        (["permuted_ids"], 4, ["the tokenizers differ", "nothing would have been refused"]),
+    ],
+)
+def test_the_demo_exits_as_the_check_and_says_what_the_field_would_have(
+    tmp_path, fault, code, said
+):
     path, _ = kit.write(tmp_path, **SIZES)
 
-    done = demo("--fault", "undisclosed_temperature", "--value", "0.3", "--contract", path)
+    done = demo("--fault", *fault, "--contract", path)
 
-    assert done.exit_code == 1, done.output
-    assert "with kernels.infer.fault {undisclosed_temperature: 0.3}: The sampler" in done.output
-    assert "VIOLATED: sampler_fidelity on all." in done.output
-    assert "With the thresholds of other projects: none of 7 fires on these" in done.output
-
-
-@pytest.mark.slow
-def test_the_demo_counts_the_thresholds_that_ring(tmp_path):
-    path, _ = kit.write(tmp_path, **SIZES)
-
-    done = demo("--fault", "off_by_one_shift", "--contract", path)
-
-    assert done.exit_code == 1
-    assert "6 of 7 fire on these 781 tokens: " in done.output
-    assert "mean |Δ logp| ≤ 0.1 (slime)" in done.output
-
-
-def test_the_demo_exits_4_where_the_two_sides_are_refused(tmp_path):
-    path, _ = kit.write(tmp_path, **SIZES)
-
-    done = demo("--fault", "permuted_ids", "--contract", path)
-
-    assert done.exit_code == 4
-    assert "the tokenizers differ" in done.output
-    assert "nothing would have been refused" in done.output
+    assert done.exit_code == code, done.output
+    assert all(words in done.output for words in said)
 
 
 BEFORE_A_KERNEL = """

@@ -10,7 +10,7 @@ import pytest
 from servanda.contract.identity import digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.engines.pack_file import MANIFEST, read_pack
+from servanda.engines.recorded_file import HEAD, Pack
 from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.verdict import Verdict
 from servanda.runner import reference_pack, run
@@ -70,30 +70,27 @@ def test_the_mean_over_reference_tokens_is_the_total_variation(tmp_path, made):
 
 def test_a_pack_states_what_it_holds(made):
     _, pack, _ = made
-    again = read_pack(pack.file)
-    assert again.manifest == pack.manifest and again.groups == 96
-    assert again.kernel.engine == "table" and again.description.tensors
-    assert again.vocabulary == kit.TOKENS
-    assert len(again.again.sequence_S) == 3 * 4  # every tenth of 32, in each round
-    assert {"logp", "rank", "entropy_nats", "p_max", "mass_before"} <= set(again.drawn.columns)
+    again = Pack.read(pack.file)
+    assert again.head == pack.head and again.schedule.groups == 96
+    assert again.schedule.kernel.engine == "table" and again.description.tensors
+    assert again.head["vocabulary"] == kit.TOKENS
+    assert len(again.answers["score"].sequence_S) == 3 * 4  # every tenth of 32, in each round
+    drawn = again.answers["generate"]
+    assert {"logp", "rank", "entropy_nats", "p_max", "mass_before"} <= set(drawn.columns)
 
 
 def test_golden_positions_are_kept_with_what_bounds_a_candidate(made):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     _, pack, pair = made
-    table = pq.read_table(pa.BufferReader(pack.members["golden.parquet"]))
-    assert table.num_rows == 2 * 5
-    first = table.slice(0, 1).to_pylist()[0]
-    text = pack.tokens["golden"][first["text"]]
+    best = pack.answers["top"]
+    assert len(best.token_N) == 2 * 5
+    text = pack.head["encoded"][json.loads(pack.schedule.golden.splitlines()[0])["prompt"]]
     logits_V = pair.train.logits_CV[pair.train.row_of(text[:1])]
     logp_V = log_softmax(logits_V[None])[0]
-    assert first["logp"] == logp_V[text[1]] and first["token"] == text[1]
+    assert best.columns["logp"][0] == logp_V[text[1]] and best.token_N[0] == text[1]
     order = np.argsort(-logp_V, kind="stable")
-    assert first["top_ids"] == order.tolist()
-    assert first["top_logp"] == logp_V[order].astype(np.float32).tolist()
-    assert first["log_sum_exp"] == pytest.approx(0.0, abs=1e-12)
+    ids_NK, logp_NK = best.best
+    assert ids_NK[0].tolist() == order.tolist()
+    assert logp_NK[0].tolist() == logp_V[order].astype(np.float32).tolist()
 
 
 def test_the_same_draws_make_the_same_file(tmp_path, made):
@@ -105,7 +102,7 @@ def test_the_same_draws_make_the_same_file(tmp_path, made):
 
 def generate(pack, **changes):
     engine = open_engine(Kernel(engine="pack", model=pack.file))
-    drawn = pack.drawn
+    drawn = pack.answers["generate"]
     n = 4
     sequences = tuple(drawn.sequence_S[:n].tolist())
     batch = Batch(sequences, ((0,),) * n, changes.get("width", 6))
@@ -113,18 +110,26 @@ def generate(pack, **changes):
         changes.get("sequences", sequences), changes.get("prompts", batch.prompts), batch.width
     )
     return engine.generate(
-        batch, changes.get("sampling", Sampling()), changes.get("seed", pack.seed)
+        batch,
+        changes.get("sampling", Sampling()),
+        changes.get("seed", int(pack.calls[0].question.seed)),
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 1}, "holds the draws of one attempt with one seed"),
-        ({"width": 5}, "was drawn with other max_new_tokens: 6, and 5 is asked"),
-        ({"sampling": Sampling(temperature=0.5)}, "was drawn with other sampling"),
-        ({"sequences": (0, 1, 2, 999)}, "holds 96 prompt groups, and sequence 999 is not"),
-        ({"prompts": ((0, 1),) * 4}, "drew sequence 0 from another prompt"),
+        ({"seed": 1}, "no draw of sequence 0 with seed 1: it has seed"),
+        ({"width": 5}, "no draw of sequence 0 with width 5: it has width 6"),
+        (
+            {"sampling": Sampling(temperature=0.5)},
+            "draw of sequence 0 with sampling temperature",
+        ),
+        (
+            {"sequences": (999, 1, 2, 3)},
+            "of sequence 999 with seed .*: it ends at sequence 95",
+        ),
+        ({"prompts": ((0, 1),) * 4}, "has sequence 0 with another prompt or continuation"),
     ],
 )
 def test_what_was_not_drawn_is_refused(made, changes, message):
@@ -136,9 +141,9 @@ def test_what_was_not_drawn_is_refused(made, changes, message):
 def test_other_prompts_are_refused_by_name(made):
     engine = open_engine(Kernel(engine="pack", model=made[1].file))
     assert engine.encode(["a", "c"]) == [[0], [2]]
-    with pytest.raises(MeasurementError, match="was made on other prompts: it has no 'a b'"):
+    with pytest.raises(MeasurementError, match="has no token ids of 'a b'"):
         engine.encode(["a b"])
-    with pytest.raises(MeasurementError, match="has no full logits"):
+    with pytest.raises(MeasurementError, match="has no logits of any sequence"):
         next(iter(engine.logits(Batch((0,), ((0,),), 1, ((1,),)), "prefill")))
 
 
@@ -158,9 +163,9 @@ def test_a_pack_cannot_be_the_side_that_scores(tmp_path, made):
 def test_a_fresh_attempt_needs_a_fresh_pack(tmp_path, made):
     path = swap(made[0], tmp_path)
     run.check(path, run_dir=tmp_path / "r", open=run.in_process)
-    with pytest.raises(MeasurementError, match="one attempt") as caught:
+    with pytest.raises(MeasurementError, match="no draw of sequence 0 with seed") as caught:
         run.check(path, run_dir=tmp_path / "r", open=run.in_process, fresh=True)
-    assert "go on without --fresh" in caught.value.problems[0].hint
+    assert "without --fresh" in caught.value.problems[0].hint
 
 
 def rewritten(pack, out, change):
@@ -174,11 +179,11 @@ def rewritten(pack, out, change):
     return out
 
 
-def manifest(**changes):
+def head(**changes):
     def change(members):
-        data = {**json.loads(members[MANIFEST]), **changes}
+        data = {**json.loads(members[HEAD]), **changes}
         data.pop("digest")
-        members[MANIFEST] = json.dumps({**data, "digest": digest_of(data)}).encode()
+        members[HEAD] = json.dumps({**data, "digest": digest_of(data)}).encode()
 
     return change
 
@@ -194,30 +199,17 @@ def put(name, data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put("drawn.parquet", b"PAR1"), "is damaged: drawn.parquet is not what its digest says"),
-        (put(MANIFEST, b"{"), "cannot be read"),
-        (put(MANIFEST, b"[]"), "states no format"),
-        (put(MANIFEST, b"{}"), "states no format"),
-        (drop("again.parquet"), "cannot be read"),
-        (drop(MANIFEST), "is a zip file, but no reference pack"),
-        (manifest(format=2), "has format 2, and this version of Servanda reads format 1"),
-        (manifest(kernel={"engine": 3}), "cannot be read"),
+        (put("000000.parquet", b"PAR1"), "is damaged: 000000.parquet is not what its digest says"),
+        (drop(HEAD), "is a zip file, but no reference pack"),
+        (head(schedule=None), "is a recording, and no reference pack"),
+        (head(schedule={"kernel": {"engine": 3}}), "cannot be read"),
     ],
 )
 def test_a_pack_that_is_not_sound_is_refused(tmp_path, made, change, message):
     bad = rewritten(made[1], tmp_path / "bad.pack", change)
     with pytest.raises(MeasurementError, match=message) as caught:
-        read_pack(str(bad))
+        Pack.read(str(bad))
     assert caught.value.problems[0].hint
-
-
-def test_a_changed_manifest_is_damage(tmp_path, made):
-    def change(members):
-        members[MANIFEST] = members[MANIFEST].replace(b'"groups": 96', b'"groups": 97')
-
-    bad = rewritten(made[1], tmp_path / "bad.pack", change)
-    with pytest.raises(MeasurementError, match=r"manifest.json is not what its digest says"):
-        read_pack(str(bad))
 
 
 def test_every_truncation_is_refused(tmp_path, made):
@@ -226,7 +218,7 @@ def test_every_truncation_is_refused(tmp_path, made):
     for size in range(0, len(data), max(1, len(data) // 40)):
         bad.write_bytes(data[:size])
         with pytest.raises(MeasurementError):
-            read_pack(str(bad))
+            Pack.read(str(bad))
 
 
 def test_every_flipped_byte_is_refused_or_harmless(tmp_path, made):
@@ -236,18 +228,19 @@ def test_every_flipped_byte_is_refused_or_harmless(tmp_path, made):
     for at in range(0, len(data), max(1, len(data) // 200)):
         bad.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
         try:
-            found = read_pack(str(bad))
+            found = Pack.read(str(bad))
         except ServandaError:
             continue
-        assert found.digest == made[1].digest and found.members == made[1].members
+        assert found.digest == made[1].digest
+        assert [found.data(c) for c in found.calls] == [made[1].data(c) for c in found.calls]
 
 
 def test_a_missing_pack_and_a_file_that_is_none(tmp_path):
     with pytest.raises(MeasurementError, match="there is no reference pack"):
-        read_pack(str(tmp_path / "x.pack"))
+        Pack.read(str(tmp_path / "x.pack"))
     (tmp_path / "x.pack").write_text("no zip")
     with pytest.raises(MeasurementError, match="is no reference pack, or only a part of one"):
-        read_pack(str(tmp_path / "x.pack"))
+        Pack.read(str(tmp_path / "x.pack"))
 
 
 def test_a_kernel_string_is_measured_on_its_prompts(tmp_path):
@@ -261,9 +254,9 @@ def test_a_kernel_string_is_measured_on_its_prompts(tmp_path):
     )
     contract, side = pack_contract(asked)
     pack = measure_pack(contract, side, tmp_path / "x.pack", open=run.in_process)
-    assert pack.groups == 64  # rounds are whole
-    assert pack.workload.sampling.max_new_tokens == 5
-    assert pack.workload.sampling.temperature == 0.7
+    assert pack.schedule.groups == 64  # rounds are whole
+    assert pack.schedule.workload.sampling.max_new_tokens == 5
+    assert pack.schedule.workload.sampling.temperature == 0.7
 
 
 def test_options_of_a_kernel_do_not_go_with_a_contract(tmp_path):
@@ -355,15 +348,15 @@ def test_a_metric_that_best_tokens_do_not_bound_is_named(tmp_path, made, more, o
 
 def test_golden_texts_that_the_pack_lacks_are_refused(tmp_path, made):
     (tmp_path / "golden.jsonl").write_text('{"token_ids": [3, 3, 3]}\n')
-    with pytest.raises(MeasurementError, match="has other golden texts") as caught:
+    with pytest.raises(MeasurementError, match="has sequence 0 with another prompt") as caught:
         near(made, tmp_path)
-    assert "name the pack's own golden.jsonl" in caught.value.problems[0].hint
+    assert "give the golden texts of the recorded run" in caught.value.problems[0].hint
 
 
 def test_golden_texts_scored_on_another_path_are_refused(tmp_path, made):
     golden = GOLDEN.format(metric="tv", aggregate="mean", limit=0.2, more="")
     golden = golden.replace("golden.jsonl}", "golden.jsonl, path: prefill}")
-    with pytest.raises(MeasurementError, match=r"with other golden\.path: decode, and prefill"):
+    with pytest.raises(MeasurementError, match="with path prefill: it has path decode"):
         path = swap(made[0], tmp_path, golden=golden)
         run.check(path, run_dir=tmp_path / "g", open=run.in_process)
 

@@ -17,12 +17,9 @@ from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
 from servanda.engines.http.dialects.vllm import VLLM
 from servanda.engines.table import TableEngine
-from servanda.runner.relations import draws
-from servanda.runner.relations.exchangeability import exchangeability
-from servanda.runner.relations.judge import Judge, Pair
+from servanda.runner.relations.judge import Judge, Pair, exchangeability, shrink
 from servanda.runner.relations.observation import Observation, difference, features
 from servanda.runner.relations.relation import RELATIONS
-from servanda.runner.relations.shrink import shrink
 from servanda.runner.relations.subject import Request
 
 pytest.importorskip("uvicorn")
@@ -49,6 +46,13 @@ def model(options="", **how):
     from tests.runner.relation_servers import served
 
     return served(options, **how)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"token_ids": [0, 1]}\n')
+    return path
 
 
 def texts():
@@ -133,10 +137,8 @@ class Crowded(Noisy):
 
 @pytest.mark.parametrize(("kind", "outcome"), [(Noisy, "inconclusive"), (Crowded, "violated")])
 def test_a_kernel_whose_replays_differ_is_tested_and_not_compared_with_a_threshold(
-    tmp_path, kind, outcome
+    tmp_path, prompts, kind, outcome
 ):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [0, 1]}\n')
     with live(table_engine(tmp_path, cls=kind), wait_s=0.1, max_batch=2) as (client, _):
         url = f"{client.base_url},batch_size=2"
         names = ("--only", "replay", "--only", "company", "--prompts", prompts)
@@ -149,19 +151,19 @@ def test_a_kernel_whose_replays_differ_is_tested_and_not_compared_with_a_thresho
     assert loose == 0 and wide["company"]["outcome"] == "holds"
 
 
-def test_draws_against_other_probabilities_than_are_reported_are_rejected(tmp_path, monkeypatch):
+def test_draws_against_other_probabilities_than_are_reported_are_rejected(
+    tmp_path, prompts, monkeypatch
+):
     from servanda.engines.faults import FAULTS as CATALOGUE
 
     cold = CATALOGUE["undisclosed_temperature"].inject(TableEngine, 0.8)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [0, 1]}\n')
     words = ("--only", "draws", "--prompts", prompts, "--max-new-tokens", "8")
     with live(table_engine(tmp_path, cls=cold)) as (client, _):
         bad, broken = found(str(client.base_url), *words)
     with live(table_engine(tmp_path)) as (client, _):
         good, healthy = found(str(client.base_url), *words)
 
-        monkeypatch.setattr(draws, "_MOST", 64)
+        monkeypatch.setattr("servanda.runner.relations.run._MOST", 64)
         open_, short = found(str(client.base_url), *words)
 
     assert (bad, broken["draws"]["outcome"]) == (1, "violated")
@@ -247,7 +249,7 @@ def test_lists_of_unlike_tokens_differ_by_what_they_leave_out():
     assert difference(b, a).largest == pytest.approx(1.4)
 
 
-def test_answers_that_cannot_be_compared_are_no_agreement():
+def test_answers_that_cannot_be_compared_and_logprobs_that_are_no_number_are_no_agreement():
     pair = Pair(
         Request((1,), 2), seen((1, {1: -1.0}), (2, {2: -1.0})), seen((1, {1: -1.0}), (3, {3: -1.0}))
     )
@@ -255,9 +257,6 @@ def test_answers_that_cannot_be_compared_are_no_agreement():
     strict = Judge(None, 0.0, 0.05).compared(RELATIONS["replay"], [pair], small=False)
 
     assert (loose.outcome, strict.outcome) == ("inconclusive", "violated")
-
-
-def test_a_logprob_that_is_no_number_is_no_agreement():
     nan = seen((1, {1: float("nan")}), (2, {2: -1.0}))
     pair = Pair(Request((1,), 2), nan, nan)
     answer = Judge(None, 0.0, 0.05).compared(RELATIONS["replay"], [pair])
@@ -360,9 +359,9 @@ class Full(TableEngine):
         return super().generate(batch, sampling, seed)
 
 
-def test_an_error_of_the_server_is_a_violation_with_its_request(tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [0, 1]}\n')
+def test_an_error_of_the_server_is_a_violation_but_at_the_first_request_no_answer(
+    tmp_path, prompts
+):
     with live(table_engine(tmp_path, cls=Full)) as (client, _):
         words = ("--prompts", prompts, "--only", "replay", "--only", "length")
         code, seen = found(str(client.base_url), *words, "--longest", "12", "--requests", "2")
@@ -370,11 +369,6 @@ def test_an_error_of_the_server_is_a_violation_with_its_request(tmp_path):
     assert "with status 500" in seen["replay"]["answer"]
     assert "prompts of up to 6 tokens were answered before" in seen["replay"]["answer"]
     assert len(seen["replay"]["example"]["prompt_ids"]) == 12
-
-
-def test_an_error_at_the_first_request_is_no_answer_about_relations(tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [0, 1]}\n')
     with live(table_engine(tmp_path, cls=Full)) as (client, _):
         words = ("--prompts", prompts, "--longest", "24", "--requests", "2", "--quiet")
         done = relations(str(client.base_url), *words)
@@ -382,12 +376,12 @@ def test_an_error_at_the_first_request_is_no_answer_about_relations(tmp_path):
 
 
 @pytest.mark.parametrize(("size", "outcome"), [(1e-5, "inconclusive"), (0.5, "violated")])
-def test_a_difference_that_rounding_can_make_is_undecided_without_a_limit(tmp_path, size, outcome):
+def test_a_difference_that_rounding_can_make_is_undecided_without_a_limit(
+    tmp_path, prompts, size, outcome
+):
     class Crowd(Noisy):
         company, noise = size, 0.0
 
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [0, 1]}\n')
     with live(table_engine(tmp_path, cls=Crowd), wait_s=0.1, max_batch=2) as (client, _):
         url = f"{client.base_url},batch_size=2"
         names = ("--only", "replay", "--only", "company", "--prompts", prompts)

@@ -122,7 +122,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_partial_file_is_thrown_away(tmp_path):
+def test_a_partial_file_is_thrown_away_and_a_damaged_one_named(tmp_path):
     path = write(tmp_path)
     root = tmp_path / "run"
     whole = run.check(path, run_dir=root, open=run.in_process)
@@ -131,12 +131,6 @@ def test_a_partial_file_is_thrown_away(tmp_path):
     victim.rename(victim.with_name(victim.name + ".partial"))
     assert run.check(path, run_dir=root, open=run.in_process) == whole
     assert victim.read_bytes() == data and not list(root.rglob("*.partial"))
-
-
-@pytest.mark.slow
-def test_a_damaged_file_is_named(tmp_path):
-    path = write(tmp_path)
-    root = tmp_path / "run"
     run.check(path, run_dir=root, open=run.in_process)
     victim = root / "attempt-1" / "rounds" / "000002.infer.parquet"
     victim.write_bytes(victim.read_bytes()[:100])

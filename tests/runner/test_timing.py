@@ -266,31 +266,12 @@ def test_times_cross_the_pipe_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("clause", "message"),
     [
-        ("id: c, metric: tokens_per_second, at_most: 5, load: {concurrency: 2}", "takes at_least"),
-        ("id: c, metric: time_to_first_token_seconds, at_most: 5, aggregate: mean", "no load"),
         ("id: c, metric: time_to_first_tokens, at_most: 5", "time_to_first_token_seconds"),
-        (TTFT.format("at_most: {times: 2, of: stable}"), "there is no stable: kernel"),
-        (TTFT.format("at_most: {times: 2, of: self_noise}"), "no noise floor to be relative to"),
-        (
-            TTFT.format("at_most: 1").replace("p95", "max"),
-            "the longest wait of all",
-        ),
         (SPEED.format("at_least: 1, aggregate: mean"), "takes no aggregate"),
-        (
-            SPEED.format("at_least: 1").replace("4}", "0}"),
-            "must be at least 1, found 0",
-        ),
         (SPEED.format("at_least: 1").replace("4}", "4, tokens: 3}"), "a load has no key 'tokens'"),
     ],
 )
 def test_what_is_no_service_level_is_told_before_anything_runs(tmp_path, clause, message):
+    """tests/contract/test_whole_language.py has the others."""
     with pytest.raises(ContractError, match=message):
         sv.load(write(tmp_path, [clause]))
-
-
-def test_a_runtime_metric_elsewhere_is_sent_to_its_section(tmp_path):
-    path, _ = kit.write(
-        tmp_path, more="  - {id: t, metric: tokens_per_second, at_least: 5, load: {concurrency: 1}}"
-    )
-    with pytest.raises(ContractError, match="a matter of runtime, not of statistical"):
-        sv.load(path)

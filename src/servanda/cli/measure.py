@@ -66,12 +66,13 @@ def measure_command(
         pack = measure_pack(contract, of, out, open=opened, watch=watch)
     if follows:
         return
+    held, tokens = pack.schedule, len(pack.answers["generate"].token_N)
     if format_ == "json":
         data = {
             "file": str(output),
-            "kernel": str(pack.kernel),
-            "groups": pack.groups,
-            "tokens": len(pack.drawn.token_N),
+            "kernel": str(held.kernel),
+            "groups": held.groups,
+            "tokens": tokens,
             "bytes": output.stat().st_size,
             "digest": pack.digest,
         }
@@ -79,7 +80,7 @@ def measure_command(
         return
     size = output.stat().st_size / (1 << 20)
     click.echo(
-        f"{output}: {pack.kernel}, {pack.groups:,} prompt groups, {len(pack.drawn.token_N):,} "
+        f"{output}: {held.kernel}, {held.groups:,} prompt groups, {tokens:,} "
         f"tokens, {size:.1f} MB, digest {pack.digest[:8]}"
     )
     click.echo(f"next: servanda compare {output} KERNEL")

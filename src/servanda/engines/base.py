@@ -144,7 +144,7 @@ BUILTIN = MappingProxyType(
         "llamacpp": "servanda.engines.llamacpp",
         "onnxruntime": "servanda.engines.onnxruntime",
         "openai_http": "servanda.engines.http",
-        "pack": "servanda.engines.pack_engine",
+        "pack": "servanda.engines.recorded",
         "recorded": "servanda.engines.recorded",
         "table": "servanda.engines.table",
         "transformers": "servanda.engines.transformers",

@@ -1,4 +1,5 @@
-# Engine `recorded`: what another engine answered, elsewhere; and the Recorder that writes it.
+# Engines `recorded` and `pack`: what another engine answered, elsewhere; and the Recorder that
+# writes it.
 #
 # A contract is measured where the kernel runs, and checked again where it does not, to the
 # same verdict.  What is not in the file is refused by name and never made up; so is time,
@@ -9,7 +10,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -19,16 +20,25 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
-from servanda.engines.arrow import from_parquet, from_table, to_parquet, to_table
+from servanda.engines.arrow import to_parquet, to_table
 from servanda.engines.base import ENGINES, Engine, verb_of
-from servanda.engines.recorded_file import Call, Question, Recording, Row, read_recording, rows_of
+from servanda.engines.recorded_file import (
+    Call,
+    Pack,
+    PackSchedule,
+    Question,
+    Recorded,
+    Recording,
+    Row,
+    rows_of,
+)
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Trace, some
 
-_ANEW = "record the run that asks for it: `servanda check CONTRACT --record FILE`"
 _NOUNS = {"generate": "draw", "score": "score", "logits": "logits", "top": "best tokens"}
+_OF_GOLDEN = ("logits", "top")  # verbs that golden texts alone are asked with
 
 
 def _question(
@@ -99,9 +109,11 @@ class Recorder:
             self._recording.add(question, rows_of(batch), sink.getvalue(), rows)
 
     def top(self, batch: Batch, path: Path) -> Trace:
-        return self._record(
-            _question("top", batch, path=path), batch, self._engine.top(batch, path)
-        )
+        return self.keep_top(batch, path, self._engine.top(batch, path))
+
+    def keep_top(self, batch: Batch, path: Path, trace: Trace) -> Trace:
+        """Keep the best tokens of a batch, which need not be the engine's own choice."""
+        return self._record(_question("top", batch, path=path), batch, trace)
 
     def time(self, batch: Batch, sampling: Sampling, seed: int, record: bool) -> Timing:
         return self._engine.time(batch, sampling, seed, record)
@@ -115,44 +127,51 @@ class Recorder:
 
 
 @contextmanager
-def record(engine: Engine, path: str | FilePath) -> Iterator[Engine]:
+def record(
+    engine: Engine, path: str | FilePath, schedule: PackSchedule | None = None
+) -> Iterator[Recorder]:
     """Answers of an engine, kept in a file that is whole at the end of the block.
 
     A block that ends in an error leaves no file; the engine is closed in either case.
 
+    Args:
+        schedule: makes the file a reference pack.
+
     Raises:
         MeasurementError: the file cannot be written, or logits are too large to be kept.
     """
-    recording = Recording(FilePath(path))
-    recorder = Recorder(engine, recording)
-    try:
-        yield recorder
-        recorder.describe()
-        recording.finish()
-    finally:
-        recording.discard()
-        recorder.close()
+    with closing(engine):
+        recording = Recording(FilePath(path), schedule)
+        recorder = Recorder(engine, recording)
+        try:
+            yield recorder
+            recorder.describe()
+            recording.finish()
+        finally:
+            recording.discard()
 
 
-@ENGINES.register("recorded")
 class RecordedEngine:
     """Answers from a file, and only what is in it."""
+
+    kind: type[Recorded] = Recorded
 
     def __init__(self, kernel: Kernel) -> None:
         if not kernel.model:
             raise MeasurementError(
-                "engine 'recorded' needs a model",
-                hint="write `model: x.recorded` beside the engine",
+                f"engine {kernel.engine!r} needs a model",
+                hint=f"write `model: x.{kernel.engine}` beside the engine",
             )
         self.kernel = kernel
-        self.recorded = read_recording(kernel.model)
+        self.recorded = self.kind.read(kernel.model)
+        self._anew = f"write another one with `{self.recorded.command}`"
         self._turn: Counter[str] = Counter()
 
     def describe(self) -> Description:
         own, verbs = self.recorded.description, {c.question.verb for c in self.recorded.calls}
         return replace(
             own,
-            fingerprint={**own.fingerprint, "recorded": self.recorded.digest},
+            fingerprint={**own.fingerprint, self.kernel.engine: self.recorded.digest},
             full_logits="logits" in verbs,
             top=own.top if "top" in verbs else 0,
             timed=False,
@@ -162,9 +181,7 @@ class RecordedEngine:
         encoded = self.recorded.head["encoded"]
         for text in texts:
             if text not in encoded:
-                raise MeasurementError(
-                    f"{self._name} has no token ids of {text[:40]!r}", hint=_ANEW
-                )
+                raise self._lacks(f"token ids of {text[:40]!r}", "give the prompts of the file")
         return [list(encoded[text]) for text in texts]
 
     def vocabulary(self) -> list[str]:
@@ -175,9 +192,7 @@ class RecordedEngine:
         keys = [_ids_key(tokens) for tokens in ids]
         for tokens, key in zip(ids, keys, strict=True):
             if key not in decoded:
-                raise MeasurementError(
-                    f"{self._name} has no text of the ids {list(tokens)[:8]}", hint=_ANEW
-                )
+                raise self._lacks(f"text of the ids {list(tokens)[:8]}")
         return [decoded[key] for key in keys]
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
@@ -187,7 +202,7 @@ class RecordedEngine:
         return self._trace(_question("score", batch, sampling, path=path), batch)
 
     def logits(self, batch: Batch, path: Path) -> Iterator[NDArray[np.floating]]:
-        call = self._call_of(_question("logits", batch, path=path), batch)
+        call = self._call_of(_question("logits", batch, path=path), rows_of(batch))
         logits_NV = np.load(io.BytesIO(self.recorded.data(call)), allow_pickle=False)
         yield from np.split(logits_NV, np.cumsum(call.pieces)[:-1])
 
@@ -205,13 +220,12 @@ class RecordedEngine:
 
     @property
     def _name(self) -> str:
-        return f"the recording {self.recorded.file}"
+        return f"the {self.recorded.noun} {self.recorded.file}"
 
     def _trace(self, question: Question, batch: Batch) -> Trace:
-        return from_table(from_parquet(self.recorded.data(self._call_of(question, batch))))
+        return self.recorded.trace(self._call_of(question, rows_of(batch)))
 
-    def _call_of(self, question: Question, batch: Batch) -> Call:
-        rows = rows_of(batch)
+    def _call_of(self, question: Question, rows: Sequence[Row]) -> Call:
         key = question.key(rows)
         answers = self.recorded.by_key.get(key)
         if answers is None:
@@ -220,42 +234,83 @@ class RecordedEngine:
         self._turn[key] += 1
         return answers[(self._turn[key] - 1) % len(answers)]
 
+    def _lacks(self, what: str, *moves: str) -> MeasurementError:
+        hint = ", or ".join([*moves, self._anew])
+        return MeasurementError(f"{self._name} has no {what}", hint=hint)
+
     def _refusal(self, question: Question, rows: Sequence[Row]) -> MeasurementError:
         """Why a question has no answer here: sequence, option, prompt, or company."""
-        noun = _NOUNS[question.verb]
+        noun, golden = _NOUNS[question.verb], question.verb in _OF_GOLDEN
+        first = rows[0][0] if rows else "none"
         calls = [c for c in self.recorded.calls if c.question.verb == question.verb]
         if not calls:
-            return MeasurementError(f"{self._name} has no {noun} of any sequence", hint=_ANEW)
+            without = "leave out `golden:` and the numerical section for this kernel"
+            return self._lacks(f"{noun} of any sequence", *[without] * golden)
         same = {row for c in calls if c.question == question for row in c.rows}
         if not same:
             wanted = asdict(question)
             recorded = [asdict(call.question) for call in calls]
             there = max(recorded, key=lambda other: sum(wanted[n] == other[n] for n in wanted))
             what = next(name for name in wanted if wanted[name] != there[name])
-            return MeasurementError(
-                f"{self._name} has no {noun} of sequence {rows[0][0]} with {what} "
-                f"{_plain(wanted[what])}: it has {what} {_plain(there[what])}",
-                hint=f"ask as the recorded run did, or {_ANEW}",
+            again = " and without --fresh" if what == "seed" else ""
+            return self._lacks(
+                f"{noun} of sequence {first} with {what} {_plain(wanted[what])}: it has {what} "
+                f"{_plain(there[what])}",
+                f"ask as the recorded run did{again}",
             )
         sequences = {sequence for sequence, _ in same}
+        texts = "golden texts" if golden else "prompts, samples and round"
+        fewer = "" if golden else ", lower the second number of promotion.offline.prompt_groups"
         for sequence, digest in rows:
             if sequence not in sequences:
                 seed = f" with seed {question.seed}" if question.seed is not None else ""
-                return MeasurementError(
-                    f"{self._name} has no {noun} of sequence {sequence}{seed}: it ends at sequence "
-                    f"{max(sequences)}",
-                    hint=f"lower the second number of promotion.offline.prompt_groups, or {_ANEW}",
+                return self._lacks(
+                    f"{noun} of sequence {sequence}{seed}: it ends at sequence {max(sequences)}",
+                    f"give the {texts} of the recorded run{fewer}",
                 )
             if (sequence, digest) not in same:
                 return MeasurementError(
                     f"{self._name} has sequence {sequence} with another prompt or continuation",
-                    hint=f"give the prompts of the recorded run, or {_ANEW}",
+                    hint=f"give the {texts} of the recorded run, or {self._anew}",
                 )
         return MeasurementError(
-            f"{self._name} has sequence {rows[0][0]} in another batch than the {len(rows)} "
+            f"{self._name} has sequence {first} in another batch than the {len(rows)} "
             "sequences that are asked for",
             hint="what ran beside a sequence is part of its record: ask with the round, samples "
-            f"and batch_size of the recorded run, or {_ANEW}",
+            f"and batch_size of the recorded run, or {self._anew}",
+        )
+
+
+ENGINES.register("recorded")(RecordedEngine)
+
+
+@ENGINES.register("pack")
+class PackEngine(RecordedEngine):
+    """Answers from a reference pack: its draws, noise floor and golden texts, in any batch."""
+
+    kind = Pack
+    recorded: Pack
+
+    def describe(self) -> Description:
+        best = self.recorded.answers["top"].best if "top" in self.recorded.answers else None
+        top = 0 if best is None else best[0].shape[1]
+        return replace(super().describe(), top=top, decodes=False)
+
+    def _trace(self, question: Question, batch: Batch) -> Trace:
+        question, rows = question.alone, rows_of(batch)
+        answers = self.recorded.answers.get(question.verb)
+        keys = (question.key([row]) for row in rows)
+        if answers is None or not self.recorded.by_row.issuperset(keys):
+            raise self._refusal(question, rows)
+        return some(answers, list(batch.sequence_S))
+
+    def _refusal(self, question: Question, rows: Sequence[Row]) -> MeasurementError:
+        scored = [c.question for c in self.recorded.calls if c.question.verb == "score"]
+        if question.verb != "score" or any(other != question for other in scored):
+            return super()._refusal(question, rows)
+        return MeasurementError(
+            f"{self._name} cannot score tokens that it did not draw",
+            hint="make it the infer kernel, the side that draws; the other kernel re-scores",
         )
 
 

@@ -1,13 +1,18 @@
 # Recordings: what one engine answered, question by question, in one file.
 #
 #   head.json        format, description, vocabulary, encoded and decoded texts; every call:
-#                    its question, its rows, its member and the digest of that
+#                    its question, its rows, its member and the digest of that; its own digest
 #   000012.parquet   the trace of a call; 000013.npy   the logits of one
 #
 # The key of a call is its question (verb, sampling, seed, path, width, together) and its
 # rows in order: sequence, prompt, continuation.  So the batch is part of the record (law 7):
 # a kernel's numbers depend on what ran beside a sequence, and none is handed out of another
 # batch.
+#
+# A reference pack is a recording with a schedule: what one kernel drew, for others to
+# re-score.  It is one sample, so each of its rows answers by itself.
+#
+# Any zip tool can look inside; nothing in such a file is ever executed.
 
 from __future__ import annotations
 
@@ -16,26 +21,26 @@ import threading
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
+from servanda.contract.fields import Value
 from servanda.contract.identity import Description, digest_of, digest_of_bytes
-from servanda.engines.sealed_file import FileKind, sealed, write_member
+from servanda.contract.model import Kernel
+from servanda.contract.workload import Path as Scoring
+from servanda.contract.workload import Workload
+from servanda.engines.arrow import from_parquet, from_table
 from servanda.errors import MeasurementError
-from servanda.traces.trace import Batch
+from servanda.traces.trace import Batch, Trace, some
 
+FORMAT = 2
 HEAD = "head.json"
 LOGITS_BYTES = 1 << 28  # of all logits of a recording, before they are compressed
-_KIND = FileKind(
-    "recording",
-    HEAD,
-    ("format", "calls"),
-    "servanda check CONTRACT --record FILE",
-    "copy the file again, or record it anew with `servanda check CONTRACT --record FILE`",
-)
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same content is the same file, whenever it was written
 
+_Kind = TypeVar("_Kind", bound="Recorded")
 Row = tuple[int, str]  # launch index, digest of prompt and continuation
 
 
@@ -49,6 +54,16 @@ class Question:
     sampling: Mapping[str, Any] | None = None
     seed: str | None = None  # longer than what some readers of JSON keep
     path: str | None = None
+
+    @property
+    def alone(self) -> Question:
+        """The question of a row by itself, whatever runs beside it.
+
+        The widest continuation of a batch limits a draw alone, and a row is scored on one path.
+        """
+        width = self.width if self.verb == "generate" else 0
+        path = None if self.verb == "score" else self.path
+        return replace(self, width=width, together=None, path=path)
 
     def key(self, rows: Iterable[Row]) -> str:
         return digest_of([asdict(self), [list(row) for row in rows]])
@@ -71,11 +86,34 @@ class Call:
     pieces: tuple[int, ...] = ()
 
 
-class Recording:
-    """A recording being written; it is there once `finish` was called, and not before."""
+class PackSchedule(Value):
+    """What a reference pack is a sample of.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        kernel: the one that drew; its model lies where the pack was made.
+        workload: sampling, samples and rounds; `prompts` names the file they came from.
+        groups: prompt groups that were drawn.
+        prompts, golden: the texts, as they were; golden is None without golden texts.
+        golden_path: how the golden texts were scored.
+    """
+
+    kernel: Kernel
+    workload: Workload
+    groups: int
+    prompts: str
+    golden: str | None
+    golden_path: Scoring
+
+
+class Recording:
+    """A recording being written; it is there once `finish` was called, and not before.
+
+    Args:
+        schedule: makes it a reference pack.
+    """
+
+    def __init__(self, path: Path, schedule: PackSchedule | None = None) -> None:
+        self.path, self._schedule = path, schedule
         self.description: Description | None = None
         self.vocabulary: list[str] | None = None
         self.encoded: dict[str, list[int]] = {}
@@ -103,6 +141,7 @@ class Recording:
             if digest not in self._members:
                 self._members[digest] = self._new(question.verb, digest, data)
             member = self._members[digest]
+            question = question if self._schedule is None else question.alone
             self._calls.append(Call(question, rows, member, tuple(pieces)))
 
     def _new(self, verb: str, digest: str, data: bytes) -> str:
@@ -131,16 +170,19 @@ class Recording:
                 f"nothing was recorded in {self.path}: the engine was not even described",
                 hint="ask the engine while it is recorded",
             )
-        head = sealed(
-            {
-                "description": asdict(self.description),
-                "vocabulary": self.vocabulary,
-                "encoded": self.encoded,
-                "decoded": self.decoded,
-                "calls": [asdict(call) for call in self._calls],
-                "members": self._digests,
-            }
-        )
+        schedule = self._schedule
+        content = {
+            "format": FORMAT,
+            "description": asdict(self.description),
+            "vocabulary": self.vocabulary,
+            "encoded": self.encoded,
+            "decoded": self.decoded,
+            "schedule": None if schedule is None else schedule.model_dump(mode="json"),
+            "calls": [asdict(call) for call in self._calls],
+            "members": self._digests,
+        }
+        head = json.loads(json.dumps(content))  # as anyone who reads it will see it
+        head["digest"] = digest_of(head)
         self._write(HEAD, json.dumps(head).encode())
         assert self._zip is not None
         with self._written():
@@ -161,8 +203,10 @@ class Recording:
         # Parquet compresses by itself
         stored = member.endswith(".parquet")
         compress = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+        info = zipfile.ZipInfo(member, _EPOCH)
+        info.compress_type = compress
         with self._written():
-            write_member(self._zip, member, data, compress)
+            self._zip.writestr(info, data)
 
     def _written(self) -> AbstractContextManager[None]:
         hint = "choose another place, or make room there"
@@ -175,6 +219,66 @@ class Recorded:
 
     file: str
     head: Mapping[str, Any]
+
+    noun: ClassVar[str] = "recording"
+    command: ClassVar[str] = "servanda check CONTRACT --record FILE"  # writes one
+    parsed: ClassVar[tuple[str, ...]] = ("description", "by_key")  # as the file is opened
+
+    @classmethod
+    def read(cls: type[_Kind], file: str) -> _Kind:
+        """Open a file and hold its members against their digests.
+
+        Raises:
+            MeasurementError: no such file, another kind, of another format, or damaged.
+        """
+        anew = f"copy the file again, or write it anew with `{cls.command}`"
+        try:
+            with zipfile.ZipFile(file) as archive:
+                if HEAD not in archive.namelist():
+                    raise MeasurementError(
+                        f"{file} is a zip file, but no {cls.noun}: it has no {HEAD}",
+                        hint=f"{cls.noun}s are written by `{cls.command}`",
+                    )
+                head = json.loads(archive.read(HEAD))
+                stated = isinstance(head, dict) and {"format", "calls"} <= head.keys()
+                if not stated or not isinstance(head["format"], int):
+                    raise MeasurementError(
+                        f"{file} is no {cls.noun}: its {HEAD} states neither format nor calls",
+                        hint=anew,
+                    )
+                MeasurementError.refuse_form(file, head["format"], FORMAT, anew, "format")
+                members = head["members"].items()
+                odd = [m for m, digest in members if digest_of_bytes(archive.read(m)) != digest]
+            claimed = {key: value for key, value in head.items() if key != "digest"}
+            if digest_of(claimed) != head.get("digest"):
+                odd.append(HEAD)
+            if odd:
+                raise MeasurementError(
+                    f"{file} is damaged: {odd[0]} is not what its digest says", hint=anew
+                )
+            kind = Recorded if head["schedule"] is None else Pack
+            if kind is not cls:
+                raise MeasurementError(
+                    f"{file} is a {kind.noun}, and no {cls.noun}",
+                    hint=f"{cls.noun}s are written by `{cls.command}`",
+                )
+            found = cls(file, head)
+            for part in cls.parsed:
+                getattr(found, part)
+        except FileNotFoundError:
+            raise MeasurementError(
+                f"there is no {cls.noun} {file}", hint=f"write one with `{cls.command}`"
+            ) from None
+        except zipfile.BadZipFile as error:
+            raise MeasurementError(
+                f"{file} is no {cls.noun}, or only a part of one: {error}", hint=anew
+            ) from None
+        except MeasurementError:
+            raise
+        except Exception as error:  # zlib speaks of damage in an error of its own
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise MeasurementError(f"{file} cannot be read: {reason}", hint=anew) from None
+        return found
 
     @property
     def digest(self) -> str:
@@ -211,17 +315,31 @@ class Recorded:
         with zipfile.ZipFile(self.file) as file:
             return file.read(call.member)
 
+    def trace(self, call: Call) -> Trace:
+        return from_table(from_parquet(self.data(call)))
 
-def read_recording(name: str) -> Recorded:
-    """Open a recording and hold its members against their digests.
 
-    Raises:
-        MeasurementError: no such file, no recording, of another format, or damaged.
-    """
-    head, _ = _KIND.read(name, keep=False)
-    recorded = Recorded(name, head)
-    try:
-        _ = recorded.description, recorded.by_key
-    except (ValueError, KeyError, TypeError) as error:
-        raise _KIND.unreadable(name, error) from None
-    return recorded
+class Pack(Recorded):
+    """An opened reference pack; each row of it is an answer by itself."""
+
+    noun = "reference pack"
+    command = "servanda tools measure KERNEL -o x.pack"
+    parsed = ("description", "by_row", "schedule")
+
+    @cached_property
+    def schedule(self) -> PackSchedule:
+        return PackSchedule.model_validate(self.head["schedule"])
+
+    @cached_property
+    def by_row(self) -> frozenset[str]:
+        """The keys of all questions of one row."""
+        return frozenset(c.question.key([row]) for c in self.calls for row in c.rows)
+
+    @cached_property
+    def answers(self) -> Mapping[str, Trace]:
+        """All answers to each verb, in dispatch order."""
+        traces: dict[str, list[Trace]] = {}
+        for call in self.calls:
+            traces.setdefault(call.question.verb, []).append(self.trace(call))
+        joined = {verb: Trace.join(parts) for verb, parts in traces.items()}
+        return {verb: some(t, sorted(t.sequence_S.tolist())) for verb, t in joined.items()}

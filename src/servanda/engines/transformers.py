@@ -7,8 +7,11 @@
 
 from __future__ import annotations
 
+import pathlib
 import platform
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,19 +21,25 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder
+from servanda.engines.adapter import (
+    adapter_config,
+    adapter_digests,
+    adapter_folder,
+    adapter_tensors,
+)
 from servanda.engines.base import ENGINES
-from servanda.engines.devices import device_facts, sdpa_backend, usable_device
+from servanda.engines.checkpoint import quiet
+from servanda.engines.folder import reading
 from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.low_precision.head import set_head_dtype_
 from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
 from servanda.engines.low_precision.model import check_quantization, quantize_, take_over
-from servanda.engines.transformers_adapter import add_adapter_
-from servanda.engines.transformers_prefixes import Block, PrefixCache, refuse_windows
-from servanda.engines.transformers_routes import RouteRecorder, given_routes, route_columns
 from servanda.engines.transformers_steps import (
     NOTHING,
     logits_in_steps,
@@ -39,7 +48,402 @@ from servanda.engines.transformers_steps import (
 )
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints, Sampling
+from servanda.traces.expert_columns import gate_column, route_column
 from servanda.traces.trace import Batch, Trace
+
+# Where a model of torch runs, and which implementation of attention runs there.
+
+
+_BACKENDS = {
+    "sdpa_math": SDPBackend.MATH,
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def usable_device(name: str | None) -> torch.device:
+    """The device of a kernel; None is the CPU.
+
+    Raises:
+        MeasurementError: torch does not see it.
+    """
+    device = torch.device(name or "cpu")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        built = "is built for CPUs alone" if torch.version.cuda is None else "sees no GPU"
+        raise MeasurementError(
+            f"the kernel asks for device {name}, and torch {torch.__version__} {built}",
+            hint="remove the key device to run on the CPU, or install a CUDA build of torch on a "
+            "machine with a GPU",
+        )
+    if (device.index or 0) >= count:
+        raise MeasurementError(
+            f"the kernel asks for device {name}, and torch sees {count} of them",
+            hint=f"the last is cuda:{count - 1}",
+        )
+    return device
+
+
+def device_facts(device: torch.device) -> dict[str, str]:
+    """What of a device, and of how torch computes on it, changes the last bits of a result."""
+    if device.type == "cpu":
+        return {"device": "cpu", "cpu": torch.backends.cpu.get_cpu_capability()}
+    major, minor = torch.cuda.get_device_capability(device)
+    matmul = torch.backends.cuda.matmul
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "compute capability": f"{major}.{minor}",
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        # float32 products by TF32 keep 10 bits of the mantissa, and reductions in half precision
+        # fewer than float32 ones
+        "tf32": str(matmul.allow_tf32),
+        "reduced_precision_reduction": str(
+            matmul.allow_bf16_reduced_precision_reduction
+            or matmul.allow_fp16_reduced_precision_reduction
+        ),
+    }
+
+
+@contextmanager
+def sdpa_backend(attention: str) -> Iterator[None]:
+    """Runs `scaled_dot_product_attention` by the backend of this name alone.
+
+    Args:
+        attention: the key of a kernel; eager and sdpa leave the choice to torch.
+
+    Raises:
+        MeasurementError: torch has no such backend for these shapes, masks, dtype and device.
+    """
+    backend = _BACKENDS.get(attention)
+    if backend is None:
+        yield
+        return
+    try:
+        with sdpa_kernel(backend):
+            yield
+    except RuntimeError as error:
+        if not str(error).startswith(("No available kernel", "No viable backend")):
+            raise
+        raise MeasurementError(
+            f"torch {torch.__version__} has no {attention} for this kernel: its dtype, device or "
+            "mask is not taken",
+            hint="on a CPU there are sdpa_math and sdpa_flash; on a GPU, sdpa_efficient, "
+            "sdpa_cudnn (float16, bfloat16) and sdpa_math take masks, and sdpa_flash does not",
+        ) from error
+
+
+# LoRA in a model of Transformers: PEFT's own layers, not merged, as a trainer runs them.
+
+
+_WRAPPED = "base_model.model."  # how names begin in the file
+_OWN = (".lora_", ".modules_to_save.")  # parts of names that are an adapter's
+
+
+def add_adapter_(model: Any, adapter: str | None) -> dict[str, str]:
+    """Put an adapter's layers around those of a model, in place; without one nothing is done.
+
+    Returns:
+        the digests of its tensors, by names of a description.
+
+    Raises:
+        MeasurementError: PEFT is not installed, or the adapter is not of this model.
+    """
+    if adapter is None:
+        return {}
+    folder = adapter_folder(adapter)
+    adapter_config(folder)
+    try:
+        from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
+    except ImportError:
+        raise MeasurementError(
+            "the key adapter needs PEFT, which is not installed",
+            hint="pip install 'servanda[adapters]', or merge the adapter into the checkpoint",
+        ) from None
+    tensors = adapter_tensors(folder)
+    with quiet(), reading(folder, "name the model that the adapter was trained on"):
+        config = PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = True
+        inject_adapter_in_model(config, model)
+        named = {name.removeprefix(_WRAPPED): tensor for name, tensor in tensors.items()}
+        found = set_peft_model_state_dict(model, named)
+    _refuse_misfit(folder, found.unexpected_keys, found.missing_keys)
+    model.eval()
+    return adapter_digests(tensors)
+
+
+def _refuse_misfit(folder: pathlib.Path, unexpected: Sequence[str], missing: Sequence[str]) -> None:
+    """Refuse an adapter that leaves layers as they were initialised, which is without it."""
+    own = [name for name in missing if any(part in name for part in _OWN)]
+    for names, says in (
+        (unexpected, "has tensors for layers that the model does not have:"),
+        (own, "lacks tensors that its config names:"),
+    ):
+        if names:
+            raise MeasurementError(
+                f"the adapter {str(folder)!r} {says} {min(names)} ({len(names)} such)",
+                hint="name the model that the adapter was trained on",
+            )
+
+
+# The prefix cache of engine `transformers`: keys and values of whole blocks of prompts.
+#
+# A block is found under the salt of its request and all tokens up to its end, as servers do.
+
+
+Block = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [1, H, size, D]
+_MOST = 4096  # blocks that are kept; the one that was used least recently goes first
+
+
+class PrefixCache:
+    """Blocks of `size` tokens."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
+
+    def found(self, prompt: Sequence[int], key: Callable[[Sequence[int]], Hashable]) -> list[Block]:
+        """The cached blocks that a prompt begins with; its last token is always computed."""
+        blocks: list[Block] = []
+        for end in range(self.size, len(prompt), self.size):
+            block = self._blocks.get(key(prompt[:end]))
+            if block is None:
+                break
+            self._blocks.move_to_end(key(prompt[:end]))
+            blocks.append(block)
+        return blocks
+
+    def age(self, key: Hashable) -> int:
+        """Blocks that were kept or read after this one; 0 if it is not there."""
+        return next((n for n, other in enumerate(reversed(self._blocks)) if other == key), 0)
+
+    def keep(self, key: Hashable, cache: Any) -> None:
+        """Keep the last block of what a cache of Transformers holds."""
+        self._blocks[key] = [
+            (layer.keys[:, :, -self.size :].clone(), layer.values[:, :, -self.size :].clone())
+            for layer in cache.layers
+        ]
+        if len(self._blocks) > _MOST:
+            self._blocks.popitem(last=False)
+
+    def clear(self) -> None:
+        self._blocks.clear()
+
+
+def refuse_windows(cache: Any, folder: pathlib.Path) -> None:
+    """Let a model pass whose layers keep all keys and values.
+
+    Raises:
+        MeasurementError: one has a window, or a state.
+    """
+    from transformers.cache_utils import DynamicLayer
+
+    kinds = (type(layer) for layer in cache.layers)
+    odd = next((kind.__name__ for kind in kinds if kind is not DynamicLayer), None)
+    if odd is not None:
+        raise MeasurementError(
+            f"the prefix cache holds keys and values of whole texts, and {folder} has layers "
+            f"that keep others ({odd})",
+            hint="remove the key prefix_cache",
+        )
+
+
+# Which experts the routers of a mixture pick, as a model of Transformers runs; and a run in which
+# they pick given ones.
+#
+# Transformers names the modules that route (`_can_record_outputs["router_logits"]`); of what one
+# returns, the whole numbers are the experts, and the last numbers of the same shape their weights.
+# Axes: S rows of a chunk, T columns that are fed, C columns that are kept, L layers, K experts.
+
+
+class RouteRecorder:
+    """Keeps the experts of each forward of a model, and their weights; empty without routers."""
+
+    def __init__(self, model: Any) -> None:
+        self._picked: list[tuple[Tensor, Tensor]] = []
+        self.routers = [*_routers(model)]
+        for router in self.routers:
+            router.register_forward_hook(self._keep)
+
+    def _keep(self, _: Any, __: Any, output: Any) -> None:
+        parts = output if isinstance(output, tuple) else (output,)
+        parts = [part for part in parts if isinstance(part, Tensor)]
+        for expert in (part for part in parts if not part.is_floating_point()):
+            # the scores of all experts have the same shape if each is picked; they come first
+            same = (p for p in parts[::-1] if p.is_floating_point() and p.shape == expert.shape)
+            unknown = torch.full_like(expert, torch.nan, dtype=torch.float32)
+            self._picked.append((expert, next(same, unknown)))
+
+    def taken(self, rows: int, kept_C: NDArray[np.integer]) -> NDArray[np.float32] | None:
+        """The experts of the forward that has just run and their weights, [S, C, L, K, 2].
+
+        Args:
+            rows: S of that forward; kept_C: indexes of the columns.
+
+        Returns:
+            Sorted by expert, the weights NaN where the routers do not return them; None where they
+            do not return their experts.
+        """
+        picked, self._picked = self._picked, []
+        if not picked or len(picked) != len(self.routers):
+            return None
+        both_LSCK = [
+            [part.reshape(rows, -1, part.shape[-1])[:, kept_C].float() for part in both]
+            for both in picked
+        ]
+        route_LSCK, gate_LSCK = map(torch.stack, zip(*both_LSCK, strict=True))
+        route_LSCK, order = route_LSCK.sort(dim=-1)
+        route_LSCK2 = torch.stack([route_LSCK, gate_LSCK.gather(-1, order)], dim=-1)
+        return route_LSCK2.permute(1, 2, 0, 3, 4).cpu().numpy()
+
+    @contextmanager
+    def replaying(
+        self, route_SCLK: NDArray[np.integer] | None, device: torch.device
+    ) -> Iterator[None]:
+        """Let the routers of one forward pick these experts, with weights of their own scores.
+
+        Args:
+            route_SCLK: for each column that is fed; -1 where the router picks by itself.  None: it
+                always does.
+
+        Raises:
+            MeasurementError: the model has other routers, or one that does not pick by one topk.
+        """
+        if route_SCLK is None:
+            yield
+            return
+        if len(self.routers) != route_SCLK.shape[2]:
+            raise MeasurementError(
+                f"the recorded experts are of {route_SCLK.shape[2]} layers, and this model has "
+                f"{len(self.routers)} routers",
+                hint="replay the experts of the same mixture, or remove the key routes",
+            )
+        given_LRK = torch.from_numpy(route_SCLK).long().to(device).movedim(2, 0).flatten(1, 2)
+        own = [vars(router).get("forward") for router in self.routers]  # if it was replaced before
+        for router, given_RK in zip(self.routers, given_LRK, strict=True):
+            router.forward = _picking(router, given_RK)
+        try:
+            yield
+        finally:
+            for router, forward in zip(self.routers, own, strict=True):
+                del router.forward
+                if forward is not None:
+                    router.forward = forward
+
+
+class _Given(TorchFunctionMode):
+    """Replaces what `topk` returns by the given experts, and their scores.
+
+    A router that picks groups of experts first calls `topk` for them too; those calls stay.
+
+    Args:
+        given_RK: -1 where the router picks by itself.
+        experts: of the layer; None if unknown.
+    """
+
+    def __init__(self, given_RK: Tensor, experts: int | None) -> None:
+        super().__init__()
+        self.given_RK, self.experts, self.picks = given_RK, experts, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, Tensor.topk):
+            return found
+        score, own = (args[0] if args else kwargs["input"]), found[1]
+        same = own.shape[-1] == self.given_RK.shape[-1] and own.numel() == self.given_RK.numel()
+        if not same or self.experts not in (None, score.shape[-1]):
+            return found
+        self.picks += 1
+        if (most := int(self.given_RK.max())) >= score.shape[-1]:
+            raise MeasurementError(
+                f"expert {most} was recorded, and a layer of this model has {score.shape[-1]}",
+                hint="replay the experts of the same mixture, or remove the key routes",
+            )
+        given = self.given_RK.reshape(own.shape)
+        given = given.where(given >= 0, own)
+        # in the order of topk, so that what is equal is equal in every bit
+        value, order = score.gather(-1, given).sort(dim=-1, descending=True, stable=True)
+        return torch.return_types.topk((value, given.gather(-1, order)))
+
+
+def _picking(router: Any, given_RK: Tensor) -> Callable[..., Any]:
+    forward, weight = router.forward, getattr(router, "weight", None)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _Given(given_RK, None if weight is None else len(weight)) as given:
+            output = forward(*args, **kwargs)
+        if given.picks != 1:
+            raise MeasurementError(
+                f"{given_RK.shape[-1]} experts a token were recorded, and a router "
+                f"({type(router).__name__}) has {given.picks} calls of topk that pick as many",
+                hint="replay the experts of the same mixture; if they are, its architecture is "
+                "not supported: remove the key routes",
+            )
+        return output
+
+    return run
+
+
+def given_routes(
+    chunk: Batch, path: Path, size: int | None, *, cached: bool
+) -> list[NDArray[np.int16]]:
+    """The routes of each forward that scores a chunk, [S, C, L, K]; -1 where none is given.
+
+    Args:
+        size: columns of each forward of a prefill; None: all at once.
+        cached: whether the engine has a prefix cache.
+
+    Raises:
+        MeasurementError: it has.
+    """
+    if not chunk.routes:
+        return []
+    if cached:
+        raise MeasurementError(
+            "a prefix cache and routes=replayed exclude each other: no router runs for a cached "
+            "token",
+            hint="remove the key prefix_cache of the kernel that replays",
+        )
+    longest, shape = max(map(len, chunk.prompts)), chunk.routes[0].shape[1:]
+    whole = np.full((len(chunk), longest + chunk.width, *shape), -1, dtype=np.int16)
+    for row, (prompt, route) in enumerate(zip(chunk.prompts, chunk.routes, strict=True)):
+        # the last column of a prompt predicts the first token; decoding pads prompts on the left
+        first = (len(prompt) if path == "prefill" else longest) - 1
+        whole[row, first : first + len(route)] = route
+    fed = whole.shape[1] if path == "prefill" else longest
+    steps = [*steps_of(fed, size), *(slice(at, at + 1) for at in range(fed, whole.shape[1]))]
+    return [whole[:, step] for step in steps]
+
+
+def route_columns(route_NLK2: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
+    """What `RouteRecorder.taken` returns as columns of a trace, [N] each."""
+    _, layers, experts, _ = route_NLK2.shape
+    names = (route_column, gate_column)
+    if np.isnan(route_NLK2[..., 1]).all():  # the routers do not return weights
+        names = names[:1]
+    return {
+        name(layer, k): route_NLK2[:, layer, k, part].astype(np.float64)
+        for part, name in enumerate(names)
+        for layer in range(layers)
+        for k in range(experts)
+    }
+
+
+def _routers(model: Any) -> Iterator[Any]:
+    """The modules that route, in the order in which they run."""
+    named = [
+        getattr(part, "_can_record_outputs", None) or {}
+        for part in model.modules()
+        if hasattr(part, "_can_record_outputs")
+    ]
+    recorders = [found["router_logits"] for found in named if "router_logits" in found]
+    each = [one for of in recorders for one in (of if isinstance(of, list | tuple) else [of])]
+    kinds = {getattr(one, "target_class", one) for one in each}
+    yield from (part for part in model.modules() if type(part) in kinds)
+
 
 # keys of a kernel that change its numbers
 _FACTS = ("dtype", "attention", "head_dtype", "prefill_chunk", "prefix_cache", "kv_cache")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from servanda.contract.model import Kernel
 from servanda.contract.model import Path as Scoring
-from servanda.engines.arrow import to_parquet
 from servanda.engines.base import Engine
-from servanda.engines.pack_file import GOLDEN_PATH, Pack, write_pack
+from servanda.engines.recorded import record
+from servanda.engines.recorded_file import Pack, PackSchedule
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
@@ -23,9 +22,8 @@ from servanda.runner.golden import by_length, refuse_short, text_batch
 from servanda.runner.measurement import Open, Progress, Watch
 from servanda.runner.probe import encoded
 from servanda.runner.round_files import batch_of, in_order
-from servanda.theory.sampling import log_softmax
-from servanda.traces.corpus import Corpus
-from servanda.traces.trace import Trace, some
+from servanda.theory.sampling import best_columns, log_softmax
+from servanda.traces.trace import Batch, Trace
 
 TOP = 64  # top-k tokens recorded per golden position
 
@@ -50,104 +48,77 @@ def make_pack(plan: Plan, kernel: Kernel, out: Path, *, open: Open, watch: Watch
             "a pack is drawn as workload.sampling says, and this kernel has a sampling of its own",
             hint="remove kernels.train.sampling",
         )
-    schedule = plan.schedules[0]
+    schedule, golden = plan.schedules[0], plan.golden
+    own = plan.contract.golden.path if plan.contract.golden is not None else "prefill"
+    held = PackSchedule(
+        kernel=kernel,
+        workload=schedule.workload,
+        groups=schedule.rounds * schedule.workload.round,
+        prompts=schedule.corpus.text,
+        golden=None if golden is None else golden.text,
+        golden_path=kernel.path or own,
+    )
     watch(Progress("loading the kernel", 0, 1))
     engine = open(kernel, "reference")
-    try:
-        description = engine.describe()
+    with record(engine, out, held) as recorder:
+        recorder.describe()
         watch(Progress("loading the kernel", 1, 1))
-        tokens = {"prompts": encoded(schedule.corpus, engine)}
-        others = {"prompts.jsonl": schedule.corpus.text.encode()}
-        drawn, again = _drawn(schedule, kernel, engine, tokens["prompts"], watch)
-        if plan.golden is not None:
-            tokens["golden"] = encoded(plan.golden, engine)
-            others["golden.jsonl"] = plan.golden.text.encode()
-            watch(Progress("golden texts", 0, len(plan.golden)))
-            assert plan.contract.golden is not None
-            path = kernel.path or plan.contract.golden.path
-            others["golden.parquet"] = to_parquet(
-                _golden(kernel, engine, plan.golden, tokens["golden"], path)
-            )
-        others["tokens.json"] = json.dumps(tokens, separators=(",", ":")).encode()
-        others["vocabulary.json"] = json.dumps(engine.vocabulary()).encode()
-    finally:
-        engine.close()
-    return write_pack(
-        out,
-        kernel=kernel,
-        description=description,
-        workload=schedule.workload,
-        seed=schedule.seed,
-        groups=schedule.rounds * schedule.workload.round,
-        traces={"drawn": drawn, "again": again},
-        others=others,
-    )
+        _draw(schedule, kernel, recorder, encoded(schedule.corpus, recorder), watch)
+        if golden is not None:
+            ids = encoded(golden, recorder)
+            watch(Progress("golden texts", 0, len(golden)))
+            refuse_short(golden, ids)
+            batch = text_batch(by_length(ids), ids)
+            best = _best(kernel, engine, batch, held.golden_path)
+            recorder.keep_top(batch, held.golden_path, best)
+    return Pack.read(str(out))
 
 
-def _drawn(
+def _draw(
     schedule: Schedule,
     kernel: Kernel,
     engine: Engine,
     ids: Sequence[tuple[int, ...]],
     watch: Watch,
-) -> tuple[Trace, Trace]:
+) -> None:
     """Every sequence, and 10 % of them scored again in other batches."""
-    sampling, drawn, again = schedule.workload.sampling.transform, [], []
+    sampling = schedule.workload.sampling.transform
     for index in range(schedule.rounds):
         watch(Progress("prompt groups", index * schedule.workload.round, schedule.last))
         units = schedule.units(index)
         batch = batch_of(units, ids, schedule.width)
         trace = in_order(batch, engine.generate, sampling, schedule.seed)
-        drawn.append(trace)
         given = batch_of(units, ids, schedule.width, trace.continuations)
         rows = [row for row in schedule.noise_rows(len(units)) if not trace.lost_S[row]]
         if rows:
-            path = kernel.path or "decode"
-            again.append(in_order(given.take(rows), engine.score, sampling, path))
+            in_order(given.take(rows), engine.score, sampling, kernel.path or "decode")
     watch(Progress("prompt groups", schedule.last, schedule.last))
-    return Trace.join(drawn), Trace.join(again or [some(drawn[0], ())])
 
 
-def _golden(
-    kernel: Kernel,
-    engine: Engine,
-    golden: Corpus,
-    ids: Sequence[tuple[int, ...]],
-    path: Scoring,
-) -> pa.Table:
+def _best(kernel: Kernel, engine: Engine, batch: Batch, path: Scoring) -> Trace:
     """The record that bounds every divergence at a golden position, given a candidate's top-k.
 
-    One row per position: text, token, its raw logprob and the log-sum-exp of the logits in
-    float64, and the best TOP ids with their raw logprobs in float32.
+    Of each position: its raw logprob in float64, and the best TOP ids with their raw logprobs in
+    float32.
     """
     if not engine.describe().full_logits:
         raise MeasurementError(
             f"engine {kernel.engine!r} cannot give full logits, which golden texts need",
             hint="leave out the golden texts",
         )
-    refuse_short(golden, ids)
-    order = by_length(ids)
-    text_N = np.array([row for row in order for _ in ids[row][1:]], dtype=np.int32)
-    token_N = np.array([token for row in order for token in ids[row][1:]], dtype=np.int64)
+    lengths = [len(given) for given in batch.continuations]
+    token_N = np.array([t for given in batch.continuations for t in given], dtype=np.int64)
     parts: list[tuple[NDArray[Any], ...]] = []
     at = 0
-    for start in range(0, len(order), kernel.batch_size):
-        batch = text_batch(order[start : start + kernel.batch_size], ids)
-        for logits_RV in engine.logits(batch, path):
+    for rows in batch.chunks(kernel.batch_size):
+        width = max(map(len, rows.continuations))
+        for logits_RV in engine.logits(replace(rows, width=width), path):
             parts.append(_reduced(logits_RV, token_N[at : at + len(logits_RV)]))
             at += len(logits_RV)
-    logp_N, lse_N, top_NK, top_logp_NK = (np.concatenate(p) for p in zip(*parts, strict=True))
-    table = pa.table(
-        {
-            "text": pa.array(text_N),
-            "token": pa.array(token_N.astype(np.int32)),
-            "logp": pa.array(logp_N),
-            "log_sum_exp": pa.array(lse_N),
-            "top_ids": _rows(top_NK.astype(np.int32)),
-            "top_logp": _rows(top_logp_NK.astype(np.float32)),
-        }
+    logp_N, best_NK, best_logp_NK = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Trace.of(
+        batch, lengths, token_N, {"logp": logp_N, **best_columns(best_NK, best_logp_NK)}
     )
-    return table.replace_schema_metadata({GOLDEN_PATH: path})
 
 
 def _reduced(
@@ -156,11 +127,4 @@ def _reduced(
     logp_RV = log_softmax(logits_RV)
     rows_R1 = np.arange(len(token_R))[:, None]
     best_RK = np.argsort(-logp_RV, axis=-1, kind="stable")[:, :TOP]
-    # at the top-1 token, which always has mass: logit - logprob is the normaliser
-    logit_R1 = np.asarray(logits_RV, dtype=np.float64)[rows_R1, best_RK[:, :1]]
-    lse_R = (logit_R1 - logp_RV[rows_R1, best_RK[:, :1]])[:, 0]
-    return logp_RV[rows_R1[:, 0], token_R], lse_R, best_RK, logp_RV[rows_R1, best_RK]
-
-
-def _rows(values_NK: NDArray[Any]) -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(pa.array(values_NK.reshape(-1)), values_NK.shape[1])
+    return logp_RV[rows_R1[:, 0], token_R], best_RK, logp_RV[rows_R1, best_RK].astype(np.float32)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from servanda.authoring.calibrate.precision_floor import record_floor
+from servanda.authoring.calibrate.limits import record_floor
 from servanda.authoring.calibrate.recorder import closed_rounds
 from servanda.authoring.calibrate.resample import Resampled
 from servanda.judgement.clauses.statistical import Certificate

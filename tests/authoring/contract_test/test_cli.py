@@ -101,12 +101,8 @@ def test_junit_has_a_suite_for_a_test_and_a_case_for_a_case(toy):
     assert good.find("failure") is None and "holds" in good.find("system-out").text
     assert bad.find("failure").get("message") == "verdict: expected holds, found violated"
     assert "toy.kerneltest.yaml:16:19" in bad.find("failure").text
-
-
-def test_junit_is_what_jenkins_reads(toy):
-    xmlschema = pytest.importorskip("xmlschema")
-    schema = xmlschema.XMLSchema(str(ROOT / "tests" / "data" / "junit-10.xsd"))
-    schema.validate(servanda("contract", "test", toy, "--format", "junit").output)
+    xmlschema = pytest.importorskip("xmlschema")  # and it is what Jenkins reads
+    xmlschema.XMLSchema(str(ROOT / "tests" / "data" / "junit-10.xsd")).validate(done.output)
 
 
 def test_what_is_wrong_in_several_files_is_said_at_once(toy):

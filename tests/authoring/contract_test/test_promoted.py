@@ -183,22 +183,31 @@ def test_what_is_undecided_at_the_limit_follows_the_contract(tmp_path, end, stat
     assert found.passed, shown(found)
 
 
-COVERED = """\
-observability:
-  clauses:
-    - {id: seen, metric: scoring_rate, at_least: 0.01, stages: [canary]}
-"""
-
-
 @pytest.mark.parametrize(
-    ("given", "leg"),
-    [("", "canary-1"), ("rescored: 0.005", "canary-1"), ("rescored: 0.02", "canary-2")],
+    ("clause", "missing", "given", "expected"),
+    [
+        ("seen, metric: scoring_rate, at_least: 0.01", "rescored: 0.02", "", "leg: canary-1"),
+        ("seen, metric: scoring_rate, at_least: 0.01", "", "rescored: 0.005", "leg: canary-1"),
+        ("seen, metric: scoring_rate, at_least: 0.01", "", "rescored: 0.02", "leg: canary-2"),
+        (
+            "split, metric: sample_ratio",
+            "sample_ratio: 1.0",
+            "",
+            "leg: canary-1, status: awaiting_evidence",
+        ),
+        ("split, metric: sample_ratio", "", "sample_ratio: 1.0", "leg: canary-2"),
+        ("split, metric: sample_ratio", "", "sample_ratio: 0.6", "status: rolled_back"),
+    ],
 )
-def test_what_is_scored_again_is_given_beside_the_series(tmp_path, given, leg):
-    text = case('"0x4000"', f"{{at: 9m, leg: {leg}}}", more=f"{CLOCK}\n{given}".rstrip())
-    found = promoting(tmp_path, text, more=COVERED)
+def test_the_shares_scored_again_and_of_users_are_given_beside_the_series(
+    tmp_path, clause, missing, given, expected
+):
+    more = f"observability:\n  clauses:\n    - {{id: {clause}, stages: [canary]}}\n"
+    text = case('"0x4000"', f"{{at: 9m, {expected}}}", more=f"{CLOCK}\n{given}".rstrip())
+    found = promoting(tmp_path, text, more=more)
     assert found.passed, shown(found)
-    assert found.cases[0].not_given == (() if given else ("seen: write rescored: 0.02",))
+    name = clause.split(",")[0]
+    assert found.cases[0].not_given == ((f"{name}: write {missing}",) if missing else ())
 
 
 def test_an_act_that_a_promotion_refuses_is_said_at_its_place(tmp_path):
@@ -212,16 +221,10 @@ def test_an_act_that_a_promotion_refuses_is_said_at_its_place(tmp_path):
     assert "acts: [{at: 1m, approve: a}]" in problem.where.text
 
 
-@pytest.mark.parametrize(
-    ("expect", "message"),
-    [
-        ("{at: 1m, leg: canary-3}", "the promotion has no leg 'canary-3'"),
-        ("{at: 1m, leg: full-0}", "the promotion has no leg 'full-0'"),
-    ],
-)
-def test_a_leg_that_is_none_is_refused(tmp_path, expect, message):
-    with pytest.raises(ContractError, match=message):
-        promoting(tmp_path, case('"0x900"', expect, more=CLOCK))
+@pytest.mark.parametrize("leg", ["canary-3", "full-0"])
+def test_a_leg_that_is_none_is_refused(tmp_path, leg):
+    with pytest.raises(ContractError, match=f"the promotion has no leg '{leg}'"):
+        promoting(tmp_path, case('"0x900"', f"{{at: 1m, leg: {leg}}}", more=CLOCK))
 
 
 def test_a_clock_that_ticks_too_often_is_refused(tmp_path):
@@ -234,25 +237,3 @@ def test_a_contract_without_other_stages_has_one_leg(tmp_path):
     text = case('"0x900"', "{at: 3m, leg: offline, status: completed}", more=CLOCK)
     found = rehearsed(tmp_path, text, limit=0.2, claim="realised", last=900)
     assert found.cases[0].expectations[0].verdict.outcome == "holds"
-
-
-SPLIT = """\
-observability:
-  clauses:
-    - {id: split, metric: sample_ratio, stages: [canary]}
-"""
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("", "leg: canary-1, status: awaiting_evidence"),
-        ("sample_ratio: 1.0", "leg: canary-2"),
-        ("sample_ratio: 0.6", "status: rolled_back"),
-    ],
-)
-def test_the_share_of_the_users_is_given_beside_the_series(tmp_path, given, expected):
-    text = case('"0x4000"', f"{{at: 9m, {expected}}}", more=f"{CLOCK}\n{given}".rstrip())
-    found = promoting(tmp_path, text, more=SPLIT)
-    assert found.passed, shown(found)
-    assert found.cases[0].not_given == (() if given else ("split: write sample_ratio: 1.0",))

@@ -32,14 +32,10 @@ def test_a_test_is_read_with_its_places():
     assert [len(series) for series in test.cases[0].traffic.values()] == [40, 40]
 
 
-def test_one_series_is_for_all_tokens():
+def test_one_series_is_for_all_tokens_and_no_number():
     own = """{"first=a": "gap(0.1)x40", rest: 'gap(0.01)x40'}"""
     (test,) = read_tests(GOOD.replace(own, "gap(0)x40"), "t")
     assert {name: str(s) for name, s in test.cases[0].traffic.items()} == {"all": "gap(0)x40"}
-
-
-def test_a_series_that_yaml_reads_as_a_number_is_told_so():
-    own = """{"first=a": "gap(0.1)x40", rest: 'gap(0.01)x40'}"""
     (problem,) = problems(GOOD.replace(own, "0x40")).problems
     assert problem.message == "a series is a text, found the number 64"
     assert problem.hint.startswith("put it in quotes")
@@ -74,12 +70,8 @@ def test_a_file_may_hold_several_documents_each_with_the_places_of_the_file():
     assert (first.metadata.name, second.metadata.name) == ("t", "u")
     assert first.where("contract").line == 6
     assert second.where("contract").line == 17
-
-
-def test_problems_of_all_documents_are_said_at_once():
-    wrong = GOOD.replace("gap(0.1)", "gab(0.1)")
-    found = problems(f"{wrong}---\n{wrong}")
-    assert [p.where.line for p in found.problems] == [8, 19]
+    found = problems(text.replace("gap(0.1)", "gab(0.1)"))  # those of all are said at once
+    assert [p.where.line for p in found.problems] == [10, 21]
 
 
 def test_a_series_that_cannot_be_read_is_shown_with_a_caret_at_its_character():
@@ -191,13 +183,10 @@ def test_an_act_is_one_thing(act):
     assert "an act is one of approve, roll_back, override, fails, changes" in str(problems(text))
 
 
-def test_two_cases_of_one_name_are_refused():
+def test_what_is_compared_has_to_be_there_and_a_name_is_of_one_case():
+    """A look after some groups, and a floor beside nothing."""
     text = GOOD + GOOD[GOOD.index("  - name") :]
     assert "two cases are named 'one'" in str(problems(text))
-
-
-def test_what_is_compared_has_to_be_there():
-    """A look after some groups, and a floor beside nothing."""
     lines = [line for line in GOOD.splitlines() if "traffic" not in line]
     assert "there are no 20 prompt groups: the case gives no traffic" in str(
         problems("\n".join(lines))

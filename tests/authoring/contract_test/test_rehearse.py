@@ -264,12 +264,10 @@ escalation:
 def test_actions_are_compared_with_their_values_in_any_order(tmp_path):
     wanted = "[{sample: 0.1}, {page: oncall}, {divert: slice}]"
     text = case('"-1x200"', f"{{actions: {wanted}}}") + case('"0x200"', "{actions: []}", name="b")
-    assert rehearsed(tmp_path, text, slices=RULES).passed
-
-
-def test_another_value_of_an_action_is_another_action(tmp_path):
-    text = case('"-1x200"', "{actions: [{divert: all}, {page: oncall}, {sample: 0.1}]}")
-    (check,) = rehearsed(tmp_path, text, slices=RULES).cases[0].expectations[0].checks
+    text += case('"-1x200"', f"{{actions: {wanted.replace('slice', 'all')}}}", name="c")
+    *same, other = rehearsed(tmp_path, text, slices=RULES).cases
+    assert all(one.passed for one in same)
+    (check,) = other.expectations[0].checks
     assert not check.passed
     assert check.expected == "[{divert: all}, {page: oncall}, {sample: 0.1}]"
     assert check.found == "[{divert: slice}, {page: oncall}, {sample: 0.1}]"
@@ -393,24 +391,20 @@ def test_too_many_tokens_are_refused_and_shorter_answers_help(tmp_path):
     assert done.cases[0].expectations[0].verdict.tokens == 4000
 
 
-def test_a_broken_contract_is_reported_in_its_own_places(tmp_path):
-    found = refused(tmp_path, case('"0x40"', "{verdict: holds}"), limit=-1)
-    assert found.problems[0].where.file.endswith("toy.kernelcontract.yaml")
-
-
-def test_a_contract_that_no_run_can_decide_is_reported_in_its_own_places(tmp_path):
-    found = refused(tmp_path, case('"0x40"', "{verdict: holds}"), limit=0.0001)
-    assert "cannot hold on slice 'all'" in str(found)
-    assert found.problems[0].where.file.endswith("toy.kernelcontract.yaml")
-
-
 @pytest.mark.parametrize(
-    ("contract", "message"),
-    [("none.yaml", "there is no "), ("toy.kerneltest.yaml", "this is a ContractTest")],
+    ("given", "message"),
+    [
+        ({"limit": -1}, "toy.kernelcontract.yaml:"),  # reported in its own places
+        ({"limit": 0.0001}, "cannot hold on slice 'all'"),  # no run can decide it
+        ({"contract": "none.yaml"}, "there is no "),
+        ({"contract": "toy.kerneltest.yaml"}, "this is a ContractTest"),
+    ],
 )
-def test_a_contract_that_is_none_is_refused(tmp_path, contract, message):
-    found = refused(tmp_path, case('"0x40"', "{verdict: holds}"), contract=contract)
+def test_a_contract_that_is_none_or_broken_is_refused(tmp_path, given, message):
+    found = refused(tmp_path, case('"0x40"', "{verdict: holds}"), **given)
     assert message in str(found)
+    own = "kernelcontract" if "limit" in given else "kerneltest"
+    assert found.problems[0].where.file.endswith(f"toy.{own}.yaml")
 
 
 def test_a_folder_of_tests_without_any_is_refused(tmp_path):
@@ -464,10 +458,14 @@ def test_yesterdays_record_is_judged_by_todays_contract(run_of):
     assert cell_of(found, "tv on all").limit == 0.012
 
 
-def test_a_look_beyond_a_record_is_refused(run_of):
+def test_a_look_beyond_a_record_and_a_record_that_is_not_there_are_refused(run_of):
     folder, _, verdict = run_of
     with pytest.raises(ContractError, match=f"runs/one has {verdict.groups} prompt groups"):
         recorded(folder, "{after: 1999, verdict: holds}").run()
+    text = case("", "{verdict: holds}", more="recorded: runs/none")
+    with pytest.raises(ContractError, match="runs/none is no run directory") as caught:
+        prepare_tests(written(folder, text))
+    assert caught.value.problems[0].where.line == 9
 
 
 @pytest.mark.parametrize(
@@ -484,14 +482,6 @@ def test_a_record_of_other_draws_is_refused(run_of, old, new, message):
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(EvidenceError, match=message):
         recorded(folder, "{verdict: holds}").run()
-
-
-def test_a_record_that_is_not_there_is_said_at_its_place(tmp_path):
-    text = case("", "{verdict: holds}", more="recorded: runs/none")
-    with pytest.raises(ContractError) as caught:
-        prepare_tests(written(tmp_path, text))
-    assert caught.value.problems[0].where.line == 9
-    assert "runs/none is no run directory" in str(caught.value)
 
 
 def test_the_pure_part_is_handed_what_it_reads(tmp_path):

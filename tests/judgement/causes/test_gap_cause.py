@@ -8,8 +8,7 @@ import pytest
 
 from servanda.judgement.causes.case import Case
 from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED
-from servanda.judgement.causes.decision import ORDER
-from servanda.judgement.causes.gap_cause import explain, explained
+from servanda.judgement.causes.gap_cause import ORDER, explain, explained
 from servanda.judgement.causes.slice_search import FoundSlice
 from tests import transcripts
 from tests.judgement.causes.gaps import table

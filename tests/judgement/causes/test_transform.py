@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from servanda.judgement.causes.case import RULES, Case
-from servanda.judgement.causes.decision import causes_of
-from servanda.judgement.causes.gap_shape import signatures_of
+from servanda.judgement.causes.gap_cause import causes_of
+from servanda.judgement.causes.gap_shape import Transform, signatures_of
 from servanda.judgement.causes.token_table import TokenTable
-from servanda.judgement.causes.transform import Transform
 from servanda.traces.pair import pair
 from tests.field.rows import servanda
 from tests.field.worlds import draw, run

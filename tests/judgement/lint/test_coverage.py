@@ -39,19 +39,25 @@ def test_a_coverage_that_says_nothing_is_an_error(clause, message, hint):
     assert problems(f"metric: scoring_rate{clause}", "", "observability") == [(message, hint)]
 
 
-def test_a_promise_is_no_matter_of_an_hour():
-    assert problems("metric: tv, aggregate: mean, at_most: 0.1, over: 1h") == [
+@pytest.mark.parametrize(
+    ("clause", "message", "hint"),
+    [
         (
+            "metric: tv, aggregate: mean, at_most: 0.1, over: 1h",
             "tv covers all that was measured",
             "remove over: the evidence is cumulative, and valid at every evaluation",
-        )
-    ]
-
-
-def test_a_coverage_is_no_promise():
-    assert problems("metric: scoring_rate, at_least: 0.1") == [
+        ),
         (
+            "metric: scoring_rate, at_least: 0.1",
             "scoring_rate is a validity check, a precondition of the promises in statistical",
             "move the clause to observability.clauses",
-        )
-    ]
+        ),
+        (
+            "metric: weight_mean_check",
+            "weight_mean_check is a validity check, a precondition of the promises in statistical",
+            "move the clause to observability.clauses",
+        ),
+    ],
+)
+def test_a_promise_is_no_matter_of_an_hour_and_a_validity_check_is_none(clause, message, hint):
+    assert problems(clause) == [(message, hint)]

@@ -5,7 +5,7 @@ import pytest
 from servanda.errors import ContractError
 from tests.kit import parse
 
-CONTRACT = """\
+SMALL = """\
 apiVersion: servanda.dev/v1alpha1
 kind: KernelContract
 metadata: {name: small}
@@ -14,8 +14,10 @@ stable: {engine: table}
 workload: {prompts: p.jsonl}
 statistical:
   - {id: tv, metric: tv, aggregate: mean, at_most: 1e-3}
-escalation:
-  - {when: {clause: tv, is: violated}, do: [{divert: slice}]}
+"""
+CONTRACT = f"""\
+{SMALL}escalation:
+  - {{when: {{clause: tv, is: violated}}, do: [{{divert: slice}}]}}
 routing:
   mode: enforce
   stable_in_flight: 64

@@ -2,30 +2,15 @@
 
 import pytest
 
-from servanda.errors import ContractError
-from tests.kit import parse
+from tests.judgement.lint.test_routing import SMALL, parse, said
 
-CONTRACT = """\
-apiVersion: servanda.dev/v1alpha1
-kind: KernelContract
-metadata: {name: small}
-kernels: {train: {engine: table}, infer: {engine: table}}
-stable: {engine: table}
-workload: {prompts: p.jsonl}
-statistical:
-  - {id: tv, metric: tv, aggregate: mean, at_most: 1e-3}
-promotion:
-  offline: {prompt_groups: [200, 4000]}
-  shadow: {share: 0.05}
-  canary: {steps: [0.01, 0.1]}
-  full: {}
+CONTRACT = f"""\
+{SMALL}promotion:
+  offline: {{prompt_groups: [200, 4000]}}
+  shadow: {{share: 0.05}}
+  canary: {{steps: [0.01, 0.1]}}
+  full: {{}}
 """
-
-
-def said(text):
-    with pytest.raises(ContractError) as caught:
-        parse(text, "x.yaml", engines=["table"])
-    return str(caught.value).splitlines()
 
 
 def test_four_stages_with_a_stable_kernel_are_sound():

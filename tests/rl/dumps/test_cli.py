@@ -75,6 +75,10 @@ def test_masks_are_written_where_asked(bad, tmp_path):
         (["--steps", "9:3"], "'9:3' ends before it begins: write 3:9"),
         (["--preset", "nemo"], "a dump needs a preset for a trainer, and 'nemo' does not exist"),
         (["--as", "nemoo"], "there is no dump format 'nemoo'"),
+        (
+            ["--fresh"],
+            "a dump was measured already, so that this is for a contract: leave out --fresh",
+        ),
     ],
 )
 def test_a_wrong_call_is_exit_2(healthy, arguments, message):
@@ -83,17 +87,24 @@ def test_a_wrong_call_is_exit_2(healthy, arguments, message):
     assert message in done.output
 
 
-def test_options_of_measuring_do_not_go_with_a_dump(healthy):
-    done = servanda("check", healthy, "--fresh")
+def test_a_file_that_is_no_dump_or_was_not_finished_is_said(tmp_path):
+    other = tmp_path / "metrics.jsonl"
+    other.write_text("{}\n")
+    done = servanda("check", other, "--quiet")
     assert done.exit_code == 2
-    assert "a dump was measured already, so that this is for a contract: leave out --fresh" in (
-        done.output
-    )
+    assert f"'{other}' is no file of a dump; looked for train_data_step<N>.jsonl" in done.stderr
+    many = trainers.sequences(60, longest=60)
+    trainers.prime(tmp_path, many, step=1)
+    trainers.prime(tmp_path, many, step=2, stable=False)
+    done = servanda("check", tmp_path, "--quiet")
+    assert "steps without STABLE, left out: 2" in done.stdout
 
 
-def test_the_preset_of_check_is_that_of_a_dump(healthy):
-    done = servanda("check", healthy, "--preset", "trl", "--quiet")
-    assert "preset   trl, as asked" in done.stdout
+def test_the_preset_and_the_one_step_of_check_are_those_of_a_dump(healthy):
+    done = servanda("check", healthy, "--preset", "trl", "--quiet", "--steps", "5")
+    assert "preset   trl, as asked" in done.stdout and "· step 5 ·" in done.stdout
+    last = done.stdout.rstrip("\n").split("\n")[-1]
+    assert re.fullmatch(r"exit \d · \d+ s · [\d,.]+( M)? tokens/s", last)
 
     done = servanda("check", EXAMPLE, "--preset", "trl")
     assert done.exit_code == 2
@@ -236,27 +247,6 @@ def test_check_takes_a_file_of_a_dump_as_well(bad):
     assert "found    1 file of Servanda · step 4" in done.stdout
 
 
-def test_check_of_another_file_of_lines_says_what_a_dump_is(tmp_path):
-    other = tmp_path / "metrics.jsonl"
-    other.write_text("{}\n")
-    done = servanda("check", other, "--quiet")
-    assert done.exit_code == 2
-    assert f"'{other}' is no file of a dump; looked for train_data_step<N>.jsonl" in done.stderr
-
-
-def test_steps_that_a_trainer_has_not_finished_are_named(tmp_path):
-    many = trainers.sequences(60, longest=60)
-    trainers.prime(tmp_path, many, step=1)
-    trainers.prime(tmp_path, many, step=2, stable=False)
-    done = servanda("check", tmp_path, "--quiet")
-    assert "steps without STABLE, left out: 2" in done.stdout
-
-
-def test_the_last_line_says_how_fast_it_was(healthy):
-    last = servanda("check", healthy, "--quiet").stdout.rstrip("\n").split("\n")[-1]
-    assert re.fullmatch(r"exit 0 · \d+ s · [\d,.]+( M)? tokens/s", last)
-
-
 @pytest.mark.parametrize("name", ["json", "junit", "sarif", "github", "markdown", "html"])
 def test_every_format_takes_data_that_is_not_sound(name, tmp_path):
     many = trainers.sequences(60, longest=60)
@@ -273,8 +263,3 @@ def test_a_report_speaks_of_going_on_and_since_when(bad, healthy):
     assert "Do not go on as it is." in said and "since step 4" in said
     assert "promote" not in said and "of the prompts" not in said
     assert "✓ Go on." in servanda("check", healthy, "--quiet", "--format", "markdown").stdout
-
-
-def test_one_step_is_a_range(healthy):
-    done = servanda("check", healthy, "--quiet", "--steps", "5")
-    assert "· step 5 ·" in done.stdout

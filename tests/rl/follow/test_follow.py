@@ -24,6 +24,9 @@ def test_an_engine_that_follows_is_undecided_and_then_holds():
     assert {*outcomes[:first]} == {"inconclusive"} and {*outcomes[first:]} == {"holds"}
     assert steps[-1].interval[0] < 1 < steps[-1].interval[1]
     assert (steps[0].exit_code, steps[-1].exit_code) == (3, 0)
+    asked = [step for step in steps if step.worst.needs is not None]
+    assert asked and all(step.outcome == "inconclusive" for step in asked)
+    assert f"about {asked[-1].worst.needs} more sync" in asked[-1].sentence
     assert str(steps[-1]).startswith("✓ version 15: the engine follows the trainer\n  slope 1.0")
 
 
@@ -137,14 +140,6 @@ def test_an_engine_of_the_same_bits_holds():
     assert walk.follow(walk.train)[-1].outcome == "holds"
 
 
-def test_an_undecided_step_says_how_many_syncs_it_needs():
-    steps = Walk().follow(Walk().engine(HELD[""]))
-
-    asked = [step for step in steps if step.worst.needs is not None]
-    assert asked and all(step.outcome == "inconclusive" for step in asked)
-    assert f"about {asked[-1].worst.needs} more sync" in asked[-1].sentence
-
-
 def test_missing_scores_are_counted_and_never_agreement():
     walk = Walk()
     engine = walk.engine(HELD[""])
@@ -167,23 +162,6 @@ def test_a_replica_that_vanishes_is_an_error_and_not_left_out():
 
     assert steps[11].outcome == "holds" and steps[12].outcome == "error"
     assert steps[12].replicas["a"].outcome == "holds"
-
-
-def test_a_restart_continues_and_a_cut_off_line_is_dropped(tmp_path):
-    walk = Walk()
-    engine, state = walk.engine(HELD["late 1"]), tmp_path / "runs" / "follow.jsonl"
-    whole = walk.follow(engine)
-
-    first = Follow(PROBES, state=state)
-    for k in range(8):
-        first.observe(k, walk.train[k], engine[k])
-    with state.open("a") as file:
-        file.write('{"schema": 1, "fol')
-    again = Follow(PROBES, state=state)
-    steps = [again.observe(k, walk.train[k], engine[k]) for k in range(8, 16)]
-
-    assert [str(s) for s in steps] == [str(s) for s in whole[8:]]
-    assert len(state.read_text().splitlines()) == 16
 
 
 def test_a_run_that_goes_back_replaces_later_scores():
@@ -284,16 +262,23 @@ def test_an_engine_that_becomes_late_is_late_and_not_dropped_or_stopped():
         assert {s.cause for s in steps[10:]} <= {"late", "undecided", "unexplained", "stopped"}
 
 
-def test_a_restart_remembers_which_scores_were_of_a_fault(tmp_path):
-    walk, state = Walk(1, looks=24), tmp_path / "follow.jsonl"
-    engine = walk.engine(PASSING["stopped for a while"][0])
+@pytest.mark.parametrize(
+    ("seed", "looks", "held"),
+    [(0, 16, HELD["late 1"]), (1, 24, PASSING["stopped for a while"][0])],
+    ids=["late", "a fault that passed"],
+)
+def test_a_restart_continues_and_a_cut_off_line_is_dropped(tmp_path, seed, looks, held):
+    walk, state, at = Walk(seed, looks=looks), tmp_path / "runs" / "follow.jsonl", looks - 8
+    engine = walk.engine(held)
     whole = walk.follow(engine)
 
     first = Follow(PROBES, state=state)
-    for k in range(16):
+    for k in range(at):
         first.observe(k, walk.train[k], engine[k])
+    with state.open("a") as file:
+        file.write('{"schema": 1, "fol')
     again = Follow(PROBES, state=state)
+    steps = [again.observe(k, walk.train[k], engine[k]) for k in range(at, looks)]
 
-    assert [str(again.observe(k, walk.train[k], engine[k])) for k in range(16, 24)] == [
-        str(s) for s in whole[16:]
-    ]
+    assert [str(s) for s in steps] == [str(s) for s in whole[at:]]
+    assert len(state.read_text().splitlines()) == looks

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from servanda.errors import ContractError
-from servanda.rl.follow.probes import rows_of
+from servanda.rl.follow.follow import rows_of
 from servanda.rl.follow.sent_weights import SentWeights
 from servanda.rl.follow.stale_parts import StaleParts
 from servanda.rl.sync_drill.trainee import forward_logprobs

@@ -91,21 +91,20 @@ def test_the_fall_bounds_how_far_the_target_moved():
     assert found.metrics["servanda/draft_acceptance/target_tv_at_least"] > 0.05
 
 
-def test_no_count_is_no_agreement():
-    monitor = Monitor(contract())
+@pytest.mark.parametrize(
+    ("counts", "note"),
+    [
+        ({}, "no draft was counted: pass drafts= to the monitor"),
+        ({"drafts": DraftCounts(10, 30, 14, (8, 4, 2))}, ""),
+    ],
+)
+def test_no_count_and_few_drafts_are_no_agreement(counts, note):
     columns = step(np.random.default_rng(1), size=32, width=64, tv=0.002)
-    found = monitor.observe(*columns, weights=0)
+    found = Monitor(contract()).observe(*columns, weights=0, **counts)
     assert found.outcome == "inconclusive"
-    assert not any("draft" in name for name in found.metrics)
+    assert any("draft" in name for name in found.metrics) is bool(counts)
     (cell,) = (c for c in found.verdict.cells if c.clause == "drafts")
-    assert cell.note == "no draft was counted: pass drafts= to the monitor"
-
-
-def test_few_drafts_decide_nothing():
-    monitor = Monitor(contract())
-    columns = step(np.random.default_rng(1), size=32, width=64, tv=0.002)
-    found = monitor.observe(*columns, weights=0, drafts=DraftCounts(10, 30, 14, (8, 4, 2)))
-    assert found.outcome == "inconclusive"
+    assert note in cell.note
 
 
 def test_a_healthy_acceptance_at_the_floor_is_called_violated_less_often_than_alpha():

@@ -184,23 +184,19 @@ def test_missing_weights_count_against_the_promise():
     assert cells(step)["ess"].outcome == "inconclusive"
 
 
-def test_a_mask_of_the_loss_is_what_it_kept():
+def test_a_mask_of_the_loss_is_what_it_kept_and_may_not_leave_the_mask():
     _, _, mask_BT = batch()
     kept_BT = mask_BT & (np.arange(WIDTH) < 28)  # a filter that cuts answers short
     clauses = "observability: {clauses: [{id: kept, metric: loss_kept_ratio, at_least: 0.9}]}"
 
     step = observed(clauses, None, loss_mask=kept_BT)
+    beyond = observed("", None, loss_mask=np.ones((SIZE, WIDTH)))
 
     assert cells(step)["kept"].value == pytest.approx(kept_BT.sum() / mask_BT.sum())
     assert cells(step)["kept"].outcome == "violated"
     assert "servanda/loss/mean_weight" not in step.metrics
-
-
-def test_a_loss_on_prompts_or_padding_is_an_error():
-    step = observed("", None, loss_mask=np.ones((SIZE, WIDTH)))
-
-    assert step.outcome == "error"
-    assert "outside of the mask: prompts, tools or padding" in step.cause
+    assert beyond.outcome == "error"
+    assert "outside of the mask: prompts, tools or padding" in beyond.cause
 
 
 def test_the_inputs_change_no_other_cell():
@@ -257,18 +253,15 @@ def test_ranks_find_what_one_process_finds():
         assert cells(one)[name] == cells(two)[name] == cells(alone)[name]
 
 
-def test_a_contract_of_engines_has_no_loss():
+def test_a_comparison_needs_a_declaration_and_a_contract_of_engines_has_no_loss():
+    with pytest.raises(ContractError, match="compares with the declared weighting, and none is"):
+        contract(CLAUSES)
     text = CONTRACT.replace("workload: {source: trainer,", "workload: {prompts: p.jsonl,")
     text = text.replace("claim: realised", "claim: population").replace(
         "{engine: external}", "{engine: table}"
     )
     with pytest.raises(ContractError, match="is about a trainer's loss, and engines have none"):
         parse(text + TIS + CLAUSES, "run.kernelcontract.yaml", engines=["table"])
-
-
-def test_a_comparison_needs_a_declaration():
-    with pytest.raises(ContractError, match="compares with the declared weighting, and none is"):
-        contract(CLAUSES)
 
 
 # versions

@@ -187,42 +187,41 @@ def test_the_slices_of_the_first_step_are_kept():
 # four bad inputs
 
 
-def test_a_batch_without_any_infer_logprob_is_an_error_and_not_agreement():
-    train, infer, mask = step(np.random.default_rng(0))
-    found = Monitor("trl").observe(train, np.full_like(infer, np.nan), mask, weights=0)
+BAD_INPUTS = {
+    "no logprob of infer": (lambda train, infer, mask: (train, infer * np.nan, mask), "no usable"),
+    "an empty mask": (
+        lambda train, infer, mask: (train, infer, mask * False),
+        "the mask has no trained token",
+    ),
+    "logprobs above 0": (lambda train, infer, mask: (-train, infer, mask), "logprobs are above 0"),
+    "filled with 0": (
+        lambda train, infer, mask: (
+            np.where(np.arange(16)[:, None] == 3, -2.0, train),
+            np.where(np.arange(16)[:, None] == 3, 0.0, infer),
+            mask,
+        ),
+        "missing values that were written as 0",
+    ),
+    "no column": (lambda *_: [np.zeros((4, 0)) for _ in range(3)], "the mask has no trained token"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_a_bad_input_is_an_error_and_not_agreement(name):
+    spoil, cause = BAD_INPUTS[name]
+    monitor = Monitor("trl")
+    train, infer, mask = spoil(*step(np.random.default_rng(0)))
+    found = monitor.observe(train, infer, mask, weights=0)
 
     assert (found.outcome, found.exit_code) == ("error", 4)
-    assert found.metrics["servanda/coverage"] == 0.0
-    assert not {"servanda/gradient", "servanda/abs_log_ratio_nats"} & {*found.metrics}
-    assert not found.token_weights.any()
-
-
-def test_a_mask_without_a_token_is_an_error():
-    train, infer, mask = step(np.random.default_rng(0))
-    found = Monitor("trl").observe(train, infer, np.zeros_like(mask), weights=0)
-
-    assert (found.outcome, found.cause) == ("error", "the mask has no trained token")
-    assert found.metrics["servanda/observed_tokens"] == 0.0
-    assert "servanda/coverage" not in found.metrics
-
-
-def test_logprobs_above_0_are_an_error():
-    train, infer, mask = step(np.random.default_rng(0))
-    found = Monitor("trl").observe(-train, infer, mask, weights=0)
-
-    assert found.outcome == "error"
-    assert "logprobs are above 0" in found.cause
-    assert {c.outcome for c in found.verdict.cells} <= {"inconclusive", "not applicable"}
-
-
-def test_missing_logprobs_that_were_written_as_0_are_an_error():
-    train, infer, mask = step(np.random.default_rng(0))
-    infer[3] = 0.0
-    train[3] = -2.0
-    found = Monitor("trl").observe(train, infer, mask, weights=0)
-
-    assert found.outcome == "error"
-    assert "missing values that were written as 0" in found.cause
+    assert cause in found.cause
+    if "0" not in name:  # nothing is left that could be compared
+        assert found.metrics.get("servanda/coverage", 0.0) == 0.0
+        assert not {"servanda/gradient", "servanda/abs_log_ratio_nats"} & {*found.metrics}
+        assert not found.token_weights.any()
+    assert {c.outcome for c in found.verdict.cells} <= {"inconclusive", "not applicable", "error"}
+    assert found.token_weights.shape == mask.shape
+    assert monitor.observe(*step(np.random.default_rng(0)), weights=1).outcome != "error"
 
 
 def test_what_the_mask_leaves_out_may_hold_anything():
@@ -236,13 +235,16 @@ def test_what_the_mask_leaves_out_may_hold_anything():
     assert found.outcome == "holds"
 
 
-def test_an_infinite_logprob_counts_as_missing():
+def test_an_infinite_logprob_and_none_in_a_list_count_as_missing():
     train, infer, mask = step(np.random.default_rng(0), size=32, width=512)
     train[0, :4], infer[1, :4] = np.inf, -np.inf
-    found = Monitor("verl-sync").observe(train, infer, mask, weights=0)
+    infer_of_json = infer.tolist()
+    infer_of_json[3][0] = None
+    found = Monitor("verl-sync").observe(train, infer_of_json, mask, weights=0)
 
-    assert found.metrics["servanda/unusable_tokens"] == 8.0
-    assert found.verdict.cells[0].missing == 8
+    assert found.metrics["servanda/unusable_tokens"] == 9.0
+    assert found.verdict.cells[0].missing == 9
+    assert not found.token_weights[[0, 1], :4].any()
 
 
 @pytest.mark.slow
@@ -287,25 +289,13 @@ def test_a_call_that_does_not_fit_is_refused(change, message):
     assert message in str(error.value)
 
 
-def test_an_unknown_preset_is_refused():
+def test_an_unknown_preset_and_what_is_no_contract_are_refused():
     with pytest.raises(ContractError, match="'ver-sync' does not exist"):
         Monitor("ver-sync")
     with pytest.raises(ContractError, match="'fp8' is for serving"):
         Monitor("fp8")
-
-
-def test_what_is_no_contract_is_refused():
     with pytest.raises(ContractError, match="the contract of a monitor is a dict"):
         Monitor({"metadata": {}})
-
-
-def test_none_in_a_list_is_a_missing_logprob():
-    train, infer, mask = step(np.random.default_rng(0), size=32, width=512)
-    infer_of_json = infer.tolist()
-    infer_of_json[3][0] = None
-    found = Monitor("trl").observe(train, infer_of_json, mask, weights=0)
-
-    assert found.metrics["servanda/unusable_tokens"] == 1.0
 
 
 def test_one_array_on_both_sides_is_an_error_and_not_agreement():
@@ -418,16 +408,6 @@ def test_a_step_before_the_last_is_noted():
 
     note = "step 3 came after step 30: the records from that step on are discarded"
     assert [s.notes for s in found] == [(), (), (note,), (note,)]
-
-
-def test_arrays_without_a_column_are_a_step_without_a_token():
-    nothing = np.zeros((4, 0))
-    monitor = Monitor("verl-sync")
-    found = monitor.observe(nothing, nothing.copy(), nothing, weights=0)
-
-    assert (found.outcome, found.cause) == ("error", "the mask has no trained token")
-    assert found.token_weights.shape == (4, 0)
-    assert monitor.observe(*step(np.random.default_rng(0)), weights=1).outcome != "error"
 
 
 @pytest.mark.parametrize("weighting", ["", "{tis: 1.5}", "{mis: [0.9, 1.1]}"])

@@ -101,14 +101,11 @@ def test_shards_say_what_the_whole_does():
     assert sharded.metrics == pytest.approx(alone.metrics, rel=1e-9)
 
 
-def test_token_weights_are_those_of_the_rank():
+def test_ranks_have_weights_of_their_own_and_one_without_a_trained_token_takes_part():
     shards = [shard(0), shard(1, size=5)]
     first, second = (steps[0] for steps in observed(shards))
 
     assert (len(first.token_weights), len(second.token_weights)) == (12, 5)
-
-
-def test_a_rank_without_a_trained_token_takes_part():
     empty = shard(1)(0)
     shards = [shard(0), lambda w: {**empty, "weights": w, "mask_BT": np.zeros((12, 256))}]
     ranks = observed(shards)
@@ -117,14 +114,11 @@ def test_a_rank_without_a_trained_token_takes_part():
     assert ranks[0][0].outcome == "violated"
 
 
-def test_ranks_at_different_steps_are_refused_on_all_of_them():
+def test_ranks_of_different_steps_or_of_one_process_are_refused_on_all_of_them():
     later = shard(1)
     ranks = observed([shard(0), lambda w: {**later(w), "weights": w + 4}])
 
     assert all("rank 0 has step 0, and rank 1 has 4" in said for said in ranks)
-
-
-def test_a_rank_that_is_there_twice_is_refused():
     ranks = observed([shard(0), shard(1)], order=[0, 0, 1])
 
     assert all("ranks 0 and 1 are the same process" in said for said in ranks)

@@ -40,6 +40,19 @@ def test_every_step_is_a_line(tmp_path):
     assert cell["enforced"] is True
 
 
+def test_steps_that_are_not_numbered_are_counted_over_a_restart_too(tmp_path):
+    path = tmp_path / "state.jsonl"
+    train, infer, mask = step(np.random.default_rng(0), 16, 256, 0.004)
+    first = Monitor("verl-sync", state=path)
+
+    found = [first.observe(train, infer, mask).weights for _ in range(2)]
+    found.append(first.observe(train, infer, mask, weights=7).weights)
+    found += [first.observe(train, infer, mask).weights]
+    again = Monitor("verl-sync", state=path)
+
+    assert found == [0, 1, 7, 8] and again.observe(train, infer, mask).weights == 9
+
+
 def test_a_restart_goes_on_with_its_slices_and_its_trend(tmp_path):
     path = tmp_path / "state.jsonl"
     whole = Monitor("verl-sync")
@@ -117,21 +130,16 @@ def test_a_file_of_another_form_is_refused(tmp_path, line, message):
     assert str(refused.value) == f"{path}:1 {message}"
 
 
-def test_a_step_of_an_earlier_form_is_refused(tmp_path):
+def test_a_step_of_an_earlier_form_and_a_file_of_another_contract_are_refused(tmp_path):
     path = tmp_path / "state.jsonl"
     observe(Monitor("verl-sync", state=path), 0)
+    with pytest.raises(ContractError, match="the state file is of contract"):
+        observe(Monitor("verl-async", state=path), 1)
     (line,) = lines(path)
     del line["most"]
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(EvidenceError, match=r"step 0 of the state file cannot be read: .*'most'"):
         Monitor("verl-sync", state=path)
-
-
-def test_a_file_of_another_contract_is_refused(tmp_path):
-    path = tmp_path / "state.jsonl"
-    observe(Monitor("verl-sync", state=path), 0)
-    with pytest.raises(ContractError, match="the state file is of contract"):
-        observe(Monitor("verl-async", state=path), 1)
 
 
 def test_a_run_remembers_when_it_would_have_been_stopped(tmp_path):

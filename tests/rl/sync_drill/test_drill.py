@@ -187,19 +187,6 @@ def test_dropout_is_off_while_scoring_and_every_mode_is_as_it_was():
     assert [part.training for part in trainee.module.modules()] == modes
 
 
-def test_gradients_and_the_global_random_state_are_left_alone():
-    trainee, _ = pair()
-    trainee.module(torch.zeros((1, 2), dtype=torch.long)).sum().backward()
-    before = {n: p.grad.clone() for n, p in trainee.module.named_parameters()}
-    state = torch.get_rng_state()
-
-    preflight(trainee)
-
-    assert torch.equal(torch.get_rng_state(), state)
-    for name, parameter in trainee.module.named_parameters():
-        assert torch.equal(parameter.grad, before[name]) and parameter.requires_grad
-
-
 class Count:
     """Fails at the k-th call."""
 
@@ -231,37 +218,6 @@ def test_a_sync_that_throws_at_any_call_leaves_the_weights_as_they_were(at, tmp_
         assert message.endswith("bit for bit, and synced to the engine once more")
     else:
         assert "do not sample from it before a sync succeeds" in message
-
-
-def test_a_sync_that_throws_for_good_is_said_plainly():
-    trainee, _ = pair()
-    calls = iter(range(9))
-
-    def sync():
-        if next(calls):
-            raise OSError("the engine is gone")
-
-    with pytest.raises(MeasurementError) as caught:
-        preflight(Trainee(trainee.module, sync, trainee.score))
-
-    assert str(caught.value) == (
-        "all weights randomised: the sync raised OSError: the engine is gone\n"
-        "  state: weights restored bit for bit; the sync that followed raised OSError: the engine "
-        "is gone: the engine may hold perturbed weights, so do not sample from it before a "
-        "sync succeeds"
-    )
-
-
-@pytest.mark.parametrize("at", range(1, 12))
-def test_ctrl_c_at_any_score_leaves_the_weights_as_they_were(at):
-    trainee, _ = pair()
-    before = bits(trainee.module)
-    score = Count(trainee.score, at, KeyboardInterrupt())
-
-    with pytest.raises(Interrupted, match="preflight was stopped\n  state: "):
-        preflight(Trainee(trainee.module, trainee.sync, score))
-
-    assert bits(trainee.module) == before
 
 
 def test_sigterm_unwinds_the_drill_and_then_reaches_whom_it_was_meant_for():

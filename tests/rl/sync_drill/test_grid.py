@@ -8,7 +8,7 @@ import pytest
 
 from servanda.cli.main import main
 from servanda.rl.sync_drill import grid
-from servanda.rl.sync_drill.conclusion import conclude
+from servanda.rl.sync_drill.drill import conclude
 from servanda.rl.sync_drill.grid import WHOLE, Box, boxes
 from servanda.rl.sync_drill.result import Baseline, Part, PoisonResult, Response
 

@@ -77,6 +77,7 @@ def test_wherever_a_call_is_stopped_the_weights_are_back(adapted, error):
         model, raised = stopped_at(number, error, adapted)
         assert trials.digest(model) == whole, f"call {number}, a {what}"
         assert isinstance(raised, Interrupted if isinstance(error, KeyboardInterrupt) else Stop)
+        assert isinstance(raised, Stop) or "preflight was stopped\n  state: " in str(raised)
 
 
 @pytest.mark.slow

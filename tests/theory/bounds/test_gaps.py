@@ -44,10 +44,6 @@ def clip_gap(p_V, q_V, c):
     return exact_gap(p_V[None], q_V[None], PSI["clip"](c)).item()
 
 
-def test_every_weighting_is_here():
-    assert set(PSIS) == set(PSI)
-
-
 @pytest.mark.parametrize("rho", [0.0, 1e-6, 0.05, 0.5, 3.0])
 def test_naive_weights_leave_twice_tanh_of_half_the_log_ratio(rho):
     left = weight_gap_from_log_ratio(rho, PSIS["naive"])
@@ -61,23 +57,14 @@ def test_truncated_weights_leave_what_is_above_the_cap(rho):
     assert weight_gap_from_log_ratio(rho, PSIS["tis"]) == pytest.approx(by_hand, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["tis", "mis", "icepop"])
+@pytest.mark.parametrize("name", ["tis", "mis", "icepop", "clip"])
 @pytest.mark.parametrize("edge", [1.2, 1.3, 1.7, 2.0, 5.1])
 def test_nothing_is_left_where_every_weight_is_kept_up_to_the_very_edge(name, edge):
-    psi = PSI[name](edge if name == "tis" else (1 / edge, edge))
-    inside = math.log(edge) if name == "tis" else min(math.log(edge), -math.log(1 / edge))
+    psi = PSI[name]({"tis": edge, "clip": edge - 1}.get(name, (1 / edge, edge)))
+    inside = math.log(edge)
     assert weight_gap_from_log_ratio([0.0, inside / 2, inside], psi).tolist() == [0.0] * 3
     assert weight_gap_from_log_ratio(inside + 1e-9, psi) > 0
-
-
-def test_a_clip_leaves_nothing_within_its_range():
-    inside = math.log(1.5)  # less than -log(1 - 0.5)
-    assert weight_gap_from_log_ratio(inside, PSIS["clip"]) == 0
-    assert weight_gap_from_log_ratio(inside + 0.1, PSIS["clip"]) > 0
-
-
-def test_importance_weights_leave_nothing_where_log_ratios_are_bounded():
-    assert weight_gap_from_log_ratio([0.1, 5.0], PSIS["is"]).tolist() == [0.0, 0.0]
+    assert weight_gap_from_log_ratio([0.0, inside, 9.0], PSIS["is"]).tolist() == [0.0] * 3
 
 
 def test_a_mask_leaves_as_much_as_naive_weights_only_inside_its_band():
@@ -86,10 +73,6 @@ def test_a_mask_leaves_as_much_as_naive_weights_only_inside_its_band():
     reject = weight_gap_from_log_ratio([inside, outside], PSIS["reject"])
     assert reject[0] == naive[0]
     assert reject[1] > naive[1]
-
-
-def test_beyond_both_ends_of_a_band_everything_may_be_masked():
-    assert weight_gap_from_log_ratio(1.0, PSIS["mis"]) == pytest.approx(1.0)
 
 
 @pytest.mark.slow
@@ -105,7 +88,7 @@ def test_the_gap_is_the_most_that_two_level_drift_can_reach(name, rho):
     assert found >= 0.97 * said  # the grid misses the bends
 
 
-@pytest.mark.parametrize("name", [*PSIS])
+@pytest.mark.parametrize("name", [*PSI])
 def test_the_gap_is_nothing_at_agreement_and_grows_with_the_drift(name):
     left = weight_gap_from_log_ratio(np.linspace(0, 5, 400), PSIS[name])
     assert left[0] == 0
@@ -125,19 +108,12 @@ def test_a_wider_clip_leaves_less_of_a_gap_of_fourteen_percent(c, left):
 
 
 @given(counts, counts)
-def test_the_gap_of_a_clip_never_grows_as_the_clip_widens(infer, train):
+def test_the_gap_of_a_clip_never_grows_from_twice_the_variation_as_the_clip_widens(infer, train):
+    """A clip at 0 does not make the policies equivalent: it weighs every token 1."""
     q_V, p_V = (np.array(c) / sum(c) for c in (infer, train))
     left = [clip_gap(p_V, q_V, c) for c in np.linspace(0, 3, 61)]
     assert (np.diff(left) <= 1e-12).all()
-
-
-@given(counts, counts)
-def test_a_clip_at_zero_does_not_make_the_policies_equivalent(infer, train):
-    """It weighs every token 1, as no correction does: the largest gap of any clip."""
-    q_V, p_V = (np.array(c) / sum(c) for c in (infer, train))
-    variation = np.abs(p_V - q_V).sum()
-    assert clip_gap(p_V, q_V, 0.0) == pytest.approx(variation, abs=1e-12)
-    assert clip_gap(p_V, q_V, 0.2) <= variation + 1e-12
+    assert left[0] == pytest.approx(np.abs(p_V - q_V).sum(), abs=1e-12)
 
 
 def test_naive_weights_leave_twice_the_variation():
@@ -149,10 +125,6 @@ def test_chi2_bounds_what_a_cap_leaves():
     assert tis_gap_from_chi2(0.25, 2.0) == pytest.approx(by_hand, rel=1e-12)
     assert tis_gap_from_chi2(0.25, 1.0) == pytest.approx(0.25)  # sqrt(chi2) / 2, as a variation
     assert tis_gap_from_chi2(1e-12, 2.0) == pytest.approx(0.25e-12, rel=1e-9)
-
-
-def test_no_chi2_leaves_nothing_and_an_endless_one_everything():
-    assert tis_gap_from_chi2([0.0, 0.0, math.inf], [1.0, 3.0, 2.0]).tolist() == [0.0, 0.0, 1.0]
 
 
 def test_chi2_bounds_the_mean_gap_by_its_own_mean():

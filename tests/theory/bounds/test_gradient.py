@@ -39,22 +39,16 @@ def test_the_score_of_a_nearly_certain_token_keeps_its_digits():
     assert score_norm2_logits(logp, (1 - rest) ** 2) == pytest.approx(rest**2, rel=1e-6)
 
 
-def test_top_k_bounds_the_sum_of_squares():
+def test_top_k_bounds_the_sum_of_squares_by_itself_where_it_is_the_vocabulary():
     low, high = sum_p2_from_top_k(np.log([[0.3, 0.4], [0.9, 0.05]]))
     assert low.tolist() == pytest.approx([0.25, 0.8125])
     # 0.3 more at 0.3 a token; 0.05 more, which one token can hold
     assert high.tolist() == pytest.approx([0.25 + 0.09, 0.8125 + 0.0025])
-
-
-def test_a_row_with_fewer_tokens_is_filled_without_a_word_on_the_rest():
     with np.errstate(divide="ignore"):
         filled = np.log([[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]])
     low, high = sum_p2_from_top_k(filled)
     assert low.tolist() == pytest.approx([0.3125, 0.0])
     assert high.tolist() == pytest.approx([0.375, 1.0])  # no more than without the fill
-
-
-def test_a_whole_vocabulary_gives_the_sum_of_squares_itself():
     low, high = sum_p2_from_top_k(np.log([0.5, 0.5]))
     assert low == high == pytest.approx(0.5)
 
@@ -98,44 +92,29 @@ def test_the_mean_gap_of_an_answer_is_no_bound_where_its_length_divides():
     assert bias <= policy_gradient_bias(weighted, 1.0, reach)
 
 
-def test_a_clip_drops_what_train_gains_beyond_it_where_the_advantage_is_positive():
+def test_a_clip_drops_what_train_gains_beyond_it_and_cuts_a_weight_at_the_largest():
     log_ratio = np.log([1.5, 1.5, 0.5, 0.5, 1.1, 1.5])
     advantage = [1.0, -1.0, 1.0, -1.0, 1.0, 0.0]
     found = ppo_clip_bias(log_ratio, advantage, 0.2, 0.28, largest=2.0)
     assert found.tolist() == pytest.approx([1.0, -0.5, 0.5, 1.0, -0.1, -0.5])
-
-
-def test_a_weight_is_cut_so_that_its_mean_can_be_certified():
     found = ppo_clip_bias(np.log([1.5, 300.0]), [-1.0, -1.0], 0.2, 0.28, largest=2.0)
     assert found.tolist() == pytest.approx([-0.5, -1.0])
-
-
-def test_a_token_that_train_gives_no_mass_counts_whole():
     assert ppo_clip_bias([-math.inf] * 2, [1.0, -1.0], 0.2, 0.2, 2.0).tolist() == [1.0, 1.0]
     assert ppo_clip_bias(-math.inf, -1.0, 1.0, 0.2, 2.0) == 1.0
 
 
-def test_the_kernel_gap_uses_up_a_part_of_the_clip_range():
+def test_the_kernel_gap_uses_up_a_part_of_the_clip_range_or_nothing_or_more_than_it():
     budget = ratio_budget(0.1, 0.2, 0.28)
     assert budget.used_down == pytest.approx(0.45, abs=5e-3)
     assert budget.used_up == pytest.approx(0.41, abs=5e-3)
     assert budget.low == pytest.approx(0.116, abs=5e-4)
     assert budget.high == pytest.approx(0.158, abs=5e-4)
-
-
-def test_no_gap_leaves_the_whole_clip_range():
     budget = ratio_budget(0.0, 0.2, 0.28)
     assert (budget.used_down, budget.used_up) == (0, 0)
     assert (budget.low, budget.high) == pytest.approx((0.2, 0.28))
-
-
-def test_a_gap_as_wide_as_the_clip_range_leaves_less_than_nothing():
     budget = ratio_budget([0.1, 0.5], 0.2, 0.2)
     assert (budget.used_up > 1).tolist() == [False, True]
     assert (budget.high < 0).tolist() == [False, True]
-
-
-def test_a_lower_end_below_zero_never_binds():
     budget = ratio_budget([0.1, 5.0], 1.0, 0.2)
     assert budget.used_down.tolist() == [0.0, 0.0]
     assert budget.low.tolist() == [1.0, 1.0]

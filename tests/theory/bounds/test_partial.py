@@ -68,13 +68,10 @@ def test_a_token_that_stands_for_the_returned_ones_reads_the_same_tv_more_steadi
     assert q_V[ids] @ x_N**2 <= q_V[ids] @ alone_N**2 + 1e-12
 
 
-def test_the_returned_tokens_share_what_they_lost():
+def test_the_returned_tokens_share_what_they_lost_and_nothing_returned_is_the_sampled_token():
     train, infer = log(np.array([[0.1, 0.5], [0.1, 0.5]])), log(np.array([[0.4, 0.4], [0.4, 0.4]]))
     found = tv_rao_blackwell(train, infer, [math.nan, math.log(0.5)], [True, False])
     assert found == pytest.approx([0.3 / 0.8, 0.5])
-
-
-def test_a_row_with_nothing_returned_is_read_from_the_sampled_token():
     nothing = np.full((2, 3), -math.inf)
     found = tv_rao_blackwell(nothing, nothing, [-math.inf, 5000.0], [False, False])
     assert found.tolist() == [1.0, 0.0]
@@ -151,37 +148,26 @@ def test_numbers_that_stacks_report():
     """vime 64 on Qwen3-4B; NeMo-RL's gate; verl 7986, whose KL is .0466."""
     assert tv_from_mean_abs_log_ratio(0.011) == 0.011
     assert tv_from_mean_abs_log_ratio(0.011, 6e-4) == pytest.approx(0.0058)
+    assert tv_from_mean_abs_log_ratio(0.01, 0.05) == 0.01  # k3 of one sample may be above the mean
     assert tv_from_mult_prob_error([1.0, 1.05, 3e9]) == pytest.approx([0.0, 0.025, 1.0])
     assert tv_at_least_probs_diff(1.9e-6) == 1.9e-6
 
 
-def test_a_kl_above_the_mean_log_ratio_does_not_make_the_bound_worse():
-    """Of one sample k3 may be above the mean of |log w|, which a true KL never is."""
-    assert tv_from_mean_abs_log_ratio(0.01, 0.05) == 0.01
-
-
-def test_missing_mass_is_no_number():
+def test_chi2_is_the_second_moment_at_small_drift_and_endless_without_mass():
+    assert chi2_from_second_moment([0.0, 1e-4], 1.0) == pytest.approx([0.0, 1e-4])
+    assert chi2_from_second_moment(1e-4, 1 + 1e-9) == pytest.approx(1e-4)
     assert tv_from_mean_abs_log_ratio(math.inf) == 1.0
     assert chi2_from_second_moment(math.inf, 2.0) == math.inf
     assert chi2_from_second_moment([0.0, 1.0], 1e200).tolist() == [0.0, math.inf]
 
 
-def test_at_small_drift_chi2_is_the_second_moment():
-    assert chi2_from_second_moment([0.0, 1e-4], 1.0) == pytest.approx([0.0, 1e-4])
-    assert chi2_from_second_moment(1e-4, 1 + 1e-9) == pytest.approx(1e-4)
-
-
 @pytest.mark.parametrize("name", [*LOGGED])
-def test_a_logged_name_points_to_a_theorem_of_one_number(name):
+def test_a_logged_name_points_to_a_theorem_of_one_number_and_stands_in_the_glossary(name):
     logged = LOGGED[name]
     assert logged.theorem in THEOREMS
     assert set(logged.assumes) <= set(ASSUMPTIONS)
     value = THEOREMS[logged.theorem].function(1.0)
     assert 0 <= value <= 1
-
-
-@pytest.mark.parametrize("name", [*LOGGED])
-def test_a_logged_name_stands_in_the_glossary(name):
     assert f"`{name}`" in NAMES.read_text(encoding="utf-8")
 
 

@@ -95,16 +95,8 @@ def test_the_ends_of_the_reward_interval_hold_the_drift_of_any_reward(p, q, salt
         assert low - 1e-12 <= drift <= high + 1e-12
         widths.append(high - low)
     assert widths == sorted(widths, reverse=True)
+    assert widths[0] == pytest.approx(pair.sequence_tv(PROMPT, WIDTH), abs=1e-12)  # cap 1
     assert abs(drift) <= reward_drift_from_tv(pair.sequence_tv(PROMPT, WIDTH), 0.0, 1.0) + 1e-12
-
-
-def test_at_a_cap_of_one_the_interval_is_as_wide_as_the_tv():
-    pair = enumerated.pair({"": [3, 1, 0]}, HALF)
-    answers = enumerated.answers(pair)
-    log_weight_S = np.log(answers.train_S / answers.infer_S)
-    low, high = map(answers.mean, reward_interval(log_weight_S, np.full(16, 0.25)))
-    assert high - low == pytest.approx(pair.sequence_tv(PROMPT, WIDTH))
-    assert low == pytest.approx(-0.25 * pair.sequence_tv(PROMPT, WIDTH))
 
 
 def test_an_endless_weight_ends_at_the_cap():
@@ -124,10 +116,7 @@ def test_a_reward_that_follows_the_weight_drifts_as_far_as_chi2_allows():
     chi2 = oracles.EXACT["chi2"](p_V, q_V)
     std = math.sqrt(q_V @ reward_V**2 - (q_V @ reward_V) ** 2)
     assert reward_drift_from_chi2(chi2, std) == pytest.approx((p_V - q_V) @ reward_V)
-
-
-def test_without_support_the_spread_of_a_reward_says_nothing():
-    assert reward_drift_from_chi2(math.inf, 0.0) == math.inf
+    assert reward_drift_from_chi2(math.inf, 0.0) == math.inf  # no support: the spread says nothing
 
 
 def test_the_union_bound_is_tokens_times_the_mean():
@@ -218,19 +207,6 @@ def test_a_bound_at_the_end_of_the_range_is_vacuous():
     assert is_vacuous(1.0, 1.0)
     assert is_vacuous(math.inf, 1.0)
     assert is_vacuous(math.nan, 1.0)
-
-
-def test_scalars_give_scalars():
-    for value in (
-        reward_drift_from_tv(0.1, 0, 1),
-        reward_drift_from_chi2(0.1, 0.5),
-        sequence_tv_from_token_tv(0.1, 3),
-        tv_from_kl(0.1),
-        sequence_tv_from_osc(0.1, 3),
-        osc_for_reward_drift(0.1, 3),
-        sequence_tv_gaussian(0.1),
-    ):
-        assert isinstance(value, float)
 
 
 @pytest.mark.parametrize(

@@ -200,13 +200,6 @@ def test_the_textbook_k3_in_float32_has_no_digit_left_and_ours_has_all():
     assert ours == pytest.approx(5.0002e-9, rel=1e-4)
 
 
-def test_a_token_that_train_gives_no_mass_is_evidence():
-    columns = {"logp_train": np.array([-np.inf]), "logp_infer": np.array([-1.0])}
-    assert sampled("tv", columns).tolist() == [1.0]
-    assert sampled("abs_log_ratio_nats", columns).tolist() == [math.inf]
-    assert sampled("k3_nats", columns).tolist() == [math.inf]
-
-
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_a_drawn_token_without_a_logprob_is_refused(broken):
     with pytest.raises(EvidenceError, match="no usable logprob"):

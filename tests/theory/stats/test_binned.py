@@ -208,13 +208,6 @@ def test_the_total_is_off_by_at_most_half_of_what_the_bins_leave_open(name, rati
     assert off <= left_open / 2 + 1e-12 * len(ratio_N)
 
 
-def test_tokens_of_one_and_the_same_kernel_differ_by_exactly_nothing():
-    count_K = np.zeros(BINS, dtype=np.int64)
-    count_K[ZERO] = 1000
-    exact = LogMoment.of(np.zeros(1000))
-    assert moment(count_K, *FED_TABLES["tv"]) == exact
-
-
 @pytest.mark.slow
 @given(st.lists(streams, min_size=2, max_size=5), st.randoms())
 def test_merging_counts_is_exact_and_free_of_order(rounds, random):
@@ -241,13 +234,10 @@ def test_many_histograms_at_once_are_each_as_alone():
         assert together.above == pytest.approx(single.above, rel=1e-12)
 
 
-def test_values_outside_the_unit_interval_are_refused():
+def test_values_outside_the_unit_interval_and_counts_of_other_bins_are_refused():
     least_K, most_K = TABLES["abs_log_ratio_nats"]
     with pytest.raises(EvidenceError, match=r"a certified value must lie in \[0, 1\], found"):
         moment(np.zeros(BINS), least_K, most_K)
-
-
-def test_counts_of_other_bins_are_refused():
     with pytest.raises(EvidenceError, match=r"7 counts for \d+ bins"):
         moment(np.zeros(7), *FED_TABLES["tv"])
 

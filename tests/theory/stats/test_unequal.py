@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.interval import interval
-from servanda.theory.stats.log_moment import LogMoment
 from tests import oracles
 from tests.oracles import NEG, POS
 
@@ -105,13 +103,6 @@ def test_bounds_of_parts_are_right_at_once():
     ends = [oracles.bernoulli_ends(30, 200, 0.05 / 2), oracles.bernoulli_ends(40, 100, 0.05 / 2)]
     expected = [2 / 3 * 2 * half + 1 / 3 * whole for half, whole in zip(*ends, strict=True)]
     assert process.interval(0.05) == pytest.approx(expected, rel=2e-4)
-
-
-def test_if_all_are_scored_it_is_log_moment():
-    x = np.linspace(0, 1, 30)
-    process = Unequal.of(x, np.ones(30), 30, 1.0)
-    assert process.moment == LogMoment.of(x)
-    assert process.interval(0.05) == interval(LogMoment.of(x), 0.05)
 
 
 def test_very_uneven_chances_are_bounded_better_apart():

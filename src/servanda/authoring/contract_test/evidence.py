@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from servanda.authoring.contract_test.missing_data import (
     Given,
@@ -15,16 +21,228 @@ from servanda.authoring.contract_test.missing_data import (
     without,
 )
 from servanda.authoring.contract_test.model import REST, ContractTest
-from servanda.authoring.contract_test.synthetic import Steered, Traffic, first_groups
+from servanda.authoring.contract_test.series import Chance, Series
 from servanda.authoring.contract_test.validate import width_of
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import ContractError, EvidenceError, Problem
-from servanda.judgement.clauses.base import Cell, Source
+from servanda.judgement.clauses.base import SELVES, Cell, Source
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
 from servanda.judgement.plan import Plan, make_plan
-from servanda.judgement.schedule import Schedule
+from servanda.judgement.schedule import Schedule, Unit
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import Cut, cuts_of
 from servanda.theory.divergence.base import DIVERGENCES, OF_EXPERTS
 from servanda.theory.stats.agreement import Agreement
+from servanda.traces.trace import Trace, TracePair, some
+
+# Synthetic rounds: the tokens of a series, in the form of two kernels' records.
+#
+# The schedule is the plan's own, so prompts, labels and groups are real.  A token's context is
+# a geometric distribution whose ratio differs from token to token, so that ranks, masses and
+# entropies are exact; train's logprob is infer's plus the log ratio of the series.
+# Axes: S sequences in dispatch order, N tokens of all sequences.
+
+
+Array = NDArray[Any]
+
+_GRID = 2.0**40  # of logprobs: sums and differences of such numbers are exact
+_RATIOS = (0.02, 0.98)  # of the geometric contexts: from .1 to 4.9 nats of entropy
+_PROMPT = 32  # tokens of a prompt, if no slice uses its length
+_CLASSES = 5  # of tokens: all but the end, which no answer of a rehearsal has
+
+
+@dataclass(frozen=True)
+class Steered:
+    """Series with their slices; a token follows the first slice that contains it."""
+
+    parts: tuple[tuple[str, Cut | None, Series], ...]  # None: the rest
+
+    @classmethod
+    def of(
+        cls, plan: Plan, schedule: Schedule, traffic: Mapping[str, Series] | None
+    ) -> Steered | None:
+        if not traffic:
+            return None
+        cuts = cuts_of(plan.contract.slices, schedule.corpus)
+        by_name = {cut.name: cut for parts in cuts.values() for cut in parts}
+        return cls(
+            tuple(
+                (name, None if name == REST else by_name[name], series)
+                for name, series in traffic.items()
+                if name == REST or name in by_name  # a slice of another workload
+            )
+        )
+
+    @property
+    def fields(self) -> set[str]:
+        return {field for _, cut, _ in self.parts if cut for field in cut.fields}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The rounds of one workload of a rehearsed case.
+
+    Args:
+        seed: seed of all samples; width: tokens of each response; temperature: of the sampling.
+        first: prompt groups of the series before the first of these rounds.
+        own, noise, stable: the series of the two kernels, of the noise of each, and of the stable
+            kernel; None if missing in the case.
+    """
+
+    plan: Plan
+    schedule: Schedule
+    seed: str
+    width: int
+    own: Steered | None
+    noise: Steered | None = None
+    stable: Steered | None = None
+    temperature: float = 1.0
+    first: int = 0
+
+    def round(self, index: int) -> tuple[Round, frozenset[str]]:
+        """One complete round, and the names of the series that its tokens follow.
+
+        The same at every evaluation, and in every case with the same series.
+
+        Raises:
+            ContractError: tokens without a series.
+        """
+        assert self.own is not None  # without traffic there is no evaluation beyond 0 groups
+        units = self.schedule.units(index)
+        infer = self._drawn(units, f"infer {index}")
+        peers = {}
+        pair, followed = self._pair(infer, units, self.own, f"own {index}")
+        if self.noise is not None:
+            rows = self.schedule.noise_rows(len(units))
+            again = [units[row] for row in rows]
+            for name, side in zip(SELVES, (pair.train, pair.infer), strict=True):
+                part = some(side, [u.sequence for u in again])
+                part = replace(
+                    part, columns={**some(infer, part.sequence_S.tolist()).columns, **part.columns}
+                )
+                peers[name], _ = self._pair(part, tuple(again), self.noise, f"{name} {index}")
+        if self.stable is not None:
+            drawn = self._drawn(units, f"stable {index}")
+            peers["stable"], _ = self._pair(drawn, units, self.stable, f"from stable {index}")
+        return Round(self.schedule.name, index, units, pair, peers), followed
+
+    @cached_property
+    def _prompt_tokens(self) -> Array:
+        """Tokens of each prompt, [rows]: as given, or on either side of every edge of a slice.
+
+        Text prompts have no token count without a tokenizer.
+        """
+        corpus = self.schedule.corpus
+        edges = {
+            int(term.value)
+            for cell in self.plan.cells
+            for term in cell.cut.terms
+            if term.field == "request.prompt_tokens" and term.op != "exists"
+        }
+        choices = sorted({n for edge in edges for n in (edge - 1, edge, edge + 1) if n > 0})
+        uniform = _generator(self.seed, self.schedule.name, "prompts").random(len(corpus))
+        chosen = np.array(choices or [_PROMPT])[(uniform * len(choices or [1])).astype(np.int64)]
+        given = [p.token_ids for p in corpus.prompts]
+        return np.array([len(ids) if ids else n for ids, n in zip(given, chosen, strict=True)])
+
+    def _drawn(self, units: tuple[Unit, ...], stream: str) -> Trace:
+        """Responses of full width, with a kernel's record of its own samples."""
+        n = len(units) * self.width
+        random = _generator(self.seed, self.schedule.name, f"draw {stream}")
+        low, high = _RATIOS
+        ratio_N = low + (high - low) * random.random(n)
+        drawn_N = ratio_N ** (1 / self.temperature)
+        rank_N = np.floor(np.log1p(-random.random(n)) / np.log(drawn_N))
+        p_max_N = 1 - ratio_N
+        logp_N = np.round((np.log(p_max_N) + rank_N * np.log(ratio_N)) * _GRID) / _GRID
+        position_N = np.tile(np.arange(self.width, dtype=np.float64), len(units))
+        prompt_S = self._prompt_tokens[[u.row for u in units]]
+        class_N = rank_N % _CLASSES
+        previous_N = np.where(position_N == 0, np.nan, np.concatenate([[np.nan], class_N])[:-1])
+        return Trace(
+            sequence_S=np.array([u.sequence for u in units], dtype=np.int64),
+            length_S=np.full(len(units), self.width, dtype=np.int64),
+            lost_S=np.zeros(len(units), dtype=bool),
+            prompt_tokens_S=prompt_S,
+            token_N=rank_N.astype(np.int64),
+            columns={
+                "logp": logp_N,
+                "rank": rank_N,
+                "mass_before": -np.expm1(rank_N * np.log(ratio_N)),
+                "top1": np.zeros(n),
+                "p_max": p_max_N,
+                "entropy_nats": -np.log(p_max_N) - ratio_N / p_max_N * np.log(ratio_N),
+                "token_class": class_N,
+                "previous_class": previous_N,
+                "length": np.repeat(prompt_S, self.width) + position_N,
+                "turn": np.ones(n),
+                "turn_position": position_N,
+                "staleness": np.zeros(n),
+            },
+            about={"capture": "float64"},
+        )
+
+    def _pair(
+        self, infer: Trace, units: tuple[Unit, ...], steered: Steered, stream: str
+    ) -> tuple[TracePair, frozenset[str]]:
+        """The sampled tokens with train's logprobs: infer's plus the log ratio of the series."""
+        n = len(infer.token_N)
+        random = _generator(self.seed, self.schedule.name, f"ratio {stream}")
+        # Box-Muller, independent of the NumPy version
+        radius_N = np.sqrt(-2 * np.log1p(-random.random(n)))
+        normal_N = radius_N * np.cos(2 * np.pi * random.random(n))
+        chance = Chance(normal_N, random.random(n))
+        group_N = self.first + np.repeat([u.group for u in units], infer.length_S)
+        prompts = [self.schedule.corpus.prompts[u.row] for u in units]
+        cut_columns = columns(TracePair(infer, infer), prompts, steered.fields)
+        ratio_N, left_N, followed = np.full(n, np.nan), np.ones(n, dtype=bool), set()
+        for name, cut, series in steered.parts:
+            mine_N = left_N & (cut.mask(cut_columns, n) if cut else True)
+            at = np.flatnonzero(mine_N)
+            ratio_N[at] = series.values(group_N[at], chance.at(at))
+            left_N &= ~mine_N
+            followed |= {name} if len(at) else set()
+        if left_N.any():
+            names = ", ".join(name for name, _, _ in steered.parts)
+            raise ContractError(
+                f"tokens outside {names} follow no series",
+                hint=f'add {REST}: "gap(0.01)x400", or a series of each other slice',
+            )
+        lost_N = np.isnan(ratio_N)
+        own = {name: infer.columns[name] for name in ("logp", "mass_before")}
+        drawn = {name: np.where(lost_N, np.nan, own[name]) for name in own}
+        logp_N = drawn["logp"] + ratio_N
+        # train's masses of the other tokens are proportional to infer's
+        others_N = -np.expm1(np.minimum(logp_N, 0.0)) / -np.expm1(drawn["logp"])
+        scored = {"logp": logp_N, "mass_before": drawn["mass_before"] * others_N}
+        pair = TracePair(
+            replace(infer, columns={**infer.columns, **drawn}), replace(infer, columns=scored)
+        )
+        return pair, frozenset(followed)
+
+
+def first_groups(whole: Round, groups: int) -> Round:
+    """The first prompt groups of a round, for an evaluation before it is closed."""
+    drawn = list(dict.fromkeys(unit.group for unit in whole.units))[:groups]
+    units = tuple(unit for unit in whole.units if unit.group in {*drawn})
+    return replace(
+        whole,
+        units=units,
+        pair=_part(whole.pair, units),
+        peers={name: _part(pair, units) for name, pair in whole.peers.items()},
+    )
+
+
+def _part(pair: TracePair, units: tuple[Unit, ...]) -> TracePair:
+    sequences = {unit.sequence for unit in units}
+    rows = [s for s in pair.infer.sequence_S.tolist() if s in sequences]
+    return TracePair(some(pair.infer, rows), some(pair.train, rows))
+
+
+def _generator(seed: str, workload: str, stream: str) -> np.random.Generator:
+    key = hashlib.blake2b(f"{seed}|{workload}|{stream}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
+
 
 _MADE = "rehearsed"  # instead of a kernel's digest: no kernel ran
 

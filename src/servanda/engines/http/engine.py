@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields, replace
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
-from servanda.engines.base import ENGINES, about_of, refuse_misfits
-from servanda.engines.http.answers import trace_of
+from servanda.engines.base import ENGINES, about_of, padded_best, refuse_misfits
+from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects import detect
 from servanda.engines.http.dialects.base import (
     NEUTRAL,
@@ -41,6 +42,26 @@ from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, seed_of
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace
+
+# The answers of a server as one trace.
+
+
+def trace_of(
+    batch: Batch,
+    answers: Sequence[Answer],
+    k: int,
+    about: Mapping[str, str],
+) -> Trace:
+    """What came back as one trace, with the k top-k tokens; NaN where there are fewer."""
+    logp_N = np.array([v for a in answers for v in a.logp], dtype=np.float64)
+    columns = {"logp": logp_N, **padded_best([step for a in answers for step in a.best], k)}
+    lengths, tokens = [len(a.tokens) for a in answers], [t for a in answers for t in a.tokens]
+    if batch.salts:
+        cached_S = [math.nan if a.cached is None else float(a.cached) for a in answers]
+        columns["cached"] = np.repeat(cached_S, lengths)
+    columns |= routed_experts.columns([a.routes for a in answers], lengths)
+    return Trace.of(batch, lengths, tokens, columns, about)
+
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -5,12 +5,133 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, dtype, nn
+from torch.nn import functional as F
 
 from servanda.engines.low_precision.formats import QUANTIZED, Quantization
-from servanda.engines.low_precision.layers import QuantizedExperts, QuantizedLinear
+from servanda.engines.low_precision.grids import E4M3
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean
+
+# Linear layers of a quantised model, and the stacked ones of experts.
+#
+# Without a format for its inputs a layer multiplies in their dtype, with its weight rounded to it
+# once.  With one, both factors are what the format holds, and the sum is in float32, as tensor
+# cores do it; only the order of summation is another.
+# Axes: E experts, O out features, I in features, N rows.
+
+
+class _Quantized(nn.Module):
+    """Codes and scales of weights [..., O, I]."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, quantization: Quantization) -> None:
+        super().__init__()
+        self.quantization, self.shape = quantization, weight.shape
+        codes, scale = quantization.weight.encode(weight)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weights this layer multiplies with; rounded to `dtype` once."""
+        return self.quantization.weight.decode(self.codes, self.scale).to(dtype)
+
+    def take_over(self, weight: Tensor) -> None:
+        """Quantise other weights of the same shape, in place; what holds the layer keeps it."""
+        codes, scale = self.quantization.weight.encode(weight.to(self.scale.device))
+        self.codes.copy_(codes)
+        self.scale.copy_(scale)
+
+
+class QuantizedLinear(_Quantized):
+    """In the place of a linear layer."""
+
+    def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
+        super().__init__(linear.weight, quantization)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _product(x, self.codes, self.scale, self.quantization, self.bias)
+
+
+class QuantizedExperts(_Quantized):
+    """In the place of a parameter [E, O, I], of which code takes one expert at a time."""
+
+    def __getitem__(self, expert: Any) -> _Expert:
+        return _Expert(self, int(expert))
+
+
+class _Expert:
+    """Stands for the weight [O, I] of an expert where torch's `linear` is called."""
+
+    def __init__(self, experts: QuantizedExperts, expert: int) -> None:
+        self.experts, self.expert = experts, expert
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        x, weight, *bias = (*args, *(kwargs or {}).values())
+        if func is not F.linear or not isinstance(weight, cls):
+            raise MeasurementError(
+                f"quantised experts are used by {getattr(func, '__name__', func)}, and only linear "
+                "is supported",
+                hint="remove quantization for this architecture",
+            )
+        of = weight.experts
+        codes, scale = of.codes[weight.expert], of.scale[weight.expert]
+        return _product(x, codes, scale, of.quantization, *bias)
+
+
+def _product(
+    x: Tensor, codes: Tensor, scale: Tensor, quantization: Quantization, bias: Tensor | None = None
+) -> Tensor:
+    """x @ weight.T + bias, [..., O], in the dtype of x."""
+    weight = quantization.weight
+    if quantization.inputs is None:
+        return F.linear(x, weight.decode(codes, scale).to(x.dtype), bias)
+    rows_NI = x.flatten(0, -2)
+    if has_tensor_cores(x.device, quantization) and not codes.shape[0] % 16 | codes.shape[1] % 16:
+        y_NO = product_of_torch(rows_NI, codes, scale, quantization, bias)
+    else:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        rounded_NI = quantization.inputs.rounded(rows_NI).to(wide)
+        y_NO = F.linear(
+            rounded_NI,
+            weight.decode(codes, scale).to(wide),
+            None if bias is None else bias.to(wide),
+        )
+    return y_NO.to(x.dtype).unflatten(0, x.shape[:-1])
+
+
+def has_tensor_cores(device: torch.device, quantization: Quantization) -> bool:
+    """Whether products of a format are computed by the device, and not emulated.
+
+    They are for e4m3 with scales of a tensor or of channels, from compute capability 8.9 on.
+    """
+    weight, inputs = quantization.weight, quantization.inputs
+    by_rows = weight.block[1] == 0 and inputs is not None and inputs.block == (1, 0)
+    if device.type != "cuda" or weight.grid is not E4M3 or not by_rows:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def product_of_torch(
+    rows_NI: Tensor, codes: Tensor, scale: Tensor, quantization: Quantization, bias: Tensor | None
+) -> Tensor:
+    """The product by torch's own kernel of FP8, bfloat16 [N, O]."""
+    from torch.nn.functional import ScalingType, scaled_mm  # of torch 2.10 and later
+
+    assert quantization.inputs is not None
+    x_codes, x_scale = quantization.inputs.encode(rows_NI)
+    scale_1O = scale.reshape(1, -1).expand(1, len(codes)).contiguous()
+    y_NO = scaled_mm(
+        *(x_codes, codes.t()),
+        *(x_scale.reshape(-1, 1), ScalingType.RowWise),
+        *(scale_1O, ScalingType.RowWise),
+    )
+    return y_NO if bias is None else y_NO + bias
 
 
 def check_quantization(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from servanda.contract.clause import (
@@ -18,18 +18,133 @@ from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import GUARDS
-from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.clauses.scope import known_by_name
-from servanda.judgement.lint.chain import chain
-from servanda.judgement.lint.outcome_slices import mass_gap, outcomes
+from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
+from servanda.judgement.clauses.scope import OUTCOME_METRICS, known_by_name, of_outcomes, slices_of
 from servanda.judgement.lint.runtime import RUNTIME_METRICS, runtime
 from servanda.judgement.lint.stages import stages
+from servanda.judgement.slices.rules import Known
 from servanda.registry import nearest, quoted
 from servanda.theory.divergence.base import DIVERGENCES, Divergence, Span
 from servanda.theory.divergence.calibration import CALIBRATION
 
 if TYPE_CHECKING:
     from servanda.contract.yaml_reader import Marks
+
+
+# Lint of the bound chain: declarations that a metric needs, and limits that can hold and fail.
+
+
+_ORDER = ("request", "context", "outcome")
+# declarations that a metric may need; errors in them are reported at their own place
+_DECLARES = ("gradient", "reward", "workload", "workloads")
+
+
+def chain(
+    path: Path,
+    section: Section,
+    contract: Contract,
+    clause: Clause,
+    broken: Collection[Path] = (),
+) -> Iterator[Finding]:
+    """Check a clause of the chain: its section, limit, slices and required declarations.
+
+    Args:
+        broken: mappings with a value that was already rejected.
+    """
+    name, metric = clause.metric, chain_metric(contract, clause)
+    if section != "statistical":
+        message = f"{name} is judged from sampled tokens; it does not belong in {section}"
+        yield Finding((*path, "metric"), message, "move the clause to statistical")
+        return
+    for key in ("aggregate", "clip"):
+        if key not in metric.takes and getattr(clause, key) is not None:
+            yield Finding((*path, key), f"{name} takes no {key}", f"remove {key}", key=True)
+    known = known_by_name(contract)
+    for j, slice_name in enumerate(clause.slices or ()):
+        when = known.get(slice_name, "request")
+        if _ORDER.index(when) > _ORDER.index(metric.known) and when != "outcome":
+            message = f"{name} concerns whole answers, and slice {slice_name!r} is a part of one"
+            hint = "name slices by labels.* or request.*, or [all]"
+            if CHAIN[name].known != metric.known:
+                hint += "; gradient: {loss: token_mean} concerns tokens"
+            yield Finding((*path, "slices", j), message, hint)
+    if clause.at_least is not None:
+        message = f"a divergence is kept small: {name} takes at_most"
+        hint = "remove at_least" if clause.at_most is not None else "write at_most"
+        yield Finding((*path, "at_least"), message, hint, key=True)
+    elif clause.at_most is None:
+        hint = f"write {metric.example}"
+        yield Finding(path, f"clause {clause.id!r} has no limit", hint)
+    elif not isinstance(clause.at_most, float):
+        message = f"{name} follows from what the contract declares: its limit is a number"
+        yield Finding((*path, "at_most"), message, f"write {metric.example}")
+    elif clause.at_most < 0 or (clause.at_most == 0 and clause.percentile is None):
+        message = f"{name} is never negative, and no sample can show that it is 0"
+        yield Finding((*path, "at_most"), message, "write a limit above 0")
+    elif not _declared_amiss(contract, broken):
+        for lack in metric.lacks(contract, clause):
+            yield Finding((*path, lack.key), lack.message, lack.hint)
+
+
+def _declared_amiss(contract: Contract, broken: Collection[Path]) -> bool:
+    """Whether a required declaration is itself wrong, which is reported at its own place."""
+    if any(path and path[0] in _DECLARES for path in broken):
+        return True
+    reward = contract.reward
+    return reward is not None and reward.range[0] >= reward.range[1]
+
+
+# Lint of slices that are known only after the token: the metrics allowed on them.
+
+
+_DEFINED = " and ".join(OUTCOME_METRICS)
+
+
+def outcomes(
+    path: Path, contract: Contract, section: Section, clause: Clause, known: Mapping[str, Known]
+) -> Iterator[Finding]:
+    """A contribution needs a slice of outcomes, and such a slice a contribution."""
+    contribution = of_outcomes(clause.metric)
+    if contribution and section != "statistical":
+        message = (
+            f"{clause.metric} is estimated from sampled tokens; it does not belong in {section}"
+        )
+        yield Finding((*path, "metric"), message, "move the clause to statistical")
+        return
+    for j, name in enumerate(clause.slices or ()):
+        at = (*path, "slices", j)
+        if not contribution and known.get(name) == "outcome":
+            message = f"slice {name!r} is known only after the token is drawn, so an average over "
+            message += f"it says nothing: a kernel that halves the mass there reads {clause.metric}"
+            message += " 0"
+            yield Finding(at, message, f"promise {_DEFINED} there, or slice by context.*")
+        elif clause.metric == "mass_gap" and known.get(name, "outcome") != "outcome":
+            message = f"both kernels have the same mass on slice {name!r}: all of it"
+            hint = "name a slice by outcome.*, such as {match: {outcome.rank: {gte: 10}}}"
+            yield Finding(at, message, hint)
+    if contribution and clause.slices is None and not slices_of(contract, section, clause):
+        message = f"{clause.metric} is what a slice of outcomes contributes, and none is declared"
+        hint = "add one, such as {name: rare, match: {outcome.rank: {gte: 10}}}"
+        yield Finding((*path, "metric"), message, hint)
+
+
+def mass_gap(path: Path, clause: Clause) -> Iterator[Finding]:
+    """A mass gap has one limit for both signs: no clip, and no aggregate except the mean."""
+    if clause.aggregate not in (None, "mean"):
+        at = (*path, "aggregate")
+        message = "mass_gap is a difference of two probabilities: only its mean is defined"
+        yield Finding(at, message, "write aggregate: mean")
+    for name in ("clip", "at_least"):
+        if getattr(clause, name) is not None:
+            message = f"mass_gap takes no {name}: at_most bounds it on both sides of 0"
+            yield Finding((*path, name), message, f"remove {name}", key=True)
+    limit = clause.at_most
+    if limit is None:
+        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_most: 0.01")
+    elif isinstance(limit, Relative) or not 0 < limit < 1:
+        message = "the limit of a mass gap is a number between 0 and 1"
+        yield Finding((*path, "at_most"), message, "write at_most: 0.01")
+
 
 COVERAGE = "rescored_ratio"
 _WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # these can only reject

@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from servanda.contract.model import WHOLE, Contract
-from servanda.errors import ContractError, ServandaError
+from servanda.errors import ContractError, EvidenceError, ServandaError
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.plan import Plan
@@ -21,20 +23,92 @@ from servanda.rl.dumps.slicing import FILLED, Counts
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks, soundness
-from servanda.rl.monitor.batch import Batch
+from servanda.rl.monitor.batch import Array, Batch
 from servanda.rl.monitor.batch_fields import COLUMNS
 from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
 from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
 from servanda.rl.monitor.drafts import Meter, counted
 from servanda.rl.monitor.part import part_of
 from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
-from servanda.rl.monitor.sample_dump import SampleDump
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, of_cells, state_line
 from servanda.rl.monitor.step_verdict import StepJudge, cause_of
 from servanda.rl.trend.run_chart import chart_of
+from servanda.theory.sampling import uniforms
 from servanda.theory.stats.draft_counts import DraftCounts
+
+# The sampled share: sequences that are stored completely, for `servanda check DIR`.
+#
+# They are chosen by the step and their index alone, before any of their data is examined.
+
+
+class SampleDump:
+    """Writes a share of each step's sequences.
+
+    Args:
+        share: share of the sequences, above 0 and at most 1.
+
+    Raises:
+        EvidenceError: an invalid share.
+    """
+
+    def __init__(self, folder: Path, share: float, seed: int) -> None:
+        if not 0 < share <= 1:
+            raise EvidenceError(f"sample is {share!r}", hint="a share above 0 and at most 1")
+        self.folder = folder
+        self.share = share
+        self.seed = seed
+        self.next_share: float | None = None  # for the next step only, if a rule requests more
+
+    def check(self, batch: Batch) -> None:
+        """Refuse a step that cannot be stored.
+
+        Raises:
+            EvidenceError: there are no token ids.
+        """
+        if batch.token_BT is None:
+            raise EvidenceError(
+                f"step {batch.weights} has no token ids, and a dump is of sequences",
+                hint="pass tokens=, or leave out dump=",
+            )
+
+    def write(self, batch: Batch, rank: int, step: int) -> Path | None:
+        share = max(self.share, self.next_share or 0.0)
+        drawn_B = uniforms(self.seed, f"keep.{rank}", batch.weights, batch.sequences)
+        at = np.flatnonzero((drawn_B < share) & batch.selected_B)
+        if not len(at):
+            return None
+        # readers of dumps cost more to import than a monitor does
+        from servanda.rl.dumps.formats.parquet import Writer
+
+        token_BT = batch.token_BT
+        assert token_BT is not None  # `check` refuses a step without ids
+        width = batch.mask_BT.shape[1]
+        last_B = width - batch.mask_BT[:, ::-1].argmax(axis=1)  # the rest is padding
+        before = token_BT.shape[1] - width
+        present_BT = (np.arange(token_BT.shape[1]) < before + last_B[:, None]) & (token_BT >= 0)
+        groups = batch.group_B or tuple(f"{rank}.{b}" for b in range(batch.sequences))
+
+        def wide(values: Array | None) -> Array | None:
+            return None if values is None else np.broadcast_to(values, batch.mask_BT.shape)[at]
+
+        return Writer(self.folder, rank).step(
+            step,
+            token_BT[at],
+            batch.mask_BT[at],
+            batch.logp_train_BT[at],
+            batch.logp_infer_BT[at],
+            present=present_BT[at],
+            groups=[groups[b] for b in at],
+            labels={name: [values[b] for b in at] for name, values in batch.labels.items()},
+            staleness=wide(batch.staleness_BT),
+            advantages=wide(batch.advantage_BT),
+            loss_weights=wide(batch.loss_weight_BT),
+            loss_mask=wide(batch.loss_mask_BT),
+            versions=wide(batch.version_BT),
+        )
+
 
 _NOTES = 20  # most notes carried over
 
@@ -55,13 +129,14 @@ class Monitor:
         seed: seed of the sample.
         stop: whether the action `halt` is executed; otherwise it is reported as `would`.
         bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
-        bitwise: whether both kernels are declared to compute the same bits; otherwise columns that
             are bitwise equal are an error.
         reference: of good runs, from `servanda contract calibrate`: the steps are also judged by
             whether the gap has changed.
 
+    Raises:
         ContractError: no such preset or file, or an invalid contract.
-        EvidenceError: not a monitor's state file; MeasurementError: it cannot be read.
+        EvidenceError: not a monitor's state file.
+        MeasurementError: the state file cannot be read.
     """
 
     def __init__(
@@ -119,7 +194,7 @@ class Monitor:
         groups: Sequence[object] | None = None,
         labels: Mapping[str, Sequence[object]] | None = None,
         advantages: object = None,
-        weights: int,
+        weights: int | None = None,
         staleness: object = None,
         tokens: object = None,
         selected: object = None,
@@ -144,7 +219,8 @@ class Monitor:
             groups: prompt of each sequence, [B]; default: each a separate group.
             labels: name -> text of each sequence, [B], such as {"env": [...]}.
             advantages: [B] or [B, T]; for two metrics, and stored in `dump` with the tokens.
-            weights: number of updates of the trainer.
+            weights: number of updates of the trainer; default: one more than at the last call, also
+                after a restart, and 0 at the first.
             staleness: updates between sampling and training, [B] or [B, T]; NaN: unknown.
             tokens: ids, [B, T], or with the prompts before them; only for `dump`.
             selected: bools, [B]: whether the sequence was selected for scoring, before anything
@@ -164,6 +240,7 @@ class Monitor:
             ContractError: a slice needs a label that the first step lacks; or the contract
                 corrects tokens, and some sequences were not selected.
         """
+        weights = self._state.following if weights is None else weights
         try:
             batch = batch_of(
                 logp_train_BT,
@@ -281,6 +358,7 @@ class Monitor:
                 )
             self._note(*self._contract.unsliced(batch.labels, state.labels))
             state.add(batch.weights, groups)
+        state.following = batch.weights + 1
         ends = state.ends.copied()
         cause = cause_of(verdict, wrong, self._shown, sums, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]

@@ -36,6 +36,7 @@ class RunState:
         resumed: whether the next step is the first after a restart.
         most: most steps that are judged together, see `step_pool`; 0: not fixed yet.
         chart: its steps against good runs; None: not asked.
+        following: number of updates of the next step, where the trainer does not give it.
     """
 
     contract: str = ""
@@ -48,6 +49,7 @@ class RunState:
     resumed: bool = False
     most: int = 0
     chart: RunChart | None = None
+    following: int = 0
 
     def add(self, weights: int, groups: Mapping[str, TokenSum]) -> None:
         """Add a step; a repeated step after a restart replaces the later ones."""
@@ -133,6 +135,7 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
             state.most = int(entry["most"])
         if pool := entry["pool"]:
             state.most = int(pool["after"] or state.most)
+        state.following = int(entry["weights"]) + 1
         if state.would is None and "halt" in (*entry["would"], *entry["action"]):
             state.would = int(entry["weights"])
         groups = {str(i): TokenSum(float(t), int(n)) for i, (t, n) in enumerate(entry["groups"])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
@@ -10,21 +11,27 @@ from pathlib import Path
 
 import numpy as np
 
-from servanda.rl.sync_drill.conclusion import conclude
+from servanda.judgement.verdict import BlindSpot
+from servanda.report.format import count
+from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
 from servanda.rl.sync_drill.explanation import classes, scaled_by
 from servanda.rl.sync_drill.parallel.other_ranks import Restoration, follow, verbs
 from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.parallel.weight_journal import Journal
-from servanda.rl.sync_drill.perturbation import LATEST, PerturbationTests
+from servanda.rl.sync_drill.perturbation import LATEST, PerturbationTests, is_mixed
 from servanda.rl.sync_drill.plan import plan_of
-from servanda.rl.sync_drill.poison import poison_test
 from servanda.rl.sync_drill.report import Preflight
-from servanda.rl.sync_drill.response_slope import RESOLUTION, distance
+from servanda.rl.sync_drill.response_slope import RESOLUTION, distance, response_slope
 from servanda.rl.sync_drill.result import (
+    DEAF,
     EXPLAINED,
     PLAIN,
+    POISON_FLOORS,
     POISON_NATS,
+    POISON_SHARE,
     Baseline,
+    Mark,
+    Outcome,
     PoisonResult,
     Response,
     Scale,
@@ -39,6 +46,232 @@ from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.runner.measurement import Watch, unwatched
 from servanda.theory.sampling import Floats
+
+# The outcome of a preflight sync test, from its measurements.
+
+
+def conclude(
+    baseline: Baseline,
+    poison: PoisonResult,
+    groups: Sequence[Response],
+    *,
+    returned: float,
+    back_late: int,
+    syncs: int,
+    tokens: int,
+    seconds: float,
+    unprobed: int | None,
+    stream: StreamNames | None = None,
+) -> Preflight:
+    """Judge the measurements; the arguments are those of Preflight.
+
+    Args:
+        unprobed: ids of the vocabulary that no probe contains; None if its size is unknown.
+    """
+    layers = len({group.layer for group in groups if group.layer is not None})
+    adapted = any(group.kind == "adapter" for group in groups)
+    cause = cause_of(baseline, poison, groups, adapted=adapted, layers=layers)
+    # an engine may want another layout: where it follows as it should, the stream is right
+    if stream and stream.misplaced and cause in ("sync_moves", "unfaithful"):
+        cause = "misplaced"
+    back = returned <= baseline.near
+    if not cause and back_late:
+        cause = "dropped" if back else "not_returned"
+    unseen = [group.name for group in groups if group.mark == "unseen"]
+    shaky = [group.name for group in groups if group.mark == "warns"]
+    outcome: Outcome = "violated" if cause else "holds"
+    # noise that hardly changes the trainer is no evidence, also not against synced groups
+    if not cause and (unseen or shaky or poison.mark == "violated"):
+        outcome = "inconclusive"
+    return Preflight(
+        outcome=outcome,
+        cause=cause,
+        sentence=_violated(cause, baseline, poison, groups, back_late)
+        if cause
+        else _not_violated(outcome, groups, unseen, shaky),
+        found=baseline,
+        poison=poison,
+        groups=tuple(groups),
+        returned=returned,
+        back=back,
+        back_late=back_late,
+        syncs=syncs,
+        tokens=tokens,
+        seconds=seconds,
+        warnings=(*_warnings(baseline, shaky, cause), *_of_the_stream(stream, cause)),
+        blind_spots=tuple(_blind_spots(groups, unprobed)),
+        stream=stream,
+    )
+
+
+def _not_violated(
+    outcome: Outcome, groups: Sequence[Response], unseen: Sequence[str], shaky: Sequence[str]
+) -> str:
+    if outcome == "holds":
+        return f"every trained weight reaches the engine: all {len(groups)} groups are synced"
+    if unseen:
+        which = f"{len(unseen)} of {count(len(groups), 'group')}"
+        return f"{which} cannot be judged, they hardly change any logprob: {_few(unseen)}"
+    if shaky:
+        return f"response slope neither right nor clearly wrong: {_few(shaky)}"
+    return "each group alone is synced, but all of them randomised at once are not"
+
+
+def _violated(
+    cause: str,
+    baseline: Baseline,
+    poison: PoisonResult,
+    groups: Sequence[Response],
+    back_late: int,
+) -> str:
+    wrong = [group for group in groups if group.mark == "violated"]
+    sentence = CAUSES[cause]
+    if cause in ("late", "dropped"):
+        late = max([poison.late, back_late, *(group.late for group in wrong)])
+        sentence += f" ({count(late, 'sync')} later)"
+    if cause in ("shard_stale", "experts_stale"):
+        sentence += f": {_few([*dict.fromkeys(name for group in wrong for name in group.lost)])}"
+    if cause == "scaled" and baseline.scale:
+        sentence += f": {baseline.scale}"
+    elif cause == "scaled":
+        scales = [group.scale for group in wrong if group.scale]
+        low, high = min(s.low for s in scales), max(s.high for s in scales)
+        mean = sum(s.factor for s in scales) / len(scales)
+        sentence += f": {mean:.3g} [{low:.3g}, {high:.3g}]"
+    if cause == "sync_moves":
+        sentence += (
+            f" (mean |Δ logp| {baseline.distance:.2g} before, {baseline.idle:.2g} nats after)"
+        )
+    if wrong:
+        which = [group.name for group in wrong]
+        sentence += f" ({len(wrong)} of {count(len(groups), 'group')}: {_few(which)})"
+    return sentence
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _warnings(baseline: Baseline, shaky: Sequence[str], cause: str) -> Iterator[str]:
+    if shaky and cause:
+        yield f"response slope neither right nor clearly wrong: {_few(shaky)}"
+    if baseline.distance > 2 * baseline.idle and not cause:
+        yield "the engine had other weights before the first sync"
+
+
+def _of_the_stream(stream: StreamNames | None, cause: str) -> Iterator[str]:
+    if stream and stream.missing and not cause:
+        yield (
+            f"synced, though no name in the stream stands for them: {_few(stream.missing)}; pass "
+            "their names as Stream(names=...)"
+        )
+
+
+def _blind_spots(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:
+    if unprobed is None:
+        text = "the vocabulary size is unknown, so vocabulary rows in no probe are not tested"
+        yield BlindSpot("rows", text)
+    elif unprobed > 0:
+        yield BlindSpot(
+            "rows",
+            f"{unprobed:,} vocabulary ids occur in no probe: a single one of their rows that is "
+            "not synced goes unnoticed",
+        )
+    unseen = [
+        (f"{part.name} of {group.name}", part.moved > 0)
+        for group in groups
+        if group.mark == "holds" or group.lost
+        for part in group.parts
+        if part.unseen
+    ]
+    if faint := [name for name, moves in unseen if moves]:
+        yield BlindSpot(
+            "sample",
+            "some parts change too few logprobs to be told from the rest of their group: "
+            f"{_few(faint)}",
+        )
+    if idle := [name for name, moves in unseen if not moves]:
+        yield BlindSpot(
+            "sample",
+            "no probe token changes with some parts, such as an expert that none is routed to: "
+            f"{_few(idle)}; pass rows that reach them as tokens=",
+        )
+
+
+# All weights randomised at once: whether, when and where the weights reach the engine.
+#
+# Axes: N scored tokens.
+
+
+def poison_test(
+    weights: Weights, sides: Sides, baseline: Baseline, train_N: Floats, infer_N: Floats
+) -> PoisonResult:
+    """Randomise all weights and sync once; afterwards the trainer is restored, not the engine.
+
+    Args:
+        train_N, infer_N: scores of both sides before.
+    """
+    sides.stage = "all weights randomised"
+    weights.poison()
+    sides.sync()
+    there_N, here_N = sides.infer(), sides.train()
+    own_N, change_N = here_N - train_N, there_N - infer_N
+    apart_by, moved = distance(there_N, here_N), distance(here_N, train_N)
+    limit = max(POISON_FLOORS * baseline.floor, POISON_SHARE * moved)
+    answer = response_slope(own_N, change_N) if own_N.any() else None
+    mark: Mark = "violated" if apart_by > limit else "holds"
+    if moved < POISON_FLOORS * baseline.floor:
+        mark = "unseen"
+    if answer and moved > POISON_NATS and answer.follow + 3 * answer.spread < DEAF:
+        # whatever the distance before: one changed, the other did not
+        mark = "violated"
+    poison = PoisonResult(
+        distance=apart_by,
+        moved=moved,
+        follow=answer.follow if answer else np.nan,
+        limit=limit,
+        mark=mark,
+    )
+    if poison.mark == "violated":
+        poison = _again(sides, baseline, poison, own_N, change_N, there_N)
+    weights.restore()
+    return poison
+
+
+def _again(
+    sides: Sides,
+    baseline: Baseline,
+    poison: PoisonResult,
+    own_N: Floats,
+    change_N: Floats,
+    there_N: Floats,
+) -> PoisonResult:
+    """Repeat after random weights did not arrive: by another call, on other tokens, after syncs.
+
+    Args:
+        own_N: the trainer's change; change_N: the engine's; there_N: its scores.
+    """
+    due_N, start_N = sides.train(), there_N - change_N
+    changes = [change_N, sides.infer() - start_N]
+    lengths = [len(row) - 1 for row in sides.rows]
+    if is_mixed(own_N, changes, lengths, floor=baseline.floor, noise=baseline.engine_noise):
+        return replace(poison, mixed=True)
+    if poison.follow < DEAF:
+        # the same tokens in reverse order: unknown to prefix caches
+        rows = [row[::-1] for row in sides.rows]
+        poison = replace(poison, fresh=distance(sides.infer(rows), sides.train(rows)))
+        if poison.cached:
+            return poison
+    # of a small distance that is violated by its slope, the limit would be no improvement
+    enough = poison.distance / 2
+    if poison.distance > poison.limit:
+        enough = max(poison.limit, enough)
+    for late in range(1, LATEST + 1):
+        sides.sync()
+        if distance(sides.infer(), due_N) <= enough:
+            return replace(poison, late=late)
+    return poison
+
 
 _MOST = 0.7  # share of the distance at equal weights that a factor on the adapters may leave
 

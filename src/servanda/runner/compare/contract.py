@@ -130,7 +130,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         MeasurementError: a pack that cannot be read.
     """
     sides = sides_of(options.a, options.b, options.referee)
-    drawn_by_pack = sides.pack.workload if sides.pack else None
+    drawn_by_pack = sides.pack.schedule.workload if sides.pack else None
     name, why = (options.preset, "as asked") if options.preset else fitting_preset(sides)
     template = load.contract_of(presets.preset_text(name), name)
     if presets.PRESETS[name] == "serving":
@@ -186,7 +186,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         stable=sides.stable,
         prompts=str(own),
         golden=str(own_golden) if golden else None,
-        golden_path=sides.pack.golden_path if sides.pack else None,
+        golden_path=sides.pack.schedule.golden_path if sides.pack else None,
         sampling=sampling,
         slices=rules,
         claim=template.claim,
@@ -237,7 +237,7 @@ def _sampling(options: Options, template: Contract, sides: Sides) -> WorkloadSam
     }
     if sides.pack is None:
         return template.workload.sampling.model_copy(update=given)
-    own = sides.pack.workload.sampling
+    own = sides.pack.schedule.workload.sampling
     for name, value in given.items():
         if value != getattr(own, name):
             raise ContractError(
@@ -250,13 +250,13 @@ def _sampling(options: Options, template: Contract, sides: Sides) -> WorkloadSam
 def _sizes(options: Options, template: Contract, sides: Sides) -> tuple[int, int]:
     last = options.sequences or template.promotion.offline.sequences[1]
     if sides.pack is not None:
-        if (options.sequences or 0) > sides.pack.groups:
+        if (options.sequences or 0) > sides.pack.schedule.groups:
             raise ContractError(
-                f"the pack holds {sides.pack.groups:,} prompt groups, and --sequences asks for "
-                f"{options.sequences:,}",
+                f"the pack holds {sides.pack.schedule.groups:,} prompt groups, and --sequences "
+                f"asks for {options.sequences:,}",
                 hint="write a larger pack: servanda tools measure ... --sequences N -o",
             )
-        last = min(last, sides.pack.groups)
+        last = min(last, sides.pack.schedule.groups)
     return min(_FIRST, last), last
 
 

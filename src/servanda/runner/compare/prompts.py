@@ -35,7 +35,7 @@ def shipped(name: str) -> Path:
 def prompts_of(file: Path | None, sides: Sides) -> tuple[Corpus, str]:
     """The prompts, and their description."""
     if sides.pack is not None:
-        text = sides.pack.prompts
+        text = sides.pack.schedule.prompts
         own = Corpus.parse(text, f"{sides.pack.file}:prompts.jsonl")
         if file is not None and read_corpus(file).digest != own.digest:
             raise ContractError(
@@ -59,7 +59,7 @@ def golden_of(file: Path | None, sides: Sides) -> Corpus | None:
     """The golden texts: those of the file, or those of a pack."""
     if sides.pack is None:
         return read_corpus(file) if file is not None else None
-    text = sides.pack.golden
+    text = sides.pack.schedule.golden
     own = None if text is None else Corpus.parse(text, f"{sides.pack.file}:golden.jsonl")
     if file is not None and (own is None or read_corpus(file).digest != own.digest):
         raise ContractError(
@@ -88,8 +88,6 @@ DREW = "Tokens of the answers that were drawn to choose depths:"
 
 def prompt_ids(corpus: Corpus, sides: Sides, engines: Engines) -> Sequence[Sequence[int]]:
     """Token ids of every line."""
-    if sides.pack is not None:
-        return sides.pack.tokens["prompts"]
     return encoded(corpus, engines.get(sides.infer, "infer"))
 
 
@@ -110,7 +108,7 @@ def answer_lengths(
         if before:
             return tuple(map(int, before[1].split()))
     if sides.pack is not None:
-        drawn = sides.pack.drawn
+        drawn = sides.pack.answers["generate"]
         lengths = drawn.length_S[~drawn.lost_S][:_LOOKS]
         return tuple(lengths.tolist()) or (sampling.max_new_tokens,)
     seed = int(digest_of(["depths", sampling.seed])[:15], 16)  # random numbers that no round uses

@@ -10,7 +10,7 @@ from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Contract, Kernel, Kernels
 from servanda.contract.workload import Golden, Workload
 from servanda.engines import engine_names
-from servanda.engines.pack_file import Pack
+from servanda.engines.recorded_file import Pack
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError
 from servanda.runner import load, run

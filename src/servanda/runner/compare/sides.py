@@ -11,7 +11,7 @@ from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.foreign_code import refuse_code_of_kernel
-from servanda.engines.pack_file import Pack, read_pack
+from servanda.engines.recorded_file import Pack
 from servanda.errors import ContractError, Where
 
 
@@ -34,7 +34,7 @@ class Sides:
         """Whether A and B are one kernel: then equal bits are expected and are no evidence."""
         if self.stable is not None:
             return False
-        first = self.train if self.pack is None else self.pack.kernel
+        first = self.train if self.pack is None else self.pack.schedule.kernel
         second = self.infer if self.pack is None else self.train
         there = self.pack is not None
         return _plain(first, elsewhere=there) == _plain(second, elsewhere=there)
@@ -76,10 +76,10 @@ def sides_of(a_text: str, b_text: str, referee_text: str | None = None) -> Sides
     if referee_text is None:
         if a.engine != "pack":
             return Sides(train=a, infer=b)
-        pack = read_pack(a.model or "")
+        pack = Pack.read(a.model or "")
         title = b.title or f"candidate {b} (re-scores)"
         candidate = b.model_copy(update={"path": b.path or "decode", "title": title})
-        reference = a.model_copy(update={"title": f"{shown(a)}: {pack.kernel} (drew)"})
+        reference = a.model_copy(update={"title": f"{shown(a)}: {pack.schedule.kernel} (drew)"})
         return Sides(train=candidate, infer=reference, pack=pack)
     referee = parse_kernel(referee_text, engines=engine_names(), name="--referee")
     refuse_missing(referee, referee_text, "--referee")
@@ -107,7 +107,7 @@ def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
 
 def fitting_preset(sides: Sides) -> tuple[str, str]:
     if sides.pack is not None:
-        return presets.fitting(sides.pack.kernel, sides.train)
+        return presets.fitting(sides.pack.schedule.kernel, sides.train)
     return presets.fitting(sides.stable or sides.train, sides.infer)
 
 

@@ -13,12 +13,122 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
-from servanda.runner.relations.exchangeability import exchangeability
+import numpy as np
+
 from servanda.runner.relations.observation import Difference, Observation, difference, features
 from servanda.runner.relations.relation import BLOCKS, Relation
-from servanda.runner.relations.shrink import shrink
 from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
+from servanda.theory.stats.bets import Floats
+
+# Exchangeability: whether two ways to run the same requests give the same numbers up to noise.
+#
+# An exact test: under the hypothesis the runs of a request are exchangeable, so the statistic of
+# the true labels is as likely to be the largest as that of any other labelling.
+# Axes: K requests, R runs of a request, the first half of one way, F numbers of a run.
+
+
+LABELLINGS = 1999  # random ones; the smallest p-value is 1 / (LABELLINGS + 1)
+_TIE = 1e-9
+
+
+def exchangeability(runs_K: Sequence[Floats], seed: int = 0, rounds: int = LABELLINGS) -> float:
+    """The p-value of "the first half of the runs is distributed as the second half".
+
+    The statistic adds up, over requests and numbers, the distance of the two means in units of
+    the number's own spread.  Randomisation is part of the p-value, which is valid for any number
+    of labellings: Phipson and Smyth, Permutation p-values should never be zero, 2010.
+
+    Args:
+        runs_K: of each request its runs, [R, F]; R is even, and F may differ between requests.
+
+    Returns:
+        In (0, 1]; 1 where no number varies.
+
+    Raises:
+        ValueError: an odd number of runs.
+
+    >>> exchangeability([np.zeros((4, 3))])
+    1.0
+    """
+    statistic = np.zeros(rounds + 1)
+    for k, runs_RF in enumerate(runs_K):
+        n = len(runs_RF)
+        if n % 2:
+            raise ValueError(f"{n} runs are no two halves")
+        center_RF = runs_RF - np.median(runs_RF, axis=0)
+        spread_F = np.abs(center_RF).mean(axis=0)
+        unit_RF = center_RF[:, spread_F > 0] / spread_F[spread_F > 0]
+        keys_LR = uniforms(seed, "permutation", k, rounds * n).reshape(rounds, n)
+        order_LR = np.concatenate([np.arange(n)[None], keys_LR.argsort(axis=1)])
+        sign_LR = np.where(order_LR < n // 2, 2.0 / n, -2.0 / n)
+        statistic += np.abs(sign_LR @ unit_RF).sum(axis=1)
+    least = statistic[0] - _TIE * (1 + abs(statistic[0]))
+    return float((statistic >= least).mean())
+
+
+# The smallest counterexample: fewer requests beside it, fewer tokens of each.
+
+
+BUDGET = 80  # cases that are run for it
+
+
+def shrink(
+    relation: Relation, request: Request, fails: Callable[[Request], bool], budget: int = BUDGET
+) -> Request:
+    """A request that fails as the given one does, and is not larger.
+
+    Greedy: every cut that still fails is kept, the largest cuts first.
+
+    Args:
+        fails: whether the relation is violated by a request.
+    """
+    left, best = budget, request
+
+    def attempt(smaller: Request) -> bool:
+        nonlocal left, best
+        if left <= 0:
+            return False
+        left -= 1
+        if fails(smaller):
+            best = smaller
+            return True
+        return False
+
+    def fewer(keep: int) -> bool:
+        dropped = len(best.others) - keep
+        return any(
+            attempt(replace(best, others=best.others[:at] + best.others[at + dropped :]))
+            for at in range(0, keep + 1, dropped)
+        )
+
+    def shortened(n: int) -> Callable[[int], bool]:
+        def cut(keep: int) -> bool:
+            others = (*best.others[:n], best.others[n][:keep], *best.others[n + 1 :])
+            return attempt(replace(best, others=others))
+
+        return cut
+
+    _cut(best.width, lambda keep: attempt(replace(best, width=keep)))
+    _cut(len(best.others), fewer, least=0)
+    _cut(len(best.prompt), lambda keep: attempt(replace(best, prompt=best.prompt[:keep])))
+    _cut(
+        len(best.prompt),
+        lambda keep: attempt(relation.cut_front(best, len(best.prompt) - keep)),
+    )
+    for n in range(len(best.others)):
+        _cut(len(best.others[n]), shortened(n))
+    return best
+
+
+def _cut(length: int, attempt: Callable[[int], bool], least: int = 1) -> None:
+    """Try to keep less and less of something; an accepted attempt is kept."""
+    step = (length + 1) // 2
+    while step:
+        while length - step >= least and attempt(length - step):
+            length -= step
+        step //= 2
+
 
 Outcome = Literal["holds", "violated", "inconclusive", "untestable"]
 ROUNDING_NATS = 0.3  # rounding in 16 bits moves few logprobs by more

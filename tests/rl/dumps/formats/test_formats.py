@@ -129,44 +129,33 @@ def test_nemo_values_may_be_nested_deeper(tmp_path, levels):
     assert (out["reward"], out["env"]) == (1.0, "math")
 
 
-def test_nemo_leaves_absent_what_nothing_scored(tmp_path):
-    nemo(tmp_path, EXPECTED[:1])
-    (row,) = read(open_dump(tmp_path)).rows
-    assert np.isnan(row["train"][0])
+def nemo_one(folder, **changes):
+    """The first of EXPECTED, as a row of NeMo-RL with changes."""
+    nemo(folder, EXPECTED[:1], **changes)
+    (row,) = read(open_dump(folder)).rows
+    return row
+
+
+def test_nemo_leaves_absent_what_nothing_scored_and_nan(tmp_path):
+    prev = nemo_row(EXPECTED[0], 11)["prev_logprobs"]
+    prev[0][4] = float("nan")  # no broken line
+    row = nemo_one(tmp_path, prev_logprobs=prev)
+    assert np.isnan(row["train"][[0, 4]]).all()
     assert row["train"][1:3].tolist() == [-2.5, -2.5]
+    assert row["train"][5] == EXPECTED[0].train[2]
     assert np.isnan(row["infer"][:3]).all()
 
 
-def test_nemo_sequences_that_the_loss_leaves_out_have_no_mask(tmp_path):
-    nemo(tmp_path, EXPECTED[:1], sample_loss_mask=[0.0])
-    (row,) = read(open_dump(tmp_path)).rows
-    assert not any(row["mask"])
+@pytest.mark.parametrize(("flag", "trained"), [([0.0], False), (None, True)])
+def test_nemo_sequences_that_the_loss_leaves_out_have_no_mask(tmp_path, flag, trained):
+    row = nemo_one(tmp_path, sample_loss_mask=flag)
+    assert any(row["mask"]) is trained
     assert row["infer"][3:].tolist() == EXPECTED[0].infer
 
 
-def test_nemo_sample_mask_of_null_is_none(tmp_path):
-    nemo(tmp_path, EXPECTED[:1], sample_loss_mask=None)
-    (row,) = read(open_dump(tmp_path)).rows
-    assert any(row["mask"])
-
-
-def test_nemo_takes_the_reward_that_was_trained_on(tmp_path):
-    nemo(tmp_path, EXPECTED[:1], rewards=[7.0], filtered_rewards=[0.25])
-    assert read(open_dump(tmp_path)).rows[0]["reward"] == 0.25
-
-
-def test_nemo_nan_is_absent_and_not_a_broken_line(tmp_path):
-    prev = nemo_row(EXPECTED[0], 11)["prev_logprobs"]
-    prev[0][4] = float("nan")
-    nemo(tmp_path, EXPECTED[:1], prev_logprobs=prev)
-    (row,) = read(open_dump(tmp_path)).rows
-    assert np.isnan(row["train"][4])
-    assert row["train"][5] == EXPECTED[0].train[2]
-
-
-def test_nemo_one_advantage_is_that_of_every_token(tmp_path):
-    nemo(tmp_path, EXPECTED[:1], advantages=[[0.75]])
-    (row,) = read(open_dump(tmp_path)).rows
+def test_nemo_takes_the_reward_that_was_trained_on_and_one_advantage_for_every_token(tmp_path):
+    row = nemo_one(tmp_path, rewards=[7.0], filtered_rewards=[0.25], advantages=[[0.75]])
+    assert row["reward"] == 0.25
     assert row["advantage"].tolist() == [0.75] * len(EXPECTED[0].tokens)
 
 
@@ -231,6 +220,8 @@ def test_a_broken_line_is_counted_with_its_place(tmp_path):
 
 def test_a_file_that_is_cut_off_is_said_when_all_was_read(tmp_path):
     path = nemo(tmp_path)
+    path.write_bytes(path.read_bytes().rstrip())  # a last line without its end is whole
+    assert len(read(open_dump(tmp_path)).rows) == 4
     path.write_bytes(path.read_bytes()[:-200])
     dump, got = open_dump(tmp_path), []
     with pytest.raises(EvidenceError) as error:
@@ -243,12 +234,6 @@ def test_a_file_that_is_cut_off_is_said_when_all_was_read(tmp_path):
         "(first: train_data_step3.jsonl:4)\n"
         "  hint: wait until it is written, copy it again, or leave the step out: --steps"
     )
-
-
-def test_a_last_line_without_its_end_is_whole_if_it_is(tmp_path):
-    path = nemo(tmp_path)
-    path.write_bytes(path.read_bytes().rstrip())
-    assert len(read(open_dump(tmp_path)).rows) == 4
 
 
 def test_a_zipped_file_that_is_cut_off_is_said(tmp_path):
@@ -323,17 +308,13 @@ def test_the_smallest_number_of_a_float_type_is_no_logprob(tmp_path, column, num
 
 
 def test_prime_steps_without_their_marker_are_left_out_and_said(tmp_path):
-    prime(tmp_path, step=1)
     prime(tmp_path, step=2, stable=False)
+    with pytest.raises(ContractError, match="no step has its STABLE marker"):
+        open_dump(tmp_path)
+    prime(tmp_path, step=1)
     dump = open_dump(tmp_path)
     assert dump.steps == (1,)
     assert dump.about["notes"] == "steps without STABLE, left out: 2"
-
-
-def test_prime_without_any_marker_is_not_read(tmp_path):
-    prime(tmp_path, stable=False)
-    with pytest.raises(ContractError, match="no step has its STABLE marker"):
-        open_dump(tmp_path)
 
 
 def test_prime_version_2_and_later_are_read_and_said(tmp_path):
@@ -443,6 +424,10 @@ def test_two_formats_in_a_folder_want_one_to_be_named(tmp_path):
         f"  hint: name one: servanda check {tmp_path} --as nemo"
     )
     assert open_dump(tmp_path, "prime-rl").format == "prime-rl"
+    nemo(tmp_path / "other")
+    Writer(tmp_path / "other").step(1, [[1, 2]], [[0, 1]], [[-1.0, -1.0]], [[-1.0, -1.0]])
+    with pytest.raises(ContractError, match="1 of nemo, 1 of own"):
+        open_dump(tmp_path / "other")
 
 
 def test_two_runs_in_a_folder_want_one_to_be_named(tmp_path):
@@ -469,10 +454,3 @@ def test_a_format_and_a_folder_that_are_not_there_are_said(tmp_path):
     assert "did you mean 'nemo'?" in str(error.value)
     with pytest.raises(ContractError, match=r"there is no '.*nowhere'"):
         open_dump(tmp_path / "nowhere")
-
-
-def test_a_writer_beside_another_dump_is_a_second_format(tmp_path):
-    nemo(tmp_path)
-    Writer(tmp_path).step(1, [[1, 2]], [[0, 1]], [[-1.0, -1.0]], [[-1.0, -1.0]])
-    with pytest.raises(ContractError, match="1 of nemo, 1 of own"):
-        open_dump(tmp_path)

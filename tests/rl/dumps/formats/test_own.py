@@ -60,7 +60,7 @@ def test_arrays_padded_on_the_right_have_lengths(tmp_path):
     holds(told(tmp_path))
 
 
-def verl(xp=np.array):
+def verl(xp):
     """Prompts padded on the left, responses on the right, columns over the responses alone."""
     prompts = padded([s.prompt for s in EXPECTED], 4, left=True)
     responses = padded([s.response for s in EXPECTED], 7)
@@ -80,14 +80,10 @@ def verl(xp=np.array):
     }
 
 
-def test_columns_of_the_response_speak_of_the_last_tokens(tmp_path):
-    Writer(tmp_path).step(1, **verl())
-    holds(told(tmp_path))
-
-
-def test_tensors_of_torch_are_taken(tmp_path):
-    torch = pytest.importorskip("torch")
-    Writer(tmp_path).step(1, **verl(torch.tensor))
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_columns_of_the_response_speak_of_the_last_tokens(tmp_path, kind):
+    xp = np.array if kind == "array" else pytest.importorskip("torch").tensor
+    Writer(tmp_path).step(1, **verl(xp))
     holds(told(tmp_path))
 
 
@@ -206,16 +202,12 @@ def test_a_row_that_another_writer_got_wrong_is_refused(tmp_path, column, value,
     assert refusal.first == "step_000001.rank0.parquet:1"
 
 
-def test_columns_of_a_later_writer_are_named_and_left(tmp_path):
+def test_columns_of_a_later_writer_are_left_and_another_schema_is_not_guessed_at(tmp_path):
     path = Writer(tmp_path).step(1, **ragged())
     rewritten(path, lambda table: table.append_column("extra", pa.array([1, 2, 3, 4])))
     dump = open_dump(tmp_path)
     assert dump.about["notes"] == "columns that are not read: extra"
     assert len(read(dump).rows) == 4
-
-
-def test_another_schema_is_not_guessed_at(tmp_path):
-    path = Writer(tmp_path).step(1, **ragged())
     pq.write_table(pq.read_table(path).replace_schema_metadata({b"servanda.rollouts": b"9"}), path)
     with pytest.raises(ContractError, match="has schema '9', and not '1'"):
         open_dump(tmp_path)

@@ -129,16 +129,13 @@ def batch(**changes):
     return sky_bytes(columns)
 
 
-def test_a_padded_batch_is_read_by_its_masks(tmp_path):
+def test_a_padded_batch_is_read_by_its_masks_and_rows_that_only_fill_it_are_not(tmp_path):
     sky(tmp_path, batch())
     first, second = read(open_dump(tmp_path, unsafe_pickles=True)).rows
     assert (first["tokens"], first["mask"]) == ([5, 6, 7], [False, True, True])
     assert first["train"][1:].tolist() == [-1.0, -2.0]
     assert second["train"][2:].tolist() == [-3.0, -4.0]
     assert np.isnan(second["infer"][:3]).all()  # a token that no policy drew
-
-
-def test_rows_that_only_fill_the_batch_are_not_read():
     out = read(open_dump(DATA / "skyrl", unsafe_pickles=True))
     assert len(out.rows) == 4  # of five
 
@@ -159,28 +156,20 @@ def test_a_batch_of_other_shapes_is_refused(tmp_path, changes, text):
     assert text in str(error.value)
 
 
-def test_bfloat16_columns_are_read_as_torch_wrote_them(tmp_path):
+def test_a_column_of_torch_is_read_as_it_was_written_unless_it_holds_a_call(tmp_path):
     torch = pytest.importorskip("torch")
-    stream = io.BytesIO()
-    torch.save(torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], dtype=torch.bfloat16), stream)
-    sky(
-        tmp_path,
-        batch(action_log_probs={"format": "torch", "data": stream.getvalue()}),
-    )
-    first, _ = read(open_dump(tmp_path, unsafe_pickles=True)).rows
+    mark = tmp_path / "ran"
+
+    def rows(value):
+        stream = io.BytesIO()
+        torch.save(value, stream)
+        sky(tmp_path, batch(action_log_probs={"format": "torch", "data": stream.getvalue()}))
+        return read(open_dump(tmp_path, unsafe_pickles=True)).rows
+
+    first, _ = rows(torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], dtype=torch.bfloat16))
     assert first["train"][1:].tolist() == [-1.0, -2.0]
-
-
-def test_a_tensor_that_holds_a_call_is_refused_here_as_well(tmp_path):
-    torch = pytest.importorskip("torch")
-    stream, mark = io.BytesIO(), tmp_path / "ran"
-    torch.save({"t": Calls(os.system, f"touch {mark}")}, stream)
-    sky(
-        tmp_path,
-        batch(action_log_probs={"format": "torch", "data": stream.getvalue()}),
-    )
     with pytest.raises(MeasurementError, match="does not hold a batch of tensors: no tensor"):
-        read(open_dump(tmp_path, unsafe_pickles=True))
+        rows({"t": Calls(os.system, f"touch {mark}")})
     assert not mark.exists()
 
 
@@ -290,12 +279,6 @@ def test_shards_of_context_parallel_ranks_are_refused(tmp_path):
         read(open_dump(tmp_path))
 
 
-def test_staleness_is_the_distance_to_the_oldest_weights():
-    pytest.importorskip("torch")
-    rows = read(open_dump(DATA / "miles")).rows
-    assert [row["staleness"][0] for row in rows] == [0.0, 1.0, 0.0, 2.0]
-
-
 @pytest.mark.parametrize("resumed", [0, 200])
 def test_staleness_does_not_depend_on_the_rollout_that_a_process_began_with(tmp_path, resumed):
     """miles counts updates of its process, and numbers the rollouts of a run."""
@@ -307,6 +290,8 @@ def test_staleness_does_not_depend_on_the_rollout_that_a_process_began_with(tmp_
     pt(tmp_path, payload, name=f"{resumed + 4}.pt")
     rows = read(open_dump(tmp_path)).rows
     assert [row["staleness"][0] for row in rows] == [1.0, 0.0, 0.0]
+    rows = read(open_dump(DATA / "miles")).rows
+    assert [row["staleness"][0] for row in rows] == [0.0, 1.0, 0.0, 2.0]  # of the oldest weights
 
 
 def test_the_weights_that_sampled_a_response_are_its_label(tmp_path):

@@ -7,18 +7,255 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import chain, cycle, islice, pairwise
 
+import torch
+from torch import Tensor, nn
+
+from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES
 from servanda.rl.sync_drill.report import Preflight, ReplicaResult
 from servanda.rl.sync_drill.response_slope import RESOLUTION, distance
-from servanda.rl.sync_drill.result import POISON_FLOORS
-from servanda.rl.sync_drill.servers.replica_facts import RANDOMISED, ReplicaFacts
+from servanda.rl.sync_drill.result import POISON_FLOORS, POISON_NATS
+from servanda.rl.sync_drill.servers.checkpoint_sync import CheckpointSync
 from servanda.rl.sync_drill.servers.replicas import Replica, Replicas
 from servanda.rl.sync_drill.trainee import Rows, Trainee, flat, probes, train_scores
+from servanda.rl.sync_drill.weight_groups import weight_groups
+from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.theory.sampling import Floats
+
+# Digests that a server reports of its tensors, joined with the trainer's.
+#
+# Whether a digest changes needs no knowledge of layouts.  Equality with the trainer's bytes is
+# claimed only where a tensor, or a known fusion of several, has them in some dtype.
+
+
+Digests = Mapping[str, str]
+
+# fused tensors of vLLM and SGLang -> their parts in a checkpoint, rows one after another
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_SHORT = 16  # hexadecimal digits of a digest of SGLang: the first half of 8 bytes of SHA-256
+# of no bytes: vLLM on a CPU keeps the packed form of a matrix elsewhere, and empties the parameter
+_EMPTY = hashlib.sha256().hexdigest()
+_FEW = 4  # names in a line
+
+
+@dataclass(frozen=True)
+class DigestTrail:
+    """Digests of one server at four times of a test.
+
+    Args:
+        found: before the first sync; idle: after a sync of unchanged weights.
+        randomised: after a sync of random weights; returned: after the last sync.
+    """
+
+    found: Digests
+    idle: Digests
+    randomised: Digests
+    returned: Digests
+
+
+def digest_line(module: nn.Module, trail: DigestTrail) -> str:
+    """What the digests of one server show, as text."""
+    groups = weight_groups(Weights(module, copy=False).aliases)
+    number = len(trail.returned)
+    trail = DigestTrail(*(_filled(each) for each in astuple(trail)))
+    equal = equal_tensors(module, trail.returned)
+    covered = {source for sources in equal.values() for source in sources}
+    rest = [group.name for group in groups if not covered.issuperset(group.tensors)]
+    parts = [
+        f"{len(equal)} of {count(number, 'tensor')} have the trainer's bytes after the last sync",
+        f"by behaviour only: {_few(rest)}" if rest else "each group is compared bit for bit",
+    ]
+    if empty := number - len(trail.returned):
+        parts.append(f"{count(empty, 'digest')} of empty tensors, which show nothing")
+    parts += [
+        f"{label}: {_few(names)}"
+        for label, names in (
+            ("changed by a sync of unchanged weights", unequal(trail.found, trail.idle)),
+            ("not changed by a sync of random weights", _same(trail.idle, trail.randomised)),
+            ("not as before after the last sync", unequal(trail.idle, trail.returned)),
+        )
+        if names
+    ]
+    return "; ".join(parts)
+
+
+def unequal(before: Digests, after: Digests) -> list[str]:
+    """Names of tensors that do not have the same digest at both times."""
+    return sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
+
+
+def _filled(digests: Digests) -> Digests:
+    return {name: digest for name, digest in digests.items() if digest != _EMPTY}
+
+
+def _same(before: Digests, after: Digests) -> list[str]:
+    return sorted(name for name, digest in before.items() if after.get(name) == digest)
+
+
+def equal_tensors(module: nn.Module, digests: Digests) -> dict[str, tuple[str, ...]]:
+    """Tensors of a server with the trainer's bytes, and the trainer's tensors they consist of."""
+    own = dict(module.named_parameters())
+    joined = {name: sources for name in digests if (sources := _sources(name, own))}
+    size = {name: sum(own[source].numel() for source in joined[name]) for name in joined}
+    dtypes = [*dict.fromkeys([*(p.dtype for p in own.values()), *_DTYPES])]
+    equal: dict[str, tuple[str, ...]] = {}
+    # the smallest first: one that is equal tells the server's dtype
+    for name in sorted(joined, key=lambda name: size[name]):
+        for dtype in dtypes:
+            if _is_digest(digests[name], [own[source].detach() for source in joined[name]], dtype):
+                equal[name], dtypes = joined[name], [dtype]
+                break
+    return equal
+
+
+def _sources(name: str, own: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The trainer's tensors of which a server's tensor may consist; () where unknown."""
+    name = name.rpartition(":")[2]
+    if name in own:
+        return (name,)
+    for fused, parts in _FUSED.items():
+        if f".{fused}." in name:
+            sources = tuple(name.replace(f".{fused}.", f".{part}.") for part in parts)
+            return sources if all(source in own for source in sources) else ()
+    return ()
+
+
+def _is_digest(digest: str, tensors: list[Tensor], dtype: torch.dtype) -> bool:
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.to("cpu", dtype).contiguous().reshape(-1)
+        sha.update(flat.view(torch.uint8).numpy().data)
+    return digest in (sha.hexdigest(), sha.hexdigest()[:_SHORT])
+
+
+def _few(names: list[str]) -> str:
+    def shown() -> Iterator[str]:
+        yield from (name.rpartition(":")[2] for name in names[:_FEW])
+        if len(names) > _FEW:
+            yield f"and {len(names) - _FEW} more"
+
+    return ", ".join(shown())
+
+
+# What replicas say and do besides scoring: the version they claim, the digests of their weights,
+# and whether generation still reads prefixes that were computed with old weights.
+
+
+_PROMPTS = 8  # of which one token each is generated
+_IDLE, RANDOMISED = 1, 2  # syncs after which all weights are as found, and random
+_FOUND, _RETURNED = 0, -1
+
+
+class ReplicaFacts:
+    """Facts of all replicas, gathered during the first test."""
+
+    def __init__(self, trainee: Trainee, replicas: Replicas, rows: Rows, seed: int) -> None:
+        self.trainee, self.replicas, self.seed = trainee, replicas, seed
+        self.tokens = [*chain(*rows)]
+        self.versions: dict[str, list[str | None]] = {r.url: [] for r in replicas.all}
+        self.digests: dict[str, dict[int, Digests]] = {r.url: {} for r in replicas.all}
+        self.gaps: dict[str, list[float]] = {r.url: [] for r in replicas.all}
+
+    def before_sync(self, syncs: int) -> None:
+        if syncs == _FOUND:
+            self._told()
+            self._digested(_FOUND)
+        if syncs == _IDLE:
+            self._generated()
+            # once more: a server whose cache is flushed before it scores has lost them
+            self.replicas.each(lambda r: r.draw(self._prompts(r), self.seed))
+
+    def after_sync(self, syncs: int) -> None:
+        self._told()
+        if syncs in (_IDLE, RANDOMISED):
+            self._digested(syncs)
+        if syncs == RANDOMISED:
+            self._generated()
+
+    def finish(self) -> None:
+        """Ask for digests after the last sync."""
+        self._digested(_RETURNED)
+
+    def judged(self, url: str, result: Preflight) -> Preflight:
+        """A replica's result with what its scores alone cannot show."""
+        versions = self.versions[url]
+        pairs = list(pairwise(versions))
+        if result.cause == "never_synced" and all(a != b for a, b in pairs):
+            return _violated(result, "version_only", f"{versions[0]} to {versions[-1]}")
+        if result.cause or not self._is_stale(url):
+            return result
+        return _violated(result, "stale_cache", f"it {self._gap(url)}")
+
+    def warnings(self, judged: Mapping[str, Preflight]) -> Iterator[str]:
+        for url, versions in self.versions.items():
+            told = [version for version in versions if version is not None]
+            own = isinstance(self.trainee.sync, CheckpointSync)  # it names no version
+            if told and len({*told}) == 1 and not own:
+                yield (
+                    f"{url} claims the weight version {told[0]!r} before and after every sync: "
+                    "its version does not tell new weights from old ones"
+                )
+            if url in judged and judged[url].cause != "stale_cache" and self._is_stale(url):
+                yield f"{url} also {self._gap(url)}: its prefix cache outlives a sync"
+            if url in judged and judged[url].cause == "late" and len({*told}) > 1:
+                yield f"{url} claims a new weight version before the weights arrive"
+
+    def digest_lines(self) -> tuple[str, ...]:
+        """For each replica that reports digests: which tensors were compared bit for bit."""
+        times = (_FOUND, _IDLE, RANDOMISED, _RETURNED)
+        trails = {
+            url: DigestTrail(*(of[time] for time in times))
+            for url, of in self.digests.items()
+            if {*times} <= of.keys()
+        }
+        return tuple(f"{u}: {digest_line(self.trainee.module, t)}" for u, t in trails.items())
+
+    def _told(self) -> None:
+        for replica, version in zip(
+            self.replicas.all, self.replicas.each(Replica.version), strict=True
+        ):
+            self.versions[replica.url].append(version)
+
+    def _digested(self, time: int) -> None:
+        for replica, digests in zip(
+            self.replicas.all, self.replicas.each(Replica.digests), strict=True
+        ):
+            if digests is not None:
+                self.digests[replica.url][time] = digests
+
+    def _generated(self) -> None:
+        gaps = self.replicas.each(lambda r: r.decode_gap(self._prompts(r), self.seed))
+        for replica, gap in zip(self.replicas.all, gaps, strict=True):
+            self.gaps[replica.url].append(gap)
+
+    def _prompts(self, replica: Replica) -> Rows:
+        """Prompts that are long enough for a prefix cache, always the same ones."""
+        tokens, length = self.tokens, replica.cached_tokens
+        starts = range(0, len(tokens), -(-len(tokens) // _PROMPTS))
+        return [[*islice(cycle(tokens), start, start + length)] for start in starts]
+
+    def _gap(self, url: str) -> str:
+        gap = self.gaps[url][-1]
+        return f"generates tokens whose logprobs differ from their scores by {gap:.2g} nats"
+
+    def _is_stale(self, url: str) -> bool:
+        """Whether random weights moved generation away from scoring, on prompts known before."""
+        if len(self.gaps[url]) < RANDOMISED:
+            return False
+        before, after = self.gaps[url][:RANDOMISED]
+        return after > max(POISON_FLOORS * max(before, RESOLUTION), POISON_NATS)
+
+
+def _violated(result: Preflight, cause: str, detail: str) -> Preflight:
+    sentence = f"{CAUSES[cause]} ({detail})"
+    return replace(result, outcome="violated", cause=cause, sentence=sentence)
+
 
 _TESTS = 4  # most tests: replicas that score alike share one
 # two replicas score alike if they differ by no more than this multiple of their difference at
