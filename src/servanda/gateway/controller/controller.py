@@ -474,7 +474,7 @@ def slices_of(
             route=by_name[slice_.name].share if slice_.name in by_name else 1.0,
             share=shares.get(slice_.name),
             served=served.get(slice_.name, {}),
-            cells=cells_of(rules, slice_, floors),
+            cells=tuple(_cell(rules, cell, slice_, floors) for cell in rules.on(slice_.name)),
             keys=len(slice_.keys),
             scored=slice_.scored,
             sample=by_name[slice_.name].sample if slice_.name in by_name else 0.0,
@@ -500,13 +500,6 @@ def split_of(rules: Rules, split: SplitRecord | None) -> SplitStatus | None:
         log_evidence=split.log_e,
         log_price=math.log(rules.policy.enter_evidence),
     )
-
-
-def cells_of(
-    rules: Rules, slice_: SliceState, floors: Mapping[tuple[str, str], float]
-) -> tuple[CellStatus, ...]:
-    """The cells of one slice, in the order of the contract."""
-    return tuple(_cell(rules, cell, slice_, floors) for cell in rules.on(slice_.name))
 
 
 def _cell(

@@ -20,7 +20,7 @@ from servanda.contract.model import Clause, Contract
 from servanda.engines.server.sockets import address
 from servanda.errors import MeasurementError, ServandaError
 from servanda.gateway.controller.controller import Controller
-from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
+from servanda.gateway.controller.status import CellStatus, ControllerStatus
 from servanda.gateway.controller.store import LEASE_S, StandbyError, Store, open_store
 from servanda.gateway.controller.web.app import app, standby
 from servanda.gateway.http.api_keys import Role
@@ -345,18 +345,15 @@ def describe(status: ControllerStatus, contract: Contract) -> Iterator[str]:
     watched = count(len(cells), "cell")
     yield f"watches K = {watched} (a clause on a slice); alarm thresholds are multiplied by K"
     for slice_, cell in cells:
-        yield f"  {_cell(slice_, cell, clauses.get(cell.clause))}"
+        promise = _promise(cell, clauses.get(cell.clause))
+        alarm, back = _evidence(cell.log_price), _evidence(cell.log_leave_price)
+        thresholds = f"alarm threshold {alarm}, return threshold {back}"
+        does = {"": "nothing", "slice": "the slice", "all": "all traffic"}[cell.diverts]
+        yield f"  {cell.clause} on {slice_.name}: {promise}; {thresholds}; diverts {does}"
     if status.left_out:
         yield "does not watch"
     for left in status.left_out:
         yield f"  {left.clause} on {left.slice}: {left.why}"
-
-
-def _cell(slice_: SliceStatus, cell: CellStatus, clause: Clause | None) -> str:
-    alarm, back = _evidence(cell.log_price), _evidence(cell.log_leave_price)
-    thresholds = f"alarm threshold {alarm}, return threshold {back}"
-    does = {"": "nothing", "slice": "the slice", "all": "all traffic"}[cell.diverts]
-    return f"{cell.clause} on {slice_.name}: {_promise(cell, clause)}; {thresholds}; diverts {does}"
 
 
 def _promise(cell: CellStatus, clause: Clause | None) -> str:

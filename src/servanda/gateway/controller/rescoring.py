@@ -368,17 +368,15 @@ class RecentTokens:
         from servanda.judgement.causes.token_table import TokenTable
         from servanda.runner.round_advice import advice_of
 
-        table = TokenTable.of(self._steps())
+        table = TokenTable.of(
+            (1, pair, [""] * len(pair.infer.length_S)) for pair in tuple(self._pairs)
+        )
         if table is None:
             return None
         # a row of a scored batch is no place on the server
         numbers = {name: of for name, of in table.numbers.items() if name != "context.row"}
         found = advice_of(replace(table, numbers=numbers), contract)
         return replace(found, corrections=())  # no one trains on these tokens
-
-    def _steps(self) -> Iterator[tuple[int, TracePair, Sequence[str]]]:
-        for pair in tuple(self._pairs):
-            yield 1, pair, [""] * len(pair.infer.length_S)
 
 
 # The reference scorer: the train kernel, started on demand and restarted if it has died.

@@ -85,7 +85,10 @@ class Keys:
                 keys.
         """
         data, places = _listed(_text_of(path), str(path))
-        problems = sorted(_problems(data, places, environ), key=_place)
+        problems = sorted(
+            _problems(data, places, environ),
+            key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0),
+        )
         if problems:
             raise ContractError.all(problems)
         held = ((h["name"], h["role"], _key_of(h, environ)) for h in data)
@@ -182,10 +185,6 @@ def _listed(text: str, name: str) -> tuple[list[Any], Marks]:
 def _bare(where: Where | None) -> Where | None:
     """The place without the text of its line, which may contain a key."""
     return where and replace(where, text="")
-
-
-def _place(problem: Problem) -> tuple[int, int]:
-    return (problem.where.line, problem.where.column) if problem.where else (0, 0)
 
 
 def _problems(data: list[Any], places: Marks, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -124,7 +124,10 @@ class LogprobCapture:
                 first = value_of(choice, "index") in (None, 0)
                 changed |= self._choice(choice, first)
                 if first and self._request.kind.by_step:
-                    self._count(reply)
+                    usage = value_of(reply, "usage")
+                    if isinstance(usage, dict):  # reported at the end
+                        self._drawn = usage.get("completion_tokens")
+                        self.prompt_tokens = usage.get("prompt_tokens")
         except (ValueError, msgspec.MsgspecError, RecursionError):
             self._broken = "malformed"
             return None
@@ -186,13 +189,6 @@ class LogprobCapture:
         else:
             self._logps += listed(logprobs.get("token_logprobs"))
             self._tops += listed(logprobs.get("top_logprobs"))
-
-    def _count(self, reply: Mapping[str, Raw]) -> None:
-        """Record the token counts that a server reports at the end."""
-        usage = value_of(reply, "usage")
-        if isinstance(usage, dict):
-            self._drawn = usage.get("completion_tokens")
-            self.prompt_tokens = usage.get("prompt_tokens")
 
     def _take_ids(self, part: dict[str, Raw]) -> bool:
         prompt = value_of(part, "prompt_token_ids")

@@ -14,7 +14,8 @@ from servanda.gateway.controller.status import (
     ReplicaStatus,
     ScoringStatus,
 )
-from servanda.gateway.controller.web import page, summary
+from servanda.gateway.controller.web import summary
+from servanda.gateway.controller.web.app import fragment, whole_page
 from servanda.gateway.controller.web.text import text as terminal
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.model import STATUSES, Pin
@@ -157,7 +158,7 @@ def test_how_tokens_are_drawn_comes_first_only_where_it_is_suspicious():
 
 def shown(status, holder=OPERATOR):
     """The text of the page."""
-    text = re.sub("<[^>]+>", " ", page.page(status, holder))
+    text = re.sub("<[^>]+>", " ", whole_page(status, holder))
     return " ".join(text.replace("\n", " ").split())
 
 
@@ -193,12 +194,12 @@ def test_problems_come_first():
         "reload": "contract.yaml:1:1: no",
         "scoring": ScoringStatus(problem="the train kernel ended"),
     }
-    html = page.fragment(fake.status(**bad), VIEWER)
+    html = fragment(fake.status(**bad), VIEWER)
     assert "4 problems" in html
     assert html.index("4 problems") < html.index("<h1")
     for text in ("the store is locked", "the ledger is full", "contract.yaml:1:1: no"):
         assert text in html
-    assert "problems</h2>" not in page.fragment(fake.status(), VIEWER)
+    assert "problems</h2>" not in fragment(fake.status(), VIEWER)
 
 
 def test_a_contract_that_is_refused_is_told_on_one_line_without_the_line_of_its_text():
@@ -211,8 +212,8 @@ def test_a_contract_that_is_refused_is_told_on_one_line_without_the_line_of_its_
 
 
 def test_only_who_may_pin_is_offered_a_pin():
-    assert "data-act" in page.page(fake.status(), OPERATOR)
-    for html in (page.page(fake.status(), VIEWER), page.fragment(fake.status(), VIEWER)):
+    assert "data-act" in whole_page(fake.status(), OPERATOR)
+    for html in (whole_page(fake.status(), VIEWER), fragment(fake.status(), VIEWER)):
         assert "<button" not in html and "<form" not in html and "<dialog" not in html
 
 
@@ -276,12 +277,12 @@ def test_a_log_that_takes_no_rows_is_a_problem():
 
     said = "gateway g1 cannot write its request log: No space left on device"
     assert [text for text in one.problems if "log" in text] == [said]
-    assert said in page.page(one, OPERATOR)
+    assert said in whole_page(one, OPERATOR)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_text_is_shown_and_does_nothing(text):
-    html = page.page(hostile(text), OPERATOR)
+    html = whole_page(hostile(text), OPERATOR)
 
     assert "<script>" not in html and "<img" not in html and "<!--" not in html
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", html)
@@ -298,7 +299,7 @@ def test_a_hostile_text_is_shown_and_does_nothing(text):
 @pytest.mark.parametrize("log_e", [-math.inf, 0.0, 800.0, math.inf, math.nan])
 def test_odd_numbers_are_printed(log_e):
     one = fake.slice_("a", cells=(fake.cell(log_evidence=log_e),))
-    assert "nan" not in page.fragment(fake.status(slices=(one,)), VIEWER)
+    assert "nan" not in fragment(fake.status(slices=(one,)), VIEWER)
 
 
 @pytest.mark.parametrize("status", STATUSES)
@@ -307,7 +308,7 @@ def test_odd_numbers_are_printed(log_e):
 def test_every_state_has_a_page(status, mode, acts):
     one = fake.slice_("a", status, acts=acts, share=None, served={}, cells=())
     bare = fake.status(slices=(one,), mode=mode, gateways=(), pools={}, began=0.0)
-    assert "<h1" in page.page(bare, OPERATOR)
+    assert "<h1" in whole_page(bare, OPERATOR)
 
 
 def test_a_standing_travels_as_json():
@@ -328,4 +329,4 @@ def test_a_standing_travels_as_json():
 def test_a_decision_says_whether_anything_was_moved(step, text):
     before, after, acted = step
     one = fake.transition(3, before, after, acted=acted)
-    assert f">{text}</td>" in page.fragment(fake.status(transitions=(one,), moves=3), VIEWER)
+    assert f">{text}</td>" in fragment(fake.status(transitions=(one,), moves=3), VIEWER)

@@ -5,8 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.status import ControllerStatus
-from servanda.gateway.controller.web import page
 from servanda.gateway.controller.web import text as status_text
+from servanda.gateway.controller.web.app import whole_page
 from servanda.gateway.routing.model import snapshot_of
 from servanda.traces.serialization import from_plain
 from tests.gateway.controller import controllers
@@ -87,7 +87,7 @@ def test_a_pin_is_followed_and_kept_in_the_ledger_by_its_actor(served):
         headers=bearer("gateway"),
     ).json()
     assert (decided["pool"], decided["reason"]) == ("stable", "first=b pinned")
-    assert "● pinned to stable" in page.page(leader.status(), OPERATOR)
+    assert "● pinned to stable" in whole_page(leader.status(), OPERATOR)
 
     body = {"slice": "first=b", "reason": "it works"}
     assert client.post("/v1/admin/unpin", json=body, headers=bearer("operator")).status_code == 200

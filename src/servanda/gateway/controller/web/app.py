@@ -157,7 +157,10 @@ class ControllerRoutes:
             who = holder_of(request).name
 
             def transitions() -> tuple[Transition, ...]:
-                self._refuse_unwatched(pin_request.slice)
+                names = [route.name for route in self._controller.snapshot.slices]
+                if (name := pin_request.slice) not in names:  # the contract does not watch it
+                    message = f"no slice is named {quoted(name)}"
+                    raise RequestError(404, message, nearest(name, names))
                 pin = self._controller.pin
                 return pin(
                     pin_request.slice,
@@ -218,12 +221,6 @@ class ControllerRoutes:
         """
         if not self._controller.leads:
             raise StandbyError("this leader lost the lead", hint="ask the other leader")
-
-    def _refuse_unwatched(self, slice_: str) -> None:
-        """Refuse a slice that the contract does not watch."""
-        names = [route.name for route in self._controller.snapshot.slices]
-        if slice_ not in names:
-            raise RequestError(404, f"no slice is named {quoted(slice_)}", nearest(slice_, names))
 
     async def _json(self, make: Callable[[], Any]) -> Response:
         return await self._thread(lambda: json_reply(make()))
@@ -391,23 +388,19 @@ def _row(slice_: SliceStatus, status: ControllerStatus) -> dict[str, Any]:
         "notes": summary.notes(slice_, status.now),
         "served_by": summary.served_by(slice_, status),
         "would_be": summary.would_be(slice_, status),
-        "replies": _replies(slice_.served),
+        "replies": ", ".join(
+            f"{line(pool, 20)} {n:,}" for pool, n in sorted(slice_.served.items()) if n > 0
+        ),
         "cell": cell,
         "value": format.measured(cell.value) if cell is not None else "",
         "limit": summary.limit(cell) if cell is not None else "",
         "clause": line(cell.clause, 60) if cell is not None else "",
-        "alarm": _alarm(cell) if cell is not None and slice_.scored else "",
+        "alarm": summary.of_threshold(cell.nearness, "threshold")
+        if cell is not None and slice_.scored
+        else "",
         "scored": f"{slice_.scored:,}",
         "users": count(slice_.keys, "user"),
     }
-
-
-def _replies(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{line(pool, 20)} {n:,}" for pool, n in sorted(counts.items()) if n > 0)
-
-
-def _alarm(cell: CellStatus) -> str:
-    return summary.of_threshold(cell.nearness, "threshold")
 
 
 def _evidence(status: ControllerStatus) -> Table:
