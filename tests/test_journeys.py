@@ -24,7 +24,7 @@ MOST = {  # journey -> files, functions
     "check DIR": (131, 737),
     "check CONTRACT": (106, 649),
     "third observe": (52, 216),
-    "one request": (25, 149),
+    "one request": (23, 149),
 }
 
 SLACK = 4  # files by which a journey may be shorter before its numbers have to be lowered
