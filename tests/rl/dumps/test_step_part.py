@@ -18,7 +18,7 @@ from servanda.judgement.schedule import Unit
 from servanda.rl.dumps import preset
 from servanda.rl.dumps.blocks import paired, taken
 from servanda.rl.dumps.slicing import corpus_of
-from servanda.rl.dumps.step_part import Measures
+from servanda.rl.dumps.step_part import Measures, StepSummation
 from servanda.theory.stats.histogram import bin_of
 from tests.drawn import examples
 from tests.rl.dumps import made
@@ -88,7 +88,7 @@ def half_of_the_bins(cell, r):
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 1e-7, 0.01, 1.0]), st.sampled_from([0.0, 0.1]))
 def test_counts_say_nothing_that_the_tokens_deny(seed, noise, broken):
     r = rollouts(seed, noise, broken)
-    summation = MEASURES.of_step(1, 1)
+    summation = StepSummation(MEASURES, 1, 1)
     for first, end in ((0, 2), (2, 6)):  # in two blocks
         summation.add(taken(r, first, end))
     part, exact = summation.close().weighed, token_by_token(r)
