@@ -287,8 +287,8 @@ def test_a_step_that_a_filter_emptied_is_told_as_such(tmp_path):
     assert "11 hold, 1 inconclusive" in text
 
 
-def test_a_step_that_lacks_logprobs_is_said_to_have_no_answer(tmp_path):
-    """One token in 200 of one step, and 1 in 6,000 of the dump, which may be missing."""
+def test_a_step_that_lacks_logprobs_is_an_error_of_the_dump_as_of_a_watch(tmp_path):
+    """One token in 200 of one step, and 1 in 6,000 of the dump, which alone may be missing."""
 
     def lossy(rng, r):
         lost_N = r.mask_N & (rng.random(len(r.mask_N)) < (0.005 if r.step == 3 else 0))
@@ -297,9 +297,10 @@ def test_a_step_that_lacks_logprobs_is_said_to_have_no_answer(tmp_path):
     made.each(tmp_path, lossy, steps=range(1, 31), turn_tokens=64)
     verdict = judged(tmp_path).verdict
     assert [row.step for row in verdict.breakdown.steps if row.outcome == "error"] == [3]
-    assert verdict.outcome != "error"
-    spots = [spot.text for spot in verdict.blind_spots if spot.subject == "sample"]
-    assert "1 of 30 steps have no answer: too many of their tokens have no logprob" in spots
+    assert verdict.exit_code == 4
+    assert "UNSOUND: step 3: both logprobs present on " in render(judged(tmp_path))
+    watched = CliRunner().invoke(main, ["watch", str(tmp_path), "--once"])
+    assert watched.exit_code == 4 and "step 3      ! error" in watched.output
 
 
 def test_a_step_with_an_infinite_log_ratio_has_no_blanks(tmp_path):

@@ -280,10 +280,6 @@ def _blind_spots(
     if pooled:
         few = f"{pooled:,} of {len(steps):,} steps hold only together with those before them: one "
         yield BlindSpot("sample", f"{few}of them can exceed the limit unnoticed")
-    silent = sum(row.outcome == "error" for row in steps)
-    if silent and verdict.outcome != "error":
-        few = f"{silent:,} of {len(steps):,} steps have no answer"
-        yield BlindSpot("sample", f"{few}: too many of their tokens have no logprob")
 
 
 def _advice(advice: Advice | None, verdict: Verdict) -> Advice | None:

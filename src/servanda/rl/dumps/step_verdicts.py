@@ -64,10 +64,8 @@ class JudgedSteps:
         judged = self.window.judge(
             part.number, part.step, plan, trained, drawn, part.atoms, errors, intervals=False
         )
-        # missing tokens are judged over the whole dump, which may lack a few
-        wrong = errors_of(f for f in findings if f.check != "coverage")
-        if wrong and judged.errors:
-            self.unsound[part.step] = wrong[0]
+        if judged.errors and not self.alone:
+            self.unsound[part.step] = judged.errors[0]
         if self.chart is not None:
             values = {} if judged.errors else part.scalars.values
             at = step_slice(part.step, part.step, WHOLE)
