@@ -194,7 +194,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         statistics.removed,
         by_step.series(plan, verdict),
     )
-    spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings, verdict))
+    spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings))
     verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)
     if verdict.outcome != "error":
         verdict = by_step.joined(verdict)
@@ -262,9 +262,7 @@ def _watched(results: Iterable[StepResult], dump: Dump, watch: Watch) -> Iterato
         watch(Progress("reading, MB", done // _MB, total))
 
 
-def _blind_spots(
-    breakdown: Breakdown, findings: Iterable[Finding], verdict: Verdict
-) -> Iterator[BlindSpot]:
+def _blind_spots(breakdown: Breakdown, findings: Iterable[Finding]) -> Iterator[BlindSpot]:
     """The blind spots: unscored tokens, aborted responses, steps with few tokens."""
     removed, steps = breakdown.removed, breakdown.steps
     if removed is not None and removed.tv is None:
