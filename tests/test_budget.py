@@ -45,7 +45,7 @@ LONG = {
     "judgement/verdict.py:judge",
     "promotion/run/promoter.py:evaluate_leg",
     "promotion/run/promoter.py:promote",
-    "rl/dumps/formats/writer.py:Writer.step",
+    "rl/dumps/formats/parquet.py:Writer.step",
     "rl/dumps/judge.py:judge_dump",
     "rl/monitor/batch.py:Batch.of",
     "rl/monitor/monitor.py:Monitor.observe",

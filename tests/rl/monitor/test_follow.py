@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from servanda.rl import Monitor, read_state
-from servanda.rl.watch.report import step_line
+from servanda.rl.watch.loop import step_line
 from tests.rl.follow.made import HELD, Walk
 from tests.rl.monitor.made import step as made
 from tests.rl.watch.made import Out, following

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.clauses.token_counts import RATIO_METRICS
 from servanda.rl import Monitor
+from servanda.rl.dumps.checks.coherence import IMPOSSIBLE
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.preset import contract_of
 from servanda.theory.divergence.base import DIVERGENCES, sampled
 from tests.drawn import examples
 from tests.kit import parse
 from tests.rl.monitor.made import exactly, step
+from tests.rl.monitor.test_ranks import observed
 
 CONTRACT = """
 apiVersion: servanda.dev/v1alpha1
@@ -615,3 +618,38 @@ def test_the_worst_cell_of_a_step_is_the_red_one_and_not_the_largest():
     red = [c for c in step.verdict.cells if c.enforced and c.outcome == "violated"]
     assert step.worst in red
     assert step.worst.value / step.worst.limit == max(c.value / c.limit for c in red)
+
+
+@pytest.mark.parametrize("above", [0.02, 0.1])
+def test_weights_that_average_above_1_are_an_error_as_in_a_dump(tmp_path, above):
+    """A trainer that is too high on every token has no total variation: no other check sees it."""
+    rng = np.random.default_rng(5)
+    infer = np.log(rng.uniform(0.05, 0.6, (32, 256)))
+    train, mask = infer + rng.normal(above, 0.02, infer.shape), np.ones(infer.shape, bool)
+    token = rng.integers(0, 99, infer.shape)
+
+    found = Monitor("verl-sync").observe(train, infer, mask)
+
+    assert (found.exit_code, found.cause) == (4, IMPOSSIBLE)
+    names = ("logp_train_BT", "logp_infer_BT", "mask_BT")
+    halves = [[part[at] for part in (train, infer, mask)] for at in (slice(16), slice(16, 32))]
+    shards = [lambda w, h=h: {**dict(zip(names, h, strict=True)), "weights": w} for h in halves]
+    assert {told[0].cause for told in observed(shards)} == {IMPOSSIBLE}
+    monitor = Monitor("verl-sync", dump=tmp_path, sample=1.0)
+    monitor.observe(train, infer, mask, tokens=token, weights=0)
+    verdict = judge_dump(DumpOptions(tmp_path)).verdict
+    assert verdict.exit_code == 4 and any(IMPOSSIBLE in cell.note for cell in verdict.cells)
+
+
+def test_weights_above_1_at_the_first_tokens_of_later_turns_alone_are_no_error():
+    rng = np.random.default_rng(6)
+    infer = np.log(rng.uniform(0.01, 0.1, (64, 200)))
+    mask = np.ones(infer.shape, bool)
+    mask[:, 40::50] = False  # a tool's answer of one token
+    train = infer + rng.normal(0, 0.01, infer.shape)
+    for start in range(41, 200, 50):
+        train[:, start : start + 3] += 2.0
+
+    assert Monitor("verl-sync").observe(train, infer, mask).cause != IMPOSSIBLE
+    train[:, :30] += 0.5
+    assert Monitor("verl-sync").observe(train, infer, mask).cause == IMPOSSIBLE

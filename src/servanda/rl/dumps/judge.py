@@ -9,12 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Advice, Breakdown
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.slices.atoms import atoms_of
+from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
 from servanda.report.breakdown import removed_line
 from servanda.rl.dumps import diagnosis, workers
@@ -24,7 +28,6 @@ from servanda.rl.dumps.cause_sample import explain_dump
 from servanda.rl.dumps.checks import Finding, Soundness
 from servanda.rl.dumps.filters import bracketed
 from servanda.rl.dumps.formats import Dump, Refused, open_dump
-from servanda.rl.dumps.masks import write_masks
 from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.dumps.slicing import HEAD_TOKENS, Counts, rules_of
 from servanda.rl.dumps.soundness import DataLine, data_lines, sides
@@ -32,12 +35,62 @@ from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures
 from servanda.rl.dumps.step_verdicts import JudgedSteps
 from servanda.rl.dumps.steps import Trend, since
+from servanda.rl.dumps.token_fields import PairFields
 from servanda.rl.dumps.window import MOST_STEPS, WHOLE_PART, Window, window_of
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.trend.run_chart import RunChart, changed, chart_for
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.ray_cluster import Cluster
 from servanda.traces.rollouts import Rollouts
+
+# Masks: the tokens of violated slices, for a trainer to exclude.
+
+
+def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -> int:
+    """Write one file per step, step_N.npz, with the tokens in any of the slices (at least one).
+
+    Each has `source` (the place of the sequence), `sequence` (its index in `source`) and
+    `token` (its index in the sequence, prompt included), the last two of equal length.
+
+    Returns:
+        The number of tokens.
+
+    Raises:
+        MeasurementError: a file cannot be written.
+    """
+    total, step = 0, None
+    source: list[str] = []
+    sequence: list[np.ndarray] = []
+    token: list[np.ndarray] = []
+
+    def flush() -> None:
+        if step is None:
+            return
+        sequence_M, token_M = np.concatenate(sequence), np.concatenate(token)
+        with MeasurementError.of_system(f"{folder} cannot be written", hint="name another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(
+                folder / f"step_{step}.npz",
+                source=np.array(source),
+                sequence=sequence_M,
+                token=token_M,
+            )
+
+    for block in blocks(chunks):
+        if block.step != step:
+            flush()
+            step, source, sequence, token = block.step, [], [], []
+        atoms = atoms_of(cuts, PairFields(paired(block, 0)))
+        inside_K = np.any(atoms.inside_CA[:, atoms.atom], axis=0)
+        at_N = np.flatnonzero(block.mask_N.astype(bool))[inside_K]
+        of_N = block.sequence_N[at_N]
+        sequence.append(of_N + len(source))
+        token.append(at_N - block.start_S[of_N])
+        source += block.source_S
+        total += len(at_N)
+    flush()
+    return total
+
 
 _MB = 1_000_000
 

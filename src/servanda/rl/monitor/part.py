@@ -10,6 +10,7 @@ from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
+from servanda.rl.dumps.checks.coherence import IMPOSSIBLE, LIMIT_NATS
 from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.monitor import loss, soundness, versions
 from servanda.rl.monitor.batch import Batch
@@ -17,6 +18,7 @@ from servanda.rl.monitor.device_batch import agreement
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.statistics import StepStatistics, contributions, joined
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.lag_split import LagSplit
 
@@ -60,6 +62,7 @@ def part_of(
         versions=versions.fits_of(batch),
         lags=versions.lag_split(batch),
         scalars=own.scalars,
+        gross=own.gross,
     )
 
 
@@ -83,12 +86,15 @@ def weighed_of(plan: Plan, parts: Sequence[Part], groups: int) -> Weighed:
 def extras_of(
     plan: Plan, parts: Sequence[Part], weights: int
 ) -> tuple[list[str], list[str], dict[str, float]]:
-    """What the loss used and which versions sampled.
+    """What the logprobs of all ranks say together, what the loss used, which versions sampled.
 
     Returns:
         The problems, the notes, and the metrics to log.
     """
-    problems: list[str] = []
+    gross = sum((part.gross for part in parts), Coherence())
+    # no mean of growths exceeds the largest, so that most steps need no mean
+    likely = max(gross.growth, default=0.0) >= LIMIT_NATS
+    problems = [IMPOSSIBLE] if likely and gross.log_e >= LIMIT_NATS else []
     notes: list[str] = []
     metrics: dict[str, float] = {}
     sums = [part.loss for part in parts if part.loss is not None]

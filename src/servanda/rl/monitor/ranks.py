@@ -21,6 +21,7 @@ from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.lag_split import LagSplit
 from servanda.theory.stats.version_fit import VersionFit
@@ -76,6 +77,7 @@ class Part(RankMessage):
         versions: the engine's logprobs under other versions, see `versions.fits_of`.
         lags: sums of |log ratio| against staleness.
         scalars: sums that are followed over the run.
+        gross: evidence that the mean weight is above 1, see `statistics`.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -93,6 +95,7 @@ class Part(RankMessage):
     versions: Mapping[tuple[str, int], VersionFit] = field(default_factory=dict)
     lags: LagSplit = field(default_factory=LagSplit)
     scalars: StepScalars = field(default_factory=StepScalars)
+    gross: Coherence = field(default_factory=Coherence)
 
 
 @dataclass(frozen=True)

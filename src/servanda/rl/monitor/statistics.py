@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from servanda.judgement.clauses.loss_checks import LossCheck, LossSums
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of
-from servanda.judgement.slices.rules import Cut
+from servanda.judgement.slices.rules import Cut, Term
+from servanda.rl.dumps.checks.base import HEAD_TOKENS
+from servanda.rl.dumps.checks.coherence import GROSS_NATS
 from servanda.rl.monitor import device_batch, loss
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import BatchFields
@@ -29,11 +31,16 @@ from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.device_arrays import hosted, is_tensor
 from servanda.theory.stats.draft_counts import DraftCounts
+from servanda.theory.stats.histogram import edges
 from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
 
 _FAR_NATS = -100.0  # below any sampled logprob
+_HEADS = Cut(
+    "heads",
+    (Term("context.turn", "gte", 2), Term("context.turn_position", "lt", HEAD_TOKENS)),
+)
 _LOOKED_AT = 4096  # logprobs examined for the precision: a coarser guess only weakens a check
 
 
@@ -48,6 +55,8 @@ class BatchStatistics:
         drift_B: sum of |log ratio| over the tokens of each sequence with a value, nats;
             known_B: their number.
         loss: what the loss used; None if it is not recorded.
+        gross: evidence that the mean weight is above 1 by more than a thousandth, without the
+            first tokens of later turns.
     """
 
     statistics: tuple[Any, ...]
@@ -56,6 +65,7 @@ class BatchStatistics:
     drift_B: Array
     known_B: Array
     loss: LossSums | None
+    gross: Coherence
 
 
 class StepStatistics:
@@ -70,19 +80,30 @@ class StepStatistics:
     def __init__(self, cells: Sequence[Cell], cuts: Sequence[Cut], psi: Psi) -> None:
         self._cells, self._cuts = CellStatistics(cells, cuts), cuts
         self._all, self._psi = cells, psi
+        self._least_K = edges()[0]
 
     def of(self, batch: Batch) -> BatchStatistics:
         counts = SliceCounts(self._cuts)
         logp = batch.logp_train_BT, batch.logp_infer_BT
         counts.add(BatchFields(batch), *logp, batch.mask_BT)
-        statistics = self._cells.of(counts, error=_rounding(batch))
+        error = _rounding(batch)
+        statistics = self._cells.of(counts, error=error)
         whole = loss.sums_of(batch, self._psi) if loss.recorded(batch) else None
         empty = LossSums(tokens=batch.tokens) if whole is None else whole
         for i, sums in loss.of_cells(self._all, batch, empty).items():
             statistics[i] = sums
         by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
         scalars = StepScalars.of(counts.count_CK[0], int(counts.lost_C[0]))
-        return BatchStatistics(tuple(statistics), scalars.usable, scalars, *by_sequence, whole)
+        count_K = counts.count_CK[0]
+        if not batch.one_turn:
+            heads = SliceCounts((_HEADS,))
+            heads.add(BatchFields(batch), *logp, batch.mask_BT)
+            count_K = count_K - heads.count_CK[1]
+        used = np.flatnonzero(count_K)
+        gross = Coherence.of(self._least_K[used], 0, error + GROSS_NATS, count_K[used])
+        return BatchStatistics(
+            tuple(statistics), scalars.usable, scalars, *by_sequence, whole, gross
+        )
 
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
@@ -179,7 +200,10 @@ def _joined(cell: Cell, statistics: Sequence[Any], drafts: DraftCounts) -> Any:
     if isinstance(cell.kind, DraftAcceptance):
         return drafts
     if isinstance(cell.kind, Certificate):
-        return cell.kind.grown(_sum(statistics))
+        # the total is rounded once, so that it does not depend on the order of ranks
+        whole = sum(statistics, LogMoment())
+        total = math.fsum(moment.total for moment in statistics)
+        return cell.kind.grown(replace(whole, total=total))
     if isinstance(cell.kind, Coherent):
         n, missing = (sum(getattr(s, name) for s in statistics) for name in ("n", "missing"))
         growth = zip(*(s.growth for s in statistics if s.growth), strict=True)
@@ -187,11 +211,3 @@ def _joined(cell: Cell, statistics: Sequence[Any], drafts: DraftCounts) -> Any:
     if isinstance(cell.kind, LossCheck):
         return LossSums.joined(statistics)
     return sum(statistics, Counts()) if isinstance(cell.kind, UsableRatio) else None
-
-
-def _sum(moments: Sequence[LogMoment]) -> LogMoment:
-    # the total is rounded once, so that it does not depend on the order of ranks
-    whole = sum(moments, LogMoment())
-    return LogMoment(
-        whole.n, whole.below, whole.above, math.fsum(m.total for m in moments), whole.missing
-    )

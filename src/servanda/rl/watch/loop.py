@@ -7,19 +7,150 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from servanda.contract.model import WHOLE
 from servanda.errors import MeasurementError
 from servanda.judgement.clauses.base import Outcome
-from servanda.report.format import line
-from servanda.rl.watch.report import alert_lines, last_line, step_line
-from servanda.rl.watch.series import placed, series
+from servanda.judgement.verdict import EXIT_CODES
+from servanda.report.cell_text import GLYPH, excess
+from servanda.report.format import count, line, percent
+from servanda.rl.dumps.format import is_gradient
+from servanda.rl.trend.run_chart import TREND
 from servanda.rl.watch.sinks import GuardedSink
 from servanda.rl.watch.state_file import StateFile
 from servanda.rl.watch.step import Source, WatchedStep
-from servanda.rl.watch.transitions import WatchState, advance, stops
+from servanda.rl.watch.transitions import (
+    LOST,
+    VIOLATED,
+    Alert,
+    WatchState,
+    advance,
+    number,
+    stops,
+    trend_words,
+)
+
+# The output of a watch: one line per step, a few lines per transition, one at the end.
+
+
+_MARK = {"error": "✗", "warning": "!", "info": "✓"}
+
+
+def step_line(step: WatchedStep) -> str:
+    """Step, outcome, worst cell, its number with its limit, trend."""
+    parts = [f"step {step.step:<6} {GLYPH[step.outcome]} {step.outcome:<13}"]
+    worst = step.worst()
+    if step.outcome == "error":
+        parts.append(line(step.why))
+    elif worst is not None:
+        place = line(step.where(worst))
+        parts.append(
+            trend_words(worst)
+            if worst.section == TREND
+            else f"{worst.clause}, {place}: {number(worst)}"
+        )
+    else:
+        parts.append("no trained token")
+    if step.trend is not None:
+        parts.append(f"trend x{step.trend.ratio:.2f}")
+    if step.drafts is not None:
+        parts.append(f"drafts accepted {percent(step.drafts)}")
+    if step.outcome == "inconclusive" and step.needs_tokens is not None:
+        has = step.tokens if step.pool is None else step.pool.tokens
+        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {has:,}")
+        if step.pool is not None:
+            parts.append(f"in {step.pool.steps} of at most {count(step.pool.most, 'step')}")
+    if step.follow:
+        parts.append(line(step.follow))
+    if step.again:
+        parts.append("written again")
+    return "  ".join(part for part in parts if part).rstrip()
+
+
+def alert_lines(alert: Alert) -> list[str]:
+    head, *rest = (line(text) for text in alert.lines())
+    return [f"  {_MARK[alert.level]} {head}", *(f"    {text}" for text in rest)]
+
+
+def last_line(state: WatchState) -> str:
+    if state.step is None:
+        return "no complete step was found"
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in state.counts.items())
+    steps = count(state.steps, "step")
+    parts = [f"watched {steps}, {state.first} to {state.step}: {counts}"]
+    for name, what in ((VIOLATED, "red"), (LOST, "logprob coverage lost")):
+        if name in state.flags:
+            parts.append(f"{what} since step {state.flags[name].since}")
+    if state.stop is None:
+        parts.append("would not have stopped")
+    else:
+        parts.append(f"would have stopped at step {state.stop}")
+    return " · ".join(parts)
+
+
+# Series: the few metrics of a step for plots.
+#
+# At most MOST, so that a page stays readable.  Missing values are omitted: a gap in a plot is
+# better than a zero.
+
+
+MOST = 13
+_AT_FIRST, _LATER = 2, 2  # slices with a series: the worst at first, then newly violated ones
+
+# name -> description
+WHOLES: Mapping[str, str] = {
+    "outcome": "0 holds, 1 violated, 3 inconclusive, 4 error",
+    "tokens": "trained tokens of the step",
+    "coverage": "share of the trained tokens that have both logprobs",
+    "gradient_share": "share of the gradient that may be wrong: twice the mean total variation",
+    "clipped_share": "share of all tokens that are clipped before any update",
+    "worst": "the largest value on any slice, divided by its limit",
+    "trend": "mean |log ratio| of the last five steps divided by that of the first five",
+    "staleness": "weight updates between sampling and training, of the oldest token",
+    "draft_acceptance": "share of the draft tokens that the target accepted",
+}
+assert len(WHOLES) + _AT_FIRST + _LATER == MOST
+
+
+def placed(places: tuple[str, ...], step: WatchedStep) -> tuple[str, ...]:
+    """The slices with their own series, after a step.
+
+    The worst two of the first step that has any, and the first two others that are violated. A
+    place is never reassigned, so that a run has at most MOST series in total.
+    """
+    cells = {name: step.worst(name) for name in step.slices}
+    known = {name: cell for name, cell in cells.items() if cell is not None}
+    if not places:
+        worst = sorted(known, key=lambda name: -excess(known[name]))
+        places = tuple(worst[:_AT_FIRST])
+    red = [n for n, c in known.items() if c.outcome == "violated" and n not in places]
+    return (*places, *sorted(red, key=lambda n: -excess(known[n])))[: _AT_FIRST + _LATER]
+
+
+def series(step: WatchedStep, places: tuple[str, ...]) -> dict[str, float]:
+    """Name -> number of a step, without missing ones."""
+    gradient = next((c for c in step.cells if c.slice == WHOLE and is_gradient(c)), None)
+    share = 2 * gradient.value if gradient is not None and gradient.value is not None else None
+    gap = step.of_whole("weight_gap")  # without a correction already twice a TV
+    clipped, worst = step.of_whole("abs_log_ratio_nats"), step.worst()
+    values: dict[str, float | None] = {
+        "outcome": float(EXIT_CODES[step.outcome]),
+        "tokens": float(step.tokens),
+        "coverage": step.coverage.value if step.coverage else None,
+        "gradient_share": share if gap is None else gap.value,
+        "clipped_share": clipped.value if clipped else None,
+        "worst": excess(worst) if worst else None,
+        "trend": step.trend.ratio if step.trend else None,
+        "staleness": step.staleness,
+        "draft_acceptance": step.drafts,
+    }
+    for name in places:
+        cell = step.worst(name)
+        values[f"slice/{name}"] = excess(cell) if cell else None
+    return {f"servanda/{name}": value for name, value in values.items() if value is not None}
 
 
 @dataclass

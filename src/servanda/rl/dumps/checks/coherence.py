@@ -21,8 +21,13 @@ from servanda.theory.stats.histogram import BINS, bin_of, edges
 from servanda.theory.stats.refutation import SLACK
 from servanda.traces.rollouts import Array, Rollouts
 
-_LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
-_GROSS_NATS = 1e-3
+LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
+GROSS_NATS = 1e-3
+IMPOSSIBLE = (
+    "the mean importance weight is above 1, which is impossible for two distributions: "
+    "the sampler's logprobs are not those it sampled with (raw, or of other tokens), or the "
+    "sequences were selected by their outcome"
+)
 _RUN_BITS = 5  # 32 neighbouring bins
 _RUNS = (BINS >> _RUN_BITS) + 1
 _MOST_NATS = 50.0  # cap of a log weight in the contribution of a sequence
@@ -70,8 +75,8 @@ class MeanWeight(Sums):
         most = int(excess_S.argmax())
         growth_3J = (
             _growth(n_G, x_G, 0.0),
-            _growth(n_G - head_n_G, x_G - head_x_G, _GROSS_NATS),
-            _growth(head_n_G, head_x_G, _GROSS_NATS),
+            _growth(n_G - head_n_G, x_G - head_x_G, GROSS_NATS),
+            _growth(head_n_G, head_x_G, GROSS_NATS),
         )
         weights = float(excess_S.sum()) + len(ratio_K)
         if ratio_K.max() > _MOST_NATS:
@@ -86,7 +91,7 @@ class MeanWeight(Sums):
 
     def _first(self, log_e_S3: Array) -> str:
         """The sequence with the largest contribution in the step that reaches the threshold."""
-        return self.most[int((log_e_S3[:, 1:].max(axis=1) >= _LIMIT_NATS).argmax())][2]
+        return self.most[int((log_e_S3[:, 1:].max(axis=1) >= LIMIT_NATS).argmax())][2]
 
     def finding(self) -> Finding:
         if not self.tokens:
@@ -99,19 +104,15 @@ class MeanWeight(Sums):
         numbers = {"tokens": float(self.tokens), "log_e": fine}
         if math.isfinite(grown[-1, -1]):
             numbers["mean"] = float(grown[-1, -1]) / self.tokens
-        if rest >= _LIMIT_NATS:
-            text = (
-                "the mean importance weight is above 1, which is impossible for two distributions: "
-                "the sampler's logprobs are not those it sampled with (raw, or of other tokens)"
-            )
-            return Finding("coherence", "unsound", text, numbers, self._first(log_e_S3))
-        if heads >= _LIMIT_NATS:
+        if rest >= LIMIT_NATS:
+            return Finding("coherence", "unsound", IMPOSSIBLE, numbers, self._first(log_e_S3))
+        if heads >= LIMIT_NATS:
             text = (
                 "the mean importance weight is above 1 only at the first tokens of later turns: "
                 "the logprobs there are of other tokens (re-tokenised at a tool boundary?)"
             )
             return Finding("coherence", "warning", text, numbers, self._first(log_e_S3))
-        if fine >= _LIMIT_NATS:
+        if fine >= LIMIT_NATS:
             text = (
                 "the mean importance weight is above 1 by less than a thousandth: the sides are "
                 "swapped, or sequences were selected by their outcome"
