@@ -17,13 +17,13 @@ from servanda.judgement import plan as planning
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.rl import Monitor
-from servanda.rl.dumps import preset
 from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.dumps.slicing import corpus_of
 from servanda.rl.dumps.token_fields import PairFields
+from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.contract import corpus_of
 from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.log_moment import LogMoment
 
@@ -76,7 +76,7 @@ def _plan() -> planning.Plan:
             for env in ("math", "code", "chat")
         ),
     )
-    _, contract = preset.contract_of("trl", "speed", rules)
+    _, contract = of_run.contract_of("trl", "speed", rules)
     wanted = ("tv", "k3_nats", "abs_log_ratio_nats", "le_cam")
     first = contract.statistical[0].model_copy(
         update={"slices": ("all", "position", "math", "code", "chat"), "clip": None}
@@ -87,7 +87,7 @@ def _plan() -> planning.Plan:
     ]
     contract = contract.model_copy(update={"statistical": tuple(clauses)})
     labels = [(("env", env),) for env in ("math", "code", "chat")]
-    return planning.make_plan(contract, {preset.WORKLOAD: corpus_of("speed", labels)}, None)
+    return planning.make_plan(contract, {of_run.WORKLOAD: corpus_of("speed", labels)}, None)
 
 
 def evidence(rounds: int) -> list[Row]:

@@ -133,4 +133,4 @@ def _cell(cell: CellVerdict) -> str:
     from servanda.report.format import line
 
     found = sentence(cell).removeprefix(f"{cell.outcome}: ").rstrip(".")
-    return f"{line(cell.clause)} on {line(cell.slice)} ({found})"
+    return f"{line(cell.clause)} on {line(cell.place)} ({found})"

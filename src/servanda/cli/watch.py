@@ -12,7 +12,7 @@ from servanda.cli.dump import refuse_run
 from servanda.cli.options import FILE, PLACE, shared, together
 from servanda.cli.stdout import show
 from servanda.judgement.verdict import EXIT_CODES
-from servanda.rl.watch.contract import WatchOptions
+from servanda.rl.watch.dump import WatchOptions
 from servanda.rl.watch.loop import WatchLoop
 from servanda.rl.watch.open import DetectedSource
 from servanda.rl.watch.sinks import SINKS, GuardedSink

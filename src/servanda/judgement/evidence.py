@@ -89,6 +89,20 @@ class Weighed:
     agreement: Agreement = field(default=Agreement(), repr=False, compare=False)
     unended: int = field(default=0, repr=False, compare=False)
 
+    def __add__(self, other: Weighed) -> Weighed:
+        """Two rounds of a realised claim, without a stable kernel, as one."""
+        pairs = zip(self.statistics, other.statistics, strict=True)
+        return Weighed(
+            tuple(None if own is None else own + more for own, more in pairs),
+            self.noise,
+            sequences=self.sequences + other.sequences,
+            tokens=self.tokens + other.tokens,
+            lost=self.lost + other.lost,
+            groups=self.groups + other.groups,
+            agreement=self.agreement + other.agreement,
+            unended=self.unended + other.unended,
+        )
+
 
 @dataclass(frozen=True)
 class Evidence:

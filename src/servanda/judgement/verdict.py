@@ -147,7 +147,7 @@ class Verdict(CellTable):
     def broken_on(self, workload: str) -> bool:
         """Whether the whole workload is violated, whatever the outcome on its slices."""
         return any(
-            c.outcome == "violated" and c.enforced and c.slice == WHOLE and c.workload == workload
+            c.outcome == "violated" and c.enforced and c.place == WHOLE and c.workload == workload
             for c in self.cells
         )
 
@@ -240,16 +240,11 @@ def judge(
             judged = _beside(judged, cell, evidence.portraits.get((cell.workload, "infer")), stable)
         cells.append(judged.but(where=plan.contract.where(*cell.place)))
     cells = _after_preconditions(plan.cells, cells)
-    # validity checks can only worsen the outcome
-    outcomes: list[Outcome] = [cell.outcome for cell in cells if cell.enforced]
-    promises = [c for c in cells if c.enforced and c.section != "observability"]
-    if all(c.outcome == "not applicable" for c in promises):
-        outcomes.append("inconclusive")
     kernels = plan.contract.kernels
     every = [part for rounds in closed.values() for part in rounds]
     golden = evidence.once.get("golden")
     verdict = Verdict(
-        outcome=worst(outcomes),
+        outcome=outcome_of(cells),
         cells=tuple(cells),
         contract=plan.contract.metadata.name,
         stage=plan.stage,
@@ -274,6 +269,14 @@ def judge(
     measured = [*every, golden] if golden else every
     agreement = sum((part.agreement for part in measured), Agreement())
     return agreed(verdict, plan.contract, agreement) if intervals else verdict
+
+
+def outcome_of(cells: Sequence[CellVerdict]) -> Outcome:
+    """The outcome of a verdict: validity checks can only worsen that of its promises."""
+    enforced = [cell for cell in cells if cell.enforced]
+    promises = [c for c in enforced if c.section != "observability"]
+    nothing = all(c.outcome == "not applicable" for c in promises)
+    return worst([*(c.outcome for c in enforced), *(("inconclusive",) if nothing else ())])
 
 
 def agreed(verdict: Verdict, contract: Contract, agreement: Agreement) -> Verdict:

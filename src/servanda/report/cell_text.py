@@ -99,8 +99,8 @@ def assumed(cells: Iterable[CellVerdict]) -> list[str]:
 def where(cell: CellVerdict, longest: int = 0) -> str:
     """Where a cell was judged: a slice of the traffic, or of the golden texts."""
     if cell.section != "numerical":
-        return place(cell.slice, longest)
-    return "golden texts" if cell.slice == WHOLE else f"{line(cell.slice, longest)} (golden texts)"
+        return place(cell.place, longest)
+    return "golden texts" if cell.place == WHOLE else f"{line(cell.place, longest)} (golden texts)"
 
 
 def limit_sign(cell: CellVerdict) -> str:

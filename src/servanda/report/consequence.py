@@ -30,7 +30,7 @@ def _affected(verdict: Verdict) -> str:
     """How many tokens, and how many of them have another most likely one."""
     red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
     red = [c for c in worst_first(red) if c.section == "statistical" and c.workload]
-    shares = {c.slice: c.share for c in red if c.share is not None}
+    shares = {c.place: c.share for c in red if c.share is not None}
     if not shares:
         return ""
     share = 1.0 if WHOLE in shares else max(shares.values())

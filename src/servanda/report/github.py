@@ -26,7 +26,7 @@ def render(verdict: Verdict) -> str:
     lines = []
     for cell in cells[:MOST_ANNOTATIONS]:
         command = _COMMANDS[cell.outcome] if cell.enforced else "warning"
-        title = f"{format.line(cell.clause)} on {format.line(cell.slice)}: {cell.outcome}"
+        title = f"{format.line(cell.clause)} on {format.line(cell.place)}: {cell.outcome}"
         lines.append(annotation(command, title, cell_text.sentence(cell), cell.where))
     summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > MOST_ANNOTATIONS:

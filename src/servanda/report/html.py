@@ -247,9 +247,9 @@ def view(verdict: Verdict) -> dict[str, Any]:
 
 def _place(cell: CellVerdict, slices: SlicesOf) -> str:
     """A cell's slice, as code, with its definition."""
-    if cell.slice == WHOLE or cell.section == "numerical":
+    if cell.place == WHOLE or cell.section == "numerical":
         return cell_text.where(cell)
-    words = slices.of(cell.slice)
+    words = slices.of(cell.place)
     return f"slice `{words.name}`" + (f" ({words.definition})" if words.definition else "")
 
 

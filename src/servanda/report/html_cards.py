@@ -58,7 +58,7 @@ def _fair(verdict: Verdict) -> list[Line]:
     sure = grade != "declared"
     lines = [Line(_GRADES[grade], "✓" if sure else "!", "holds" if sure else "inconclusive")]
     for metric, says in (("usable_ratio", _coverage), ("sampler_fidelity", _sampler)):
-        cell = next((c for c in verdict.cells if c.metric == metric and c.slice == WHOLE), None)
+        cell = next((c for c in verdict.cells if c.metric == metric and c.place == WHOLE), None)
         if cell is not None:
             tone = cell.outcome.replace(" ", "-")
             lines.append(Line(says(cell), cell_text.GLYPH[cell.outcome], tone))
@@ -101,7 +101,7 @@ def _sits(verdict: Verdict) -> list[Line]:
     found = drift(portrait, own)
     # slices on which a statistical clause is violated, the whole left out
     red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
-    names = [name for name in dict.fromkeys(c.slice for c in red) if name != WHOLE]
+    names = [name for name in dict.fromkeys(c.place for c in red) if name != WHOLE]
     broken = [n.replace("-", " ", 1) if cell_text.STEP.fullmatch(n) else n for n in names]
     if found is None and broken:
         return [
@@ -179,14 +179,14 @@ def _missed(verdict: Verdict) -> list[Line]:
         return [Line("No interval was computed, so nothing is known about what it would miss.")]
     blind = max(reach, key=lambda pair: pair[1] / abs(pair[0].limit or 1.0))
     lines = [Line("By the widths of this run's intervals, violated from about:")]
-    whole = next((pair for pair in reach if pair[0].slice == WHOLE), None)
+    whole = next((pair for pair in reach if pair[0].place == WHOLE), None)
     for cell, least_mean in dict.fromkeys(filter(None, (whole, blind))):
         least = format.rough(least_mean, share=cell.threshold is not None)
-        text = f"{format.place(cell.slice, 24)}: {least} (limit {cell_text.limit(cell)})"
+        text = f"{format.place(cell.place, 24)}: {least} (limit {cell_text.limit(cell)})"
         lines.append(Line(text, strong=True))
-    least = "; the last is the least sensitive slice" if blind[0].slice != WHOLE else ""
+    least = "; the last is the least sensitive slice" if blind[0].place != WHOLE else ""
     lines.append(Line(f"{cell_text.quantity(blind[0])}{least}"))
-    unseen = [c.slice for c in cells if not c.n]
+    unseen = [c.place for c in cells if not c.n]
     if unseen:
         lines.append(
             Line(f"No token at all: {count(len(unseen), 'cell')} (a cell is a clause on a slice).")

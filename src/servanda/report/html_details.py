@@ -61,12 +61,12 @@ def matrix(verdict: Verdict, slices: SlicesOf | None = None) -> Matrix:
     for i, cell in enumerate(verdict.cells):
         sampled = cell.threshold if cell.threshold is not None else cell.aggregate
         key = (cell.section, cell.metric, sampled, cell.workload)
-        metrics.setdefault(key, {}).setdefault(cell.slice, []).append(_entry(cell, names[i]))
+        metrics.setdefault(key, {}).setdefault(cell.place, []).append(_entry(cell, names[i]))
         head = heads.setdefault(key, (cell_text.quantity(cell), {}))
         head[1][format.line(cell.clause, 40)] = None
     wide = [key for key, by_slice in metrics.items() if len(by_slice) > 1]
     names = dict.fromkeys(
-        c.slice for c in verdict.cells if any(c.slice in metrics[k] for k in wide)
+        c.place for c in verdict.cells if any(c.place in metrics[k] for k in wide)
     )
     columns = [(heads[k][0], ", ".join(heads[k][1])) for k in wide]
     rows = [(slices.of(s), tuple(tuple(metrics[k].get(s, ())) for k in wide)) for s in names]
@@ -266,7 +266,7 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
     ]
     columns = (
         f"{format.line(cell.clause)}: {cell_text.quantity(cell)}",
-        slices.of(cell.slice).name if cell.section != "numerical" else cell_text.where(cell),
+        slices.of(cell.place).name if cell.section != "numerical" else cell_text.where(cell),
         show(cell.value),
         cell_text.interval(cell),
         cell_text.signed_limit(cell),

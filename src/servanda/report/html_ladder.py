@@ -141,15 +141,15 @@ def ladder(verdict: Verdict, slices: SlicesOf | None = None) -> Ladder | None:
         return None
     slices = slices or slice_words(None)
     scale = Scale.of(shown_values(family))
-    whole = [c for c in family if c.slice == WHOLE]
-    others = [c for c in family if c.slice != WHOLE]
+    whole = [c for c in family if c.place == WHOLE]
+    others = [c for c in family if c.place != WHOLE]
     drawn, hidden = others[: _ROWS - len(whole)], others[_ROWS - len(whole) :]
     names = anchors(verdict.cells)
     places = {id(cell): names[i] for i, cell in enumerate(verdict.cells)}
     splits: dict[str, list[LadderRow]] = {}
     for cell in [*drawn, *whole]:
-        words = slices.of(cell.slice)
-        split = "" if cell.slice != WHOLE else WHOLE
+        words = slices.of(cell.place)
+        split = "" if cell.place != WHOLE else WHOLE
         row = _row(cell, scale, words, places[id(cell)])
         splits.setdefault(words.split or split, []).append(row)
     return Ladder(
@@ -171,7 +171,7 @@ def _row(cell: CellVerdict, scale: Scale, words: SliceWords, anchor: str) -> Lad
     return LadderRow(
         cell_text.where(cell) if numerical else words.name,
         words.definition,
-        cell.slice == WHOLE,
+        cell.place == WHOLE,
         share,
         cell_text.GLYPH[cell.outcome],
         cell.outcome if cell.enforced else f"{cell.outcome} (monitored)",
@@ -212,8 +212,8 @@ def _family(verdict: Verdict) -> list[CellVerdict]:
     family = cell_text.worst_first(family)
     first: dict[str, CellVerdict] = {}
     for cell in sorted(family, key=lambda c: not c.enforced):
-        first.setdefault(cell.slice, cell)
-    return [c for c in family if first[c.slice] is c]
+        first.setdefault(cell.place, cell)
+    return [c for c in family if first[c.place] is c]
 
 
 def _rest(hidden: Sequence[CellVerdict]) -> str:

@@ -63,7 +63,7 @@ def e_values(verdict: Verdict, slices: SlicesOf) -> tuple[Panel, ...]:
     """A panel for each cell whose evidence is known at every evaluation."""
     holds = math.log(1 / verdict.alpha)
     violated = holds + math.log(max(verdict.price_cells, 1) / verdict.part)
-    outcomes = {(cell.clause, cell.slice): cell.outcome for cell in verdict.cells}
+    outcomes = {(cell.clause, cell.place): cell.outcome for cell in verdict.cells}
     return tuple(
         _path(path, outcomes.get((path.clause, path.slice), ""), holds, violated, slices)
         for path in verdict.circumstances.e_values

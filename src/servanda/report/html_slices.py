@@ -146,7 +146,7 @@ def anchors(cells: Iterable[CellVerdict]) -> dict[int, str]:
     found: dict[int, str] = {}
     taken: set[str] = set()
     for i, cell in enumerate(cells):
-        name = base = f"cell-{slug(cell.clause)}-{slug(cell.slice)}"
+        name = base = f"cell-{slug(cell.clause)}-{slug(cell.place)}"
         again = 1
         while name in taken:
             again += 1

@@ -61,7 +61,7 @@ def _tag(cell: CellVerdict) -> str:
 
 
 def _case(suite: ET.Element, name: str, cell: CellVerdict, tag: str) -> None:
-    named = xml_text(f"{format.line(cell.clause)} on {format.line(cell.slice)}")
+    named = xml_text(f"{format.line(cell.clause)} on {format.line(cell.place)}")
     attributes = {"name": named, "classname": f"{name}.{cell.section}", "time": "0"}
     case = ET.SubElement(suite, "testcase", attributes)
     message = {"message": xml_text(cell_text.sentence(cell))}

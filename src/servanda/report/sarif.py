@@ -82,7 +82,7 @@ def _result(verdict: Verdict, cell: CellVerdict, rule: int) -> dict[str, Any]:
         "kind": kind,
         "level": _LEVELS[cell.severity] if kind == "fail" else "none",
         "message": {"text": cell_text.sentence(cell)},
-        "partialFingerprints": {"cell/v1": f"{verdict.contract}/{cell.clause}/{cell.slice}"},
+        "partialFingerprints": {"cell/v1": f"{verdict.contract}/{cell.clause}/{cell.place}"},
     }
     if cell.where is not None:
         location = {

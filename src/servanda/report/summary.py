@@ -86,7 +86,7 @@ def _failed(bad: Sequence[CellVerdict], cells: Sequence[CellVerdict]) -> str:
 
 
 def _extent(cells: Sequence[CellVerdict]) -> str:
-    return f"on {_places({c.slice for c in cells})}"
+    return f"on {_places({c.place for c in cells})}"
 
 
 def _places(names: Collection[str], other: str = "") -> str:
@@ -113,7 +113,7 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
         return "What it serves does not follow the distribution that it reports."
     if not any(c.section == "statistical" for c in bad):
         return f"The infer kernel breaks {_names(bad)}."
-    slices = list(dict.fromkeys(c.slice for c in bad))
+    slices = list(dict.fromkeys(c.place for c in bad))
     if WHOLE in slices:
         clauses = {c.clause for c in bad}
         what = "" if len(clauses) > 1 else f"{line(bad[0].clause, 40)} on "
@@ -142,9 +142,9 @@ def _rest(cells: Sequence[CellVerdict]) -> str:
     sampled = [c for c in cells if c.section == "statistical"]
     if not sampled:
         return ""
-    broken = {c.slice for c in sampled if c.outcome != "holds"}
-    fine = {c.slice for c in sampled} - broken
-    undecided = {c.slice for c in sampled if c.outcome == "inconclusive"} - {WHOLE}
+    broken = {c.place for c in sampled if c.outcome != "holds"}
+    fine = {c.place for c in sampled} - broken
+    undecided = {c.place for c in sampled if c.outcome == "inconclusive"} - {WHOLE}
     text = _places(fine, "other " if broken else "")
     if not text:
         return f"{_places(undecided)} not decided." if undecided else "No slice holds."
@@ -209,7 +209,7 @@ def _nearest(cells: Sequence[CellVerdict], where: Callable[[CellVerdict], str]) 
 
 
 def _traffic(bad: Sequence[CellVerdict]) -> list[str]:
-    shares = {c.slice: c.share for c in bad if c.share is not None and c.workload}
+    shares = {c.place: c.share for c in bad if c.share is not None and c.workload}
     if not shares or any(c.section == "observability" for c in bad):
         return []
     if WHOLE in shares:
@@ -246,7 +246,7 @@ def flips(verdict: Verdict, slice_: str) -> Flips | None:
 
 
 def _flips(verdict: Verdict, bad: Sequence[CellVerdict]) -> list[str]:
-    name = next((c.slice for c in bad if c.section == "statistical"), None)
+    name = next((c.place for c in bad if c.section == "statistical"), None)
     found = flips(verdict, name) if name is not None else None
     if name is None or found is None:
         return []

@@ -131,7 +131,7 @@ def not_examined(verdict: Verdict) -> list[str]:
 
 
 def _named(cells: list[CellVerdict]) -> str:
-    names = ", ".join(f"{line(c.clause)} on {line(c.slice)}" for c in cells[:4])
+    names = ", ".join(f"{line(c.clause)} on {line(c.place)}" for c in cells[:4])
     return names + (f" and {len(cells) - 4} more" if len(cells) > 4 else "")
 
 
@@ -164,7 +164,7 @@ def _row(cell: CellVerdict) -> list[str]:
     absent = "not measured" if certified(cell) or cell.kind == "fact" else ""
     return [
         _clause(cell),
-        cell.slice,
+        cell.place,
         absent if cell.value is None else show(cell.value),
         interval(cell),
         signed_limit(cell),

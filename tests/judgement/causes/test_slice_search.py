@@ -10,8 +10,7 @@ from servanda.judgement.causes.sequence_search import find_sequences
 from servanda.judgement.causes.slice_search import find_slices
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import cuts_of
-from servanda.rl.dumps.preset import contract_of
-from servanda.rl.dumps.slicing import corpus_of
+from servanda.rl.steps.contract import contract_of, corpus_of
 from servanda.traces.corpus import Prompt
 from tests.judgement.causes.gaps import pairs, table
 

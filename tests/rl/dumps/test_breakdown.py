@@ -16,7 +16,7 @@ from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.outliers import Outliers
 from servanda.rl.dumps.report import render
 from servanda.rl.dumps.token_fields import ScoredTokens
-from servanda.rl.dumps.window import step_part
+from servanda.rl.steps.judge import step_part
 from servanda.traces.rollouts import Rollouts
 from tests.rl.dumps import made
 
@@ -44,7 +44,7 @@ def test_one_violated_step_makes_the_dump_violated_and_is_named(tmp_path, bad):
     assert f"11 hold, 1 violated (step {bad})" in text
     whole = [c for c in answer.verdict.cells if c.slice == "all" and c.enforced]
     assert all(c.outcome == "holds" for c in whole)
-    cell = next(c for c in answer.verdict.cells if c.slice == f"step-{bad}")
+    cell = next(c for c in answer.verdict.cells if c.steps == (bad, bad))
     assert cell.outcome == "violated" and cell.interval[0] <= 0.07 <= cell.interval[1]
     watched = servanda("watch", tmp_path, "--once")
     assert watched.exit_code == 1

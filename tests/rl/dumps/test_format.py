@@ -6,9 +6,9 @@ from servanda.contract.presets import PRESETS
 from servanda.engines import engine_names
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.rl.dumps import format
-from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.diagnosis import explained, fewest, likely, within
 from servanda.rl.dumps.steps import WORST, StepSums, Trend, concentration
+from servanda.rl.steps import contract as of_run
 from servanda.theory.stats.interval import units_at_best
 from tests.kit import parse
 
@@ -17,7 +17,7 @@ TRAINERS = [name for name, of in PRESETS.items() if of == "reinforcement learnin
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_preset_of_a_trainer_completes_to_a_contract_that_lints(name):
-    text, contract = dump_preset.contract_of(name, "made", ())
+    text, contract = of_run.contract_of(name, "made", ())
 
     assert parse(text, "again", engines=engine_names())[0] == contract
     assert contract.workload.source == "trainer" and contract.claim == "realised"
@@ -26,7 +26,7 @@ def test_every_preset_of_a_trainer_completes_to_a_contract_that_lints(name):
     metrics = [clause.metric for clause in contract.observability.clauses]
     assert metrics == ["coherence", "usable_ratio"]
     limit = next(c.at_most for c in contract.statistical if c.metric == "tv" and c.enforced)
-    assert dump_preset.needed(name) >= units_at_best(limit, 0.05)
+    assert of_run.needed(name) >= units_at_best(limit, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ def test_every_preset_of_a_trainer_completes_to_a_contract_that_lints(name):
     ],
 )
 def test_the_preset_follows_from_the_format(format_, framework, stale, preset):
-    assert dump_preset.guessed(format_, framework, stale=stale)[0] == preset
+    assert of_run.guessed(format_, framework, stale=stale)[0] == preset
 
 
 def test_every_importer_has_a_preset():
     from servanda.rl.dumps.formats import FORMATS
 
     for name, importer in FORMATS.items():
-        assert dump_preset.guessed(name, importer.framework, stale=False)[0] in TRAINERS
+        assert of_run.guessed(name, importer.framework, stale=False)[0] in TRAINERS
 
 
 @pytest.mark.parametrize(

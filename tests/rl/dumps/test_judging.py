@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from servanda.contract.model import WHOLE
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.verdict import judge
-from servanda.rl.dumps import preset
 from servanda.rl.dumps.blocks import blocks, paired, taken
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.report import render
-from servanda.rl.dumps.slicing import Counts, rules_of
 from servanda.rl.dumps.statistics import DumpStatistics
-from servanda.rl.dumps.step_verdicts import is_step
+from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.contract import Counts, rules_of
 from tests.drawn import examples
 from tests.rl.dumps import made
 
@@ -36,7 +35,7 @@ def red(answer):
     return [
         (c.clause, c.slice)
         for c in answer.verdict.cells
-        if c.enforced and c.outcome == "violated" and not is_step(c)
+        if c.enforced and c.outcome == "violated" and c.steps is None
     ]
 
 
@@ -259,7 +258,7 @@ def weighed(chunks):
     for block in blocks(chunks):
         counts.add(paired(block, 0))
     rules, _ = rules_of(counts, 100)
-    _, contract = preset.contract_of("trl", "made", rules)
+    _, contract = of_run.contract_of("trl", "made", rules)
     statistics = DumpStatistics(contract, "made")
     for block in blocks(chunks):
         statistics.add_labels(paired(block, 0))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.dumps.window import WHOLE_PART, step_part
+from servanda.rl.steps.judge import WHOLE_PART, step_part
 from servanda.theory.stats.multiplicity import attempt_alpha
 
 

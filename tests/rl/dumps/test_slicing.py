@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servanda.rl.dumps.blocks import paired
-from servanda.rl.dumps.slicing import Counts, rules_of
+from servanda.rl.steps.contract import Counts, rules_of
 from tests.rl.dumps import made
 
 

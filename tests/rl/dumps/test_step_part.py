@@ -15,10 +15,10 @@ from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.schedule import Unit
-from servanda.rl.dumps import preset
 from servanda.rl.dumps.blocks import paired, taken
-from servanda.rl.dumps.slicing import corpus_of
 from servanda.rl.dumps.step_part import Measures, StepSummation
+from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.contract import corpus_of
 from servanda.theory.stats.histogram import bin_of
 from tests.drawn import examples
 from tests.rl.dumps import made
@@ -37,9 +37,9 @@ RULES = (
 
 
 def plan():
-    _, contract = preset.contract_of("verl-async", "made", RULES, filtered=True)
+    _, contract = of_run.contract_of("verl-async", "made", RULES, filtered=True)
     labels = [*((("env", env),) for env in ENVS), ()]
-    return planning.make_plan(contract, {preset.WORKLOAD: corpus_of("made", labels)}, None)
+    return planning.make_plan(contract, {of_run.WORKLOAD: corpus_of("made", labels)}, None)
 
 
 PLAN = plan()
@@ -66,12 +66,12 @@ def token_by_token(r):
     pair = paired(r, 0)
     rows = {env: i for i, env in enumerate(("a", "b", ""))}
     corpus = corpus_of("made", [(("env", "a"),), (("env", "b"),), ()])
-    plan = dataclasses.replace(PLAN, corpora={preset.WORKLOAD: corpus})
+    plan = dataclasses.replace(PLAN, corpora={of_run.WORKLOAD: corpus})
     groups = {g: i for i, g in enumerate(dict.fromkeys(pair.group_S))}
     each = zip(pair.infer.sequence_S.tolist(), pair.labels["env"], pair.group_S, strict=True)
     units = tuple(Unit(s, rows[env], groups[g]) for s, env, g in each)
     key = EvidenceKey("", "", "external", "external", "", grade="declared")
-    return weigh(plan, key, [Round(preset.WORKLOAD, 0, units, pair)]).rounds[preset.WORKLOAD, 0]
+    return weigh(plan, key, [Round(of_run.WORKLOAD, 0, units, pair)]).rounds[of_run.WORKLOAD, 0]
 
 
 def half_of_the_bins(cell, r):

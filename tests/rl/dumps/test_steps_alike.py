@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.watch import contract, dump
+from servanda.rl.watch import dump
 from tests.rl.dumps import made
 
 
@@ -22,7 +22,7 @@ def exit_codes(folder):
 def by_step(folder):
     """Step -> outcome, as a check and as a watch has it."""
     checked = judge_dump(DumpOptions(folder)).verdict.breakdown.steps
-    watched = dump.DumpSource(contract.WatchOptions(folder)).poll(final=True)
+    watched = dump.DumpSource(dump.WatchOptions(folder)).poll(final=True)
     return {r.step: r.outcome for r in checked}, {s.step: s.outcome for s in watched}
 
 
@@ -104,6 +104,6 @@ def test_a_step_that_was_written_again_is_not_sound_for_a_watch_either(tmp_path)
     shutil.rmtree(later)
 
     assert exit_codes(tmp_path) == (4, 4)
-    seen = [*dump.DumpSource(contract.WatchOptions(tmp_path)).poll(final=True)]
+    seen = [*dump.DumpSource(dump.WatchOptions(tmp_path)).poll(final=True)]
     assert [s.step for s in seen if s.outcome == "error"] == [4]
     assert "step 4 as step 1" in seen[3].why

@@ -18,8 +18,7 @@ from servanda.rl.dumps import storage
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.storage import RemotePath, place
-from servanda.rl.watch.contract import WatchOptions
-from servanda.rl.watch.dump import DumpSource
+from servanda.rl.watch.dump import DumpSource, WatchOptions
 from tests.rl.dumps.formats.made import DATA, nemo, read
 from tests.rl.dumps.made import write
 

@@ -15,7 +15,7 @@ from servanda.judgement.clauses.token_counts import RATIO_METRICS
 from servanda.rl import Monitor
 from servanda.rl.dumps.checks.coherence import IMPOSSIBLE
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.dumps.preset import contract_of
+from servanda.rl.steps.contract import contract_of
 from servanda.theory.divergence.base import DIVERGENCES, sampled
 from tests.drawn import examples
 from tests.kit import parse

@@ -30,7 +30,7 @@ def test_every_step_is_a_line(tmp_path):
 
     entry = lines(path)[-1]
     assert [line["weights"] for line in lines(path)] == [0, 1, 2]
-    assert (entry["schema"], entry["name"], entry["outcome"]) == (1, "verl-sync", "holds")
+    assert (entry["schema"], entry["name"], entry["outcome"]) == (2, "verl-sync", "holds")
     assert entry["contract"] == monitor.contract.digest
     assert entry["tokens"] == found.verdict.tokens
     assert entry["metrics"] == pytest.approx(dict(found.metrics))
@@ -112,12 +112,12 @@ def test_a_last_line_that_was_cut_off_is_dropped_and_said_so(tmp_path, cut):
         ("3", "is no step of a monitor\n  hint: name another state file"),
         (
             '{"loss": 1}',
-            "has no schema, and this version of Servanda reads schema 1\n"
+            "has no schema, and this version of Servanda reads schema 2\n"
             "  hint: name another state file",
         ),
         (
             '{"schema": 7}',
-            "has schema 7, and this version of Servanda reads schema 1\n"
+            "has schema 7, and this version of Servanda reads schema 2\n"
             "  hint: upgrade it: pip install --upgrade servanda",
         ),
     ],
@@ -136,9 +136,9 @@ def test_a_step_of_an_earlier_form_and_a_file_of_another_contract_are_refused(tm
     with pytest.raises(ContractError, match="the state file is of contract"):
         observe(Monitor("verl-async", state=path), 1)
     (line,) = lines(path)
-    del line["most"]
+    del line["window"]
     path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(EvidenceError, match=r"step 0 of the state file cannot be read: .*'most'"):
+    with pytest.raises(EvidenceError, match=r"step 0 of the state file cannot be read: .*'window'"):
         Monitor("verl-sync", state=path)
 
 

@@ -10,8 +10,8 @@ from servanda.cli.main import main
 from servanda.contract.clause import Trend
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Monitor
-from servanda.rl.dumps.preset import contract_of
 from servanda.rl.recorded_run import recorded_run
+from servanda.rl.steps.contract import contract_of
 from servanda.rl.trend.reference import GoodRun, Reference, read_reference
 from servanda.rl.trend.run_chart import RunChart, with_reference
 from servanda.rl.trend.step_scalars import StepScalars
@@ -254,11 +254,11 @@ def test_bad_references_are_refused(folder, reference, tmp_path):
     newer = tmp_path / "newer.jsonl"
     newer.write_text(
         one.read_text()
-        .replace('"schema":1,', '"schema":2,')
-        .replace('"schema": 1,', '"schema": 2,')
+        .replace('"schema":2,', '"schema":3,')
+        .replace('"schema": 2,', '"schema": 3,')
     )
     code, text = servanda("contract", "calibrate", newer, *saved)
-    assert code == 2 and "has schema 2, and this version of Servanda reads schema 1" in text
+    assert code == 2 and "has schema 3, and this version of Servanda reads schema 2" in text
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps({**json.loads(reference.read_text()), "steps": 99}))
     with pytest.raises(ContractError, match="was changed after it was written"):

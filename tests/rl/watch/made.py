@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.rl.watch.contract import WatchOptions
+from servanda.rl.watch.dump import WatchOptions
 from servanda.rl.watch.loop import WatchLoop
 from servanda.rl.watch.open import DetectedSource
 from servanda.rl.watch.state_file import StateFile
@@ -64,7 +64,7 @@ def state_line(weights, outcome="holds", *, tv=0.01, cells=None, **more):
         "limit": 0.999,
     }
     line = {
-        "schema": 1,
+        "schema": 2,
         "weights": weights,
         "step": weights,
         "at": 1000.0 + weights,
@@ -75,9 +75,9 @@ def state_line(weights, outcome="holds", *, tv=0.01, cells=None, **more):
         "would": [],
         "cause": "",
         "tokens": 5000,
+        "judged": 5000,
         "needs_tokens": None,
         "sequences": 50,
-        "pool": None,
         "cells": [whole, finite, *(cells or [])],
         "metrics": {"servanda/staleness/max": 1.0},
         "groups": [[500 * tv, 500]] * 10,

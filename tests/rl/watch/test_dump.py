@@ -9,8 +9,7 @@ import pytest
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.dumps.formats import FORMATS
-from servanda.rl.watch.contract import WatchOptions
-from servanda.rl.watch.dump import DumpSource
+from servanda.rl.watch.dump import DumpSource, WatchOptions
 from tests.rl.dumps.formats import made as trainers
 from tests.rl.dumps.made import bad_starts
 from tests.rl.watch.made import Out, following, run, step
@@ -242,11 +241,11 @@ def test_lost_logprobs_are_lost_coverage_and_never_agreement(tmp_path):
 
 
 def test_a_contract_of_import_is_what_each_step_is_held_to(tmp_path):
-    from servanda.rl.dumps import preset
+    from servanda.rl.steps import contract as of_run
 
     for number in (1, 2, 3):
         step(tmp_path, number, n=48)
-    text, _ = preset.contract_of("verl-sync", "strict", ())
+    text, _ = of_run.contract_of("verl-sync", "strict", ())
     strict = text.replace("at_most: 0.025", "at_most: 0.001")
     assert strict != text
     file = tmp_path / "strict.kernelcontract.yaml"

@@ -54,8 +54,8 @@ def test_once_leaves_a_truncated_last_line_out(tmp_path):
 
 def test_a_state_of_another_schema_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "monitor.jsonl"
-    path.write_text(state_line(1) + state_line(2, schema=2))
-    with pytest.raises(ContractError, match=r"monitor\.jsonl:2 has schema 2, .* reads schema 1"):
+    path.write_text(state_line(1) + state_line(2, schema=3))
+    with pytest.raises(ContractError, match=r"monitor\.jsonl:2 has schema 3, .* reads schema 2"):
         following(path, Out(), once=True).run()
 
 
@@ -65,7 +65,7 @@ def test_a_state_of_another_schema_is_refused_with_what_to_do(tmp_path):
         ("{not json\n", "the line is no JSON"),
         ("[1, 2]\n", "the line is no step of a monitor: Expected `object`, got `array`"),
         (state_line(3, outcome_=1).replace('"holds"', '"fine"'), "Invalid enum value 'fine'"),
-        (json.dumps({"schema": 1, "weights": "3"}) + "\n", "no step of a monitor"),
+        (json.dumps({"schema": 2, "weights": "3"}) + "\n", "no step of a monitor"),
         (state_line(3).replace('"step": 3, ', ""), "missing required field `step`"),
     ],
 )

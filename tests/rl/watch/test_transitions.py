@@ -213,7 +213,7 @@ def test_the_last_line_says_how_the_run_went():
 
 
 def test_a_step_of_too_few_tokens_says_how_many_it_needs():
-    open_ = seen(3, "inconclusive", cell("inconclusive"), needs_tokens=2880)
+    open_ = seen(3, "inconclusive", cell("inconclusive"), needs_tokens=2880, judged=1000)
 
     assert step_line(open_).endswith("needs about 2,880 tokens, has 1,000")
     assert "needs about" not in step_line(seen(3, "holds", cell(), needs_tokens=2880))

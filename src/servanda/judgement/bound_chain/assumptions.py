@@ -91,7 +91,7 @@ def _tested(
             metrics.add(_BY_DEFAULT)
         there = [printed_metric(name) for name in by if name in metrics]
         return ("open", f"tested by {' and '.join(there)} as it runs") if there else None
-    cells = [cell for cell in verdict.cells if cell.metric in by and cell.slice == WHOLE]
+    cells = [cell for cell in verdict.cells if cell.metric in by and cell.place == WHOLE]
     cells = [cell for cell in cells if cell.outcome != "not applicable"]
     for cell in cells:
         # a measured reward outside its range is an error; a large gap breaks no assumption

@@ -64,7 +64,7 @@ class Start:
         if self.verdict is None:
             return None
         mine = (self.clause.id, self.section, WHOLE)
-        of = (c for c in self.verdict.cells if (c.clause, c.section, c.slice) == mine)
+        of = (c for c in self.verdict.cells if (c.clause, c.section, c.place) == mine)
         cell = next(of, None)
         if cell is None:
             raise LeaveOut("the verdict has no such cell")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.clause import Claim, Clause, Place, Section
+from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section
 from servanda.errors import Where
 from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
@@ -232,6 +232,7 @@ class CellVerdict:
         more: projected number of further prompt groups for a decision.
         assumptions: names in bounds.ASSUMPTIONS that the number needs.
         where: the clause in the contract's text.
+        steps: first and last of the training steps that it is about; None: all of the evidence.
     """
 
     clause: str
@@ -264,6 +265,25 @@ class CellVerdict:
     note: str = ""
     assumptions: tuple[str, ...] = ()
     where: Where | None = field(default=None, compare=False)
+    steps: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.clause}[{self.slice}]"
+
+    @property
+    def place(self) -> str:
+        """The name of its tokens in reports: its slice, and the training steps if not all.
+
+        >>> cell = CellVerdict("gap", "statistical", "tv", "mean", "turn-2", "violated")
+        >>> cell.place, cell.but(steps=(4, 6)).place, cell.but(slice="all", steps=(6, 6)).place
+        ('turn-2', 'step-4-to-6 turn-2', 'step-6')
+        """
+        if self.steps is None:
+            return self.slice
+        first, last = self.steps
+        steps = f"step-{last}" if first == last else f"step-{first}-to-{last}"
+        return steps if self.slice == WHOLE else f"{steps} {self.slice}"
 
     def but(self, **changes: Any) -> CellVerdict:
         return replace(self, **changes)

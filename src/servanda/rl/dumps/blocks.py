@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.rl.dumps.slicing import FILLED
+from servanda.rl.steps.contract import FILLED
 from servanda.traces.pair import pair_of
 from servanda.traces.rollouts import (
     LOSS_MASK,

@@ -6,41 +6,45 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from servanda.contract.model import WHOLE
 from servanda.errors import MeasurementError
-from servanda.judgement.breakdown import Advice, Breakdown
+from servanda.judgement.breakdown import Advice, Breakdown, StepPoint, StepRow, StepSeries
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
-from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.base import Cell, CellVerdict, worst
 from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.plan import Plan
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
 from servanda.report.breakdown import removed_line
+from servanda.report.cell_text import excess
+from servanda.report.format import count
 from servanda.rl.dumps import diagnosis, workers
-from servanda.rl.dumps import preset as dump_preset
 from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.cause_sample import explain_dump
-from servanda.rl.dumps.checks import Finding, Soundness
-from servanda.rl.dumps.filters import bracketed
+from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
 from servanda.rl.dumps.formats import Dump, Refused, open_dump
 from servanda.rl.dumps.outliers import tv_limit
-from servanda.rl.dumps.slicing import HEAD_TOKENS, Counts, rules_of
 from servanda.rl.dumps.soundness import DataLine, data_lines, sides
 from servanda.rl.dumps.statistics import DumpStatistics
-from servanda.rl.dumps.step_part import Measures
-from servanda.rl.dumps.step_verdicts import JudgedSteps
+from servanda.rl.dumps.step_part import Measures, StepPart
 from servanda.rl.dumps.steps import Trend, since
 from servanda.rl.dumps.token_fields import PairFields
-from servanda.rl.dumps.window import MOST_STEPS, WHOLE_PART, Window, window_of
 from servanda.rl.dumps.workers import StepResult
-from servanda.rl.trend.run_chart import RunChart, changed, chart_for
+from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
+from servanda.rl.steps.judge import WHOLE_PART, StepJudge, StepSums, bracketed
+from servanda.rl.trend.run_chart import RunChart, changed, chart_for, joined
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.ray_cluster import Cluster
+from servanda.theory.stats.interval import interval
 from servanda.traces.rollouts import Rollouts
 
 # Masks: the tokens of violated slices, for a trainer to exclude.
@@ -90,6 +94,168 @@ def write_masks(chunks: Iterable[Rollouts], cuts: Sequence[Cut], folder: Path) -
         total += len(at_N)
     flush()
     return total
+
+
+# The verdicts on each training step, and those that join the whole verdict.
+
+SHOWN = 6  # most cells of single steps in a verdict
+_SERIES = 4  # most cells with a series over steps: the whole, and the worst slices
+_REASONS = 3  # most steps with unsound data that are listed
+
+
+@dataclass
+class JudgedSteps:
+    """Judges each step of a dump.
+
+    Args:
+        alone: whether the dump has one step, whose data is checked as that of the dump.
+        chart: its steps against good runs; None: not asked.
+    """
+
+    judge: StepJudge
+    alone: bool = False
+    chart: RunChart | None = None
+    rows: list[StepRow] = field(default_factory=list)
+    red: list[CellVerdict] = field(default_factory=list)
+    trend: dict[str, CellVerdict] = field(default_factory=dict)  # metric -> first change, or last
+    unsound: dict[int, str] = field(default_factory=dict)  # step -> why it cannot be evidence
+    _processes: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
+
+    def add(self, part: StepPart, sound: Soundness, before: Soundness) -> None:
+        """Judge the next step.
+
+        Args:
+            sound: its data quality checks; before: those of the earlier steps.
+        """
+        plan, errors = self.judge.plan, ()
+        if not self.alone:
+            own = sides(plan.contract, part.weighed.agreement)
+            errors = errors_of(map(of_step, (*sound.findings_after(before), *own)))
+        sums = StepSums(part.step, part.weighed, part.drawn, part.atoms)
+        judged = self.judge.add(sums, errors)
+        if judged.errors and not self.alone:
+            self.unsound[part.step] = judged.errors[0]
+        if self.chart is not None:
+            values = {} if judged.errors else part.scalars.values
+            for cell in self.chart.add(part.step, values):
+                known = self.trend.get(cell.metric)
+                if known is None or known.outcome != "violated":  # the first change stays
+                    red = cell.outcome == "violated"
+                    self.trend[cell.metric] = cell.but(steps=(part.step,) * 2) if red else cell
+        violated = []
+        for i, (planned, cell) in enumerate(zip(plan.cells, judged.quick.cells, strict=True)):
+            process = getattr(part.weighed.statistics[i], "process", None)
+            if _over_steps(planned):
+                self._processes.setdefault(i, []).append((part.step, process))
+            if not cell.enforced or cell.outcome != "violated":
+                continue
+            violated.append(cell.name)
+            if cell.steps is None:
+                cell = cell.but(steps=(part.step, part.step))
+                if isinstance(planned.kind, Certificate):
+                    cell = cell.but(interval=_interval(planned.kind, process, plan.alpha))
+            self.red.append(cell)
+        pooled = (c.steps[0] for c in judged.quick.cells if c.slice == WHOLE and c.steps)
+        means = part.portrait.total
+        self.rows.append(
+            StepRow(
+                part.step,
+                judged.outcome if part.trained or judged.errors else "inconclusive",
+                part.sequences,
+                part.trained,
+                _finite(means.mean("tv")),
+                _finite(means.mean("abs_log_ratio")),
+                _finite(means.mean("exp_abs")),
+                _finite(means.mean("k3")),
+                tuple(violated),
+                next(pooled, None),
+            )
+        )
+
+    def series(self, plan: Plan, verdict: Verdict) -> tuple[StepSeries, ...]:
+        """The series of the whole and its worst slices over the steps; empty for one step."""
+        if len(self.rows) < 2:
+            return ()
+        kept = [(i, verdict.cells[i]) for i in self._processes]
+        kept.sort(key=lambda pair: (pair[1].slice != WHOLE, -excess(pair[1])))
+        return tuple(self._series(plan, i, cell) for i, cell in kept[:_SERIES])
+
+    def _series(self, plan: Plan, i: int, cell: CellVerdict) -> StepSeries:
+        kind, points = plan.cells[i].kind, []
+        assert isinstance(kind, Certificate)
+        feed = kind.feed
+        for step, process in self._processes[i]:
+            n = int(process.known)
+            ends = _interval(kind, process, plan.alpha) if n else (None, None)
+            mean = feed.value(process.total / process.known) if n else None
+            points.append(StepPoint(step, n, mean, *ends))
+        limit = feed.value(feed.limit)
+        first = since([(point.step, point.mean) for point in points], limit)
+        return StepSeries(
+            cell.clause, cell.metric, cell.slice, limit, 1 - plan.alpha, first, tuple(points)
+        )
+
+    def lines(self) -> tuple[DataLine, ...]:
+        """Steps with unsound data, which the whole dump may hide."""
+        if len(self.rows) < 2:
+            return ()
+        lines = [DataLine("error", f"step {n}: {why}") for n, why in self.unsound.items()]
+        more = len(lines) - _REASONS
+        if more > 0:
+            lines[_REASONS:] = [
+                DataLine("error", f"{count(more, 'more step')} whose data is not sound")
+            ]
+        return tuple(lines)
+
+    def joined(self, verdict: Verdict) -> Verdict:
+        """The verdict on the whole, violated if any step is.
+
+        Adds the worst violated cells of steps for clauses and slices that are not violated on the
+        whole.  A dump of one step is unchanged.
+        """
+        if len(self.rows) < 2:
+            return verdict
+        verdict = joined(verdict, [*self.trend.values()])
+        known = {c.name for c in verdict.cells if c.outcome == "violated"}
+        fresh = [c for c in self.red if c.name not in known]
+        shown = _spread(fresh)
+        outcome = worst([verdict.outcome, "violated"]) if self.red else verdict.outcome
+        return replace(verdict, outcome=outcome, cells=(*verdict.cells, *shown))
+
+
+def _spread(cells: Sequence[CellVerdict]) -> list[CellVerdict]:
+    """The worst cells, without slices of a step that is violated as a whole."""
+    whole = {c.steps for c in cells if c.slice == WHOLE}
+    best: dict[tuple[tuple[int, int] | None, str], CellVerdict] = {}
+    for cell in cells:
+        if cell.slice != WHOLE and cell.steps in whole:
+            continue
+        key = (cell.steps, cell.clause if cell.slice == WHOLE else "")
+        if key not in best or excess(cell) > excess(best[key]):
+            best[key] = cell
+    return sorted(best.values(), key=lambda c: -excess(c))[:SHOWN]
+
+
+def _over_steps(cell: Cell) -> bool:
+    """Whether a cell is an enforced mean, which is plotted over the steps."""
+    clause = cell.clause
+    return (
+        isinstance(cell.kind, Certificate)
+        and cell.kind.feed.threshold is None
+        and clause.enforced
+        and clause.metric == "tv"
+    )
+
+
+def _interval(kind: Certificate, process: Any, alpha: float) -> tuple[float, float]:
+    """The interval of a step alone, at the confidence of one look."""
+    feed = kind.feed
+    low, high = interval(process, alpha, feed.limit, feed.best)
+    return feed.value(low), feed.value(high)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 _MB = 1_000_000
@@ -174,8 +340,8 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     """
     began, watch = time.monotonic(), watch or unwatched
     if options.preset is not None:
-        dump_preset.preset_of(options.preset)
-    own = None if options.contract is None else dump_preset.of_a_trainer(options.contract)
+        of_run.preset_of(options.preset)
+    own = None if options.contract is None else of_run.of_a_trainer(options.contract)
     chart = chart_for(options.reference, own and own[1])
     dump = selected_dump(options)
     dump.refuse_alone()
@@ -190,24 +356,24 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         text, contract = own
         window = MOST_STEPS  # the sizes of its slices are unknown
     else:
-        preset, why = dump_preset.chosen(options.preset, dump.about, counts)
-        needed = dump_preset.needed(preset)
+        preset, why = of_run.chosen(options.preset, dump.about, counts)
+        needed = of_run.needed(preset)
         rules, notes = rules_of(counts, needed)
-        name = dump_preset.contract_name(options.path)
-        text, contract = dump_preset.contract_of(
+        name = of_run.contract_name(options.path)
+        text, contract = of_run.contract_of(
             preset, name, rules, filtered=True, bitwise=options.bitwise
         )
-        window = window_of(needed, len({b.step for b in head}), counts.turns.total())
+        window = of_run.window_of(needed, len({b.step for b in head}), counts.turns.total())
     statistics = DumpStatistics(contract, str(options.path))
     for block in head:
         statistics.add_labels(paired(block, 0))
-    by_step = JudgedSteps(Window(window), len(dump.steps) < 2, chart)
     measures = statistics.measures
+    by_step = JudgedSteps(StepJudge(measures.plan, window), len(dump.steps) < 2, chart)
     results = _results(options, dump, measures, head if whole else [])
     del head
     for result in _watched(results, dump, watch):
         if result.part is not None:
-            by_step.judge(measures.plan, result.part, result.sound, sound)
+            by_step.add(result.part, result.sound, sound)
             statistics.join(result.part)
         sound.join(result.sound)
         dump.join(result.read)
@@ -359,7 +525,7 @@ def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) 
         outcome = "holds" if coherence.state == "ok" else "violated"
         mean = coherence.numbers.get("mean")
         return cell.but(outcome=outcome, value=mean, note=coherence.text)
-    step = dated.get(f"{cell.clause}[{cell.slice}]")
+    step = dated.get(cell.name)
     return cell if step is None else cell.but(note=f"since step {step}")
 
 

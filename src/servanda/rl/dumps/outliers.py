@@ -2,7 +2,8 @@
 #
 # Each sequence is tested separately against the limit on mean (1 - w)^+, by an e-value with a
 # threshold that grows with the number of sequences, so that a long healthy dump has no finding. An
-# average over the dump cannot show one bad sequence in twenty; this test can.
+# average over the dump cannot show one bad sequence in twenty; this test can.  Neither does it show
+# the tokens that a filter of the trainer removed before it wrote the dump: their sums are kept too.
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from servanda.contract.model import Contract
-from servanda.judgement.breakdown import SequenceRow
+from servanda.judgement.breakdown import Removed, SequenceRow
+from servanda.judgement.token_profile import Sums
 from servanda.rl.dumps.token_fields import ScoredTokens
 from servanda.theory.stats.multiplicity import step_alpha
 from servanda.traces.rollouts import Rollouts
@@ -119,3 +121,44 @@ class Outliers:
         return tuple(
             replace(row, share=row.share / self.total if self.total else 0.0) for row in ordered
         )
+
+
+@dataclass
+class RemovedTokens:
+    """The removed sequences and tokens, and the sums of those that both sides scored."""
+
+    sequences: int = 0
+    tokens: int = 0
+    n: int = 0
+    tv: float = 0.0
+
+    def add(
+        self, block: Rollouts, removed_N: np.ndarray, kept: Sums, drawn_tv_K: np.ndarray
+    ) -> None:
+        """Add a block.
+
+        Args:
+            kept: sums over its tokens without the removed ones; drawn_tv_K: (1 - w)^+ of all.
+        """
+        self.sequences += len(np.unique(block.sequence_N[removed_N]))
+        self.tokens += int(removed_N.sum())
+        self.n += len(drawn_tv_K) - kept.n
+        self.tv += float(drawn_tv_K.sum()) - kept.tv
+
+    def join(self, later: RemovedTokens) -> None:
+        """Add the tokens of later steps."""
+        self.sequences += later.sequences
+        self.tokens += later.tokens
+        self.n += later.n
+        self.tv += later.tv
+
+    def removed(self, sequences: int, trained: int, kept: Sums) -> Removed | None:
+        """The summary for reports; None if nothing was removed."""
+        if not self.sequences:
+            return None
+        of = sequences, trained + self.tokens
+        if not self.n or not kept.n:
+            return Removed(self.sequences, self.tokens, *of)
+        own, others = self.tv / self.n, kept.tv / kept.n
+        before = (self.tv + kept.tv) / (self.n + kept.n)
+        return Removed(self.sequences, self.tokens, *of, own, others, before)

@@ -17,9 +17,8 @@ from servanda.report.consequence import advice_lines
 from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps import format
-from servanda.rl.dumps.filters import ONLY_FILTERED
 from servanda.rl.dumps.judge import DumpVerdict
-from servanda.rl.dumps.step_verdicts import is_step, step_of
+from servanda.rl.steps.judge import ONLY_FILTERED
 from servanda.rl.trend.run_chart import TREND, RunChart
 
 _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
@@ -114,19 +113,19 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
     cells = [c for c in answer.verdict.cells if c.section == "statistical"]
     for cell in cells:
         # a clause that is not enforced is shown only above its limit
-        if cell.slice != WHOLE or not (cell.enforced or cell.outcome == "violated"):
+        if cell.place != WHOLE or not (cell.enforced or cell.outcome == "violated"):
             continue
         yield _row(cell, format.clause(cell), answer)
         if format.is_gradient(cell) and cell.value is not None:
             share = percent(min(2 * cell.value, 1.0))
             yield f"      without a correction, up to {share} of the gradient may be wrong (2 x tv)"
-        own = [c for c in cells if c.clause == cell.clause and c.slice != WHOLE]
+        own = [c for c in cells if c.clause == cell.clause and c.place != WHOLE]
         red = sorted((c for c in own if c.outcome == "violated"), key=excess, reverse=True)
         for part in red[:_WORST]:
-            yield _row(part, f"  … {format.place(part.slice)}", answer)
+            yield _row(part, f"  … {format.place(part.place)}", answer)
         if len(red) > _WORST:
             yield f"      and {count(len(red) - _WORST, 'more slice')}"
-        sliced = [c for c in own if not is_step(c)]
+        sliced = [c for c in own if c.steps is None]
         undecided = sum(c.outcome == "inconclusive" for c in sliced)
         holds = sum(c.outcome == "holds" for c in sliced)
         if sliced:
@@ -137,7 +136,7 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
 def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     glyph = GLYPH[cell.outcome] if cell.enforced else "!"
     value = "  ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
-    step = answer.since.get(f"{cell.clause}[{cell.slice}]")
+    step = answer.since.get(cell.name) if cell.steps is None else None
     tail = f"   since step {step}" if step is not None else ""
     tail += "" if cell.enforced else "   a warning only"
     return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{limit(cell)}{tail}"
@@ -231,8 +230,7 @@ def _change(answer: DumpVerdict, chart: RunChart) -> Iterator[str]:
         glyph = GLYPH[cell.outcome] if cell.enforced else "!"
         name = f"change of {cell.metric}"
         lost = f"   missing at {count(cell.missing, 'step')}" if cell.missing else ""
-        since = step_of(cell)
-        tail = f"   from step {since} on" if since else ""
+        tail = f"   from step {cell.steps[0]} on" if cell.steps else ""
         value = f"{number(cell.value)} of its threshold" if cell.value is not None else "-"
         yield f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}1{lost}{tail}"
     yield f"      {chart.reference.promise}"
@@ -248,9 +246,7 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
     elif verdict.outcome == "holds":
         yield f"HOLDS at confidence {verdict.confidence:g}: go on."
     elif verdict.outcome == "violated" and _only_changed(answer):
-        since = min(
-            int(step_of(c) or 0) for c in verdict.cells if c.section == TREND and is_step(c)
-        )
+        since = min(c.steps[0] for c in verdict.cells if c.section == TREND and c.steps)
         yield (
             f"VIOLATED: the gap has changed since step {since} against the good runs. It is still "
             "within its limits."
@@ -299,7 +295,7 @@ def _only_changed(answer: DumpVerdict) -> bool:
 def _at_steps(answer: DumpVerdict) -> bool:
     """Whether only single steps are violated."""
     cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
-    return all(is_step(c) for c in cells)
+    return all(c.steps for c in cells)
 
 
 def _parted(answer: DumpVerdict) -> bool:
@@ -309,7 +305,7 @@ def _parted(answer: DumpVerdict) -> bool:
 
 def _only(answer: DumpVerdict) -> str:
     """The slices to exclude, if others are violated too."""
-    cells = [c for c in answer.verdict.cells if not is_step(c)]
+    cells = [c for c in answer.verdict.cells if c.steps is None]
     red = {c.slice for c in cells if c.enforced and c.outcome == "violated"}
     if red <= {*answer.out, WHOLE}:
         return ""

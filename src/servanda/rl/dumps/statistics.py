@@ -20,12 +20,10 @@ from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.token_profile import Portrait
-from servanda.rl.dumps.filters import RemovedTokens
-from servanda.rl.dumps.outliers import Outliers, tv_limit
-from servanda.rl.dumps.preset import WORKLOAD
-from servanda.rl.dumps.slicing import Labels, corpus_of
+from servanda.rl.dumps.outliers import Outliers, RemovedTokens, tv_limit
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.dumps.steps import RunEnds, StepSums
+from servanda.rl.steps.contract import WORKLOAD, Labels, corpus_of
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
@@ -136,8 +134,8 @@ class DumpStatistics:
         if part.drawn is not None or self._before is not None:
             drawn = part.drawn or part.weighed
             before = self._before or self._sum
-            self._before = drawn if before is None else added(before, drawn)
-        self._sum = part.weighed if self._sum is None else added(self._sum, part.weighed)
+            self._before = drawn if before is None else before + drawn
+        self._sum = part.weighed if self._sum is None else self._sum + part.weighed
         for key, (n, tv) in part.atoms.items():
             atom = self.atoms.setdefault(key, [0, 0.0])
             atom[0] += n
@@ -188,19 +186,6 @@ class DumpStatistics:
         return plan, Evidence(key, plan.digest, {(WORKLOAD, 0): self._sum}, portraits=portraits)
 
 
-def of_step(plan: Plan, part: StepPart) -> tuple[Evidence, Evidence | None]:
-    """The evidence of one step, and the same including removed tokens."""
-    trained, drawn = (
-        of and Evidence(_UNNAMED, plan.digest, {(WORKLOAD, 0): of})
-        for of in (part.weighed, part.drawn)
-    )
-    assert trained is not None
-    return trained, drawn
-
-
-_UNNAMED = EvidenceKey("", "", "external", "external", "", grade="declared")
-
-
 def labels_of(pair: TracePair, values: Mapping[str, Container[str]]) -> list[Labels]:
     """The labels of each sequence, restricted to values that slices use.
 
@@ -223,17 +208,3 @@ class _Every(Container[str]):
 
 
 EVERY = _Every()  # of a label that is split, or has to exist
-
-
-def added(mine: Weighed, other: Weighed) -> Weighed:
-    """Two rounds of a realised claim as one."""
-    pairs = zip(mine.statistics, other.statistics, strict=True)
-    return Weighed(
-        tuple(None if own is None else own + more for own, more in pairs),
-        mine.noise,
-        sequences=mine.sequences + other.sequences,
-        tokens=mine.tokens + other.tokens,
-        lost=mine.lost + other.lost,
-        groups=mine.groups + other.groups,
-        agreement=mine.agreement + other.agreement,
-    )

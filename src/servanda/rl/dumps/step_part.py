@@ -23,11 +23,10 @@ from servanda.judgement.slices.atoms import Atoms, SliceCodes, atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.token_profile import Portrait, portray
 from servanda.rl.dumps.blocks import ContentDigest, paired
-from servanda.rl.dumps.filters import RemovedTokens
-from servanda.rl.dumps.outliers import Outliers, tv_limit
-from servanda.rl.dumps.slicing import corpus_of
+from servanda.rl.dumps.outliers import Outliers, RemovedTokens, tv_limit
 from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.dumps.token_fields import PairFields, ScoredTokens
+from servanda.rl.steps.contract import corpus_of
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts

@@ -25,10 +25,9 @@ from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import RATIO_METRICS
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL
-from servanda.rl.dumps import preset as dump_preset
-from servanda.rl.dumps.preset import WORKLOAD
-from servanda.rl.dumps.slicing import SLICED, Counts, Labels, corpus_of, rules_of
 from servanda.rl.monitor.batch_fields import COLUMNS
+from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.contract import SLICED, WORKLOAD, Counts, Labels, corpus_of
 from servanda.rl.trend.run_chart import with_reference
 from servanda.runner.load import load
 
@@ -70,8 +69,8 @@ class RunContract:
         if isinstance(given, str | Path):
             name = str(given)
             if name in PRESETS or (Path(name).name == name and not Path(name).suffix):
-                preset = dump_preset.preset_of(name)
-                return cls(preset, dump_preset.contract_of(preset, preset, (), bitwise=bitwise)[1])
+                preset = of_run.preset_of(name)
+                return cls(preset, of_run.contract_of(preset, preset, (), bitwise=bitwise)[1])
             given = load(given)
         if not isinstance(given, Contract):
             raise ContractError(
@@ -120,17 +119,17 @@ class RunContract:
                 notes.append(f"{what} first occurred after the first step, so it has no slice")
         return tuple(notes)
 
-    def rules(self, counts: Counts) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
-        """The slices of a run from its first step, and the reasons for omitted ones."""
+    def slices(self, counts: Counts) -> tuple[int, tuple[SliceRule, ...], tuple[str, ...]]:
+        """The window of a run and its slices, from its first step, and why others are omitted."""
         if not self.slices_itself:
-            return self.contract.slices, ()
-        return rules_of(counts, dump_preset.needed(self.preset or "verl-sync"))
+            return of_run.MOST_STEPS, self.contract.slices, ()
+        return of_run.run_slices(counts, of_run.needed(self.preset or "verl-sync"), 1)
 
     def complete(self, rules: Sequence[SliceRule]) -> Contract:
         """The contract with its slices."""
         if self.preset:
             declared = self.contract.bitwise
-            made = dump_preset.contract_of(self.preset, self.preset, rules, bitwise=declared)[1]
+            made = of_run.contract_of(self.preset, self.preset, rules, bitwise=declared)[1]
             return made.model_copy(update={"trend": self.contract.trend})
         return self.contract.model_copy(update={"slices": tuple(rules)})
 
@@ -143,7 +142,7 @@ def _in_a_trainer(contract: Contract) -> Contract:
         for side, k in sides.items()
     }
     # the parts of a preset's contract other than clauses fit any contract
-    frame = dump_preset.contract_of("verl-sync", "frame", ())[1]
+    frame = of_run.contract_of("verl-sync", "frame", ())[1]
     neither = {"workload": None, "claim": None}
     return contract.model_copy(
         update={

@@ -19,7 +19,6 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps.blocks import paired
-from servanda.rl.dumps.slicing import FILLED, Counts
 from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks, soundness
@@ -33,7 +32,9 @@ from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, of_cells, state_line
-from servanda.rl.monitor.step_verdict import StepJudge, cause_of
+from servanda.rl.monitor.step_verdict import cause_of, judged
+from servanda.rl.steps.contract import FILLED, Counts
+from servanda.rl.steps.judge import StepJudge
 from servanda.rl.trend.run_chart import chart_of
 from servanda.theory.sampling import uniforms
 from servanda.theory.stats.draft_counts import DraftCounts
@@ -301,7 +302,7 @@ class Monitor:
             whole = Counts()
             for opening in openings:
                 whole.join(opening.counts)
-            state.rules, state.left_out = contract.rules(whole)
+            state.window, state.rules, state.left_out = contract.slices(whole)
             labels = (labels for opening in openings for labels in opening.labels)
             state.labels = tuple(dict.fromkeys(labels))
             self._note(*state.left_out)
@@ -324,7 +325,7 @@ class Monitor:
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
-        self._judge = StepJudge(plan, self._digest, state, self._first)
+        self._judge = StepJudge(plan, state.window, number=state.number, digest=self._digest)
 
     def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
         """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
@@ -340,8 +341,8 @@ class Monitor:
         plan, state = self._plan, self._state
         assert plan is not None
         groups, number = ranks.groups_of(parts), batch.weights + self._first
-        judged = self._judge.of(parts, groups, batch.weights, follow)
-        verdict, wrong = judged.verdict, judged.wrong
+        found = judged(self._judge, state, parts, groups, number, follow)
+        verdict, wrong = found.verdict.quick, found.verdict.errors
         names = [cut.name for cut in self._shown]
         sums = self._overlaps(verdict, batch)
         taken = actions.due(plan.contract, verdict, names, sums)
@@ -349,7 +350,9 @@ class Monitor:
         if "halt" in taken.action and state.would is None:
             state.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
-        if judged.tokens:
+        state.number = self._judge.number
+        tokens = sum(part.tokens for part in parts)
+        if tokens:
             newest = state.ends.newest
             if newest is not None and batch.weights < newest.step and not state.resumed:
                 self._note(
@@ -363,7 +366,7 @@ class Monitor:
         cause = cause_of(verdict, wrong, self._shown, sums, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         metrics = metrics_of(parts, groups, state.ends.ratio) | of_cells(verdict)
-        self._note(*judged.notes)
+        self._note(*found.notes)
         step = Step(
             batch.weights,
             verdict.outcome,
@@ -372,19 +375,18 @@ class Monitor:
             taken.pages,
             taken.masked,
             partial(actions.token_weights, plan.contract, taken, batch, masked),
-            metrics | judged.metrics | actions.metrics(taken, plan.contract),
+            metrics | found.metrics | actions.metrics(taken, plan.contract),
             cause,
             self.notes,
-            judged.evidence.verdict,
+            partial(getattr, found.verdict, "verdict"),
             lambda: ends.trend(least=1),
             step=number,
-            drafts=judged.drafts,
-            pool=judged.pool,
+            drafts=found.drafts,
         ).joined(follow)
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
             _ = step.token_weights  # before the trainer changes its arrays
         self._write(step, batch, rank, groups, taken.sample)
-        if judged.tokens:
+        if tokens:
             state.contract = self._digest
         elif not state.contract:
             self._plan = None  # a step without tokens does not fix the slices

@@ -14,13 +14,13 @@ from typing import Any
 
 from servanda.contract.clause import SliceRule
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.dumps.slicing import Labels
 from servanda.rl.dumps.steps import ENDS, RunEnds, TokenSum
+from servanda.rl.steps.contract import Labels
 from servanda.rl.trend.run_chart import RunChart
 from servanda.rl.trend.step_scalars import scalars_of
 from servanda.theory.stats.draft_counts import DraftCounts
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass
@@ -34,7 +34,7 @@ class RunState:
         would: the first step with the action `halt` that was not executed.
         drafts: updates -> counts of drafts of the first steps that have some.
         resumed: whether the next step is the first after a restart.
-        most: most steps that are judged together, see `step_pool`; 0: not fixed yet.
+        window: most steps that are judged together; number: steps judged so far.
         chart: its steps against good runs; None: not asked.
         following: number of updates of the next step, where the trainer does not give it.
     """
@@ -47,7 +47,8 @@ class RunState:
     would: int | None = None
     drafts: dict[int, DraftCounts] = field(default_factory=dict)
     resumed: bool = False
-    most: int = 0
+    window: int = 1
+    number: int = 0
     chart: RunChart | None = None
     following: int = 0
 
@@ -121,7 +122,7 @@ def first_line(state: RunState) -> dict[str, Any]:
         "slices": [rule.model_dump(mode="json", exclude_none=True) for rule in state.rules],
         "kinds": [dict(labels) for labels in state.labels],
         "left_out": [*state.left_out],
-        "most": state.most,
+        "window": state.window,
     }
 
 
@@ -132,9 +133,8 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
             state.rules = tuple(SliceRule.model_validate(rule) for rule in entry["slices"])
             state.labels = tuple(tuple(labels.items()) for labels in entry["kinds"])
             state.left_out = tuple(map(str, entry["left_out"]))
-            state.most = int(entry["most"])
-        if pool := entry["pool"]:
-            state.most = int(pool["after"] or state.most)
+            state.window = int(entry["window"])
+        state.number += 1
         state.following = int(entry["weights"]) + 1
         if state.would is None and "halt" in (*entry["would"], *entry["action"]):
             state.would = int(entry["weights"])

@@ -15,12 +15,10 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.judgement.verdict_table import html_of
 from servanda.report.cell_text import worst_promise
-from servanda.report.format import count
 from servanda.rl.dumps.steps import TokenSum, Trend
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA
-from servanda.rl.monitor.step_pool import PooledSteps
 from servanda.rl.trend.step_scalars import PREFIX, StepScalars
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.traces.serialization import to_plain
@@ -47,7 +45,6 @@ class Step:
         step: the number of the step in the trainer's log; by default `weights`.
         drafts: what the engines of all ranks counted of their speculative decoding.
         follow: whether the engine follows the trainer; None: not observed.
-        pool: the steps that the verdict is about, in a run with thin steps; None: this one alone.
     """
 
     weights: int
@@ -65,7 +62,6 @@ class Step:
     step: int = field(default=0, kw_only=True)
     drafts: DraftCounts = field(default=DraftCounts(), kw_only=True)
     follow: FollowStep | None = field(default=None, kw_only=True)
-    pool: PooledSteps | None = field(default=None, kw_only=True)
 
     def joined(self, follow: FollowStep | None) -> Step:
         """This step with the conclusion about its engine, which may be the worse one.
@@ -116,7 +112,7 @@ class Step:
 
     def __str__(self) -> str:
         needs = self.needs_tokens
-        short = "" if needs is None else f"\n{too_few(needs, self.verdict.tokens, self.pool)}"
+        short = "" if needs is None else f"\n{too_few(needs, self.verdict)}"
         follow = "" if self.follow is None else f"\nfollow   {self.follow}"
         return f"{self.verdict}{short}{follow}"
 
@@ -129,21 +125,12 @@ class Step:
         return html_of(self)
 
 
-def too_few(needs: int, tokens: int, pool: PooledSteps | None = None) -> str:
-    """The sentence about an inconclusive step's missing tokens.
-
-    >>> too_few(288, 192)
-    'a step needs about 288 tokens to be decided, and this one has 192'
-    """
-    if pool is None:
-        return f"a step needs about {needs:,} tokens to be decided, and this one has {tokens:,}"
-    more = "" if pool.after is None else f"; the next window has up to {count(pool.after, 'step')}"
-    several = pool.steps > 1
-    of = f"{pool.steps} steps from step {pool.first} on have" if several else "this step has"
-    return (
-        f"about {needs:,} tokens decide, and {of} {tokens:,}; up to {count(pool.most, 'step')} "
-        f"are judged together{more}"
-    )
+def too_few(needs: int, verdict: Verdict) -> str:
+    """The sentence about an inconclusive step's missing tokens."""
+    spans = (c.steps for c in verdict.cells if c.steps is not None and c.slice == WHOLE)
+    first, last = next(spans, (0, 0))
+    has = f"steps {first} to {last} together have" if first < last else "this one has"
+    return f"a step needs about {needs:,} tokens to be decided, and {has} {verdict.tokens:,}"
 
 
 def selection(judged: int, offered: int) -> str:
@@ -178,9 +165,9 @@ def state_line(step: Step, at: float) -> dict[str, Any]:
             "cause": step.cause,
             "notes": step.notes,
             "tokens": step.tokens,
+            "judged": verdict.tokens,
             "needs_tokens": step.needs_tokens,
             "sequences": verdict.sequences,
-            "pool": None if step.pool is None else asdict(step.pool),
             "cells": [_cell(c) for c in verdict.cells if c.outcome != "not applicable"],
             "metrics": dict(step.metrics),
             **({"drafts": asdict(step.drafts)} if step.drafts.drafts else {}),
@@ -205,6 +192,7 @@ def _cell(cell: CellVerdict) -> dict[str, Any]:
         "n": cell.n,
         "missing": cell.missing,
         "enforced": cell.enforced,
+        "steps": cell.steps,
         "severity": cell.severity,
     }
 

@@ -3,35 +3,123 @@
 # A step is complete once the next has begun, or once none of its files has changed between two
 # polls, so that in-place writers and writers of one file per rank are not cut off.  Steps are read
 # once; only the first ones are read twice, because they define the slices.
-#
-# A slice with too few tokens in a step is judged on the last few steps together; the whole is
-# judged on the step alone.  A realised claim is additive.
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from servanda.contract.model import WHOLE
+from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.escalation import actions_of
-from servanda.rl.dumps import diagnosis, preset
-from servanda.rl.dumps.blocks import blocks
+from servanda.rl.dumps import diagnosis
+from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.cause_sample import explain_dump
 from servanda.rl.dumps.checks import Finding, Soundness, of_step
-from servanda.rl.dumps.formats import FORMATS, Dump, open_dump
+from servanda.rl.dumps.formats import FORMATS, Dump, Refused, open_dump
 from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.dumps.soundness import alike, data_lines, sides
-from servanda.rl.dumps.steps import RunEnds, Trend, concentration
+from servanda.rl.dumps.statistics import DumpStatistics
+from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
+from servanda.rl.dumps.steps import ENDS, RunEnds, Trend, concentration
 from servanda.rl.dumps.storage import Place, answering, place
-from servanda.rl.dumps.window import Window
-from servanda.rl.trend.run_chart import changed, chart_for, joined_outcome
-from servanda.rl.watch.contract import StepContract, WatchOptions, fixed
+from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.contract import HEAD_TOKENS, Counts, Labels
+from servanda.rl.steps.judge import StepJudge, StepSums
+from servanda.rl.trend.run_chart import TREND, changed, chart_for
 from servanda.rl.watch.step import WatchedStep
 from servanda.runner.load import read
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The options for following a path; None: detected.
+
+    Args:
+        reference: of good runs, which the steps are compared with.
+    """
+
+    path: Path
+    format: str | None = None
+    preset: str | None = None
+    contract: Path | None = None
+    unsafe_pickles: bool = False
+    reference: Path | None = None
+
+
+@dataclass(frozen=True)
+class StepContract:
+    """The contract of each step, fixed at the first.
+
+    Args:
+        text: text of the contract.
+        why: the reason for the preset.
+        labels: labels of sequences, so that every step has the same cells.
+        left_out: the reasons for omitted slices.
+        window: number of steps that an undecided slice is judged on together.
+    """
+
+    text: str
+    contract: Contract
+    preset: str
+    why: str
+    labels: tuple[Labels, ...]
+    window: int = 1
+    left_out: tuple[str, ...] = ()
+
+    def measures(self, path: Path) -> Measures:
+        """The measures of every step, with all labels of the head and so the same cells."""
+        rows = {labels: row for row, labels in enumerate(self.labels)}
+        return DumpStatistics(self.contract, str(path), rows).measures
+
+
+def fixed(
+    options: WatchOptions, own: tuple[str, Contract] | None, dump: Dump, steps: Sequence[int]
+) -> StepContract | None:
+    """Preset, slices and labels, from counts of the first readable steps.
+
+    Args:
+        own: the user's contract and its text, if any.
+
+    Returns:
+        None if no step can be read.
+    """
+    counts, counted, tokens = Counts(), 0, 0
+    left: tuple[str, ...] = ()
+    rows: dict[Labels, None] = {}
+    for step in steps[:ENDS]:
+        if tokens >= HEAD_TOKENS:
+            break
+        try:
+            for block in blocks(dump.of([step]).read()):
+                pair = paired(block, 0)
+                counts.add(pair)
+                named = [[(name, v) for v in pair.labels[name]] for name in sorted(pair.labels)]
+                rows.update(dict.fromkeys(zip(*named, strict=True)))
+                tokens += len(block.token_N)
+            counted += 1
+        except (EvidenceError, MeasurementError, OSError):
+            continue  # reported at its judgement
+    if not counted:
+        return None
+    if own is not None:
+        window = of_run.MOST_STEPS  # the sizes of user-defined slices are unknown
+        text, contract = own
+        preset, why = contract.metadata.name, "as asked"
+    else:
+        preset, why = of_run.chosen(options.preset, dump.about, counts)
+        window, rules, left = of_run.run_slices(counts, of_run.needed(preset), counted)
+        name = of_run.contract_name(options.path)
+        text, contract = of_run.contract_of(preset, name, rules, filtered=True)
+    values = DumpStatistics(contract, str(options.path)).values
+    known = (tuple((n, v) for n, v in row if v in values.get(n, ())) for row in rows)
+    return StepContract(text, contract, preset, why, tuple(dict.fromkeys(known)), window, left)
+
 
 _EXPLAINED = 6  # last steps that are read again for a cause, with the first of all
 
@@ -51,13 +139,15 @@ class DumpSource:
 
     def __init__(self, options: WatchOptions) -> None:
         if options.preset is not None:
-            preset.preset_of(options.preset)
+            of_run.preset_of(options.preset)
         self.options = options
         self.missing = self.left = ""
-        self._own = None if options.contract is None else preset.of_a_trainer(options.contract)
+        self._own = None if options.contract is None else of_run.of_a_trainer(options.contract)
         self._chart = chart_for(options.reference, self._own and self._own[1])
         self._values: dict[int, dict[str, float]] = {}  # step -> its numbers, for a restart
         self._contract: StepContract | None = None
+        self._measures: Measures | None = None
+        self._judge: StepJudge | None = None
         self._format = ""
         self._red: frozenset[str] = frozenset()  # the slices that were explained last
         self._advice: Advice | None = None
@@ -66,7 +156,6 @@ class DumpSource:
         self._before: dict[int, str] = {}
         self._cut: dict[int, str] = {}
         self._ends = RunEnds()
-        self._window: Window | None = None
         self._trend: Trend | None = None
         self._sound = Soundness()  # of all steps
         self._odd: dict[str, tuple[int, int]] = {}  # check -> (odd, total) over all steps
@@ -90,7 +179,7 @@ class DumpSource:
             and (step < newest or stamp != self._cut.get(step))
         ]
         if self._contract is None:
-            self._contract = fixed(self.options, self._own, dump, due)
+            self._fix(fixed(self.options, self._own, dump, due))
         for step in due:
             try:
                 judged = self._step(dump, step, last=step == newest)
@@ -133,77 +222,86 @@ class DumpSource:
         Raises:
             _NotWhole: the last step of a dump, which may still be being written.
         """
-        again, part, path = step in self._judged, dump.of([step]), self.options.path
-        command = f"servanda check {quote(str(path))}"
-        sound, aged = Soundness(), False
-        contract = self._contract
-        statistics = None if contract is None else contract.statistics(path)
+        again, own, path = step in self._judged, dump.of([step]), self.options.path
+        command = f"servanda check {quote(str(path))} --steps "
+        sound, aged, sums = Soundness(), False, None
+        if self._measures is not None:
+            sums = StepSummation(self._measures, step, len(self._judged) + 1)
         try:
-            for block in blocks(part.read()):
+            for block in blocks(own.read()):
                 aged = aged or "staleness" in block.per_token
-                if statistics is not None:
+                if sums is not None:
                     sound.add(block)
-                    statistics.add(block)
+                    sums.add(block)
         except (EvidenceError, MeasurementError, OSError) as error:
             why = str(error).split("\n")[0]
-            if last and (part.refused.truncated or not isinstance(error, EvidenceError)):
+            if last and (own.refused.truncated or not isinstance(error, EvidenceError)):
                 raise _NotWhole(why) from None
-            command += f" --steps {step}"
-            return WatchedStep(step, "error", why=why, command=command, again=again)
+            return WatchedStep(step, "error", why=why, command=f"{command}{step}", again=again)
         # fixed at the first readable step
-        assert contract is not None and statistics is not None
-        plan, evidence = statistics.evidence()
-        if self._window is None:
-            self._window = Window(contract.window)
-        known = [*self._judged]
-        number = known.index(step) + 1 if again else len(known) + 1
-        found = sound.findings_after(self._sound)
-        alone = (*found, *sides(plan.contract, statistics.agreement))
-        if not again:
-            self._sound.join(sound)  # content that a later step may not repeat
-            self._count(alone, alike(statistics.agreement))
-        findings = tuple(of_step(f, self._odd.get(f.check, (0, 0))) for f in alone)
-        lines = data_lines(findings, part.refused, statistics.sequences)
-        errors = [line.text for line in lines if line.level == "error"]
-        drawn = statistics.before_filter(evidence)
-        judged = self._window.judge(number, step, plan, evidence, drawn, statistics.atoms, errors)
-        cells, together = judged.cells, judged.together
-        outcome = judged.outcome
+        assert self._judge is not None and sums is not None
+        plan, part = self._judge.plan, sums.close()
+        errors = self._errors(part, sound, own.refused, again=again)
+        judged = self._judge.add(StepSums(step, part.weighed, part.drawn, part.atoms), errors)
         if self._chart is not None:
-            self._values[step] = {} if judged.errors else statistics.scalars.values
-            trend = self._chart.add(step, self._values[step])
-            cells, outcome = (*cells, *trend), joined_outcome(outcome, trend)
+            self._values[step] = {} if judged.errors else part.scalars.values
+            judged = judged.compared(self._chart.add(step, self._values[step]))
         if not judged.errors:
-            self._ends.add(statistics.steps[step])
-        red = [c.slice for c in judged.cells if c.enforced and c.outcome == "violated"]
+            self._ends.add(part.sums)
+        cells = judged.verdict.cells
+        red = [
+            c.slice for c in cells if c.enforced and c.outcome == "violated" and c.section != TREND
+        ]
         # growing drift is a cause only if it grew before this step; a jump is not
         before, self._trend = self._trend, self._ends.trend()
         share = concentration(self._ends.last)
-        since = min((together.get(name, step) for name in red), default=step)
-        command += f" --steps {step if since == step else f'{since}:{step}'}"
+        since = judged.first(red)
+        command += f"{step}" if since == step else f"{since}:{step}"
         command += " --mask masks" if any(name != WHOLE for name in red) else ""
-        likely = diagnosis.likely(statistics.cuts, red, judged.atoms, before, share)
+        likely = diagnosis.likely(self._measures.cuts, red, judged.atoms, before, share)
         advice = Advice("", likely) if red and likely else None
         if red and not judged.errors:
-            advice = self._explained(dump, step, red, statistics.trained) or advice
+            advice = self._explained(dump, step, red, part.trained) or advice
         if advice is None and (change := changed(cells)):
             advice = Advice("", change)
         return WatchedStep(
             step,
-            outcome,
+            judged.outcome,
             cells,
-            statistics.trained,
-            statistics.sequences,
+            part.trained,
+            part.sequences,
             why=judged.errors[0] if judged.errors else "",
             advice=advice,
             trend=None if self._chart is not None else self._trend,
-            staleness=statistics.largest_staleness if aged else None,
-            actions=actions_of(contract.contract, cells),
+            staleness=part.staleness if aged else None,
+            actions=actions_of(plan.contract, cells),
             command=command,
             again=again,
-            together=together,
-            needs_tokens=judged.needs_tokens,
+            needs_tokens=judged.quick.needs_tokens,
+            judged=judged.quick.tokens,
         )
+
+    def _fix(self, contract: StepContract | None, number: int = 0) -> None:
+        """Fix the cells of the run."""
+        self._contract = contract
+        if contract is not None:
+            self._measures = contract.measures(self.options.path)
+            self._judge = StepJudge(self._measures.plan, contract.window, number=number)
+
+    def _errors(
+        self, part: StepPart, sound: Soundness, refused: Refused, *, again: bool
+    ) -> list[str]:
+        """Why the data of a step is no evidence."""
+        assert self._judge is not None
+        agreement = part.weighed.agreement
+        found = sound.findings_after(self._sound)
+        alone = (*found, *sides(self._judge.plan.contract, agreement))
+        if not again:
+            self._sound.join(sound)  # content that a later step may not repeat
+            self._count(alone, alike(agreement))
+        findings = tuple(of_step(f, self._odd.get(f.check, (0, 0))) for f in alone)
+        lines = data_lines(findings, refused, part.sequences)
+        return [line.text for line in lines if line.level == "error"]
 
     def _explained(self, dump: Dump, step: int, red: Sequence[str], tokens: int) -> Advice | None:
         """The advice, searched when other slices are red; None if no cause is found."""
@@ -272,6 +370,7 @@ class DumpSource:
             "odd": self._odd,
             "digests": [*self._sound.steps.items()],
             "values": [*self._values.items()],
+            "number": 0 if self._judge is None else self._judge.number,
             **self._ends.to_plain(),
         }
 
@@ -283,7 +382,7 @@ class DumpSource:
             )
         self._format = state["format"]
         if (terms := state["terms"]) is not None:
-            self._contract = StepContract(
+            contract = StepContract(
                 terms["text"],
                 read(terms["text"].encode(), "the kept contract", self.options.path),
                 terms["preset"],
@@ -292,6 +391,7 @@ class DumpSource:
                 terms["window"],
                 tuple(terms["left_out"]),
             )
+            self._fix(contract, state["number"])
         self._judged = dict(state["judged"])
         self._before = dict(self._judged)
         self._odd = {name: (odd, whole) for name, (odd, whole) in state["odd"].items()}

@@ -59,10 +59,7 @@ def step_line(step: WatchedStep) -> str:
     if step.drafts is not None:
         parts.append(f"drafts accepted {percent(step.drafts)}")
     if step.outcome == "inconclusive" and step.needs_tokens is not None:
-        has = step.tokens if step.pool is None else step.pool.tokens
-        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {has:,}")
-        if step.pool is not None:
-            parts.append(f"in {step.pool.steps} of at most {count(step.pool.most, 'step')}")
+        parts.append(f"needs about {count(step.needs_tokens, 'token')}, has {step.judged:,}")
     if step.follow:
         parts.append(line(step.follow))
     if step.again:

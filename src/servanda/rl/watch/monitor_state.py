@@ -23,7 +23,6 @@ from servanda.report.cell_text import GLYPH
 from servanda.rl.dumps.steps import RunEnds, TokenSum
 from servanda.rl.monitor.drafts import NAME as DRAFTS
 from servanda.rl.monitor.state_file import SCHEMA
-from servanda.rl.monitor.step_pool import PooledSteps
 from servanda.rl.trend.run_chart import TREND, changed, chart_for, joined_outcome
 from servanda.rl.trend.step_scalars import scalars_of
 from servanda.rl.watch.step import WatchedStep
@@ -49,6 +48,7 @@ class _Cell(msgspec.Struct):
     missing: int
     threshold: Number
     aggregate: str
+    steps: tuple[int, int] | None
 
 
 class _Follow(msgspec.Struct):
@@ -73,9 +73,9 @@ class StateLine(msgspec.Struct):
     would: list[str]
     cause: str
     tokens: int
+    judged: int  # tokens of the steps that the verdict is about
     needs_tokens: int | None
     sequences: int
-    pool: PooledSteps | None
     metrics: dict[str, Number]
     groups: list[tuple[float, int]]  # sum of |log ratio| and tokens
     follow: _Follow | None = None
@@ -177,9 +177,9 @@ class MonitorSource:
             actions=tuple(dict.fromkeys((*line.action, *line.would))),
             again=again,
             needs_tokens=line.needs_tokens,
+            judged=line.judged,
             drafts=_number(line.metrics.get(DRAFTS)),
             follow=_follow(line.follow),
-            pool=line.pool,
         )
 
     def head(self) -> tuple[str, ...]:
@@ -282,6 +282,7 @@ def _cell(cell: _Cell) -> CellVerdict:
         n=cell.n,
         missing=cell.missing,
         threshold=_number(cell.threshold),
+        steps=cell.steps,
     )
 
 

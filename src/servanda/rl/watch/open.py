@@ -9,8 +9,7 @@ from typing import Any
 from servanda.errors import ContractError
 from servanda.rl.dumps.formats import FORMATS
 from servanda.rl.dumps.storage import answering
-from servanda.rl.watch.contract import WatchOptions
-from servanda.rl.watch.dump import DumpSource
+from servanda.rl.watch.dump import DumpSource, WatchOptions
 from servanda.rl.watch.monitor_state import MonitorSource, nothing, states_in
 from servanda.rl.watch.step import Source, WatchedStep
 

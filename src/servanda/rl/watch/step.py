@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from servanda.contract.model import WHOLE
@@ -12,7 +12,6 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps import format
 from servanda.rl.dumps.steps import Trend
-from servanda.rl.monitor.step_pool import PooledSteps
 
 COVERAGE = ("usable_ratio", "rescored_ratio")  # validity checks for logprob coverage
 
@@ -30,11 +29,10 @@ class WatchedStep:
         actions: actions of the contract's escalation, executed or not.
         command: next command for the user.
         again: whether this step was judged before and has changed since.
-        together: slice -> first of the steps that it is judged on.
-        needs_tokens: approximate number of tokens for a decision, if undecided.
+        needs_tokens: approximate number of tokens for a decision, if undecided; judged: the tokens
+            of the steps that it is judged on.
         drafts: share of the draft tokens that the target accepted; None: not counted.
         follow: whether the engine follows the trainer, in one line; "" if not observed.
-        pool: the steps that a monitor's verdict is about; None: this one alone.
     """
 
     step: int
@@ -49,11 +47,10 @@ class WatchedStep:
     actions: tuple[str, ...] = ()
     command: str = ""
     again: bool = False
-    together: Mapping[str, int] = field(default_factory=dict)
     needs_tokens: int | None = None
+    judged: int = 0
     drafts: float | None = None
     follow: str = ""
-    pool: PooledSteps | None = None
 
     @property
     def cause(self) -> str:
@@ -64,15 +61,13 @@ class WatchedStep:
     def enforced(self) -> tuple[CellVerdict, ...]:
         return tuple(cell for cell in self.cells if cell.enforced)
 
-    def place(self, name: str) -> str:
-        """The display name of a slice, with the steps that are judged together."""
-        first = self.together.get(name, self.step if self.pool is None else self.pool.first)
-        steps = f" (steps {first} to {self.step})" if first < self.step else ""
-        return f"{format.place(name)}{steps}"
-
     def where(self, cell: CellVerdict) -> str:
-        """The display name of what a cell is about."""
-        return "all drafts" if cell.section == "runtime" else self.place(cell.slice)
+        """The display name of what a cell is about, with the steps that are judged together."""
+        if cell.section == "runtime":
+            return "all drafts"
+        first, _ = cell.steps or (self.step, self.step)
+        steps = f" (steps {first} to {self.step})" if first < self.step else ""
+        return f"{format.place(cell.slice)}{steps}"
 
     @property
     def slices(self) -> tuple[str, ...]:

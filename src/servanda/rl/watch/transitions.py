@@ -148,7 +148,7 @@ def stops(step: WatchedStep) -> str:
     if step.outcome == "violated":
         if worst is None or worst.outcome != "violated":
             return step.cause or "an enforced clause was violated"
-        return f"an enforced clause was violated: {worst.clause} on {step.place(worst.slice)}"
+        return f"an enforced clause was violated: {worst.clause} on {step.where(worst)}"
     return "the contract's escalation says halt" if "halt" in step.actions else ""
 
 
