@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from servanda.judgement.clauses.base import worst
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl import Monitor
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
@@ -200,7 +199,7 @@ def after_a_tool(_, place):
     return (place["turn"] >= 2) & (place["turn_position"] < 3)
 
 
-AMPLE, THIN = {"steps": 3, "sequences": 168}, {"steps": 8, "sequences": 20}
+AMPLE, THIN = {"steps": 3, "sequences": 216}, {"steps": 8, "sequences": 20}
 ENVS = {"env": lambda s: "code" if s % 4 == 3 else "math"}
 REPLICAS = {"replica": lambda s: str(s % 4)}
 CASES = {
@@ -224,7 +223,7 @@ CASES = {
     ),
     "one replica": Case(
         "prime-rl",
-        Steps(**THIN, sigma=where(of_label("replica", "2"), 0.5), labels=REPLICAS),
+        Steps(8, 12, sigma=where(of_label("replica", "2"), 0.5), labels=REPLICAS),
         "VVVVVVVv",
         "violated",
         ("replica-2",),
@@ -251,7 +250,7 @@ CASES = {
     ),
     "a shift from step 6 on": Case(
         "own",
-        Steps(9, 168, sigma=lambda step, _: 0.02 if step < 6 else 0.3),
+        Steps(9, 216, sigma=lambda step, _: 0.02 if step < 6 else 0.3),
         "hhhhhvvvv",
         "violated",
         ("all",),
@@ -269,12 +268,12 @@ CASES = {
         "equal",
     ),
     "a quarter without logprobs": Case(
-        "own", Steps(**THIN, break_it=gone("infer")), "HHeHHHHH", "error", (), "both logprobs"
+        "own", Steps(**THIN, break_it=gone("infer")), "HHeHHHHH", "error", (), "logprob"
     ),
     "a step without a trained token": Case(
         "own", Steps(**THIN, break_it=gone("mask")), "HHiHHHHh", "holds"
     ),
-    "a step of one response": Case("own", Steps(4, 168, few={3: 1}), "hhHh", "holds"),
+    "a step of one response": Case("own", Steps(**THIN, few={6: 1}), "HHHHHHHh", "holds"),
 }
 WAYS = ("check", "watch", "monitor")
 LETTERS = {"h": "holds", "v": "violated", "e": "error"}
@@ -296,6 +295,12 @@ def answers(name):
             write(folder, step)
         check, watch = by_check(folder), by_watch(folder)
     return {"check": check, "watch": watch, "monitor": by_monitor(steps, check.preset)}
+
+
+def evidence(name, first, last):
+    """The steps of a cell: one in error is not judged together with others."""
+    truth = CASES[name].truth
+    return [s for s in steps_of(name) if first == last or truth[s.number - 1] != "e"]
 
 
 def allowed(letter):
@@ -365,7 +370,10 @@ def test_every_number_is_that_of_its_tokens(name, way):
     for (clause, slice_, first, last), (_, value, _) in answers(name)[way].cells.items():
         if value is None or not math.isfinite(value) or clause not in (*LIMITED, "finite"):
             continue
-        expected, error = measured(steps_of(name), clause, first, last, slice_)
+        if first < last and way == "check" and "e" in CASES[name].truth:
+            continue  # the numbers of a whole without a verdict are of all its tokens
+        some = evidence(name, first, last)
+        expected, error = measured(some, clause, first, last, slice_)
         if not abs(value - expected) <= error + 1e-9:
             wrong[clause, slice_, first, last] = value, expected
     for (step, _), value in answers(name)[way].exact.items():
@@ -405,6 +413,8 @@ def test_two_ways_have_the_same_numbers(name, one, other):
     """Of the same clause, slice and steps; both count in the same bins, so to 1e-9."""
     mine, others = (answers(name)[w].cells for w in (one, other))
     values = {key: (mine[key][1], others[key][1]) for key in mine.keys() & others.keys()}
+    if one == "check" and "e" in CASES[name].truth:  # see above: a whole without a verdict
+        values = {key: both for key, both in values.items() if key[2] == key[3]}
     off = {k: v for k, v in values.items() if v[0] != pytest.approx(v[1], abs=1e-9, rel=1e-9)}
     assert off == {}
     if one == "watch":
@@ -426,4 +436,3 @@ def test_two_ways_name_one_cause(name, one, other):
 def test_the_cases_are_of_every_format_and_every_outcome():
     assert {case.form for case in CASES.values()} == {*WRITERS}
     assert {case.ends for case in CASES.values()} == {"holds", "violated", "error"}
-    assert worst([case.ends for case in CASES.values()]) == "violated"
