@@ -199,12 +199,15 @@ def after_a_tool(_, place):
     return (place["turn"] >= 2) & (place["turn_position"] < 3)
 
 
+# a step decides every slice, the whole alone, or nothing
 AMPLE, THIN = {"steps": 3, "sequences": 216}, {"steps": 8, "sequences": 20}
+TINY = {"steps": 12, "sequences": 2}
 ENVS = {"env": lambda s: "code" if s % 4 == 3 else "math"}
 REPLICAS = {"replica": lambda s: str(s % 4)}
 CASES = {
     "healthy": Case("skyrl", Steps(**AMPLE), "hhh", "holds"),
-    "healthy thin steps": Case("nemo", Steps(**THIN), "HHHHHHHh", "holds"),
+    "healthy steps whose slices are thin": Case("own", Steps(**THIN), "HHHHHHHh", "holds"),
+    "healthy thin steps": Case("nemo", Steps(**TINY), 11 * "H" + "h", "holds"),
     "the first tokens after a tool result": Case(
         "slime",
         Steps(**THIN, sigma=where(after_a_tool, 0.8)),
@@ -247,6 +250,9 @@ CASES = {
     ),
     "a temperature from the beginning": Case(
         "own", Steps(**THIN, scale=1.1), "VVVVVVVv", "violated", ("all",), "temperature"
+    ),
+    "a temperature in thin steps": Case(
+        "own", Steps(**TINY, scale=1.1), 11 * "V" + "v", "violated", ("all",), "temperature"
     ),
     "a shift from step 6 on": Case(
         "own",
