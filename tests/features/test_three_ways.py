@@ -14,7 +14,7 @@ import pytest
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl import Monitor
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.watch.contract import WatchOptions
+from servanda.rl.watch.dump import WatchOptions
 from servanda.rl.watch.loop import WatchLoop
 from servanda.rl.watch.open import DetectedSource
 from servanda.rl.watch.state_file import StateFile
@@ -65,7 +65,7 @@ class Answers:
         """Add a cell of steps first to last, or of those that it names."""
         if not cell.enforced or cell.outcome == "not applicable":
             return
-        first, last = getattr(cell, "steps", None) or (first, last)
+        first, last = cell.steps or (first, last)
         self.cells[cell.clause, cell.slice, first, last] = cell.outcome, cell.value, cell.limit
 
     def end(self):
@@ -82,10 +82,7 @@ def by_check(folder):
     verdict, rows = got.verdict, got.verdict.breakdown.steps
     answers = Answers(exit_code=verdict.exit_code, preset=got.preset)
     for cell in verdict.cells:
-        first, last, name = rows[0].step, rows[-1].step, cell.slice
-        if found := re.fullmatch(r"step-(\d+)(?:-to-(\d+))? ?(.*)", name):
-            first, last, name = int(found[1]), int(found[2] or found[1]), found[3] or "all"
-        answers.add(cell.but(slice=name), first, last)
+        answers.add(cell, rows[0].step, rows[-1].step)
     for row in rows:
         red = frozenset(tuple(name[:-1].split("[", 1)) for name in row.red)
         answers.steps[row.step] = Answer(row.outcome, red)
@@ -118,7 +115,7 @@ def by_watch(folder):
         cause = step.why if step.outcome == "error" else step.cause
         answers.steps[step.step] = Answer(step.outcome, red, cause)
         for cell in step.cells:
-            answers.add(cell, step.together.get(cell.slice, step.step), step.step)
+            answers.add(cell, step.step, step.step)
     answers.end().exit_code = EXIT_CODES[loop.bad or end.outcome]
     return answers
 
@@ -140,8 +137,7 @@ def by_monitor(steps, preset):
         red = frozenset((c.clause, c.slice) for c in cells)
         answers.steps[step.number] = Answer(seen.outcome, red, seen.cause)
         for cell in seen.verdict.cells:
-            first = step.number if seen.pool is None else seen.pool.first
-            answers.add(cell, first, step.number)
+            answers.add(cell, step.number, step.number)
     return answers.end()
 
 

@@ -48,7 +48,7 @@ class _Cell(msgspec.Struct):
     missing: int
     threshold: Number
     aggregate: str
-    steps: tuple[int, int] | None
+    steps: tuple[int, int] | None = None
 
 
 class _Follow(msgspec.Struct):

@@ -1,0 +1,106 @@
+"""The judge of a run: what one step does not decide is judged on the last few together."""
+
+import numpy as np
+import pytest
+
+from servanda.rl import Monitor
+from servanda.rl.steps.judge import WHOLE_PART, step_part
+from tests.rl.monitor.made import step
+
+
+def thin(rng, tv=0.004):
+    """A step of about 80 tokens, of which the preset needs several times as many."""
+    return step(rng, 4, 28, tv=tv)
+
+
+def observed(monitor, rng, steps, tv=0.004):
+    return [monitor.observe(*thin(rng, tv), weights=t) for t in steps]
+
+
+def whole(found):
+    return next(c for c in found.verdict.cells if c.slice == "all" and c.enforced)
+
+
+def test_thin_steps_of_a_run_hold_together_from_some_step_on():
+    found = observed(Monitor("trl"), np.random.default_rng(0), range(12))
+    outcomes = [s.outcome for s in found]
+    first = outcomes.index("holds")
+    assert set(outcomes[:first]) == {"inconclusive"} and set(outcomes[first:]) == {"holds"}
+    for one in found[first:]:
+        assert whole(one).steps == (0, one.weights)
+        assert one.verdict.tokens > one.tokens
+        assert one.verdict.key.weights == f"0..{one.weights}"
+    (note,) = (n for n in found[0].notes if "steps together" in n)
+    assert f"a step has about {found[0].tokens} tokens" in note
+
+
+def test_an_undecided_step_says_what_it_has_and_needs():
+    first, second = observed(Monitor("trl"), np.random.default_rng(0), range(2))
+    assert first.outcome == second.outcome == "inconclusive"
+    assert f"to be decided, and this one has {first.tokens}" in str(first)
+    assert f"and steps 0 to 1 together have {first.tokens + second.tokens}" in str(second)
+    assert first.needs_tokens > first.tokens
+
+
+def test_a_verdict_on_several_steps_is_that_on_all_their_tokens():
+    """Against one step with all tokens of the window, judged by a monitor of its own."""
+    rng = np.random.default_rng(3)
+    parts = [thin(rng) for _ in range(3)]
+    monitor = Monitor("trl")
+    for t, part in enumerate(parts):
+        pooled = monitor.observe(*part, weights=t, groups=[f"{t}.{b}" for b in range(4)])
+    alone = Monitor("trl").observe(
+        *(np.concatenate(x) for x in zip(*parts, strict=True)), weights=0
+    )
+    own, other = whole(pooled), whole(alone)
+    assert own.steps == (0, 2) and other.steps is None
+    assert own.n == other.n and own.value == pytest.approx(other.value)
+    assert own.interval == pytest.approx(other.interval)
+
+
+def test_a_violation_is_found_together():
+    found = observed(Monitor("trl"), np.random.default_rng(1), range(6), tv=0.045)
+    assert "violated" in {s.outcome for s in found}
+    assert found[0].outcome != "violated"
+
+
+def test_a_window_that_does_not_decide_grows():
+    """At .8 of the limit ten times as many tokens are needed as of a good pair."""
+    found = observed(Monitor("trl"), np.random.default_rng(5), range(80), tv=0.02)
+    spans = [1 + b - a for a, b in filter(None, (whole(s).steps for s in found))]
+    assert max(spans) >= 24 and found[-1].outcome == "holds"
+
+
+def test_a_restart_continues_the_series_and_begins_a_window(tmp_path):
+    state, rng = tmp_path / "run.jsonl", np.random.default_rng(0)
+    before = observed(Monitor("trl", state=state), rng, range(3))
+    monitor = Monitor("trl", state=state)
+    after = observed(monitor, rng, range(3, 5))
+    assert before[-1].verdict.part == (1 - WHOLE_PART) * step_part(3) / 2
+    assert after[0].verdict.part == (1 - WHOLE_PART) * step_part(4) / 2
+    assert whole(after[1]).steps == (3, 4)
+
+
+def test_a_run_that_went_back_forgets_the_steps_after_it():
+    rng = np.random.default_rng(0)
+    found = observed(Monitor("trl"), rng, (0, 1, 2, 1, 2))
+    assert [whole(s).steps for s in found] == [None, (0, 1), (0, 2), (0, 1), (0, 2)]
+    assert [s.verdict.tokens for s in found][3] == found[0].tokens + found[3].tokens
+
+
+def test_a_step_that_is_an_error_is_in_no_window():
+    rng = np.random.default_rng(0)
+    monitor = Monitor("trl")
+    first = monitor.observe(*thin(rng), weights=0)
+    train, _, mask = thin(rng)
+    broken = monitor.observe(train, train.copy(), mask, weights=1)
+    last = monitor.observe(*thin(rng), weights=2)
+    assert (broken.outcome, broken.exit_code) == ("error", 4)
+    assert whole(last).steps == (0, 2) and last.verdict.tokens == first.tokens + last.tokens
+
+
+def test_steps_that_decide_alone_are_judged_alone():
+    monitor = Monitor("trl")
+    for t in range(3):
+        found = monitor.observe(*step(np.random.default_rng(t), 64, 256), weights=t)
+        assert {c.steps for c in found.verdict.cells} == {None} and found.outcome == "holds"
