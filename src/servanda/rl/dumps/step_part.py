@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.guards import Coherent, Counts, KeptRatio, errors_of
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.guards import Counts, errors_of
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.evidence import Weighed, agreement_of, round_view
 from servanda.judgement.plan import Plan
@@ -89,16 +87,14 @@ class Measures:
         self.cuts = tuple(dict.fromkeys(c.cut for c in cells if c.cut.name != WHOLE))
         assert len(self.cuts) <= _BITS  # a dump has at most 40 slices
         self.cells = CellStatistics(cells, self.cuts, contributions=True)
-        self.kept = [i for i, c in enumerate(cells) if _keeps(c)]
+        self.kept = [
+            i for i, c in enumerate(cells) if c.kind.reads == "removed" and c.cut.name == WHOLE
+        ]
         answered = self.cells.answered
         self.others = [i for i in range(len(cells)) if not answered[i] and i not in self.kept]
-        of_slices = any(isinstance(c.kind, Coherent) and c.cut.name != WHOLE for c in cells)
+        of_slices = any(c.kind.reads == "lower" and c.cut.name != WHOLE for c in cells)
         self.coherent_cuts = self.cuts if of_slices else ()
         self.limit = tv_limit(plan.contract)
-
-
-def _keeps(cell: Cell) -> bool:
-    return isinstance(cell.kind, KeptRatio) and cell.cut.name == WHOLE
 
 
 class _Sums:
@@ -152,8 +148,8 @@ class _Sums:
         of = self._of
         statistics = self._of.cells.of(self._counts, lower=self._lower)
         for i, cell in enumerate(of.plan.cells):
-            if isinstance(cell.kind, Certificate) and of.cells.answered[i]:
-                statistics[i] = cell.kind.grown(statistics[i])
+            if of.cells.answered[i]:
+                statistics[i] = cell.kind.join([statistics[i]])
         for i in of.kept:
             statistics[i] = self._kept
         for i, statistic in zip(of.others, self._others, strict=True):
@@ -228,7 +224,7 @@ class StepSummation:
         if self._drawn is not None:
             part.drawn = replace(self._drawn.weighed(), groups=part.groups)
         for i, cell in enumerate(self._of.plan.cells):
-            if isinstance(cell.kind, Certificate):
+            if cell.kind.certificate:
                 process = part.weighed.statistics[i].process
                 part.sums.add(i, process.total, process.known)
         return part

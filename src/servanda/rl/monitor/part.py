@@ -16,7 +16,7 @@ from servanda.rl.monitor import loss, soundness, versions
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.device_batch import agreement
 from servanda.rl.monitor.ranks import Part
-from servanda.rl.monitor.statistics import StepStatistics, contributions, joined
+from servanda.rl.monitor.statistics import StepStatistics, contributions
 from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts
@@ -73,8 +73,10 @@ def drafts_of(parts: Sequence[Part]) -> DraftCounts:
 
 def weighed_of(plan: Plan, parts: Sequence[Part], groups: int) -> Weighed:
     """The parts of all ranks as one closed round, the scope of a step's verdict."""
+    drafts = drafts_of(parts)
+    by_cell = zip(plan.cells, zip(*(part.statistics for part in parts), strict=True), strict=True)
     return Weighed(
-        joined(plan.cells, [part.statistics for part in parts], drafts_of(parts)),
+        tuple(drafts if c.kind.reads == "drafts" else c.kind.join(own) for c, own in by_cell),
         ((),) * len(plan.cells),  # a step has no noise floor
         sequences=sum(part.sequences for part in parts),
         tokens=sum(part.tokens for part in parts),
