@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servanda.judgement.breakdown import Removed
-from servanda.judgement.clauses.base import worst
+from servanda.judgement.clauses.base import Reason, worst
 from servanda.judgement.token_profile import Sums
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import of_cell
 from servanda.traces.rollouts import Rollouts
 
-ONLY_FILTERED = "holds only after a filter"
+# a clause holds only after a filter
+ONLY_FILTERED: tuple[Reason, ...] = ("violated unfiltered", "undecided unfiltered")
 
 
 @dataclass
@@ -80,9 +81,11 @@ def bracketed(kept: Verdict, before: Verdict) -> Verdict:
             # unscored tokens were removed too: a mean over the rest does not cover them
             scored = drawn.n - own.n > drawn.missing - own.missing
             value = of_cell(drawn, drawn.value) if scored else ""
-            known = drawn.outcome if drawn.outcome == "violated" else "not decided"
-            note = f"{ONLY_FILTERED}: before it {value or 'not known'}, {known}"
-            cell = cell.but(outcome="inconclusive", note=note)
+            violated = drawn.outcome == "violated"
+            known = "violated" if violated else "not decided"
+            note = f"holds only after a filter: before it {value or 'not known'}, {known}"
+            reason = ONLY_FILTERED[0 if violated else 1]
+            cell = cell.but(outcome="inconclusive", note=note, reason=reason)
         cells.append(cell)
     enforced = [c.outcome for c in cells if c.enforced and c.outcome != "not applicable"]
     return replace(kept, cells=tuple(cells), outcome=worst([kept.outcome, *enforced]))

@@ -187,7 +187,7 @@ def _chosen(own: CellVerdict, joint: CellVerdict, full: bool) -> CellVerdict:
     # a violation on the step alone, or before the filter, is not undone by earlier steps
     if own.outcome in ("holds", "violated"):
         return own
-    if own.note.startswith(ONLY_FILTERED):
+    if own.reason in ONLY_FILTERED:
         return own
     if joint.outcome == "inconclusive" and not full and own.slice != WHOLE:
         return joint.but(outcome="not applicable", note="too few steps yet")
