@@ -1,4 +1,5 @@
-# The map of the house, held against the code: imports only go down.
+# The map of the house, held against the code: imports only go down, and kinds of clauses answer for
+# themselves.
 
 import ast
 import re
@@ -47,6 +48,8 @@ IMPURE = {"os", "io", "pathlib", "socket", "subprocess", "tempfile", "time", "da
 HEAVY = {"torch", "triton", "transformers", "scipy", "pyarrow", "click", "rich"}
 
 CHAIN = 20  # modules, of which each imports the next at its top
+# modules that ask for the class of a kind; the list only shrinks
+ASK = {"rl/dumps/judge.py", "rl/dumps/step_verdicts.py", "rl/dumps/window.py"}
 # names that three files or more may share, for they mean one thing
 SHARED = {
     "app": "the routes of an HTTP server",
@@ -242,3 +245,45 @@ def test_the_map_for_people_has_every_room():
     rows = re.findall(r"^\| (\d) \| `(\w+)/` \|", text, re.MULTILINE)
     rooms = {(i, name) for i, names in enumerate(FLOORS) for name in names if i}
     assert {(int(n), name) for n, name in rows} == rooms
+
+
+def name_of(node):
+    """The last part of a dotted name."""
+    return getattr(node, "attr", getattr(node, "id", None))
+
+
+def asks(node, kinds):
+    """Whether a node asks for the class of a kind: by a call, by `match`, or by its type."""
+    match node:
+        case ast.Call(func=ast.Name("isinstance" | "issubclass"), args=[_, wanted]):
+            return not kinds.isdisjoint(map(name_of, ast.walk(wanted)))
+        case ast.Call(func=ast.Name("type"), args=[of]) | ast.Attribute(of, "__class__"):
+            return name_of(of) == "kind"
+        case ast.MatchClass(cls=wanted):
+            return name_of(wanted) in kinds
+    return False
+
+
+def reads(node):
+    """Whether a node compares a note, or looks for a text in it."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            return any(getattr(part, "attr", "") == "note" for part in (left, *others))
+        case ast.Call(func=ast.Attribute(ast.Attribute(attr="note"), method)):
+            return method in ("startswith", "endswith", "find", "index", "count")
+    return False
+
+
+def test_kinds_answer_for_themselves_and_nothing_is_decided_by_a_note():
+    nodes = {
+        path.relative_to(SRC).as_posix(): [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        for path in modules()
+    }
+    every = [node for of in nodes.values() for node in of]
+    bases = {n.name: {*map(name_of, n.bases)} for n in every if isinstance(n, ast.ClassDef)}
+    kinds = {"Kind"}
+    while more := {name for name, above in bases.items() if above & kinds} - kinds:
+        kinds |= more
+    rooms = {name: of for name, of in nodes.items() if not name.startswith("judgement/clauses/")}
+    assert {name for name, of in rooms.items() if any(asks(node, kinds) for node in of)} == ASK
+    assert [name for name, of in nodes.items() if any(map(reads, of))] == []
