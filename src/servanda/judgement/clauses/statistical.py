@@ -202,7 +202,7 @@ class Certificate(Sampled):
         return self.grown(self.process(cell, view))
 
     def join(self, counted: Sequence[Any]) -> Grown:
-        moments = [part.process if isinstance(part, Grown) else part for part in counted]
+        moments: list[Any] = [p.process if isinstance(p, Grown) else p for p in counted]
         # the total is rounded once, so that it does not depend on the order
         whole = sum(moments, LogMoment())
         return self.grown(replace(whole, total=math.fsum(part.total for part in moments)))
