@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import committed
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.judgement.clauses.chain_certificate import between
+from servanda.judgement.clauses.chain_metrics import between
 from servanda.runner import run
 from servanda.runner.load import compile, load
 from servanda.theory.bounds.importance_weights import PSI, weight_gap

@@ -55,7 +55,7 @@ def digest(value) -> str:
 def of_verdict(verdict: dict) -> dict:
     """What a verdict concludes: in words where there are few, else as a digest of the numbers."""
     cells = [
-        {name: value for name, value in cell.items() if name not in ("where", "note")}
+        {name: value for name, value in cell.items() if name not in ("where", "note", "reason")}
         for cell in verdict["cells"]
     ]
     red = [f"{c['clause']} on {c['slice']}" for c in verdict["cells"] if c["outcome"] == "violated"]

@@ -1,4 +1,5 @@
-# The map of the house, held against the code: imports only go down.
+# The map of the house, held against the code: imports only go down, and kinds of clauses answer for
+# themselves.
 
 import ast
 import re
@@ -54,6 +55,7 @@ SHARED = {
     "compare": "two things, part by part",
     "contract": "the contract that something here is held to",
     "format": "values as people read them",
+    "judge": "verdicts on evidence of one kind",
     "ledger": "what was decided, append-only",
     "model": "the frozen values of a language or of a state machine",
     "plan": "what will be done, before it is",
@@ -64,7 +66,7 @@ SHARED = {
 # established nouns and adjectives of the field
 NOUNS = {
     *("authoring", "finding", "kernel_string", "padding"),
-    *("recorded", "rescoring", "rounding", "routing", "sampling", "scaling", "slicing", "training"),
+    *("recorded", "rescoring", "rounding", "routing", "sampling", "scaling", "training"),
 }
 
 
@@ -242,3 +244,45 @@ def test_the_map_for_people_has_every_room():
     rows = re.findall(r"^\| (\d) \| `(\w+)/` \|", text, re.MULTILINE)
     rooms = {(i, name) for i, names in enumerate(FLOORS) for name in names if i}
     assert {(int(n), name) for n, name in rows} == rooms
+
+
+def name_of(node):
+    """The last part of a dotted name."""
+    return getattr(node, "attr", getattr(node, "id", None))
+
+
+def asks(node, kinds):
+    """Whether a node asks for the class of a kind: by a call, by `match`, or by its type."""
+    match node:
+        case ast.Call(func=ast.Name("isinstance" | "issubclass"), args=[_, wanted]):
+            return not kinds.isdisjoint(map(name_of, ast.walk(wanted)))
+        case ast.Call(func=ast.Name("type"), args=[of]) | ast.Attribute(of, "__class__"):
+            return name_of(of) == "kind"
+        case ast.MatchClass(cls=wanted):
+            return name_of(wanted) in kinds
+    return False
+
+
+def reads(node):
+    """Whether a node compares a note, or looks for a text in it."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            return any(getattr(part, "attr", "") == "note" for part in (left, *others))
+        case ast.Call(func=ast.Attribute(ast.Attribute(attr="note"), method)):
+            return method in ("startswith", "endswith", "find", "index", "count")
+    return False
+
+
+def test_kinds_answer_for_themselves_and_nothing_is_decided_by_a_note():
+    nodes = {
+        path.relative_to(SRC).as_posix(): [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        for path in modules()
+    }
+    every = [node for of in nodes.values() for node in of]
+    bases = {n.name: {*map(name_of, n.bases)} for n in every if isinstance(n, ast.ClassDef)}
+    kinds = {"Kind"}
+    while more := {name for name, above in bases.items() if above & kinds} - kinds:
+        kinds |= more
+    rooms = {name: of for name, of in nodes.items() if not name.startswith("judgement/clauses/")}
+    assert {name for name, of in rooms.items() if any(asks(node, kinds) for node in of)} == set()
+    assert [name for name, of in nodes.items() if any(map(reads, of))] == []

@@ -52,33 +52,22 @@ def test_hints_name_extras_that_there_are():
     assert {extra for names in named for extra in names.split(",")} <= extras
 
 
-@pytest.mark.parametrize(
-    ("known", "message", "hint"),
-    [
-        ((), "has no choice of its KV cache", "it is for llamacpp, transformers and vllm"),
-        (("fp8", "fp8_e4m3"), "has no KV cache of type 'fp8_e4m4'", "fp8_e4m3"),
-    ],
-)
-def test_a_type_of_the_cache_is_refused_where_the_engine_does_not_have_it(
-    monkeypatch, known, message, hint
-):
-    monkeypatch.setattr(ENGINES, "_things", {"odd": type("Odd", (), {"kv_caches": known})})
-    with pytest.raises(MeasurementError, match=message) as error:
-        open_engine(Kernel(engine="odd", model="none", kv_cache="fp8_e4m4"))
-    assert hint in str(error.value)
+CACHE, OPTION = {"kv_cache": "fp8_e4m4"}, {"options": {"block_sise": 16}}
 
 
 @pytest.mark.parametrize(
-    ("known", "message", "hint"),
+    ("asked", "has", "known", "message", "hint"),
     [
-        ((), "engine 'odd' takes no options: block_sise", "remove kernels.*.options"),
-        (("block_size",), "engine 'odd' takes no option 'block_sise'", "did you mean 'block_size'"),
+        (CACHE, "kv_caches", (), "has no choice of its KV cache", "it is for llamacpp, transf"),
+        (CACHE, "kv_caches", ("fp8", "fp8_e4m3"), "no KV cache of type 'fp8_e4m4'", "fp8_e4m3"),
+        (OPTION, "options", (), "takes no options: block_sise", "remove kernels.*.options"),
+        (OPTION, "options", ("block_size",), "no option 'block_sise'", "did you mean 'block_size'"),
     ],
 )
-def test_an_option_is_refused_where_the_engine_does_not_take_it(monkeypatch, known, message, hint):
-    monkeypatch.setattr(ENGINES, "_things", {"odd": type("Odd", (), {"options": known})})
+def test_what_an_engine_does_not_have_is_refused(monkeypatch, asked, has, known, message, hint):
+    monkeypatch.setattr(ENGINES, "_things", {"odd": type("Odd", (), {has: known})})
     with pytest.raises(MeasurementError, match=message) as error:
-        open_engine(Kernel(engine="odd", model="none", options={"block_sise": 16}))
+        open_engine(Kernel(engine="odd", model="none", **asked))
     assert hint in str(error.value)
 
 

@@ -309,21 +309,19 @@ def test_a_recorded_kernel_is_checked_again_to_the_same_verdict(tmp_path, side, 
     assert numbers(again) == numbers(first)
 
 
-def test_another_seed_of_the_contract_is_refused(tmp_path):
-    path = contract(tmp_path)
+@pytest.mark.parametrize(
+    ("own", "old", "new", "message"),
+    [
+        ({}, "seed: 1", "seed: 2", r"no draw of sequence \d+ with seed"),
+        ({"seed": 1}, "[32, 96]", "[960, 9600]", "it ends at sequence"),
+    ],
+)
+def test_another_seed_and_more_rounds_are_refused(tmp_path, own, old, new, message):
+    path = contract(tmp_path, **own)
     run.check(path, run_dir=tmp_path / "a", open=run.in_process, record=tmp_path / "x.recorded")
     other = elsewhere(path)
-    other.write_text(other.read_text().replace("seed: 1", "seed: 2"))
-    with pytest.raises(MeasurementError, match=r"no draw of sequence \d+ with seed"):
-        run.check(other, run_dir=tmp_path / "b", open=run.in_process)
-
-
-def test_more_rounds_than_were_recorded_are_refused(tmp_path):
-    path = contract(tmp_path, seed=1)
-    run.check(path, run_dir=tmp_path / "a", open=run.in_process, record=tmp_path / "x.recorded")
-    other = elsewhere(path)
-    other.write_text(other.read_text().replace("[32, 96]", "[960, 9600]"))
-    with pytest.raises(MeasurementError, match="it ends at sequence"):
+    other.write_text(other.read_text().replace(old, new))
+    with pytest.raises(MeasurementError, match=message):
         run.check(other, run_dir=tmp_path / "b", open=run.in_process)
 
 

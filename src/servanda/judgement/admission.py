@@ -16,8 +16,6 @@ from servanda.contract.model import Contract, Kernel
 from servanda.contract.workload import Path
 from servanda.errors import ContractError, IdentityError, MeasurementError, Problem, Where
 from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.envelope import CornerFact
-from servanda.judgement.clauses.service_level import ServiceLevel
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, capture_floor, eta
 from servanda.theory.sampling import Sampling
 from servanda.traces.corpus import Corpus
@@ -116,9 +114,8 @@ def refuse_corners(plan: Plan, descriptions: Mapping[str, Description]) -> None:
     Raises:
         ContractError: a corner exceeds the model's context.
     """
-    corners = [cell.kind.corner for cell in plan.cells if isinstance(cell.kind, CornerFact)]
     context = min((d.context for d in descriptions.values() if d.context), default=None)
-    for corner in corners:
+    for corner in plan.corners:
         prompt = corner.prompt_tokens or 1
         if context is not None and prompt + corner.width > context:
             raise ContractError(
@@ -141,9 +138,9 @@ def refuse_long(
     """
     context = min((d.context for d in descriptions.values() if d.context), default=None)
     for cell in plan.cells:
-        if not isinstance(cell.kind, ServiceLevel) or context is None:
-            continue
         load = cell.kind.load
+        if load is None or context is None:
+            continue
         longest = load.prompt_tokens or max(map(len, prompts[load.workload]))
         if longest + load.new_tokens > context:
             raise ContractError(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, Stage
 from servanda.contract.model import BEST_ONLY, EXTERNAL, PACK, Contract
 from servanda.contract.speculation import OPTION as SPECULATION
 from servanda.judgement.clauses.base import (
-    DRAWS,
     GUARDS,
     Cell,
     CellVerdict,
@@ -39,34 +37,8 @@ DEFAULT_GUARDS = (
     Clause.model_construct(id="sampler_fidelity", metric="sampler_fidelity"),
     Clause.model_construct(id="usable_ratio", metric="usable_ratio", at_least=0.999),
 )
-# unavailable sources, with the reason
-_NOT_OFFLINE: Mapping[Source, str] = MappingProxyType(
-    {
-        "coverage": "nothing is served offline: it concerns traffic",
-        "split": "nothing is served offline: it concerns the split of traffic",
-    }
-)
-_NOT_LIVE: Mapping[Source, str] = MappingProxyType(
-    {
-        "golden": "golden texts are measured offline",
-        "batches": "batches are put together offline",
-        "corners": "corners of the envelope are measured offline",
-        "timing": "requests are timed offline, under a load of the contract's own",
-    }
-)
 # scoring served tokens by train needs no infer engine
 _INSTEAD = {"sampler_fidelity": "served_fidelity"}
-
-
-@dataclass(frozen=True)
-class Later(Kind):
-    """A kind that this version knows only by name: inconclusive, never a pass."""
-
-    reason: str
-    source: ClassVar[Source] = "none"
-
-    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
-        return blank(cell, "inconclusive", self.reason)
 
 
 @dataclass(frozen=True)
@@ -79,9 +51,19 @@ class NotHere(Kind):
     reason: str
     required: bool = False
     source: ClassVar[Source] = "none"
+    applies: ClassVar[bool] = False
 
     def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
         return blank(cell, "error" if self.required else "not applicable", self.reason)
+
+
+class Later(NotHere):
+    """A kind that this version knows only by name: inconclusive, never a pass."""
+
+    applies: ClassVar[bool] = True
+
+    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
+        return blank(cell, "inconclusive", self.reason)
 
 
 def clauses_at(
@@ -126,7 +108,7 @@ def kind_of(
     if stage not in clause.stages:
         return NotHere(f"stages: {', '.join(clause.stages)}; this is {stage}")
     kind = _kind(contract, section, clause, schedule)
-    reason = _not_live(contract, clause, kind, stage) if live else _NOT_OFFLINE.get(kind.source, "")
+    reason = _not_live(contract, clause, kind, stage) if live else kind.live_only
     return NotHere(reason) if reason else kind
 
 
@@ -135,13 +117,9 @@ def _not_live(contract: Contract, clause: Clause, kind: Kind, stage: Stage) -> s
     traffic = next(iter(contract.all_workloads), "")
     if contract.workload_of(clause) != traffic:
         return f"traffic is one workload, {traffic!r}, and the clause is of another"
-    if isinstance(kind, ServedDrafts):
-        return "the log of requests has no drafts: they are compared offline"
     if kind.source == "split" and stage not in STAGES_WITH_SPLIT:
         return "infer serves no user in shadow, so there is no split"
-    if DRAWS in kind.peers:
-        return "train does not answer users: rewards are compared offline"
-    return _NOT_LIVE.get(kind.source, "")
+    return kind.offline_only
 
 
 def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedule | None) -> Kind:

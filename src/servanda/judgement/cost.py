@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from servanda.judgement.clauses.base import DRAWS, Cell
-from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
-from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.reachable import reach
 from servanda.traces.corpus import Corpus
 
@@ -126,11 +123,11 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
         disk_bytes=None if probe is None else sequences * probe.disk_bytes // probe.sequences,
         probed=0 if probe is None else probe.sequences,
         decides=tuple(
-            _decides(plan, cell, schedules[cell.workload], prompt_lengths[cell.workload], probe)
-            for cell in plan.cells
-            if isinstance(cell.kind, Certificate)
-            and not isinstance(cell.kind, RelativeCertificate)
-            and cell.workload
+            _at_size(
+                plan, c, *_expected(c, schedules[c.workload], prompt_lengths[c.workload], probe)
+            )
+            for c in plan.cells
+            if c.kind.certificate and c.workload
         ),
     )
 
@@ -150,12 +147,6 @@ def _mean(values: Sequence[int]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _decides(
-    plan: Plan, cell: Cell, schedule: Schedule, lengths: Sequence[int], probe: Probe | None
-) -> Decides:
-    return _at_size(plan, cell, *_expected(cell, schedule, lengths, probe))
-
-
 def power_curve(plan: Plan, decided: Decides, sizes: Sequence[int]) -> tuple[Decides, ...]:
     """What a cell would decide with other numbers of units."""
     cell = next(
@@ -165,8 +156,8 @@ def power_curve(plan: Plan, decided: Decides, sizes: Sequence[int]) -> tuple[Dec
 
 
 def _at_size(plan: Plan, cell: Cell, n: int, fill: float) -> Decides:
-    assert isinstance(cell.kind, Certificate)
-    feed = cell.kind.feed
+    assert cell.kind.certificate
+    feed = cell.kind.certificate.feed
     reachable = reach(
         n, feed.limit, alpha=plan.alpha, cells=plan.price_cells, fill=fill, best=feed.best
     )
@@ -202,13 +193,13 @@ def _expected(
     ]
     meeting = [group for group in rows if group]
     answers = probe.lengths if probe is not None and probe.lengths else (schedule.width,)
-    inside = [_positions(cell.cut, length) for length in answers]
+    inside = [cell.cut.positions(length) if length else 0 for length in answers]
     reached = sum(count > 0 for count in inside) / len(inside)
     launched = schedule.rounds * schedule.workload.round
     samples = schedule.workload.samples
     share = len(meeting) / len(groups)
     sequences = _mean([len(group) for group in meeting]) * samples
-    if isinstance(cell.kind, BySequence):
+    if cell.kind.each == "sequence":
         if cell.claim == "realised":
             return int(launched * share * sequences), 1.0
         return int(launched * share), sequences / cell.capacity if cell.capacity else 1.0
@@ -221,7 +212,3 @@ def _expected(
     several = samples * max((len(group) for group in meeting), default=1) > 1
     reached = 1.0 if several else reached
     return int(launched * share * reached), min(tokens / reached / cell.capacity, 1.0)
-
-
-def _positions(cut: Cut, length: int) -> int:
-    return cut.positions(length) if length else 0

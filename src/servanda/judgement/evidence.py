@@ -315,14 +315,11 @@ class _Absent(dict[str, Array]):
 
 def weigh_once(plan: Plan, key: EvidenceKey, once: Once) -> Evidence:
     """Compute evidence from single measurements; pure."""
-    return Evidence(
-        key, plan.digest, once={s: _weighed_once(plan, s, run) for s, run in once.items()}
-    )
-
-
-def _weighed_once(plan: Plan, source: Source, run: Any) -> Weighed:
-    cells = [c if c.kind.source == source else None for c in plan.cells]
-    return Weighed(
-        tuple(c and c.kind.weigh(c, run) for c in cells),
-        tuple(c and c.kind.noise(c, run) for c in cells),
-    )
+    weighed = {}
+    for source, run in once.items():
+        cells = [c if c.kind.source == source else None for c in plan.cells]
+        weighed[source] = Weighed(
+            tuple(c and c.kind.weigh(c, run) for c in cells),
+            tuple(c and c.kind.noise(c, run) for c in cells),
+        )
+    return Evidence(key, plan.digest, once=weighed)

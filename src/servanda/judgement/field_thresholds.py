@@ -46,8 +46,11 @@ def gates(portraits: Mapping[str, Portrait]) -> tuple[Gate, ...]:
     thresholds = [_perplexity(name, golden if fixed else infer)]
     for name, source, column, limit in _MEANS:
         value = infer.total.mean(column)
-        thresholds.append(_at_most(f"{name} ≤ {limit:g} ({source})", value, limit))
-    thresholds.append(_p99(infer))
+        text = "" if value is None else f"{value:.4g}"
+        thresholds.append(_at_most(f"{name} ≤ {limit:g} ({source})", value, text, limit))
+    ends = infer.quantile(0.99)
+    p99 = quantile_text(ends) if ends is not None else (None, "")
+    thresholds.append(_at_most(f"p99 |Δ logp| ≤ {_P99:g}", *p99, _P99))
     flips = infer.total.mean("flips")
     agreement = None if flips is None else 1 - flips
     text = "not measured" if agreement is None else f"{100 * agreement:.2f} %"
@@ -65,14 +68,6 @@ def _perplexity(name: str, portrait: Portrait) -> Gate:
     return Gate(name, change, text, abs(change) <= _PERPLEXITY)
 
 
-def _p99(portrait: Portrait) -> Gate:
-    name, ends = f"p99 |Δ logp| ≤ {_P99:g}", portrait.quantile(0.99)
-    if ends is None:
-        return Gate(name, None, "not measured", None)
-    value, text = quantile_text(ends)
-    return Gate(name, value, text, value <= _P99)
-
-
 def quantile_text(ends: tuple[float, float]) -> tuple[float, str]:
     """A quantile between two bounds: its midpoint and its text.
 
@@ -88,7 +83,6 @@ def quantile_text(ends: tuple[float, float]) -> tuple[float, str]:
     return middle, f"{middle:.3g} ±{100 * (high / middle - 1):.0f} %"
 
 
-def _at_most(name: str, value: float | None, limit: float) -> Gate:
-    if value is None:
-        return Gate(name, None, "not measured", None)
-    return Gate(name, value, f"{value:.4g}", value <= limit)
+def _at_most(name: str, value: float | None, text: str, limit: float) -> Gate:
+    passes = None if value is None else value <= limit
+    return Gate(name, value, text or "not measured", passes)

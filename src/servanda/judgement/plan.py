@@ -13,22 +13,16 @@ from servanda.contract.identity import digest_of
 from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
-from servanda.judgement.clause_kinds import Later, NotHere, clauses_at, kind_of
+from servanda.judgement.clause_kinds import clauses_at, kind_of
 from servanda.judgement.clauses.base import DRAWS, Cell
-from servanda.judgement.clauses.envelope import CornerFact, corners_of
-from servanda.judgement.clauses.numerical import Fact
-from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.reward_gap import RewardGap
+from servanda.judgement.clauses.numerical import Corner, CornerFact, corners_of
 from servanda.judgement.clauses.scope import slices_of
-from servanda.judgement.clauses.service_level import LoadOf, ServiceLevel
-from servanda.judgement.clauses.statistical import BySequence, Certificate
-from servanda.judgement.reward_answers import unanswered
-from servanda.judgement.rewards import file_and_function
+from servanda.judgement.clauses.service_level import LoadOf
+from servanda.judgement.rewards import file_and_function, unanswered
 from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.traffic import Traffic
 from servanda.registry import did_you_mean
-from servanda.theory.stats.interval import units_at_best
 from servanda.theory.stats.multiplicity import attempt_alpha
 from servanda.traces.corpus import Corpus
 
@@ -133,10 +127,16 @@ class Plan:
         """Every load under which requests are timed, and whether also on stable."""
         loads: dict[LoadOf, bool] = {}
         for cell in self.cells:
-            if isinstance(cell.kind, ServiceLevel):
+            if cell.kind.load is not None:
                 beside = "stable" in cell.kind.peers
                 loads[cell.kind.load] = loads.get(cell.kind.load, False) or beside
         return loads
+
+    @cached_property
+    def corners(self) -> tuple[Corner, ...]:
+        """The corners of the envelope that are measured."""
+        corners = dict.fromkeys(cell.kind.corner for cell in self.cells)
+        return tuple(corner for corner in corners if corner is not None)
 
     @cached_property
     def digest(self) -> str:
@@ -231,7 +231,7 @@ def draft(
             on_golden = kind.source == "golden"
             corpus = golden if on_golden else schedule.corpus if schedule else None
             capacity = schedule.capacity(cut) if schedule else 0
-            if schedule and isinstance(kind, BySequence):
+            if schedule and kind.each == "sequence":
                 capacity = schedule.sequences(cut)
             reach = cut.met_by(corpus) if on_golden and corpus else capacity
             if kind.source in ("golden", "workload") and corpus and not reach:
@@ -239,7 +239,7 @@ def draft(
                 continue
             name = schedule.name if schedule and kind.source == "workload" else ""
             cells.append(Cell(clause, section, place, cut, claim, capacity, kind, name))
-        for corner in corners_of(contract) if isinstance(kind, Fact) else ():
+        for corner in corners_of(contract) if kind.exact else ():
             cut = Cut(corner.name)
             cells.append(Cell(clause, section, place, cut, claim, 0, CornerFact(corner)))
     plan = Plan(contract, corpora, golden, stage, attempt, tuple(cells), leg=leg)
@@ -271,9 +271,9 @@ def _empty(contract: Contract, place: Place, cut: Cut, clause: Clause, source: C
 def unpromised(plan: Plan) -> Iterator[Problem]:
     """Refuse a step of a promotion on which no clause could ever hold."""
     promises = [c for c in plan.cells if c.section != "observability" and c.clause.enforced]
-    if plan.leg is None or any(not isinstance(c.kind, NotHere | Later) for c in promises):
+    reasons = {c.clause.id: c.kind.reason for c in promises}
+    if plan.leg is None or not all(c.kind.reason for c in promises):
         return
-    reasons = {c.clause.id: c.kind.reason for c in promises if isinstance(c.kind, NotHere | Later)}
     text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     yield Problem(
         f"no enforced promise can be judged at {plan.stage}, so nothing could ever hold there: "
@@ -286,20 +286,13 @@ def unpromised(plan: Plan) -> Iterator[Problem]:
 
 def _out_of_reach(plan: Plan, cell: Cell) -> Iterator[Problem]:
     """Refuse a limit that even identical kernels could not be shown to keep at these sizes."""
-    kind = cell.kind
-    if not isinstance(kind, Certificate | RewardGap) or isinstance(kind, RelativeCertificate):
-        return
     if not cell.clause.enforced:
         return
-    most = plan.offered(cell)
-    if isinstance(kind, RewardGap):
-        needed = kind.units_at_best(plan.alpha)
-    else:
-        needed = units_at_best(kind.feed.limit, plan.alpha, kind.feed.best)
+    needed, most = cell.kind.units_at_best(plan.alpha), plan.offered(cell)
     endless = plan.live and plan.leg is not None and plan.leg.if_inconclusive == "wait"
     if needed is not None and (endless or needed <= most):
         return
-    unit = cell.units_of(kind.each)
+    unit = cell.units_of(cell.kind.each)
     needs = "no number of" if needed is None else f"at least {needed:,}"
     yield Problem(
         f"clause {cell.clause.id!r} cannot hold on slice {cell.cut.name!r}: even identical "

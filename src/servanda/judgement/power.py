@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, View
-from servanda.judgement.clauses.numerical import Fact, Values
+from servanda.judgement.clauses.numerical import Values
 from servanda.judgement.evidence import Evidence
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
@@ -84,8 +84,7 @@ def _on_golden(
     golden = evidence.once.get("golden")
     for i, cell in cells:
         values = signature.golden.get(cell.clause.metric)
-        fact = isinstance(cell.kind, Fact) and cell.kind.source == "golden"
-        whole = fact and not cell.cut.terms
+        whole = cell.kind.exact and cell.kind.source == "golden" and not cell.cut.terms
         # the largest values give a maximum, but no mean or percentile
         if not whole or golden is None or not values or cell.clause.aggregate not in (None, "max"):
             continue

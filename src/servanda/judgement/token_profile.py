@@ -212,11 +212,15 @@ def portray(pair: TracePair, slices: SliceCodes, rows: Sequence[int]) -> Portrai
         {name: sums_A[inside_A].sum() for name, sums_A in of_codes.items()}
         for inside_A in slices.inside_CA
     )
+    size = len(RATIO_EDGES) + 1
+    bin_N = np.searchsorted(RATIO_EDGES, values["abs_log_ratio"], side="right")
+    bin_N += np.where(values["k1"] > 0, 0, size)
+    ratios = np.bincount(bin_N, minlength=2 * size).tolist()
     return Portrait(
         total=total,
         by=by,
         slices=dict(zip(slices.names, map(_as_sums, inside), strict=True)),
-        ratios=_ratios(values["k1"], values["abs_log_ratio"]),
+        ratios=(tuple(ratios[:size]), tuple(ratios[size:])),
         worst=_worst(pair, usable_N, values["abs_log_ratio"], rows),
         fine=_fine(values["abs_log_ratio"]),
         joint=_joint(values["nll_infer"], values["nll_train"]),
@@ -274,14 +278,6 @@ def _bins(pair: TracePair, usable_N: Array, p_infer_U: Array) -> dict[str, Array
         entropy_U = trace.columns["entropy_nats"][usable_N]
         bins["entropy_nats"] = np.searchsorted(EDGES["entropy_nats"], entropy_U, side="right")
     return bins
-
-
-def _ratios(k1_N: Array, abs_N: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    size = len(RATIO_EDGES) + 1
-    bin_N = np.searchsorted(RATIO_EDGES, abs_N, side="right")
-    bin_N += np.where(k1_N > 0, 0, size)
-    counts = np.bincount(bin_N, minlength=2 * size).tolist()
-    return tuple(counts[:size]), tuple(counts[size:])
 
 
 def _fine(abs_N: Array) -> dict[str, int]:

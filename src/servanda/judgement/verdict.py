@@ -14,7 +14,6 @@ from servanda.errors import EvidenceError
 from servanda.judgement.bitwise import SAME, objection, remarks
 from servanda.judgement.breakdown import Advice, Breakdown, EValuePath, Rung
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, worst
-from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.strength import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
 from servanda.judgement.token_profile import Portrait, added
@@ -220,29 +219,28 @@ def judge(
     first = {s.name: s.first for s in plan.schedules}
     cells, judgements = [], []
     for i, cell in enumerate(plan.cells):
-        parts = closed.get(cell.workload) or tuple(
-            filter(None, [evidence.once.get(cell.kind.source)])
-        )
-        look = Interim(
-            plan.alpha,
-            plan.price_cells,
-            first.get(cell.workload, 0),
-            launched.get(cell.workload, 0),
-            intervals,
-            part,
-        )
+        once = evidence.once.get(cell.kind.source)
+        parts = closed.get(cell.workload) or ((once,) if once else ())
+        sizes = first.get(cell.workload, 0), launched.get(cell.workload, 0)
+        look = Interim(plan.alpha, plan.price_cells, *sizes, intervals, part)
         floor = cell.kind.floor(cell, [part.noise[i] for part in parts])
         statistics = [part.statistics[i] for part in parts]
         judged = cell.kind.judge(cell, statistics, floor, look)
         judgements.append((cell, statistics, look, judged.outcome))
         if intervals and cell.workload:
             stable = [part.stable[i] for part in parts if part.stable]
-            judged = _beside(judged, cell, evidence.portraits.get((cell.workload, "infer")), stable)
+            judged = judged.but(
+                share=_share(cell, evidence.portraits.get((cell.workload, "infer"))),
+                stable=cell.kind.level(stable) if stable else None,
+            )
         cells.append(judged.but(where=plan.contract.where(*cell.place)))
     cells = _after_preconditions(plan.cells, cells)
     kernels = plan.contract.kernels
     every = [part for rounds in closed.values() for part in rounds]
     golden = evidence.once.get("golden")
+    portraits: dict[str, Portrait] = {}
+    for (_, name), portrait in evidence.portraits.items():
+        portraits = added(portraits, {name: portrait})
     verdict = Verdict(
         outcome=outcome_of(cells),
         cells=tuple(cells),
@@ -263,7 +261,7 @@ def judge(
         train=str(kernels.train),
         infer=str(kernels.infer),
         stable=str(plan.stable) if plan.stable else "",
-        portraits=_portraits(evidence) if intervals else {},
+        portraits=portraits if intervals else {},
         blind_spots=_blind_spots(plan, cells, judgements, every) if intervals else (),
     )
     measured = [*every, golden] if golden else every
@@ -313,23 +311,11 @@ def unsound(verdict: Verdict, why: str) -> Verdict:
     return replace(verdict, outcome="error", cells=cells)
 
 
-def _beside(
-    judged: CellVerdict, cell: Cell, portrait: Portrait | None, stable: Sequence[Any]
-) -> CellVerdict:
-    """A cell's verdict with its share of tokens and the stable kernel's value."""
-    known = portrait is not None and portrait.total.n and cell.cut.name in portrait.slices
-    level = cell.kind.level(stable) if stable and isinstance(cell.kind, Certificate) else None
-    return judged.but(
-        share=portrait.slices[cell.cut.name].n / portrait.total.n if portrait and known else None,
-        stable=level,
-    )
-
-
-def _portraits(evidence: Evidence) -> dict[str, Portrait]:
-    portraits: dict[str, Portrait] = {}
-    for (_, name), portrait in evidence.portraits.items():
-        portraits = added(portraits, {name: portrait})
-    return portraits
+def _share(cell: Cell, portrait: Portrait | None) -> float | None:
+    """The share of the workload's tokens in the slice."""
+    if portrait is None or not portrait.total.n or cell.cut.name not in portrait.slices:
+        return None
+    return portrait.slices[cell.cut.name].n / portrait.total.n
 
 
 def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -> list[CellVerdict]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses.base import ORDER, WITHIN_NOISE, CellVerdict
+from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
@@ -142,7 +142,8 @@ def reason(cell: CellVerdict) -> str:
     """Why a cell is not decided, in two or three words; "" where it is."""
     if cell.outcome != "inconclusive":
         return ""
-    if cell.note == WITHIN_NOISE or (cell.floor and cell.limit and cell.floor >= cell.limit):
+    noisy = cell.reason == "within noise"
+    if noisy or (cell.floor and cell.limit and cell.floor >= cell.limit):
         return "unreliable baseline"
     if cell.open and cell.more:
         return "too few data"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN
 from servanda.judgement.field_thresholds import Gate
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import (
@@ -107,7 +106,7 @@ def _untrusted(bad: Sequence[CellVerdict]) -> bool:
 
 
 def _broken(bad: Sequence[CellVerdict]) -> str:
-    if any(c.note == REJECTION_OF_TRAIN for c in bad):
+    if any(c.reason == "train draws otherwise" for c in bad):
         return "What train draws does not follow the distribution that it reports."
     if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."

@@ -6,7 +6,6 @@ import math
 from functools import partial
 
 from servanda.judgement.clauses.base import ORDER, CellVerdict
-from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.verdict import FORMATS, Verdict
@@ -207,9 +206,8 @@ def _units(cell: CellVerdict) -> str:
     """What has a value of its own, and so can be missing; n may count their groups."""
     if cell.units == "golden positions":
         return "positions"
-    metric = CHAIN.get(cell.metric)
-    whole = cell.unit == "per answer" or getattr(metric, "each", "token") == "sequence"
-    return "answers" if whole else "tokens"
+    of_chain = cell.metric in CHAIN and CHAIN[cell.metric].each == "sequence"
+    return "answers" if of_chain or cell.unit == "per answer" else "tokens"
 
 
 def _never_negative(cell: CellVerdict) -> bool:
@@ -217,7 +215,7 @@ def _never_negative(cell: CellVerdict) -> bool:
     if not certified(cell):
         return False
     if cell.metric in CHAIN:
-        return issubclass(CHAIN[cell.metric], ChainCertificate)
+        return CHAIN[cell.metric].nonnegative
     metric = DIVERGENCES.get(cell.metric)
     return metric is not None and "logits" in metric.forms and metric.span_of("logits")[0] == 0
 

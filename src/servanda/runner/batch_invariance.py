@@ -11,7 +11,7 @@ from servanda.contract.model import Path
 from servanda.engines.base import Engine
 from servanda.errors import ContractError
 from servanda.judgement.clauses.batch_invariance import Company
-from servanda.judgement.clauses.envelope import Corner, CornerFact, CornerRun
+from servanda.judgement.clauses.numerical import Corner, CornerRun
 from servanda.runner.golden import against_itself, both, exact_columns
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
@@ -97,8 +97,7 @@ def measure_corners(
     watch: Callable[[int, int], None],
 ) -> dict[str, CornerRun]:
     """Both kernels at every corner of the envelope, infer in batches of the corner's size."""
-    asked_for = {cell.kind.corner for cell in plan.cells if isinstance(cell.kind, CornerFact)}
-    corners = sorted(asked_for, key=lambda corner: corner.name)
+    corners = sorted(plan.corners, key=lambda corner: corner.name)
     runs = {}
     for number, corner in enumerate(corners):
         watch(number, len(corners))

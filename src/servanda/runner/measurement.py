@@ -44,7 +44,6 @@ from servanda.judgement.clauses.service_level import (
     STABLE,
     LoadOf,
     LoadRun,
-    ServiceLevel,
 )
 from servanda.judgement.evidence import GoldenRun, Round
 from servanda.judgement.plan import Plan
@@ -131,7 +130,7 @@ def _open(plan: Plan, load: LoadOf, result: LoadRun) -> bool:
     return any(
         cell.kind.judge(cell, [cell.kind.weigh(cell, {load: result})], None, look).open
         for cell in plan.cells
-        if isinstance(cell.kind, ServiceLevel) and cell.kind.load == load and cell.clause.enforced
+        if cell.kind.load == load and cell.clause.enforced
     )
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, View
-from servanda.judgement.clauses.chain_certificate import between
-from servanda.judgement.clauses.chain_metrics import CHAIN
+from servanda.judgement.clauses.chain_metrics import CHAIN, between
 from servanda.judgement.clauses.gradient import SupportMass, WeightGap
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.slices.rules import Cut

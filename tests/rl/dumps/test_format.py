@@ -7,8 +7,8 @@ from servanda.engines import engine_names
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.rl.dumps import format
 from servanda.rl.dumps.diagnosis import explained, fewest, likely, within
-from servanda.rl.dumps.steps import WORST, StepSums, Trend, concentration
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.drift import WORST, StepDrift, Trend, concentration
 from servanda.theory.stats.interval import units_at_best
 from tests.kit import parse
 
@@ -175,14 +175,14 @@ def test_how_drift_is_spread_over_sequences_tells_a_cache_and_names_no_weights()
 
 
 def test_concentration_is_the_share_of_the_worst_tokens_by_sequence():
-    alike = StepSums(1, drift=[(1.0, 10)] * 10)
+    alike = StepDrift(1, drift=[(1.0, 10)] * 10)
     assert concentration([alike]) == pytest.approx(WORST)
-    one = StepSums(1, drift=[(0.0, 10)] * 9 + [(5.0, 10)])
+    one = StepDrift(1, drift=[(0.0, 10)] * 9 + [(5.0, 10)])
     assert concentration([one]) == pytest.approx(1.0)
     # lengths do not count: a long sequence drifts more in sum, and not by token
-    long = StepSums(1, drift=[(9.0, 90), (1.0, 10)])
+    long = StepDrift(1, drift=[(9.0, 90), (1.0, 10)])
     assert concentration([long]) == pytest.approx(WORST)
-    assert concentration([StepSums(1), StepSums(2, drift=[(0.0, 4)])]) is None
+    assert concentration([StepDrift(1), StepDrift(2, drift=[(0.0, 4)])]) is None
 
 
 def test_the_fewest_slices_are_left_out_that_leave_the_rest_within_its_limits():

@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import ContractError, EvidenceError
-from servanda.judgement.clauses.token_counts import RATIO_METRICS
+from servanda.judgement.clauses.statistical import RATIO_METRICS
 from servanda.rl import Monitor
 from servanda.rl.dumps.checks.coherence import IMPOSSIBLE
 from servanda.rl.dumps.judge import DumpOptions, judge_dump

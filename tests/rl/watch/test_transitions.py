@@ -8,7 +8,7 @@ import pytest
 
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import ORDER
-from servanda.rl.dumps.steps import Trend
+from servanda.rl.steps.drift import Trend
 from servanda.rl.watch.loop import MOST, last_line, placed, series, step_line
 from servanda.rl.watch.transitions import CALM, WatchState, advance
 from tests.rl.watch.made import cell, seen

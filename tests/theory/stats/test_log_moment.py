@@ -30,22 +30,15 @@ def ratio(xss, capacity=6, missing=0):
     )
 
 
-@given(streams, limits)
-def test_log_moment_is_the_mean_of_products(xs, limit):
-    process = LogMoment.of(np.array(xs))
-    below = [math.log(oracles.log_moment_e(xs, t, limit)) for t in NEG]
-    above = [math.log(oracles.log_moment_e(xs, t, limit)) for t in POS]
-    assert process.log_e_below(limit) == pytest.approx(oracles.log_mean_exp(below), abs=1e-8)
-    assert process.log_e_above(limit) == pytest.approx(oracles.log_mean_exp(above), abs=1e-8)
-
-
-@given(groups, limits)
-def test_group_ratio_is_the_mean_of_products(xss, limit):
-    process = ratio(xss)
-    below = [math.log(oracles.group_ratio_e(xss, t, limit, 6)) for t in NEG]
-    above = [math.log(oracles.group_ratio_e(xss, t, limit, 6)) for t in POS]
-    assert process.log_e_below(limit) == pytest.approx(oracles.log_mean_exp(below), abs=1e-8)
-    assert process.log_e_above(limit) == pytest.approx(oracles.log_mean_exp(above), abs=1e-8)
+@given(streams, groups, limits)
+def test_evidence_is_the_mean_of_products(xs, xss, limit):
+    for process, oracle in (
+        (LogMoment.of(np.array(xs)), lambda t: oracles.log_moment_e(xs, t, limit)),
+        (ratio(xss), lambda t: oracles.group_ratio_e(xss, t, limit, 6)),
+    ):
+        below, above = ([math.log(oracle(t)) for t in bets] for bets in (NEG, POS))
+        assert process.log_e_below(limit) == pytest.approx(oracles.log_mean_exp(below), abs=1e-8)
+        assert process.log_e_above(limit) == pytest.approx(oracles.log_mean_exp(above), abs=1e-8)
 
 
 @given(groups, limits, limits)

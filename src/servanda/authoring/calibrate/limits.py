@@ -17,17 +17,8 @@ from servanda.authoring.calibrate.resample import Resampled, draw_counts
 from servanda.contract.clause import Relative
 from servanda.contract.model import Clause, Place
 from servanda.errors import EvidenceError
-from servanda.judgement.clause_kinds import NotHere
 from servanda.judgement.clauses.base import Cell, CellVerdict
-from servanda.judgement.clauses.clip_ratio import RatioBudget
-from servanda.judgement.clauses.gradient import AnswerGap, Gap
-from servanda.judgement.clauses.numerical import BoundedFact, Fact
-from servanda.judgement.clauses.numerical import Calibration as CalibrationFact
-from servanda.judgement.clauses.sequences import RewardDrift
-from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.plan import Plan
-from servanda.theory.bounds.gradient import loss_weights, ratio_budget
-from servanda.theory.bounds.importance_weights import weight_gap
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.precision import CAPTURES, capture_floor, captured, eta
 
@@ -43,44 +34,21 @@ _GRID = 2049
 def record_floor(later: Resampled, capture: str) -> float | None:
     """The effect of rounding alone, in the unit of the metric, for responses of these lengths.
 
-    A reward drift uses a normal approximation of the sum of errors: 8 % too low for responses of
-    one token, 1 % for eight.
-
     Args:
         capture: what logprobs are recorded in.
 
     Returns:
         None if unknown for the metric.
     """
-    kind, clause = later.kind, later.cell.clause
+    clause = later.cell.clause
     if clause.metric in DIVERGENCES:
         return capture_floor(clause.metric, capture, clause.aggregate or "mean")
     error_N = np.linspace(-1.0, 1.0, _GRID) * eta(capture)
-    if isinstance(kind, RatioBudget):
-        budget = ratio_budget(np.abs(error_N), *kind.clip_range)  # type: ignore[attr-defined]
-        used_N = np.where(error_N > 0, budget.used_up, budget.used_down)
-        return float(used_N.max() if kind.feed.threshold is not None else used_N.mean())
-    lengths = np.concatenate([view.pair.infer.length_S for view in later.rounds.own])
-    lengths = lengths[lengths > 0]
-    if isinstance(kind, Gap):
-        # errors are symmetric, and weights above 1 may give a negative value
-        token = kind.factor * max(float(weight_gap(error_N, kind.psi).mean()), 0.0)
-        if not isinstance(kind, AnswerGap) or not len(lengths):
-            return token
-        return token * float(loss_weights(kind.loss, lengths).sum()) / len(lengths)
-    if isinstance(kind, RewardDrift):
-        drifts = [_drift(eta(capture) * math.sqrt(n / 3)) for n in lengths.tolist()]
-        return kind.feed.scale * float(np.mean(drifts)) if drifts else 0.0
-    return None
-
-
-def _drift(sigma: float) -> float:
-    """E (1 - exp S)^+ of a normal S with mean 0."""
-    return 0.5 - 0.5 * math.exp(sigma**2 / 2) * math.erfc(sigma / math.sqrt(2))
+    length_S = np.concatenate([view.pair.infer.length_S for view in later.rounds.own])
+    return later.kind.of_rounding(error_N, length_S[length_S > 0])
 
 
 FEWEST = 50  # fewest prompt groups of a run, or of a slice, for resampling
-_FACTS = (Fact, BoundedFact, CalibrationFact)
 _BEYOND = "no token of the run exceeds the limit, so the run says nothing about rarer ones"
 _UNKNOWN = "the effect of rounding to {} on this metric is not known"
 _COARSE = ("bfloat16", "float16")  # limits up to this are caused by rounding, not by kernels
@@ -195,15 +163,14 @@ def calibrate(
         if isinstance(clause.at_most, Relative):
             left.append(Skipped(clause.id, "its limit is relative to another measured value"))
             continue
-        certified = isinstance(cells[0].kind, Certificate)
-        if certified:
+        if cells[0].kind.certificate:
             rounds, count_BG = closed[cells[0].workload], counts[cells[0].workload]
             price = math.log(1 / plan.alpha)
-            later = [Resampled(c, c.kind, rounds, count_BG, price) for c in cells]  # type: ignore[arg-type]
+            later = [Resampled(c, c.kind.certificate, rounds, count_BG, price) for c in cells]  # type: ignore[arg-type]
             result = _clause_limit(later, power, captures[cells[0].workload])
-        elif isinstance(cells[0].kind, _FACTS):
+        elif cells[0].kind.source == "golden":
             result = _fact_limit(cells, judged)
-        elif isinstance(cells[0].kind, NotHere):
+        elif not cells[0].kind.applies:
             result = f"it is not judged at stage {plan.stage!r}"
         else:
             result = f"{clause.metric} is not calibrated by this version"
@@ -237,8 +204,7 @@ def _later_runs(
     counts = {}
     for schedule in plan.schedules:
         wanted = any(
-            cell.workload == schedule.name and isinstance(cell.kind, Certificate)
-            for cell in plan.cells
+            cell.workload == schedule.name and cell.kind.certificate for cell in plan.cells
         )
         groups = closed[schedule.name].groups if schedule.name in closed else 0
         if wanted and groups < FEWEST:

@@ -269,7 +269,7 @@ class Data:
         once: evidence available from the first evaluation on.
         round: (workload, index) -> round; its first prompt groups if it is cut.
         groups: prompt groups of the last evaluation, as default of expectations.
-        not_given: clauses without data, each with the missing data.
+        lacks: the missing data of each cell; "" if nothing is missing.
         done: called after the last evaluation.
     """
 
@@ -277,8 +277,14 @@ class Data:
     once: Evidence
     round: Callable[[Schedule, int], Round]
     groups: int
-    not_given: tuple[str, ...] = ()
+    lacks: Sequence[str]
     done: Callable[[int], None] = lambda _: None
+
+    @property
+    def not_given(self) -> tuple[str, ...]:
+        """Clauses without data, each with the missing data."""
+        pairs = zip(self.plan.cells, self.lacks, strict=True)
+        return tuple(dict.fromkeys(f"{cell.clause.id}: {why}" for cell, why in pairs if why))
 
 
 class GrowingEvidence:
@@ -384,7 +390,7 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
     lengths = [len(series) for series in (case.traffic or {}).values()]
     # a step may end before each of its slices was met
     done = {} if leg else {"done": refuse_unfollowed}
-    return Data(plan, once, make_round, min(lengths, default=0), _not_given(plan, lacks), **done)
+    return Data(plan, once, make_round, min(lengths, default=0), lacks, **done)
 
 
 def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Data:
@@ -433,7 +439,7 @@ def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Dat
             )
         return measured
 
-    return Data(plan, once, read_round, groups, _not_given(plan, lacks))
+    return Data(plan, once, read_round, groups, lacks)
 
 
 def _lacks(cell: Cell, run: Recording) -> str:
@@ -455,8 +461,3 @@ def _lacks(cell: Cell, run: Recording) -> str:
         sides = {"train": first.pair.train, "infer": first.pair.infer}
         missing += [f"{form} of {side}" for side, t in sides.items() if t.values(form) is None]
     return f"the run did not record {', '.join(missing)}" if missing else ""
-
-
-def _not_given(plan: Plan, lacks: Sequence[str]) -> tuple[str, ...]:
-    clauses = [f"{c.clause.id}: {why}" for c, why in zip(plan.cells, lacks, strict=True) if why]
-    return tuple(dict.fromkeys(clauses))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from servanda.authoring.contract_test.model import Case, ContractTest, Level
 from servanda.judgement.clause_kinds import Later
-from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, CellVerdict, Interim
-from servanda.judgement.clauses.envelope import CornerFact, CornerRun
+from servanda.judgement.clauses.base import DRAWS, SELVES, Cell
 from servanda.judgement.clauses.guards import Coverage, Windows
-from servanda.judgement.clauses.numerical import BoundedFact, Fact
+from servanda.judgement.clauses.numerical import CornerRun
 from servanda.judgement.clauses.sample_ratio import Split
 from servanda.judgement.clauses.service_level import (
     LOOKS,
@@ -39,16 +38,8 @@ _USERS = 10_000  # of a step
 _TOKENS = 16  # of each timed request
 
 
-@dataclass(frozen=True)
-class NotGiven(Later):
-    """The case has no data of the clause: inconclusive, with the missing data."""
-
-    def judge(self, cell: Cell, rounds: list[Any], floor: object, look: Interim) -> CellVerdict:
-        return super().judge(cell, rounds, floor, look).but(note=f"not given: {self.reason}")
-
-
-class NotGivenPromise(NotGiven):
-    """The same for a cell with a share of alpha, which keeps the thresholds of the others."""
+class NotGivenPromise(Later):
+    """A cell without data and with a share of alpha, which keeps the thresholds of the others."""
 
     counts: ClassVar[bool] = True
 
@@ -78,7 +69,7 @@ class Given:
         """The data that a cell needs and the case lacks; "" if nothing is missing."""
         kind, clause = cell.kind, cell.clause
         if kind.source in ("golden", "corners"):
-            if not isinstance(kind, Fact | BoundedFact):
+            if clause.metric == CALIBRATION:
                 return f"a number for each golden text is no {CALIBRATION}; record a run"
             return "" if clause.metric in self.golden else f"write golden: {{{clause.metric}: ...}}"
         if kind.source == "timing":
@@ -118,7 +109,7 @@ def without(plan: Plan, lacks: Sequence[str]) -> Plan:
     """
     cells = []
     for cell, reason in zip(plan.cells, lacks, strict=True):
-        kind = (NotGivenPromise if cell.kind.counts else NotGiven)(reason)
+        kind = (NotGivenPromise if cell.kind.counts else Later)(f"not given: {reason}")
         cells.append(replace(cell, kind=kind) if reason else cell)
     return replace(plan, cells=tuple(cells))
 
@@ -146,8 +137,7 @@ def golden_run(plan: Plan, golden: Mapping[str, float]) -> GoldenRun | None:
 def corner_runs(plan: Plan, golden: Mapping[str, float]) -> dict[str, CornerRun]:
     """The corners of the envelope, where metrics have the values of the golden texts."""
     exact = {name: np.full(_POSITIONS, value) for name, value in golden.items()}
-    kinds = [cell.kind for cell in plan.cells]
-    return {k.corner.name: CornerRun(exact, ()) for k in kinds if isinstance(k, CornerFact)}
+    return {corner.name: CornerRun(exact, ()) for corner in plan.corners}
 
 
 def timing_of(plan: Plan, timing: Mapping[str, float | Level]) -> dict[LoadOf, LoadRun]:
@@ -157,7 +147,7 @@ def timing_of(plan: Plan, timing: Mapping[str, float | Level]) -> dict[LoadOf, L
         sides = {side: {} for side in (SERVED, RECORDED, *([STABLE] if beside else []))}
         for cell in plan.cells:
             level = timing.get(cell.clause.id)
-            if level is None or getattr(cell.kind, "load", None) != load:
+            if level is None or cell.kind.load != load:
                 continue
             pair = level if isinstance(level, Level) else Level(infer=level, stable=level)
             for side, values in sides.items():

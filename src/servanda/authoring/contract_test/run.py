@@ -16,7 +16,6 @@ from servanda.authoring.contract_test.evidence import (
     recorded_data,
     synthetic_data,
 )
-from servanda.authoring.contract_test.missing_data import NotGiven
 from servanda.authoring.contract_test.model import Act, Clock, ContractTest, Expectation
 from servanda.authoring.contract_test.results import CaseResult, Check, Evaluation, SuiteResult
 from servanda.authoring.contract_test.validate import misfits
@@ -199,7 +198,7 @@ def run_test(
 def _run_case(test: ContractTest, i: int, data: Data) -> CaseResult:
     """One case: an evaluation at each number of prompt groups, with its expectations."""
     case = test.cases[i]
-    problems = [*_vacuous(test, i, data.plan)]
+    problems = [*_vacuous(test, i, data)]
     if problems:
         raise ContractError.all(problems)
     groups = [data.groups if e.after is None else e.after for e in case.expect]
@@ -214,15 +213,13 @@ def _run_case(test: ContractTest, i: int, data: Data) -> CaseResult:
     return CaseResult(case.name, tuple(expectations), data.not_given, test.where("cases", i))
 
 
-def _vacuous(test: ContractTest, i: int, plan: Plan) -> Iterator[Problem]:
+def _vacuous(test: ContractTest, i: int, data: Data) -> Iterator[Problem]:
     """Cells of an expectation whose result does not depend on the case's data."""
     for j, expectation in enumerate(test.cases[i].expect):
         for name in expectation.cells:
-            kinds = [
-                cell.kind for cell in plan.cells if _is_named(name, cell.clause.id, cell.cut.name)
-            ]
-            missing = [kind.reason for kind in kinds if isinstance(kind, NotGiven)]
-            if missing and len(missing) == len(kinds):
+            pairs = zip(data.plan.cells, data.lacks, strict=True)
+            missing = [why for c, why in pairs if _is_named(name, c.clause.id, c.cut.name)]
+            if missing and all(missing):
                 message = f"the case has no data of {quoted(name)}: it is inconclusive at any limit"
                 where = test.where("cases", i, "expect", j, "cells", name)
                 yield Problem(message, where, missing[0])

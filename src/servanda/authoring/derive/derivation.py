@@ -14,7 +14,6 @@ from servanda.authoring.derive.budget import Request, refuse_nonsense
 from servanda.authoring.derive.contract_text import DerivedClause, contract_text
 from servanda.authoring.derive.infeasible import refuse_horizon, refuse_unresolved, too_many
 from servanda.authoring.derive.sizes import Requirement, RunSize
-from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.theory.bounds.drift import osc_from_rounding
 from servanda.theory.bounds.sequence import osc_for_reward_drift
@@ -157,9 +156,7 @@ def _gap_requirement(request: Request) -> Requirement:
 
 def _assumes(request: Request, metric: str) -> str:
     """The additional assumptions of the clause."""
-    kind = CHAIN[metric].under(request.declared)
-    assert issubclass(kind, ChainCertificate)
-    return ", ".join(kind.assumes)
+    return ", ".join(CHAIN[metric].under(request.declared).assumes)
 
 
 # sufficient clauses

@@ -28,7 +28,6 @@ from servanda.judgement.admission import as_declared, path_of, refuse_unscored
 from servanda.judgement.bitwise import objection
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import View
-from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import agreement_of
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.traffic import Entrance, within
@@ -552,8 +551,8 @@ def statistics_of(
     view = view_of(cells, requests, pair)
     statistics: list[dict[tuple[str, str], GroupRatio | RequestDraws]] = [{} for _ in requests]
     for name, cell in cells.by_name.items():
-        assert isinstance(cell.kind, Certificate)
-        units = cell.kind.units(cell, view)
+        assert cell.kind.certificate
+        units = cell.kind.certificate.units(cell, view)
         weights, groups = units.x_U, len(requests)
         total_G = np.bincount(units.group_U, weights=weights, minlength=groups).astype(np.float64)
         known_G = np.bincount(units.group_U, minlength=len(requests))
@@ -632,7 +631,6 @@ class SelfNoise:
             pair = align(replace(first, columns={"logp": logp}), first)
             view = replace(view_of(cells, [request], pair), itself=True)
             for name, cell in cells.by_name.items():
-                assert isinstance(cell.kind, Certificate)
                 total, n = cell.kind.noise(cell, view)[0]
                 before = self._noise.get(name, (0.0, 0))
                 self._noise[name] = (before[0] + total, before[1] + n)

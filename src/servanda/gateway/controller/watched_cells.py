@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from servanda.contract.clause import SAMPLE_RATIO
+from servanda.contract.clause import SAMPLE_RATIO, Relative
 from servanda.contract.model import EXTERNAL, Contract, Kernel, base_of
 from servanda.contract.stages import Leg, course_of
 from servanda.contract.workload import Workload
@@ -22,8 +22,6 @@ from servanda.errors import ContractError, Problem
 from servanda.gateway.controller.status import UnwatchedCell
 from servanda.gateway.routing.state import Rules, WatchedCell
 from servanda.judgement.clauses.base import Cell, limit_of
-from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.escalation import action_of
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL, Cut
@@ -113,7 +111,7 @@ def select_cells(contract: Contract) -> WatchedCells:
         if why := _unwatched(cell):
             left_out.append(UnwatchedCell(cell.clause.id, cell.cut.name, why))
             continue
-        room = 1 if isinstance(cell.kind, BySequence) else cell.cut.positions(width)
+        room = 1 if cell.kind.each == "sequence" else cell.cut.positions(width)
         cells[cell.clause.id, cell.cut.name] = replace(cell, claim="population", capacity=room)
     if not cells:
         raise _nothing(contract, left_out)
@@ -169,11 +167,13 @@ def _run(kernel: Any) -> dict[str, Any]:
 def _unwatched(cell: Cell) -> str:
     """The reason why a cell cannot be watched; "" if it can."""
     kind = cell.kind
-    if not isinstance(kind, Certificate):
-        return getattr(kind, "reason", "") or "it is no anytime-valid bound on sampled tokens"
-    if isinstance(kind, RelativeCertificate):
+    if kind.reason:
+        return kind.reason
+    if isinstance(cell.clause.at_most, Relative):
         return "its limit is relative to a value of the stable or train kernel"
-    if not kind.feed.proves:
+    if kind.certificate is None:
+        return "it is no anytime-valid bound on sampled tokens"
+    if not kind.certificate.feed.proves:
         return "its mean is unbounded, so the return test could never pass"
     late = sorted(f for f in cell.cut.fields if f != _TOKENS and not f.startswith(LABEL))
     if late:
@@ -182,8 +182,8 @@ def _unwatched(cell: Cell) -> str:
 
 
 def _watched(contract: Contract, cell: Cell) -> WatchedCell:
-    kind = cell.kind
-    assert isinstance(kind, Certificate)
+    kind = cell.kind.certificate
+    assert kind
     diverts, pages = _actions_of(contract, cell.clause.id, cell.section)
     return WatchedCell(
         clause=cell.clause.id,

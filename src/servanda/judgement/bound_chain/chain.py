@@ -21,7 +21,6 @@ from servanda.judgement.clauses.gradient import (
     psi_of,
     score_norm_of,
 )
-from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.verdict import Verdict
 from servanda.theory.bounds.sequence import is_vacuous
@@ -118,7 +117,8 @@ class Start:
         for standing in STANDINGS:
             if cell is not None and cell.kind == standing:
                 return standing
-        return getattr(CHAIN.get(self.clause.metric), "standing", "certificate")
+        in_chain = self.clause.metric in CHAIN
+        return CHAIN[self.clause.metric].standing if in_chain else "certificate"
 
     def assumes(self) -> tuple[str, ...]:
         """The assumptions of the clause's number."""
@@ -127,7 +127,7 @@ class Start:
         drawn = ("independent",) if self.claim == "population" else ()
         if self.clause.metric == "reward_gap":
             return ("order", *drawn)  # no logprob is used
-        own = getattr(self.metric, "assumes", ()) if self.clause.metric in CHAIN else ()
+        own = self.metric.assumes if self.clause.metric in CHAIN else ()
         return joined((*_SAMPLED, *drawn), own)
 
     @property
@@ -145,11 +145,7 @@ class Start:
         """The largest value that the clause's own metric can have."""
         if not isinstance(self.clause.at_most, float):
             return math.inf
-        kind = self.metric.of(self.contract, self.clause)
-        if isinstance(kind, RewardGap):
-            return kind.span
-        feed = getattr(kind, "feed", None)
-        return math.inf if feed is None else feed.value(1.0)
+        return self.metric.of(self.contract, self.clause).most
 
     @property
     def transforms(self) -> tuple[Sampling, Sampling]:

@@ -106,15 +106,11 @@ def _of_field(name: str, bins: Sequence[Sums]) -> list[Contrast]:
             continue
         up = _mean(above) > _mean(below)
         inside, outside = (above, below) if up else (below, above)
-        contrasts.append(
-            Contrast(name, EDGES[name][i - 1], up, inside, outside, _deviance(below, above))
-        )
+        mean = (below.tv + above.tv) / (below.n + above.n)
+        logs = (s.tv * math.log(_mean(s) / mean) for s in (below, above) if s.tv)
+        deviance = 2 * math.fsum(logs)
+        contrasts.append(Contrast(name, EDGES[name][i - 1], up, inside, outside, deviance))
     return contrasts
-
-
-def _deviance(a: Sums, b: Sums) -> float:
-    mean = (a.tv + b.tv) / (a.n + b.n)
-    return 2 * math.fsum(s.tv * math.log(_mean(s) / mean) for s in (a, b) if s.tv)
 
 
 def _mean(sums: Sums) -> float:

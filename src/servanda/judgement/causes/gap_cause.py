@@ -10,7 +10,7 @@ from servanda.contract.clause import SliceRule
 from servanda.judgement.causes import place_rules, shape_rules  # noqa: F401 - they register
 from servanda.judgement.causes.case import RULES, Case
 from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED, Cause
-from servanda.judgement.causes.gap_shape import WORST, Signatures, signatures_of
+from servanda.judgement.causes.gap_shape import WORST, signatures_of
 from servanda.judgement.causes.sequence_search import find_sequences
 from servanda.judgement.causes.slice_search import find_slices
 from servanda.judgement.causes.token_table import TokenTable
@@ -36,15 +36,15 @@ ORDER = (
 def causes_of(case: Case) -> list[tuple[Cause, str]]:
     """The causes that fit, most likely first, with their evidence; `unexplained` if none does."""
     found = [(CAUSES[name], text) for name in ORDER if (text := RULES[name](case))]
-    return found or [(CAUSES[UNEXPLAINED], _measured(case.signatures))]
-
-
-def _measured(s: Signatures) -> str:
+    if found:
+        return found
+    s = case.signatures
     grown = f", x{s.growth:.2g} over the steps" if s.growth is not None else ""
-    return (
+    text = (
         f"{100 * s.tail:.0f} % of the gap in 1 % of the tokens, {100 * s.concentration:.0f} % in "
         f"the sequences with {100 * WORST:.0f} % of them{grown}; no signature fits"
     )
+    return [(CAUSES[UNEXPLAINED], text)]
 
 
 @dataclass(frozen=True)

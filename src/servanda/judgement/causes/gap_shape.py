@@ -170,6 +170,7 @@ def signatures_of(table: TokenTable) -> Signatures:
     first, first_gap, growth, growth_z, uneven = _over_steps(table, base_K)
     repeated, repeated_share = _repeated(table, ratio_K)
     position_K = table.numbers["context.position"]
+    far = max(1, round(_FAR * len(table.gap_K)))
     return Signatures(
         len(table),
         len(np.unique(table.sequence_K)),
@@ -181,7 +182,7 @@ def signatures_of(table: TokenTable) -> Signatures:
         temperature,
         temperature_share,
         transform.between(),
-        _tail(table.gap_K),
+        float(np.partition(table.gap_K, -far)[-far:].sum() / max(table.gap_K.sum(), 1e-300)),
         _concentration(table, base_K),
         first,
         first_gap,
@@ -213,11 +214,6 @@ def _ratio(table: TokenTable, base_K: Array, of_K: Array) -> float | None:
     if inside is None or not outside:
         return None
     return inside / outside
-
-
-def _tail(gap_K: Array) -> float:
-    size = max(1, round(_FAR * len(gap_K)))
-    return float(np.partition(gap_K, -size)[-size:].sum() / max(gap_K.sum(), 1e-300))
 
 
 def _by_sequence(table: TokenTable, base_K: Array) -> tuple[Array, Array, Array]:
@@ -299,7 +295,9 @@ def _ids(table: TokenTable, ratio_K: Array) -> float | None:
     """The share of the variance that an id's mean has, from the covariance of two halves."""
     if (table.token_K < 0).all():
         return None
-    centred_K = ratio_K - _bin_means(table, ratio_K)
+    n_B = np.bincount(table.bin_K)
+    mean_B = np.bincount(table.bin_K, ratio_K) / np.maximum(n_B, 1)
+    centred_K = ratio_K - mean_B[table.bin_K]
     half_K = table.sequence_K % 2 == 0
     sums, counts = [], []
     size = int(table.token_K.max()) + 1
@@ -316,11 +314,6 @@ def _ids(table: TokenTable, ratio_K: Array) -> float | None:
     inside_K = np.isin(table.token_K, np.flatnonzero(met))
     variance = float(centred_K[inside_K].var())
     return covariance / variance if variance else 0.0
-
-
-def _bin_means(table: TokenTable, value_K: Array) -> Array:
-    n_B = np.bincount(table.bin_K)
-    return (np.bincount(table.bin_K, value_K) / np.maximum(n_B, 1))[table.bin_K]
 
 
 def _repeated(table: TokenTable, ratio_K: Array) -> tuple[float | None, float | None]:

@@ -101,16 +101,12 @@ def _(case: Case) -> str:
 
 @rule("end_of_answer")
 def _(case: Case) -> str:
-    found = case.sliced("outcome.from_end") or _late(case)
+    found = case.sliced("outcome.from_end")
+    if found is None:  # or the last few positions of the responses
+        late = case.sliced("context.position")
+        if late is not None and "gte" in late.first[1] and late.tokens <= _END:
+            found = late
     return explains(found) if found else ""
-
-
-def _late(case: Case) -> FoundSlice | None:
-    """The last few positions of the responses, if the main slice is these."""
-    found = case.sliced("context.position")
-    if found is None or "gte" not in found.first[1]:
-        return None
-    return found if found.tokens <= _END else None
 
 
 @rule("blocks")

@@ -2,7 +2,6 @@
 
 # these modules register metrics and validity checks
 from servanda.judgement.clauses import (  # noqa: F401
-    clip_ratio,
     fidelity,
     gradient,
     guards,

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,21 +19,33 @@ from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section
 from servanda.errors import Where
 from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
+from servanda.theory.bounds.theorem import Standing
 from servanda.theory.divergence.base import DIVERGENCES, sampled
 from servanda.traces.trace import TracePair
 
 if TYPE_CHECKING:
     from servanda.contract.model import Contract
     from servanda.judgement.clauses.chain_metrics import Lack
+    from servanda.judgement.clauses.numerical import Corner
+    from servanda.judgement.clauses.service_level import LoadOf
+    from servanda.judgement.clauses.statistical import Certificate
 
 Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
 Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "split", "none"]
+# of tokens: log ratios, their lower ends after rounding, whether a filter removed them, the weights
+# that the loss used; or drafts
+Reads = Literal["", "ratio", "lower", "removed", "loss", "drafts"]
+# named reasons of an outcome, on which other code may decide; the note has the words for people
+Reason = Literal[
+    "", "within noise", "train draws otherwise", "violated unfiltered", "undecided unfiltered"
+]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
 SELVES = ("self_train", "self_infer")  # the peers that compare a side with itself
 DRAWS = "train_draws"  # the peer with train's own samples for the same units
 REWARD = "reward"  # trace column: of the whole response, repeated at each of its tokens
+FLOOR = "beyond twice the noise floor (a kernel's difference from itself in other batches)"
 WITHIN_NOISE = (
     "beyond the limit, yet within twice the noise floor (an estimate): the kernels' own noise "
     "is as large"
@@ -230,6 +243,7 @@ class CellVerdict:
         share: share of the workload's tokens in the slice.
         stable: estimate of the stable kernel's value, from the same prompts.
         more: projected number of further prompt groups for a decision.
+        note, reason: why, in words and by name.
         assumptions: names in bounds.ASSUMPTIONS that the number needs.
         where: the clause in the contract's text.
         steps: first and last of the training steps that it is about; None: all of the evidence.
@@ -263,6 +277,7 @@ class CellVerdict:
     more: int | None = None
     open: bool = False  # more rounds of this run could change the outcome
     note: str = ""
+    reason: Reason = ""
     assumptions: tuple[str, ...] = ()
     where: Where | None = field(default=None, compare=False)
     steps: tuple[int, int] | None = None
@@ -286,7 +301,8 @@ class CellVerdict:
         return steps if self.slice == WHOLE else f"{steps} {self.slice}"
 
     def but(self, **changes: Any) -> CellVerdict:
-        return replace(self, **changes)
+        """The verdict with changes; a new note takes the reason of the old one with it."""
+        return replace(self, **({"reason": ""} | changes if "note" in changes else changes))
 
 
 def limit_of(clause: Clause) -> float:
@@ -314,6 +330,16 @@ def blank(cell: Cell, outcome: Outcome, note: str = "", **more: Any) -> CellVerd
     )
 
 
+_CONTRADICTED = {
+    "holds": "the data do not contradict it by the first evaluation; it cannot be proved",
+    "violated": "they contradict it; the statistical promises then say nothing",
+}
+_SHARE = {
+    "holds": "the share is at least {at_least}: counted, without chance",
+    "error": "it is less at the first evaluation; the statistical promises say nothing",
+}
+
+
 class Kind:
     """A kind of clause; each has a `judge`, and those that need evidence a `weigh`.
 
@@ -321,13 +347,50 @@ class Kind:
     `source`: the data: the workload's rounds, the golden texts (a View of either), timed requests,
     batches, corners of the envelope, served requests, the split of users, or none.  `peers`: names
     of required `View.peers`.  `noise`: noise statistics of a peer, for reports; `floor`: the larger
-    side's noise floor from all parts, each (train, infer); None if not measured.  `unexamined`:
-    effects below its power, one sentence each.
+    side's noise floor from all parts, each (train, infer); None if not measured.  `level`: a peer's
+    value.  `unexamined`: effects below its power, one sentence each.
+
+    `each`: the unit with a value; `reads`: what suffices if it is counted; `exact`: whether each
+    position has a value.  `load`, `corner`: what it is measured under.  `offline_only`: why it
+    cannot be judged on traffic, `live_only`: or offline; `applies`: false where it is left out;
+    `reason`: why it is not judged.  `standing`: guarantee type of its number, which is at `most`;
+    `assumes`: its further assumptions.  `phrase`, `metric_unit`: of its metric under the contract;
+    `words`: what its answers say, with {at_least}.
     """
 
     counts: ClassVar[bool] = False
     source: ClassVar[Source] = "workload"
     peers: ClassVar[tuple[str, ...]] = ()
+    each: ClassVar[Literal["token", "sequence"]] = "token"
+    reads: ClassVar[Reads] = ""
+    exact: ClassVar[bool] = False
+    load: LoadOf | None = None
+    corner: Corner | None = None
+    offline_only: ClassVar[str] = ""
+    live_only: ClassVar[str] = ""
+    applies: ClassVar[bool] = True
+    reason: str = ""
+    standing: ClassVar[Standing] = "certificate"
+    assumes: ClassVar[tuple[str, ...]] = ()
+    metric_unit: ClassVar[str] = ""
+    words: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def phrase(self) -> str:
+        return ""
+
+    @property
+    def most(self) -> float:
+        return math.inf
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """This kind, if it certifies a mean below a number."""
+        return None
+
+    def units_at_best(self, alpha: float, /) -> int | None:
+        """Units that `holds` needs of identical kernels; None: no number; 0: not known before."""
+        return 0
 
     def weigh(self, cell: Cell, view: Any, /) -> Statistic:
         """The statistic of a measurement; None for a kind that needs none."""
@@ -339,10 +402,33 @@ class Kind:
     def floor(self, cell: Cell, parts: list[Any], /) -> float | None:
         return None
 
+    def level(self, parts: Sequence[Any], /) -> float | None:
+        return None
+
+    def join(self, counted: Sequence[Any], /) -> Statistic:
+        """The statistic of disjoint counts, in any order; None where nothing counts for it."""
+        known = [part for part in counted if part is not None]
+        return reduce(operator.add, known) if known else None
+
+    def not_in_a_step(self, clause: Clause, /) -> str:
+        """Why the counts of a training step do not suffice; "" if they do."""
+        counted = self.reads in ("ratio", "lower", "loss")
+        why = f"{clause.metric} cannot be computed from a training step's logprobs"
+        return "" if counted else why
+
     def judge(
         self, cell: Cell, rounds: list[Statistic], floor: float | None, look: Interim, /
     ) -> CellVerdict:
         raise NotImplementedError
+
+    def answers(self, clause: Clause, wrong: tuple[str, str], /) -> Mapping[str, str]:
+        """Outcome -> what it says.
+
+        Args:
+            wrong: probability that `holds` is wrong; the same of `violated`, as a parenthesis.
+        """
+        words = self.words or (_CONTRADICTED if self.counts else _SHARE)
+        return {answer: text.format(at_least=clause.at_least) for answer, text in words.items()}
 
     def unexamined(self, cell: Cell, rounds: list[Statistic], look: Interim, /) -> tuple[str, ...]:
         return ()

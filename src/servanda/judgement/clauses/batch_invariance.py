@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -53,6 +54,12 @@ class BatchInvariance(Kind):
     """Exact for the scored texts; at a limit of 0 it compares bits and has no noise floor."""
 
     source = "batches"
+    offline_only: ClassVar[str] = "batches are put together offline"
+
+    words: ClassVar[Mapping[str, str]] = {
+        "holds": "no logprob changes by more than the limit: a fact about these texts",
+        "violated": "one does",
+    }
 
     def weigh(self, cell: Cell, paths: Mapping[str, Company]) -> dict[str, Difference]:
         return {path: Difference.of(company) for path, company in paths.items()}
@@ -73,7 +80,11 @@ class BatchInvariance(Kind):
         verdict = blank(
             cell,
             "holds",
-            "; ".join(map(_note, paths, paths.values())),
+            "; ".join(
+                f"{path}: {d.differing:,} of {d.n:,} logprobs change in batches of "
+                f"{d.batch_size}, by at most {d.largest:.2g} nats"
+                for path, d in paths.items()
+            ),
             kind="fact",
             unit="nat",
             value=value,
@@ -88,10 +99,3 @@ class BatchInvariance(Kind):
         if missing:
             return verdict.but(outcome="error")
         return verdict
-
-
-def _note(path: str, difference: Difference) -> str:
-    return (
-        f"{path}: {difference.differing:,} of {difference.n:,} logprobs change in batches of "
-        f"{difference.batch_size}, by at most {difference.largest:.2g} nats"
-    )

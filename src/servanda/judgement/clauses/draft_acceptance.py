@@ -12,6 +12,7 @@ from servanda.judgement.clauses.base import (
     CellVerdict,
     Interim,
     Kind,
+    Reads,
     View,
     blank,
     limit_of,
@@ -33,6 +34,7 @@ class DraftAcceptance(Kind):
     """
 
     counts: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "drafts"
 
     def judge(
         self, cell: Cell, rounds: list[DraftCounts], floor: object, look: Interim
@@ -49,10 +51,14 @@ class ServedDrafts(Kind):
     """
 
     counts: ClassVar[bool] = True
+    offline_only: ClassVar[str] = "the log of requests has no drafts: they are compared offline"
 
     def weigh(self, cell: Cell, view: View) -> DraftCounts:
         told = view.pair.infer.about.get(COUNTED)
-        return _told(json.loads(told)) if told and not cell.cut.terms else DraftCounts()
+        if not told or cell.cut.terms:
+            return DraftCounts()
+        data = json.loads(told)
+        return DraftCounts(**{**data, "by_depth": tuple(data["by_depth"])})
 
     def judge(
         self, cell: Cell, rounds: list[DraftCounts], floor: object, look: Interim
@@ -70,10 +76,6 @@ _BY_SERVER = (
     "the server counts the drafts of all its requests together, and this claim is about prompt "
     "groups: write claim: realised beside the clause"
 )
-
-
-def _told(data: dict[str, Any]) -> DraftCounts:
-    return DraftCounts(**{**data, "by_depth": tuple(data["by_depth"])})
 
 
 def _about(cell: Cell, look: Interim) -> dict[str, Any]:
@@ -102,15 +104,11 @@ def _judged(verdict: CellVerdict, drafts: DraftCounts, look: Interim, lacking: s
         return verdict.but(outcome="violated", note=TOO_FEW_ACCEPTED, open=False)
     # a trainer's step has no first look
     if e_holds >= look.log_price_holds and (look.launched >= look.first or not verdict.open):
-        return verdict.but(outcome="holds", open=False, note=_by_depth(drafts))
+        shares, note = [f"{share:.1%}" for share in drafts.shares], ""
+        if len(shares) > 1:
+            note = f"first 1 to {len(shares)} tokens accepted: {', '.join(shares)} of the drafts"
+        return verdict.but(outcome="holds", open=False, note=note)
     return verdict.but(note="too near the limit for this number of drafts")
-
-
-def _by_depth(drafts: DraftCounts) -> str:
-    if len(drafts.shares) < 2:
-        return ""
-    shares = ", ".join(f"{share:.1%}" for share in drafts.shares)
-    return f"first 1 to {len(drafts.shares)} tokens accepted: {shares} of the drafts"
 
 
 TOO_FEW_ACCEPTED = (

@@ -267,7 +267,10 @@ class SamplerFidelity(_Fidelity):
         verdicts = []
         for side in sides:
             own, unseen = [r[side] for r in rounds if side in r], self.unseen.format(side=side)
-            verdicts.append(self._judged(cell, own, shared, texts[side], unseen))
+            verdict = self._judged(cell, own, shared, texts[side], unseen)
+            if side == "train" and verdict.outcome == "violated":
+                verdict = verdict.but(reason="train draws otherwise")
+            verdicts.append(verdict)
         e_values = [v.e_violated for v in verdicts if v.e_violated is not None]
         return min(verdicts, key=lambda v: ORDER.index(v.outcome)).but(
             n=sum(v.n for v in verdicts),

@@ -1,5 +1,6 @@
-# Clauses about policy gradients: the bias that the token weighting leaves, and the train mass on
-# tokens that infer can hardly ever sample, which no weighting up to a cap corrects.
+# Clauses about policy gradients: the share of the clip range that the gap between the kernels uses,
+# the bias that the token weighting leaves, and the train mass on tokens that infer can hardly ever
+# sample, which no weighting up to a cap corrects.
 #
 # The weight of a token's gap depends on the divisor of the trainer's loss.  If that is the
 # response's own length, or the number of responses, the unit is the response: its token t counts
@@ -16,16 +17,24 @@ import numpy as np
 from servanda.contract.clause import Clause
 from servanda.contract.model import Contract
 from servanda.contract.objective import GroupAdvantage, Weighting
-from servanda.judgement.clauses.base import Array, Cell, View, limit_of
-from servanda.judgement.clauses.chain_certificate import ChainCertificate, between
-from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
+from servanda.judgement.clauses.base import Array, Cell, Reads, View, limit_of
+from servanda.judgement.clauses.chain_metrics import (
+    CHAIN,
+    ChainCertificate,
+    ChainMetric,
+    Lack,
+    between,
+)
+from servanda.judgement.clauses.scaling import Feed, share_beyond
 from servanda.judgement.clauses.sequences import SequenceCertificate
+from servanda.judgement.clauses.statistical import Certificate
 from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
     Loss,
     group_advantage_bound,
     loss_weights,
     policy_gradient_bias,
+    ratio_budget,
 )
 from servanda.theory.bounds.importance_weights import PSI, Psi, naive, weight_gap
 from servanda.theory.bounds.theorem import Standing
@@ -84,6 +93,87 @@ def bias_assumes(loss: Loss) -> tuple[str, ...]:
     return always if loss == "sequence_mean" else (*always, "constant_divisor")
 
 
+@CHAIN.register("ratio_budget")
+@dataclass(frozen=True)
+class RatioBudget(ChainCertificate):
+    """|log w| over log(1 + high) where w > 1, and over -log(1 - low) where w < 1."""
+
+    clip_range: tuple[float, float] = (0.2, 0.2)
+
+    meaning: ClassVar[str] = (
+        "the share of the PPO clip range that the gap between the kernels uses up before the "
+        "policy has moved (1: all of it, on the side of the token's ratio)"
+    )
+    example: ClassVar[str] = (
+        "{id: budget, metric: ratio_budget, aggregate: p99, at_most: 0.5, slices: [all]}"
+    )
+    takes: ClassVar[frozenset[str]] = frozenset({"aggregate", "clip"})
+    assumes: ClassVar[tuple[str, ...]] = ("one_ratio",)
+
+    @classmethod
+    def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
+        gradient = contract.gradient
+        if gradient is None or gradient.clip_range is None:
+            message = "ratio_budget is a share of the clip range, and none is declared"
+            yield Lack(message, "declare gradient: {clip_range: [0.2, 0.28], ratio: bypass}")
+        elif gradient.ratio == "decoupled":
+            message = "in decoupled mode the clip range bounds the policy's own update only: the "
+            yield Lack(
+                f"{message}gap between the kernels uses none of it",
+                "promise weight_gap of the weighting that corrects it, or declare ratio: bypass "
+                "if the clipped ratio is new policy over infer",
+            )
+        elif gradient.ratio is None:
+            message = "ratio_budget needs to know which ratio is clipped, and none is declared"
+            hint = "declare gradient: {ratio: bypass} if it is new policy over infer"
+            yield Lack(message, hint)
+
+    @classmethod
+    def amiss(cls, clause: Clause, /) -> Iterator[Lack]:
+        if clause.aggregate is None:
+            message = f"clause {clause.id!r} needs an aggregate"
+            yield Lack(message, "add aggregate: p99, or mean with clip: 1")
+        elif clause.aggregate == "max":
+            message = "a sample cannot certify a maximum: the next token may exceed it"
+            yield Lack(message, "write p99.9", "aggregate")
+        elif clause.percentile is not None and clause.clip is not None:
+            message = f"clip bounds a mean; {clause.aggregate} does not need it"
+            yield Lack(message, "remove clip", "clip")
+        elif clause.percentile is None and clause.clip is None:
+            message = "the mean of ratio_budget has no bound, so no sample can certify it"
+            yield Lack(message, "add clip: 1, or promise aggregate: p99", "aggregate")
+        elif limit_of(clause) >= 1:
+            message = f"a share of {limit_of(clause):g} leaves the policy's own update nothing"
+            yield Lack(message, "write a share below 1, such as 0.5", "at_most")
+
+    @classmethod
+    def of(cls, contract: Contract, clause: Clause) -> Certificate:
+        assert contract.gradient is not None  # lint rejects it
+        assert contract.gradient.clip_range is not None
+        limit, clip = limit_of(clause), clause.clip
+        if clip is not None:
+            feed = Feed(limit / clip, clip)
+        else:
+            feed = Feed(share_beyond(clause), threshold=limit)
+        return cls(feed, contract.gradient.clip_range)
+
+    def values(self, cell: Cell, view: View) -> Array:
+        """The used share of its side by each token's ratio, [N]."""
+        log_ratio_N = view.log_ratio()
+        known_N = ~np.isnan(log_ratio_N)
+        used_N = np.full(len(log_ratio_N), np.nan)
+        used_N[known_N] = self._used(log_ratio_N[known_N])
+        return used_N
+
+    def _used(self, log_ratio_N: Array) -> Array:
+        budget = ratio_budget(np.abs(log_ratio_N), *self.clip_range)
+        return np.where(log_ratio_N > 0, budget.used_up, budget.used_down)
+
+    def of_rounding(self, error_N: Array, length_S: Array) -> float:
+        used_N = self._used(error_N)
+        return float(used_N.max() if self.feed.threshold is not None else used_N.mean())
+
+
 @dataclass(frozen=True)
 class Gap(ChainCertificate):
     """D_psi = sum |p - q psi(w)| of each token, times a factor.
@@ -95,6 +185,7 @@ class Gap(ChainCertificate):
     psi: Psi = naive()  # noqa: RUF009 - frozen
     loss: Loss = "token_mean"
     factor: float = 1.0
+    reads: ClassVar[Reads] = "ratio"
 
     @classmethod
     def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
@@ -120,6 +211,10 @@ class Gap(ChainCertificate):
     @property
     def phrase(self) -> str:
         return f"{self.meaning}, {_SUMS[self.loss]}"
+
+    def of_rounding(self, error_N: Array, length_S: Array) -> float:
+        # errors are symmetric, and weights above 1 may give a negative value
+        return self.factor * max(float(weight_gap(error_N, self.psi).mean()), 0.0)
 
     def values(self, cell: Cell, view: View) -> Array:
         return self.factor * self.gap(view)
@@ -171,6 +266,13 @@ class AnswerGap(SequenceCertificate, Gap):
     """The gaps of whole responses: the sum over tokens, by the divisor of the loss."""
 
     metric_unit: ClassVar[str] = "per answer"
+
+    def not_in_a_step(self, clause: Clause) -> str:
+        return "a step is judged by token, and this contract's loss is defined on whole responses"
+
+    def of_rounding(self, error_N: Array, length_S: Array) -> float:
+        token, n = Gap.of_rounding(self, error_N, length_S), len(length_S)
+        return token * float(loss_weights(self.loss, length_S).sum()) / n if n else token
 
     def values(self, cell: Cell, view: View) -> Array:
         """[S]; NaN for a lost response or one with a token without a logprob."""
@@ -267,7 +369,7 @@ class SupportMass(ChainCertificate):
             )
 
     @classmethod
-    def of(cls, contract: Contract, clause: Clause) -> SupportMass:  # noqa: ARG003 - the protocol's
+    def of(cls, contract: Contract, clause: Clause) -> Certificate:  # noqa: ARG003 - the protocol's
         cap = _CAP if clause.clip is None else clause.clip
         return cls(between(limit_of(clause), (1.0 - cap, 1.0)), cap)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from servanda.judgement.clauses.base import (
     CellVerdict,
     Interim,
     Kind,
+    Reads,
     View,
     blank,
     limit_of,
@@ -71,6 +73,18 @@ def refuted(
     return verdict.but(outcome="holds", note="not rejected")
 
 
+def counted(
+    cell: Cell, usable: int, launched: int, units: str = "tokens", **more: Any
+) -> CellVerdict:
+    """`holds` if the share is at least the limit, otherwise inconclusive."""
+    limit = limit_of(cell.clause)
+    verdict = blank(cell, "inconclusive", kind="fact", limit=limit, n=launched, units=units, **more)
+    if not launched:
+        return verdict.but(open=True, note="nothing was measured yet")
+    value = usable / launched
+    return verdict.but(value=value, outcome="holds" if value >= limit else "inconclusive")
+
+
 def lost(cell: Cell, view: View) -> int:
     """Largest number of tokens of lost sequences in the slice."""
     return len(view.lost(cell.cut)) * cell.cut.positions(view.width)
@@ -85,6 +99,12 @@ class Coherent(_Refuting):
         "the weights train / infer average above 1, which no two distributions give: raw "
         "logprobs on one side and processed ones on the other, or logprobs of other tokens"
     )
+    reads: ClassVar[Reads] = "lower"
+
+    def join(self, counted: Sequence[Coherence]) -> Coherence:
+        n, missing = (sum(getattr(c, name) for c in counted) for name in ("n", "missing"))
+        growth = zip(*(c.growth for c in counted if c.growth), strict=True)
+        return Coherence(n, tuple(map(math.fsum, growth)), missing)
 
     def weigh(self, cell: Cell, view: View) -> Coherence:
         inside_N = view.mask(cell.cut)
@@ -125,6 +145,8 @@ class KeptRatio(Kind):
     If the record does not mark removed tokens, the clause does not apply.
     """
 
+    reads: ClassVar[Reads] = "removed"
+
     def weigh(self, cell: Cell, view: View) -> Counts | None:
         removed_N = view.pair.infer.columns.get("removed")
         if removed_N is None:
@@ -138,18 +160,13 @@ class KeptRatio(Kind):
         known = [counts for counts in rounds if counts is not None]
         if rounds and not known:
             return blank(cell, "not applicable", "nothing says which tokens a filter removed")
-        counts, limit = sum(known, Counts()), limit_of(cell.clause)
-        verdict = blank(
-            cell, "inconclusive", kind="fact", limit=limit, n=counts.launched, units="tokens"
-        )
-        if not counts.launched:
-            return verdict.but(open=True, note="nothing was measured yet")
-        value = counts.usable / counts.launched
-        if value >= limit:
-            return verdict.but(value=value, outcome="holds")
+        counts = sum(known, Counts())
+        verdict = counted(cell, counts.usable, counts.launched)
+        if verdict.outcome == "holds" or not counts.launched:
+            return verdict
         absent = counts.launched - counts.usable
         note = f"a filter removed {absent:,} of {counts.launched:,} tokens before training"
-        return verdict.but(value=value, outcome="violated", note=note)
+        return verdict.but(outcome="violated", note=note)
 
 
 @GUARDS.register("usable_ratio")
@@ -160,6 +177,8 @@ class UsableRatio(Kind):
     A lost sequence counts with its largest possible number of tokens.
     """
 
+    reads: ClassVar[Reads] = "ratio"
+
     def weigh(self, cell: Cell, view: View) -> Counts:
         inside_N = view.mask(cell.cut)
         launched = int(inside_N.sum()) + lost(cell, view)
@@ -167,27 +186,15 @@ class UsableRatio(Kind):
 
     def judge(self, cell: Cell, rounds: list[Counts], floor: object, look: Interim) -> CellVerdict:
         counts = sum(rounds, Counts())
-        limit = limit_of(cell.clause)
-        verdict = blank(
-            cell,
-            "inconclusive",
-            kind="fact",
-            limit=limit,
-            n=counts.launched,
-            units="tokens",
-            missing=counts.launched - counts.usable,
-        )
-        if not counts.launched:
-            return verdict.but(open=True, note="nothing was measured yet")
-        value = counts.usable / counts.launched
-        verdict = verdict.but(value=value)
-        if value >= limit:
-            return verdict.but(outcome="holds")
+        missing = counts.launched - counts.usable
+        verdict = counted(cell, counts.usable, counts.launched, missing=missing)
+        if verdict.outcome == "holds" or not counts.launched:
+            return verdict
         if look.launched < look.first:
             return verdict.but(open=True, more=max(1, look.first - look.launched))
         return verdict.but(
             outcome="error",
-            note=f"{counts.launched - counts.usable} of {counts.launched} launched tokens have "
+            note=f"{missing} of {counts.launched} launched tokens have "
             "no usable logprob (NaN, infinite, or a lost sequence)",
         )
 
@@ -213,6 +220,7 @@ class RescoredRatio(Kind):
     """
 
     source = "coverage"
+    live_only: ClassVar[str] = "nothing is served offline: it concerns traffic"
 
     def weigh(self, cell: Cell, windows: Windows) -> Coverage:
         return windows[cell.clause.over]
@@ -221,25 +229,15 @@ class RescoredRatio(Kind):
         self, cell: Cell, rounds: list[Coverage], floor: object, look: Interim
     ) -> CellVerdict:
         counts = rounds[0] if rounds else Coverage()
-        limit, over = limit_of(cell.clause), cell.clause.over
+        over = cell.clause.over
         window = "" if over is None else f" in the last {duration_text(over)}"
-        verdict = blank(
-            cell,
-            "inconclusive",
-            f"infer served no request{window}",
-            kind="fact",
-            limit=limit,
-            n=counts.served,
-            units="requests",
-            open=True,
-        )
-        if not counts.served:
+        verdict = counted(cell, counts.scored, counts.served, "requests")
+        if verdict.outcome == "holds":
             return verdict
-        value = counts.scored / counts.served
-        verdict = verdict.but(value=value)
-        if value >= limit:
-            return verdict.but(outcome="holds", open=False, note="")
+        if not counts.served:
+            return verdict.but(note=f"infer served no request{window}")
         return verdict.but(
+            open=True,
             note=f"{counts.scored:,} of {counts.served:,} requests that infer served{window} were "
-            "scored again: log a larger sample of them"
+            "scored again: log a larger sample of them",
         )

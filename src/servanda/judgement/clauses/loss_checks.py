@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from servanda.judgement.clauses.base import (
     CellVerdict,
     Interim,
     Kind,
+    Reads,
     View,
     blank,
     limit_of,
@@ -198,6 +199,15 @@ class LossCheck(Kind):
 
     psi: Psi
     weighting: str
+    reads: ClassVar[Reads] = "loss"
+
+    def join(self, counted: Sequence[LossSums]) -> LossSums:
+        return LossSums.joined(counted)
+
+    words: ClassVar[Mapping[str, str]] = {
+        "holds": "it is at least {at_least}: counted, without chance",
+        "violated": "it is less: the loss did something else on these tokens",
+    }
 
     @classmethod
     def declared(cls, contract: Contract) -> LossCheck:
@@ -244,7 +254,7 @@ class LossCheck(Kind):
         if value >= limit:
             missing = f"{sums.tokens - n:,} of {sums.tokens:,} tokens have no recorded weight"
             return verdict.but(note=missing)
-        return verdict.but(outcome="violated", note=self.reason(sums))
+        return verdict.but(outcome="violated", note=self.why(sums))
 
     def invalidates(self, other: Kind) -> bool:
         return False
@@ -253,7 +263,7 @@ class LossCheck(Kind):
         """The value, its least possible value given the missing tokens, and tokens with one."""
         raise NotImplementedError
 
-    def reason(self, sums: LossSums) -> str:
+    def why(self, sums: LossSums) -> str:
         return ""
 
 
@@ -277,7 +287,7 @@ class DeclaredWeight(LossCheck):
         same = sums.compared - sums.differing
         return sums.declared_ratio, same / max(sums.tokens, 1), sums.compared
 
-    def reason(self, sums: LossSums) -> str:
+    def why(self, sums: LossSums) -> str:
         return sums.difference(self.weighting)
 
 
@@ -288,7 +298,7 @@ class LossKept(LossCheck):
     def measured(self, sums: LossSums) -> tuple[float | None, float, int]:
         return sums.kept_ratio, sums.kept / max(sums.tokens, 1), sums.known
 
-    def reason(self, sums: LossSums) -> str:
+    def why(self, sums: LossSums) -> str:
         return f"the loss dropped {sums.known - sums.kept:,} of {sums.known:,} trained tokens"
 
 
@@ -299,7 +309,7 @@ class MeanWeight(LossCheck):
     def measured(self, sums: LossSums) -> tuple[float | None, float, int]:
         return sums.mean, sums.total / max(sums.tokens, 1), sums.weighted
 
-    def reason(self, sums: LossSums) -> str:
+    def why(self, sums: LossSums) -> str:
         times = f"{1 / sums.mean:.1f} times" if sums.mean else "infinitely"
         return f"the loss counts this batch {times} less than its tokens"
 
@@ -314,6 +324,6 @@ class EffectiveSize(LossCheck):
         # a token of unknown weight could outweigh all others
         return value, value if whole and value is not None else 0.0, sums.weighted
 
-    def reason(self, sums: LossSums) -> str:
+    def why(self, sums: LossSums) -> str:
         size = (sums.effective_ratio or 0.0) * sums.weighted
         return f"{sums.weighted:,} tokens have the variance of {size:,.0f} equally weighted ones"

@@ -11,11 +11,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from servanda.judgement.clauses.base import (
+    FLOOR,
     WITHIN_NOISE,
     Array,
     Cell,
@@ -37,6 +40,11 @@ class MassGap(Sampled):
 
     limit: float
     counts = True
+
+    words: ClassVar[Mapping[str, str]] = {
+        "holds": "the data show both kernels' mass there within the limit of each other",
+        "violated": "they show it further apart, beyond the limit and " + FLOOR,
+    }
 
     def weigh(self, cell: Cell, view: View) -> Sides:
         inside_N = view.inside(cell.cut)
@@ -94,7 +102,7 @@ class MassGap(Sampled):
         if low > red_line or high < -red_line:
             return verdict.but(outcome="violated", open=False)
         if self.limit < abs(verdict.value or 0.0) <= red_line:
-            return verdict.but(note=WITHIN_NOISE)
+            return verdict.but(note=WITHIN_NOISE, reason="within noise")
         return verdict.but(more=max(look.launched, look.first - look.launched, 1))
 
 

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.clause import Clause, Relative
+from servanda.contract.clause import WHOLE, Clause, Relative
+from servanda.contract.model import Contract
+from servanda.contract.workload import Path
 from servanda.judgement.clauses.base import (
+    FLOOR,
     WITHIN_NOISE,
     Cell,
     CellVerdict,
@@ -20,7 +26,8 @@ from servanda.judgement.clauses.base import (
     View,
     blank,
 )
-from servanda.theory.divergence.base import DIVERGENCES
+from servanda.judgement.slices.rules import Cut
+from servanda.theory.divergence.base import DIVERGENCES, Floats
 from servanda.theory.divergence.calibration import calibration
 
 
@@ -48,29 +55,51 @@ def aggregate(clause: Clause, values: tuple[float, ...]) -> float:
     return float(np.mean(values) if clause.aggregate == "mean" else np.max(values))
 
 
-@dataclass(frozen=True)
-class Fact(Kind):
-    """Exact for the recorded positions only."""
+class Golden(Kind, ABC):
+    """Kinds on the golden texts: facts about these positions, without alpha."""
 
     source: ClassVar[Source] = "golden"
+    offline_only: ClassVar[str] = "golden texts are measured offline"
+
+    words: ClassVar[Mapping[str, str]] = {
+        "holds": "the value is within the limit: a fact about these texts, without chance",
+        "violated": "it is beyond the limit and " + FLOOR,
+    }
+
+    def noise(self, cell: Cell, view: View) -> tuple[Any, Any]:
+        """The noise of a side: on the slice, and on the whole."""
+        return self.weigh(cell, view), self.weigh(replace(cell, cut=Cut(WHOLE)), view)
+
+    @abstractmethod
+    def value(self, cell: Cell, noise: Any) -> float | None:
+        """The value of one side's noise; None without a position."""
+
+    def floor(self, cell: Cell, parts: list[Any]) -> float | None:
+        """The floor of the slice, or of the whole if the re-scored sample never met the slice."""
+        floors = []
+        for inside, whole in (side for part in parts for side in part):
+            value = self.value(cell, inside)
+            floors.append(self.value(cell, whole) if value is None else value)
+        return max((floor for floor in floors if floor is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Fact(Golden):
+    """Exact for the recorded positions only."""
+
+    exact: ClassVar[bool] = True
 
     def weigh(self, cell: Cell, view: View) -> Values:
         return Values.of(view.exact[cell.clause.metric][view.mask(cell.cut)])
 
-    def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
-        """The noise of a side: on the slice, and on the whole."""
-        return self.weigh(cell, view), Values.of(view.exact[cell.clause.metric])
-
-    def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
-        """The floor of the slice, or of the whole if the re-scored sample never met the slice."""
-        sides = [slice_ if slice_.known else whole for part in parts for slice_, whole in part]
-        return max((aggregate(cell.clause, s.known) for s in sides if s.known), default=None)
+    def value(self, cell: Cell, noise: Values) -> float | None:
+        return aggregate(cell.clause, noise.known) if noise.known else None
 
     def judge(
         self, cell: Cell, rounds: list[Values], floor: float | None, look: Interim
     ) -> CellVerdict:
         values = sum(rounds, Values())
-        value = aggregate(cell.clause, values.known) if values.known else None
+        value = self.value(cell, values)
         unit = DIVERGENCES[cell.clause.metric].unit
         return judged(cell, value, floor, n=len(values.known), missing=values.missing, unit=unit)
 
@@ -112,7 +141,7 @@ def judged(
             outcome="error", note=f"{missing} golden positions have NaN or infinite logits"
         )
     if value > limit:
-        return verdict.but(note=WITHIN_NOISE)
+        return verdict.but(note=WITHIN_NOISE, reason="within noise")
     return verdict.but(outcome="holds")
 
 
@@ -129,15 +158,15 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class BoundedFact(Kind):
+class BoundedFact(Fact):
     """Violated by its lower bound, holds by its upper bound; inconclusive in between.
 
     The noise floor is only the candidate's: a pack is not scored again.
     """
 
-    source: ClassVar[Source] = "golden"
+    exact: ClassVar[bool] = False
 
-    def weigh(self, cell: Cell, view: View) -> Ends:
+    def weigh(self, cell: Cell, view: View) -> Ends:  # type: ignore[override]
         inside_N, name = view.mask(cell.cut), cell.clause.metric
         columns = (f"{name}.low", f"{name}.high", "tail")
         return Ends(*(Values.of(view.exact[column][inside_N]) for column in columns))
@@ -145,10 +174,7 @@ class BoundedFact(Kind):
     def noise(self, cell: Cell, view: View) -> tuple[Values, Values]:
         return Fact().noise(cell, view)
 
-    def floor(self, cell: Cell, parts: list[tuple[tuple[Values, Values], ...]]) -> float | None:
-        return Fact().floor(cell, parts)
-
-    def judge(
+    def judge(  # type: ignore[override]
         self, cell: Cell, rounds: list[Ends], floor: float | None, look: Interim
     ) -> CellVerdict:
         ends = sum(rounds, Ends(Values(), Values(), Values()))
@@ -189,22 +215,16 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Calibration(Kind):
+class Calibration(Golden):
     """An exact value over many golden positions, so it takes no aggregate."""
 
-    source = "golden"
-
     def weigh(self, cell: Cell, view: View) -> Scores:
-        return _scores(view, view.mask(cell.cut))
+        rows_NC = np.stack([view.exact[name][view.mask(cell.cut)] for name in COLUMNS], axis=-1)
+        known_NC = rows_NC[~np.isnan(rows_NC).any(axis=-1)]
+        return Scores(tuple(map(tuple, known_NC.tolist())), len(rows_NC) - len(known_NC))
 
-    def noise(self, cell: Cell, view: View) -> tuple[Scores, Scores]:
-        """The noise of a side: on the slice, and on the whole."""
-        return self.weigh(cell, view), _scores(view, np.ones(len(view.usable_N), dtype=bool))
-
-    def floor(self, cell: Cell, parts: list[tuple[tuple[Scores, Scores], ...]]) -> float | None:
-        """The floor of the slice, or of the whole if the re-scored sample never met the slice."""
-        sides = [slice_ if slice_.rows else whole for part in parts for slice_, whole in part]
-        return max((s.value for s in sides if s.value is not None), default=None)
+    def value(self, cell: Cell, noise: Scores) -> float | None:
+        return noise.value
 
     def judge(
         self, cell: Cell, rounds: list[Scores], floor: float | None, look: Interim
@@ -213,7 +233,70 @@ class Calibration(Kind):
         return judged(cell, scores.value, floor, n=len(scores.rows), missing=scores.missing)
 
 
-def _scores(view: View, inside_N: np.ndarray) -> Scores:
-    rows_NC = np.stack([view.exact[name][inside_N] for name in COLUMNS], axis=-1)
-    known_NC = rows_NC[~np.isnan(rows_NC).any(axis=-1)]
-    return Scores(tuple(map(tuple, known_NC.tolist())), len(rows_NC) - len(known_NC))
+# Corners of the envelope: a numerical clause at the smallest and largest batches and prompts.
+
+MOST_TOKENS = 24  # judged tokens after each prompt of a corner
+Exact = Mapping[str, Floats]  # metric -> value at each position, [N]
+
+
+@dataclass(frozen=True)
+class Corner:
+    """One corner: the batch size and the prompt length.
+
+    Args:
+        prompt_tokens: None if not declared: golden texts unchanged.
+        width: number of judged tokens after each prompt.
+    """
+
+    batch_size: int
+    prompt_tokens: int | None
+    width: int
+    path: Path
+
+    @property
+    def name(self) -> str:
+        prompt = f" prompt={self.prompt_tokens}" if self.prompt_tokens else ""
+        return f"corner batch={self.batch_size}{prompt}"
+
+
+@dataclass(frozen=True)
+class CornerRun:
+    """The exact metrics of one corner, and the noise of each side there."""
+
+    exact: Exact
+    selves: tuple[Exact, ...]
+
+
+@dataclass(frozen=True)
+class CornerFact(Fact):
+    """Exact for the scored positions of one corner."""
+
+    corner: Corner = field()  # type: ignore[assignment] - narrower, and without a default
+    source: ClassVar[Source] = "corners"
+
+    def weigh(  # type: ignore[override]
+        self, cell: Cell, runs: Mapping[str, CornerRun]
+    ) -> Values:
+        return Values.of(runs[self.corner.name].exact[cell.clause.metric])
+
+    def noise(  # type: ignore[override]
+        self, cell: Cell, runs: Mapping[str, CornerRun]
+    ) -> tuple[tuple[Values, Values], ...]:
+        selves = [Values.of(exact[cell.clause.metric]) for exact in runs[self.corner.name].selves]
+        return tuple((values, values) for values in selves)
+
+
+def corners_of(contract: Contract) -> tuple[Corner, ...]:
+    """The combinations of low and high batch size and prompt length."""
+    envelope = contract.runtime.envelope
+    if envelope is None or not (envelope.batch_size or envelope.prompt_tokens):
+        return ()
+    infer = contract.kernels.infer
+    batches = envelope.batch_size or (infer.batch_size,)
+    prompts = [max(1, int(n)) for n in envelope.prompt_tokens or ()] or [None]
+    new = contract.workload.sampling.max_new_tokens if contract.workload else MOST_TOKENS
+    path: Path = envelope.path or infer.path or "decode"
+    return tuple(
+        Corner(max(1, int(batch)), prompt, min(new, MOST_TOKENS), path)
+        for batch, prompt in dict.fromkeys(itertools.product(batches, prompts))
+    )

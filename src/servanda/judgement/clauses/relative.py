@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from servanda.judgement.clauses.base import WITHIN_NOISE, Cell, CellVerdict, Interim, View
 from servanda.judgement.clauses.statistical import Certificate, Process, total
 from servanda.theory.stats.interval import interval
+
+if TYPE_CHECKING:
+    from servanda.contract.clause import Clause
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,17 @@ class RelativeCertificate(Certificate):
 
     times: float = 1.0
     whose: ClassVar[str] = ""
+
+    @property
+    def certificate(self) -> None:
+        """The limit is known only once it is measured."""
+        return None
+
+    def units_at_best(self, alpha: float) -> int | None:
+        return 0
+
+    def not_in_a_step(self, clause: Clause) -> str:
+        return "a training step has no noise floor and no stable kernel to compare with"
 
     def weigh(self, cell: Cell, view: View) -> Compared:  # type: ignore[override]
         peers = {
@@ -68,8 +82,9 @@ class RelativeCertificate(Certificate):
         if self._ends(own, share)[0] > max(self.times * max(high for _, high in ends), noise):
             return verdict.but(outcome="violated", open=False)
         if limit < mean <= noise:
-            return verdict.but(note=WITHIN_NOISE)
-        more = self._more(own, look)
+            return verdict.but(note=WITHIN_NOISE, reason="within noise")
+        # a doubling, because one evaluation does not predict when two intervals separate
+        more = max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
         if not limit:
             note = f"{self.whose} is exactly 0 so far: no sample can show that a mean is 0; "
             # if the kernels differ, more rounds can still show it
@@ -83,10 +98,6 @@ class RelativeCertificate(Certificate):
     def _ends(self, process: Process, alpha: float) -> tuple[float, float]:
         low, high = interval(process, alpha)
         return self.feed.value(low), self.feed.value(high)
-
-    def _more(self, own: Process, look: Interim) -> int:
-        """A doubling, because one evaluation does not predict when two intervals separate."""
-        return max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
 from servanda.judgement.clauses.statistical import BySequence, Process, Tally, sequence_units, total
-from servanda.judgement.slices.rules import Known
 from servanda.theory.stats.bets import NEG, POS, mixed, weights_above, weights_below
 from servanda.theory.stats.interval import interval, units_to_decide
 
@@ -76,7 +75,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class RewardGap(BySequence, Sampled):
+class RewardGap(BySequence, ChainMetric, Sampled):
     """|E R_infer - E R_train| is at most the limit; each end is certified at half of alpha.
 
     Args:
@@ -86,21 +85,15 @@ class RewardGap(BySequence, Sampled):
 
     limit: float
     span: float
-    each: ClassVar[Literal["token", "sequence"]] = "sequence"
     counts: ClassVar[bool] = True
     peers: ClassVar[tuple[str, ...]] = (DRAWS,)
     meaning: ClassVar[str] = (
         "the difference of the expected rewards of whole responses, up or down, where each kernel "
         "generates its own"
     )
-    metric_unit: ClassVar[str] = ""
+    nonnegative: ClassVar[bool] = False
+    offline_only: ClassVar[str] = "train does not answer users: rewards are compared offline"
     example: ClassVar[str] = "{id: reward, metric: reward_gap, at_most: 0.05, slices: [all]}"
-    takes: ClassVar[frozenset[str]] = frozenset()
-    known: ClassVar[Known] = "request"
-
-    @classmethod
-    def under(cls, _: Contract, /) -> type[ChainMetric]:
-        return cls
 
     @classmethod
     def lacks(cls, contract: Contract, clause: Clause) -> Iterator[Lack]:
@@ -144,8 +137,18 @@ class RewardGap(BySequence, Sampled):
             ),
         )
 
+    @property
+    def most(self) -> float:
+        return self.span
+
+    words: ClassVar[Mapping[str, str]] = {
+        "holds": "the data show the two expected rewards within the limit of each other",
+        "violated": "they show them further apart than the limit",
+        "measured": "the train kernel generates responses of its own, with the same seeds",
+    }
+
     def units_at_best(self, alpha: float) -> int | None:
-        """Units that `holds` needs if both responses to every prompt have the same reward."""
+        """If both responses to every prompt have the same reward."""
         ends = (
             np.log1p(NEG * _SAME) - np.log1p(NEG * self._x(self.limit)),
             np.log1p(POS * _SAME) - np.log1p(POS * self._x(-self.limit)),

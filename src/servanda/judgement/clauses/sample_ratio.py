@@ -93,6 +93,7 @@ class SampleRatio(Kind):
 
     counts = True
     source: ClassVar = "split"
+    live_only: ClassVar[str] = "nothing is served offline: it concerns the split of traffic"
 
     def weigh(self, cell: Cell, split: Split) -> Shares:
         inside = _inside(cell.cut, split.users)

@@ -14,6 +14,7 @@ import numpy as np
 
 from servanda.judgement.clauses.base import (
     GUARDS,
+    SELVES,
     Cell,
     CellVerdict,
     Interim,
@@ -25,8 +26,6 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.judgement.clauses.statistical import Grown, Tally, units_of
 from servanda.theory.stats.bets import mixed, weights_above, weights_below
-
-SELVES = ("self_train", "self_infer")
 
 
 @GUARDS.register("self_noise")

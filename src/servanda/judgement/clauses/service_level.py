@@ -38,16 +38,14 @@ class Metric:
     values: Callable[[Timing], tuple[float, ...]]
 
 
-def _speed(timing: Timing) -> tuple[float, ...]:
-    """Tokens per second of a block; none if its clock did not advance."""
-    return (timing.tokens / timing.wall,) if timing.wall else ()
-
-
 TIMINGS: Mapping[str, Metric] = MappingProxyType(
     {
         "time_to_first_token_seconds": Metric("s", "requests", lambda t: t.first_S),
         "inter_token_latency_seconds": Metric("s", "tokens", lambda t: t.gap_N),
-        "tokens_per_second": Metric("1/s", "blocks", _speed),
+        # none if the clock of the block did not advance
+        "tokens_per_second": Metric(
+            "1/s", "blocks", lambda t: (t.tokens / t.wall,) if t.wall else ()
+        ),
     }
 )
 
@@ -116,9 +114,15 @@ class Samples:
 class ServiceLevel(Kind):
     """A limit on an aggregate over requests, judged on the served path."""
 
-    load: LoadOf
+    load: LoadOf = field()  # type: ignore[assignment] - narrower, and without a default
     seed: int
     source: ClassVar[Source] = "timing"
+    offline_only: ClassVar[str] = "requests are timed offline, under a load of the contract's own"
+
+    words: ClassVar[Mapping[str, str]] = {
+        "holds": "the interval of the value lies within the limit: an estimate of this machine",
+        "violated": "it lies beyond the limit",
+    }
 
     def weigh(self, cell: Cell, runs: Mapping[LoadOf, LoadRun]) -> Samples:
         run = runs[self.load]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from servanda.judgement.clauses.base import (
+    FLOOR,
     WITHIN_NOISE,
     Array,
     Cell,
@@ -21,16 +22,22 @@ from servanda.judgement.clauses.base import (
     blank,
     peak,
 )
-from servanda.theory.bounds.theorem import Standing
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.bets import mixed
 from servanda.theory.stats.group_ratio import GroupRatio
-from servanda.theory.stats.interval import interval, units_to_decide
+from servanda.theory.stats.interval import interval, units_at_best, units_to_decide
 from servanda.theory.stats.log_moment import LogMoment
 
 if TYPE_CHECKING:
+    from servanda.contract.clause import Clause
     from servanda.judgement.clauses.scaling import Feed
+    from servanda.judgement.slices.rules import Known
 
+# divergences of a sampled token that depend only on log p - log q
+RATIO_METRICS = (
+    *("tv", "k1_nats", "k2_nats", "k3_nats", "kl_reverse_nats"),
+    *("chi2", "le_cam", "abs_log_ratio_nats"),
+)
 _FLOOR_TOKENS = 50  # below this, one outlier would make too large a noise floor
 _LITTLE = 0.25  # a lower fill is mentioned
 
@@ -150,23 +157,55 @@ def rests_on(cell: Cell, more: Sequence[str] = ()) -> tuple[str, ...]:
 class BySequence(Kind):
     """Kinds whose units are dispatched sequences; defined on slices of requests."""
 
+    each: ClassVar[Literal["token", "sequence"]] = "sequence"
+    known: ClassVar[Known] = "request"
+
 
 @dataclass(frozen=True)
 class Certificate(Sampled):
-    """`holds` and `violated` by anytime-valid evidence.
-
-    `standing`: guarantee type of its number; `assumes`: additional assumptions; `each`: the unit
-    that has a value.
-    """
+    """`holds` and `violated` by anytime-valid evidence."""
 
     feed: Feed
     counts: ClassVar[bool] = True
-    standing: ClassVar[Standing] = "certificate"
-    assumes: ClassVar[tuple[str, ...]] = ()
-    each: ClassVar[Literal["token", "sequence"]] = "token"
+
+    @property
+    def certificate(self) -> Certificate | None:
+        return self
+
+    @property
+    def most(self) -> float:
+        return self.feed.value(1.0)
+
+    def units_at_best(self, alpha: float) -> int | None:
+        return units_at_best(self.feed.limit, alpha, self.feed.best)
+
+    def answers(self, clause: Clause, wrong: tuple[str, str]) -> Mapping[str, str]:
+        what = "the mean" if clause.percentile is None else "the share"
+        holds = "never: the mean of a metric without bound can only be refuted"
+        if self.feed.proves:
+            holds = f"the data show {what} below the limit (wrong: at most {wrong[0]})"
+        return {"holds": holds, "violated": f"they show it above the limit and {FLOOR}{wrong[1]}"}
+
+    def not_in_a_step(self, clause: Clause) -> str:
+        return "" if clause.metric in RATIO_METRICS else super().not_in_a_step(clause)
+
+    def of_rounding(self, error_N: Array, length_S: Array, /) -> float | None:
+        """The value that rounding of the log ratios alone causes; None: not known.
+
+        Args:
+            error_N: equally likely errors, nats, ascending and symmetric; length_S: tokens of each
+                response.
+        """
+        return None
 
     def weigh(self, cell: Cell, view: View) -> Grown:
         return self.grown(self.process(cell, view))
+
+    def join(self, counted: Sequence[Any]) -> Grown:
+        moments: list[Any] = [p.process if isinstance(p, Grown) else p for p in counted]
+        # the total is rounded once, so that it does not depend on the order
+        whole = sum(moments, LogMoment())
+        return self.grown(replace(whole, total=math.fsum(part.total for part in moments)))
 
     def grown(self, process: Process) -> Grown:
         """The statistics of one round, with their evidence about the limit."""
@@ -254,7 +293,7 @@ class Certificate(Sampled):
             )
         tally = Tally.of(processes)
         if feed.limit < tally.mean <= red_line:
-            return verdict.but(note=WITHIN_NOISE)
+            return verdict.but(note=WITHIN_NOISE, reason="within noise")
         if math.isnan(tally.mean) or tally.mean <= feed.limit:
             units = units_to_decide(below, weight_below, tally.n, look.log_price_holds)
         else:

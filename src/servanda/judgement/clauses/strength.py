@@ -80,7 +80,9 @@ class Positions:
         for fault, strengths in STRENGTHS.items():
             share, beside = SHARES[0], 1
             if fault in _TRANSFORMS:
-                tilts = _of_transform(fault, mass_nK, factors_JnC, self.by_rank)
+                tilts = by_cells(fault, mass_nK, np.zeros(mass_nK.shape, dtype=bool), factors_JnC)
+                if self.by_rank:
+                    tilts = tilts.beside(by_rank(fault, mass_nK, log_densities, edges()))
             elif _SET[fault] in sets:
                 in_NK = np.concatenate([_wide(i[_SET[fault]], width) for i in self.inside])
                 tilts, share, beside = _of_penalty(fault, mass_nK, in_NK[at]), SHARES[1], len(sets)
@@ -124,11 +126,6 @@ def positions_of(
 
 def _wide(of_NK: Array, width: int) -> Array:
     return np.pad(of_NK, ((0, 0), (0, width - of_NK.shape[1])))
-
-
-def _of_transform(fault: str, mass_NK: Array, factors_JNC: Array, ranks: bool) -> Tilts:
-    tilts = by_cells(fault, mass_NK, np.zeros(mass_NK.shape, dtype=bool), factors_JNC)
-    return tilts.beside(by_rank(fault, mass_NK, log_densities, edges())) if ranks else tilts
 
 
 def _of_penalty(fault: str, mass_NK: Array, in_NK: Array) -> Tilts:

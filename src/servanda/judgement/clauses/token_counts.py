@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.gradient import AnswerGap, Gap
+from servanda.judgement.clauses.gradient import Gap
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.slices.atoms import Atoms, TokenFields, atoms_of, crossed, families
@@ -28,11 +28,6 @@ from servanda.theory.stats.histogram import BINS, ZERO, Binned, edges, ends
 
 Array = NDArray[Any]
 
-# divergences of a sampled token that depend only on log p - log q
-RATIO_METRICS = (
-    *("tv", "k1_nats", "k2_nats", "k3_nats", "kl_reverse_nats"),
-    *("chi2", "le_cam", "abs_log_ratio_nats"),
-)
 _MOST_ATOMS = 64  # most atoms of one tally: its counts then have 16 MB
 _TOKENS_AN_ATOM = 1 << 15  # with fewer tokens, a larger tally costs more than a second one
 
@@ -115,7 +110,11 @@ class CellStatistics:
         alike: dict[Any, list[tuple[int, int]]] = {}
         for i, cell, c in self._cells:
             if isinstance(cell.kind, Certificate):
-                alike.setdefault(_same_x(cell), []).append((i, c))
+                # those that share x: all but limit and slice
+                feed = cell.kind.feed
+                same = (cell.clause.metric, feed.scale, feed.low, feed.threshold)
+                key = cell.place if isinstance(cell.kind, Gap) else same
+                alike.setdefault(key, []).append((i, c))
         self._binned = [(Binned(*_ends(cells[of[0][0]])), of) for of in alike.values()]
         self._least_K = edges()[0]
 
@@ -159,12 +158,9 @@ def is_answered(cell: Cell, *, contributions: bool = False) -> bool:
     numbers = (f for f in cell.cut.fields if not f.startswith(LABEL))
     if any((field := field_of(name)) is None or field.is_text for name in numbers):
         return False
-    kind, metric = cell.kind, cell.clause.metric
-    if isinstance(kind, Gap):
-        return not isinstance(kind, AnswerGap)
-    if type(kind) is Certificate:
-        return metric in RATIO_METRICS or (contributions and metric == "tv_contribution")
-    return isinstance(kind, UsableRatio | Coherent)
+    if cell.clause.metric == "tv_contribution" and cell.kind.certificate:
+        return contributions
+    return cell.kind.reads != "loss" and not cell.kind.not_in_a_step(cell.clause)
 
 
 def x_of(cell: Cell) -> Callable[[Array], Array]:
@@ -190,12 +186,3 @@ def _ends(cell: Cell) -> tuple[Array, Array]:
     if cell.kind.feed.threshold is not None:  # x is 0 or 1
         return least_K.round(), most_K.round()
     return least_K, most_K
-
-
-def _same_x(cell: Cell) -> Any:
-    """A key of cells that share x: all but limit and slice."""
-    assert isinstance(cell.kind, Certificate)
-    feed = cell.kind.feed
-    if isinstance(cell.kind, Gap):
-        return cell.place
-    return (cell.clause.metric, feed.scale, feed.low, feed.threshold)

@@ -24,7 +24,7 @@ from servanda.judgement.lint.runtime import RUNTIME_METRICS, runtime
 from servanda.judgement.lint.stages import stages
 from servanda.judgement.slices.rules import Known
 from servanda.registry import nearest, quoted
-from servanda.theory.divergence.base import DIVERGENCES, Divergence, Span
+from servanda.theory.divergence.base import DIVERGENCES, Divergence
 from servanda.theory.divergence.calibration import CALIBRATION
 
 if TYPE_CHECKING:
@@ -317,20 +317,15 @@ def _aggregate(
 
 def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> Iterator[Finding]:
     """Check for one upper limit that can both hold and fail."""
-    if clause.at_least is not None:
-        message = f"a divergence is kept small: {metric.name} takes at_most"
-        hint = "remove at_least" if clause.at_most is not None else "write at_most"
-        yield Finding((*path, "at_least"), message, hint, key=True)
-        return
     limit = clause.at_most
-    if limit is None:
-        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_most: 0.02")
-        return
-    if isinstance(limit, Relative):
+    yield from _no_upper_limit(path, clause, metric.name)
+    if clause.at_least is not None or limit is None or isinstance(limit, Relative):
         return
     at = (*path, "at_most")
     clipped = clause.clip is not None and clause.aggregate == "mean" and not metric.bounded
-    low, top = _span(section, clause, metric)
+    # the mean of sampled values equals the exact one, whose range may be smaller
+    exact = section == "numerical" or clause.aggregate == "mean"
+    low, top = metric.span_of("logits") if exact and "logits" in metric.forms else metric.span
     top = clause.clip if clipped and clause.clip is not None else top
     if low == 0 and limit < 0:
         message = f"{metric.name} is never negative: a limit of {limit:g} can never hold"
@@ -350,6 +345,15 @@ def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> 
         yield Finding(at, message, hint)
 
 
+def _no_upper_limit(path: Path, clause: Clause, name: str) -> Iterator[Finding]:
+    if clause.at_least is not None:
+        message = f"a divergence is kept small: {name} takes at_most"
+        hint = "remove at_least" if clause.at_most is not None else "write at_most"
+        yield Finding((*path, "at_least"), message, hint, key=True)
+    elif clause.at_most is None:
+        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_most: 0.02")
+
+
 def _calibration(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
     """Check calibration: in numerical, a limit in (0, 1), no keys for single positions."""
     if section != "numerical":
@@ -361,29 +365,16 @@ def _calibration(path: Path, section: Section, clause: Clause) -> Iterator[Findi
         if getattr(clause, name) is not None:
             message = f"calibration is one number for all positions: it takes no {name}"
             yield Finding((*path, name), message, "remove it", key=True)
-    if clause.at_least is not None:
-        message = "a divergence is kept small: calibration takes at_most"
-        hint = "remove at_least" if clause.at_most is not None else "write at_most"
-        yield Finding((*path, "at_least"), message, hint, key=True)
-        return
     limit = clause.at_most
-    if limit is None:
-        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_most: 0.02")
-    elif isinstance(limit, Relative):
+    yield from _no_upper_limit(path, clause, "calibration")
+    if clause.at_least is not None or limit is None or isinstance(limit, Relative):
         return
-    elif limit >= 1:
+    if limit >= 1:
         message = f"calibration is at most 1: a limit of {limit:g} can never fail"
         yield Finding((*path, "at_most"), message, "write a limit below 1, such as 0.02")
     elif limit <= 0:
         message = f"calibration is never negative, and rounding alone exceeds {limit:g}"
         yield Finding((*path, "at_most"), message, "write a limit above 0, such as 0.02")
-
-
-def _span(section: Section, clause: Clause, metric: Divergence) -> Span:
-    """The range of the number that is compared with the limit."""
-    # the mean of sampled values equals the exact one, whose range may be smaller
-    exact = section == "numerical" or clause.aggregate == "mean"
-    return metric.span_of("logits") if exact and "logits" in metric.forms else metric.span
 
 
 def _relative(

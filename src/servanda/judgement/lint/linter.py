@@ -9,19 +9,17 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.errors import Problem, Where
+from servanda.errors import Problem
 from servanda.judgement.lint.clauses import clauses
 from servanda.judgement.lint.escalation import escalation
 from servanda.judgement.lint.kernels import kernels
-from servanda.judgement.lint.objective import learning
+from servanda.judgement.lint.objective import learning, trend
 from servanda.judgement.lint.routing import routing
 from servanda.judgement.lint.runtime import envelope
 from servanda.judgement.lint.slices import slices
 from servanda.judgement.lint.stages import promotion
-from servanda.judgement.lint.trend import trend
 from servanda.judgement.lint.workloads import labels, workloads
 
 if TYPE_CHECKING:
@@ -59,14 +57,10 @@ def check(
         *routing(contract),
     ]
     broken = {path for path in broken if path}
-    problems = [
-        Problem(f.message, _where(f, marks), f.hint)
-        for f in findings
-        if not any(f.path[:n] in broken for n in range(len(f.path) + 1))
-    ]
+    problems = []
+    for f in findings:
+        if not any(f.path[:n] in broken for n in range(len(f.path) + 1)):
+            place = marks.key(f.path) if f.key else marks.near(f.path)
+            where = replace(place, text="") if f.bare else place
+            problems.append(Problem(f.message, where, f.hint))
     return sorted(problems, key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0))
-
-
-def _where(finding: Finding, marks: Marks) -> Where:
-    place = marks.key(finding.path) if finding.key else marks.near(finding.path)
-    return replace(place, text="") if finding.bare else place

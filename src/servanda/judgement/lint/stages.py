@@ -22,21 +22,17 @@ def promotion(contract: Contract) -> Iterator[Finding]:
         if rule is not None:
             yield from _stage(("promotion", stage), stage, rule)
             if stage != "offline" and contract.stable is None:
-                yield _alone(stage)
+                mirrors = stage == "shadow"
+                needs = "answers what shadow mirrors" if mirrors else f"takes over if {stage} fails"
+                message = f"there is no stable: kernel, which {needs}"
+                hint = "declare stable: with the kernel that serves today, or end the promotion "
+                yield Finding(("promotion", stage), message, hint + "offline", key=True)
     last = [stage for stage in STAGES if contract.promotion.has(stage)][-1]
     rule = getattr(contract.promotion, last)
     if rule is not None and rule.approval == "required":
         message = f"{last} is the last stage: no stage after it needs an approval"
         hint = "remove it" if last == STAGES[-1] else "add promotion.full, or remove it"
         yield Finding(("promotion", last, "approval"), message, hint, key=True)
-
-
-def _alone(stage: str) -> Finding:
-    """Live stages need a stable kernel that serves meanwhile and takes over."""
-    needs = "answers what shadow mirrors" if stage == "shadow" else f"takes over if {stage} fails"
-    message = f"there is no stable: kernel, which {needs}"
-    hint = "declare stable: with the kernel that serves today, or end the promotion offline"
-    return Finding(("promotion", stage), message, hint, key=True)
 
 
 def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:

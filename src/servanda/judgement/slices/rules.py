@@ -306,18 +306,16 @@ def _label_cuts(rule: SliceRule, corpus: Corpus) -> list[Cut]:
     # most frequent first, ties by name, so that cells do not depend on file order
     ranked = sorted(counts, key=lambda v: (-counts[v], v))
     named = ranked[: rule.most]
-    cuts = [Cut(f"{rule.name}={_label_text(v)}", (Term(field, "in", (v,)),)) for v in sorted(named)]
+    cuts = []
+    for value in sorted(named):  # quoted if it is empty, unprintable, or a reserved word
+        plain = value.isprintable() and value.strip() == value and value not in ("", _OTHER, _NONE)
+        text = value if plain else ascii(value)
+        cuts.append(Cut(f"{rule.name}={text}", (Term(field, "in", (value,)),)))
     if len(ranked) > len(named):
         cuts.append(Cut(f"{rule.name}={_OTHER}", (Term(field, "not_in", tuple(named)),)))
     if 0 < counts.total() < len(corpus):
         cuts.append(Cut(f"{rule.name}={_NONE}", (Term(field, "exists", False),)))
     return cuts
-
-
-def _label_text(label: str) -> str:
-    """A label as a name: quoted if it is empty, unprintable, or a reserved word."""
-    plain = label.isprintable() and label.strip() == label and label not in ("", _OTHER, _NONE)
-    return label if plain else ascii(label)
 
 
 def _bucket_cuts(name: str, field: str, edges: Sequence[float]) -> list[Cut]:

@@ -10,23 +10,15 @@ from servanda.contract.clause import Relative
 from servanda.contract.fields import duration_text
 from servanda.contract.model import Clause, Contract
 from servanda.contract.stages import Leg, course_of
-from servanda.judgement.clause_kinds import Later, NotHere
 from servanda.judgement.clauses.base import GUARDS, Cell
-from servanda.judgement.clauses.chain_certificate import ChainCertificate
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.clauses.loss_checks import LossCheck
-from servanda.judgement.clauses.mass_gap import MassGap
-from servanda.judgement.clauses.numerical import Calibration, Fact
-from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.reward_gap import RewardGap
-from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.format import count, exact_percent, wrapped
 from servanda.report.table import table
 from servanda.theory.divergence.base import DIVERGENCES
-from servanda.theory.stats.interval import units_at_best, units_expected
+from servanda.theory.stats.interval import units_expected
 
 _WIDTH = 96
 _TOKENS = {
@@ -49,7 +41,6 @@ _GROUPS = (
     "(servanda contract derive expects such answers). claim: realised counts single "
     "tokens instead, and its promise covers the measured ones only."
 )
-_FLOOR = "beyond twice the noise floor (a kernel's difference from itself in other batches)"
 _ROWS = 12  # of slices in one table; the rest is counted
 
 
@@ -61,10 +52,9 @@ def explain_contract(plan: Plan) -> str:
     for cell in plan.cells:
         by_clause.setdefault(cell.clause.id, []).append(cell)
     blocks += [_clause(plan, cells) for cells in by_clause.values()]
-    if any(isinstance(cell.kind, Certificate) for cell in plan.cells):
-        claims = {cell.claim for cell in plan.cells if isinstance(cell.kind, Certificate)}
+    if any(sized(cell) for cell in plan.cells):
         units = " or ".join(sorted({_unit(cell) for cell in plan.cells if sized(cell)}))
-        groups = _GROUPS if "population" in claims else ""
+        groups = _GROUPS if "prompt groups" in units else ""
         blocks.append(_fill(_LEGEND.format(units=units, groups=groups)))
     spoken = {clause.id for _, _, clause in contract.clauses()} - by_clause.keys()
     text, table = explain_course(contract)
@@ -111,11 +101,14 @@ def _clause(plan: Plan, cells: list[Cell]) -> str:
         False: "shown only, never fails the contract",
     }[clause.enforced]
     lines = [f"{clause.id}  ({cell.section}, {status})", *_indent(promise(cell))]
-    if isinstance(cell.kind, NotHere):
-        return "\n".join([*lines, *_indent(f"Not judged now: {cell.kind.reason}.")])
-    if isinstance(cell.kind, Later):
-        return "\n".join([*lines, *_indent(f"Left open (inconclusive): {cell.kind.reason}.")])
-    lines += [line for answer in _answers(plan, cell) for line in _indent(answer, hang=10)]
+    if cell.kind.reason:
+        what = "Left open (inconclusive)" if cell.kind.applies else "Not judged now"
+        return "\n".join([*lines, *_indent(f"{what}: {cell.kind.reason}.")])
+    share = f", a share of 1/{plan.price_cells}" if plan.price_cells > 1 else ""
+    wrong = f" (wrong: at most {100 * plan.alpha / max(plan.price_cells, 1):.2g} %{share})"
+    answers = cell.kind.answers(clause, (exact_percent(plan.alpha), wrong if cell.priced else ""))
+    for answer, text in answers.items():
+        lines += _indent(f"{answer:<10}{text}", hang=10)
     if sized(cell):
         lines += ["", *_sizes(plan, cells)]
     else:
@@ -125,15 +118,11 @@ def _clause(plan: Plan, cells: list[Cell]) -> str:
 
 def sized(cell: Cell) -> bool:
     """Whether a number of units can be named before anything runs."""
-    kind = cell.kind
-    if isinstance(kind, RelativeCertificate) or not isinstance(kind, Certificate):
-        return False
-    return kind.feed.proves
+    return cell.kind.certificate is not None and cell.kind.certificate.feed.proves
 
 
 def _unit(cell: Cell) -> str:
-    assert isinstance(cell.kind, Certificate)
-    return f"{cell.kind.each}s" if cell.claim == "realised" else "prompt groups"
+    return cell.units_of(cell.kind.each)
 
 
 def promise(cell: Cell) -> str:
@@ -145,9 +134,9 @@ def promise(cell: Cell) -> str:
     tokens = _TOKENS[cell.claim]
     if metric in CHAIN and clause.aggregate is None:
         kind, unit = cell.kind, CHAIN[metric].metric_unit
-        if isinstance(kind, ChainCertificate):  # and not one that is judged at another stage
+        if kind.phrase:  # and not one that is judged at another stage
             meaning, unit = kind.phrase, kind.metric_unit
-        if isinstance(kind, BySequence) or CHAIN[metric].known == "request":
+        if kind.each == "sequence" or CHAIN[metric].each == "sequence":
             tokens = tokens.replace("tokens", "answers").replace("those", "answers")
         return f"{_upper(meaning)}: over {tokens}, it {_limit(clause, 'at_most', unit)}."
     unit = DIVERGENCES[metric].unit if metric in DIVERGENCES else ""
@@ -189,39 +178,6 @@ def _relative(limit: Relative) -> str:
     return f"{limit.times:g} times {of}"
 
 
-def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
-    kind, clause = cell.kind, cell.clause
-    if isinstance(kind, Certificate):
-        what = "the mean" if clause.percentile is None else "the share"
-        share = f", a share of 1/{plan.price_cells}" if plan.price_cells > 1 else ""
-        wrong = f" (wrong: at most {100 * plan.alpha / max(plan.price_cells, 1):.2g} %{share})"
-        alpha = exact_percent(plan.alpha)
-        if kind.feed.proves:
-            yield f"holds     the data show {what} below the limit (wrong: at most {alpha})"
-        else:
-            yield "holds     never: the mean of a metric without bound can only be refuted"
-        yield f"violated  they show it above the limit and {_FLOOR}{wrong if cell.priced else ''}"
-    elif isinstance(kind, MassGap):
-        yield "holds     the data show both kernels' mass there within the limit of each other"
-        yield f"violated  they show it further apart, beyond the limit and {_FLOOR}"
-    elif isinstance(kind, RewardGap):
-        yield "holds     the data show the two expected rewards within the limit of each other"
-        yield "violated  they show them further apart than the limit"
-        yield "measured  the train kernel generates responses of its own, with the same seeds"
-    elif isinstance(kind, Fact | Calibration):
-        yield "holds     the value is within the limit: a fact about these texts, without chance"
-        yield f"violated  it is beyond the limit and {_FLOOR}"
-    elif isinstance(kind, LossCheck):
-        yield f"holds     it is at least {clause.at_least}: counted, without chance"
-        yield "violated  it is less: the loss did something else on these tokens"
-    elif kind.counts:
-        yield "holds     the data do not contradict it by the first evaluation; it cannot be proved"
-        yield "violated  they contradict it; the statistical promises then say nothing"
-    else:
-        yield f"holds     the share is at least {clause.at_least}: counted, without chance"
-        yield "error     it is less at the first evaluation; the statistical promises say nothing"
-
-
 def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
     """What each slice needs and what the run has for it, and what would decide sooner."""
     unit = _unit(cells[0])
@@ -235,9 +191,9 @@ def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
     ]
     short: list[str] = []
     for cell in cells:
-        assert isinstance(cell.kind, Certificate)
-        limit, zero = cell.kind.feed.limit, cell.kind.feed.best
-        best = units_at_best(limit, plan.alpha, zero)
+        assert cell.kind.certificate
+        limit, zero = cell.kind.certificate.feed.limit, cell.kind.certificate.feed.best
+        best = cell.kind.units_at_best(plan.alpha)
         half = units_expected(limit, (limit + zero) / 2, plan.alpha, best=zero)
         offered = plan.offered(cell)
         rows.append((cell.cut.name, *map(_count, (offered, best, half))))

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.rl.steps.contract import FILLED
 from servanda.traces.pair import pair_of
 from servanda.traces.rollouts import (
     LOSS_MASK,
@@ -25,6 +24,9 @@ from servanda.traces.rollouts import (
     Rollouts,
 )
 from servanda.traces.trace import TracePair
+
+# labels that trainers' hooks and formats fill; a contract may slice by them
+FILLED = ("rank", "engine", "weight_version", "cached_tokens")
 
 BLOCK_TOKENS = 262_144  # prompts included
 _COLUMNS = (

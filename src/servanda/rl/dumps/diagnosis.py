@@ -13,7 +13,7 @@ from servanda.judgement.slices.rules import LABEL, Cut
 from servanda.judgement.workload_coverage import listed
 from servanda.report.format import count
 from servanda.rl.dumps.format import is_gradient
-from servanda.rl.dumps.steps import GROWS, WORST, TokenSum, Trend
+from servanda.rl.steps.drift import GROWS, WORST, TokenSum, Trend
 
 # bits of slices -> number of tokens in exactly these, and the sum of their (1 - w)^+
 Atoms = Mapping[int, Sequence[float]]

@@ -18,7 +18,7 @@ from servanda.judgement.breakdown import Advice, Breakdown, StepPoint, StepRow, 
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import Cell, CellVerdict, worst
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
@@ -35,11 +35,11 @@ from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.dumps.soundness import DataLine, data_lines, sides
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures, StepPart
-from servanda.rl.dumps.steps import Trend, since
 from servanda.rl.dumps.token_fields import PairFields
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
+from servanda.rl.steps.drift import Trend, since
 from servanda.rl.steps.judge import WHOLE_PART, StepJudge, StepSums, bracketed
 from servanda.rl.trend.run_chart import RunChart, changed, chart_for, joined
 from servanda.runner.measurement import Progress, Watch, unwatched
@@ -152,8 +152,9 @@ class JudgedSteps:
             violated.append(cell.name)
             if cell.steps is None:
                 cell = cell.but(steps=(part.step, part.step))
-                if isinstance(planned.kind, Certificate):
-                    cell = cell.but(interval=_interval(planned.kind, process, plan.alpha))
+                if (certificate := planned.kind.certificate) is not None:
+                    ends = _interval(certificate.feed, process, plan.alpha)
+                    cell = cell.but(interval=ends)
             self.red.append(cell)
         pooled = (c.steps[0] for c in judged.quick.cells if c.slice == WHOLE and c.steps)
         means = part.portrait.total
@@ -181,12 +182,12 @@ class JudgedSteps:
         return tuple(self._series(plan, i, cell) for i, cell in kept[:_SERIES])
 
     def _series(self, plan: Plan, i: int, cell: CellVerdict) -> StepSeries:
-        kind, points = plan.cells[i].kind, []
-        assert isinstance(kind, Certificate)
-        feed = kind.feed
+        certificate, points = plan.cells[i].kind.certificate, []
+        assert certificate is not None
+        feed = certificate.feed
         for step, process in self._processes[i]:
             n = int(process.known)
-            ends = _interval(kind, process, plan.alpha) if n else (None, None)
+            ends = _interval(feed, process, plan.alpha) if n else (None, None)
             mean = feed.value(process.total / process.known) if n else None
             points.append(StepPoint(step, n, mean, *ends))
         limit = feed.value(feed.limit)
@@ -240,16 +241,15 @@ def _over_steps(cell: Cell) -> bool:
     """Whether a cell is an enforced mean, which is plotted over the steps."""
     clause = cell.clause
     return (
-        isinstance(cell.kind, Certificate)
-        and cell.kind.feed.threshold is None
+        (certificate := cell.kind.certificate) is not None
+        and certificate.feed.threshold is None
         and clause.enforced
         and clause.metric == "tv"
     )
 
 
-def _interval(kind: Certificate, process: Any, alpha: float) -> tuple[float, float]:
+def _interval(feed: Feed, process: Any, alpha: float) -> tuple[float, float]:
     """The interval of a step alone, at the confidence of one look."""
-    feed = kind.feed
     low, high = interval(process, alpha, feed.limit, feed.best)
     return feed.value(low), feed.value(high)
 
@@ -511,9 +511,10 @@ def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:
     plan, _ = statistics.evidence()
     dated: dict[str, int] = {}
     for i, (cell, judged) in enumerate(zip(plan.cells, verdict.cells, strict=True)):
-        if judged.outcome == "violated" and isinstance(cell.kind, Certificate):
+        certificate = cell.kind.certificate
+        if judged.outcome == "violated" and certificate is not None:
             means = [(s.step, s.mean(i)) for s in statistics.steps.values()]
-            step = since(means, cell.kind.feed.limit)
+            step = since(means, certificate.feed.limit)
             if step is not None:
                 dated[cell.name] = step
     return dated

@@ -267,9 +267,9 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
             yield "         the other red slices share tokens with them"
     elif verdict.outcome == "violated":
         yield "VIOLATED on the whole: no slice explains it."
-    elif hidden := [c for c in verdict.cells if c.enforced and c.note.startswith(ONLY_FILTERED)]:
-        broken = any(c.note.endswith("violated") for c in hidden)
-        yield f"{word}: it {ONLY_FILTERED}; before the filter it is " + (
+    elif hidden := [c for c in verdict.cells if c.enforced and c.reason in ONLY_FILTERED]:
+        broken = any(c.reason == "violated unfiltered" for c in hidden)
+        yield f"{word}: it holds only after a filter; before the filter it is " + (
             "violated." if broken else "not decided."
         )
     else:

@@ -22,8 +22,8 @@ from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.token_profile import Portrait
 from servanda.rl.dumps.outliers import Outliers, RemovedTokens, tv_limit
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
-from servanda.rl.dumps.steps import RunEnds, StepSums
 from servanda.rl.steps.contract import WORKLOAD, Labels, corpus_of
+from servanda.rl.steps.drift import RunEnds, StepDrift
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
@@ -45,7 +45,7 @@ class DumpStatistics:
     contract: Contract
     path: str
     rows: dict[Labels, int] = field(default_factory=dict)
-    steps: dict[int, StepSums] = field(default_factory=dict)
+    steps: dict[int, StepDrift] = field(default_factory=dict)
     ends: RunEnds = field(default_factory=RunEnds)
     atoms: dict[int, list[float]] = field(default_factory=dict)
     sequences: int = 0

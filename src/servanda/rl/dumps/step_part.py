@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.guards import Coherent, Counts, KeptRatio, errors_of
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.guards import Counts, errors_of
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.evidence import Weighed, agreement_of, round_view
 from servanda.judgement.plan import Plan
@@ -24,9 +22,9 @@ from servanda.judgement.slices.rules import Cut
 from servanda.judgement.token_profile import Portrait, portray
 from servanda.rl.dumps.blocks import ContentDigest, paired
 from servanda.rl.dumps.outliers import Outliers, RemovedTokens, tv_limit
-from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.dumps.token_fields import PairFields, ScoredTokens
 from servanda.rl.steps.contract import corpus_of
+from servanda.rl.steps.drift import StepDrift, TokenSum
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
@@ -52,7 +50,7 @@ class StepPart:
     """
 
     number: int
-    sums: StepSums
+    sums: StepDrift
     groups: int = 0
     tokens: int = 0
     weighed: Weighed = field(default_factory=lambda: Weighed((), ()))
@@ -88,16 +86,14 @@ class Measures:
         self.cuts = tuple(dict.fromkeys(c.cut for c in cells if c.cut.name != WHOLE))
         assert len(self.cuts) <= _BITS  # a dump has at most 40 slices
         self.cells = CellStatistics(cells, self.cuts, contributions=True)
-        self.kept = [i for i, c in enumerate(cells) if _keeps(c)]
+        self.kept = [
+            i for i, c in enumerate(cells) if c.kind.reads == "removed" and c.cut.name == WHOLE
+        ]
         answered = self.cells.answered
         self.others = [i for i in range(len(cells)) if not answered[i] and i not in self.kept]
-        of_slices = any(isinstance(c.kind, Coherent) and c.cut.name != WHOLE for c in cells)
+        of_slices = any(c.kind.reads == "lower" and c.cut.name != WHOLE for c in cells)
         self.coherent_cuts = self.cuts if of_slices else ()
         self.limit = tv_limit(plan.contract)
-
-
-def _keeps(cell: Cell) -> bool:
-    return isinstance(cell.kind, KeptRatio) and cell.cut.name == WHOLE
 
 
 class _Sums:
@@ -151,8 +147,8 @@ class _Sums:
         of = self._of
         statistics = self._of.cells.of(self._counts, lower=self._lower)
         for i, cell in enumerate(of.plan.cells):
-            if isinstance(cell.kind, Certificate) and of.cells.answered[i]:
-                statistics[i] = cell.kind.grown(statistics[i])
+            if of.cells.answered[i]:
+                statistics[i] = cell.kind.join([statistics[i]])
         for i in of.kept:
             statistics[i] = self._kept
         for i, statistic in zip(of.others, self._others, strict=True):
@@ -172,7 +168,7 @@ class StepSummation:
     def __init__(self, measures: Measures, step: int, number: int) -> None:
         self._of = measures
         outliers = Outliers(measures.limit, number)
-        self._part = StepPart(number, StepSums(step), outliers=outliers)
+        self._part = StepPart(number, StepDrift(step), outliers=outliers)
         self._trained = _Sums(measures)
         self._drawn: _Sums | None = None  # None as long as no token was removed
         self._groups: dict[str, None] = {}
@@ -227,7 +223,7 @@ class StepSummation:
         if self._drawn is not None:
             part.drawn = replace(self._drawn.weighed(), groups=part.groups)
         for i, cell in enumerate(self._of.plan.cells):
-            if isinstance(cell.kind, Certificate):
+            if cell.kind.certificate:
                 process = part.weighed.statistics[i].process
                 part.sums.add(i, process.total, process.known)
         return part

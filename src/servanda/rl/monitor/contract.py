@@ -10,19 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from servanda.contract.clause import SliceRule
-from servanda.contract.model import EXTERNAL, Clause, Contract, Kernel
+from servanda.contract.model import EXTERNAL, Contract, Kernel
 from servanda.contract.presets import PRESETS
 from servanda.errors import ContractError
 from servanda.judgement import plan as planning
 from servanda.judgement.clause_kinds import NotHere
 from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, DraftAcceptance
-from servanda.judgement.clauses.gradient import AnswerGap, Gap
-from servanda.judgement.clauses.guards import Coherent, UsableRatio
-from servanda.judgement.clauses.loss_checks import LossCheck
-from servanda.judgement.clauses.relative import RelativeCertificate
-from servanda.judgement.clauses.statistical import Certificate
-from servanda.judgement.clauses.token_counts import RATIO_METRICS
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import LABEL
 from servanda.rl.monitor.batch_fields import COLUMNS
@@ -189,26 +183,13 @@ def _in_a_step(cell: Cell) -> Cell:
 def _kind(cell: Cell) -> Kind:
     """The kind of a cell for a step's log ratios; a reason if they do not suffice."""
     kind = cell.kind
-    if isinstance(kind, NotHere):
+    if not kind.applies:
         return kind
-    reason = _not_answered(kind, cell.clause)
+    reason = kind.not_in_a_step(cell.clause)
     if not reason:
         fields = sorted(f for f in cell.cut.fields if not (f in COLUMNS or f.startswith(LABEL)))
         reason = f"a training step has no {', '.join(fields)}" if fields else ""
     return NotHere(reason, bool(cell.clause.required)) if reason else kind
-
-
-def _not_answered(kind: Kind, clause: Clause) -> str:
-    """The reason why a step cannot judge a kind of clause; "" if it can."""
-    if isinstance(kind, RelativeCertificate):
-        return "a training step has no noise floor and no stable kernel to compare with"
-    if isinstance(kind, AnswerGap):
-        return "a step is judged by token, and this contract's loss is defined on whole responses"
-    if isinstance(kind, UsableRatio | Coherent | Gap | LossCheck):
-        return ""
-    if type(kind) is Certificate and clause.metric in RATIO_METRICS:
-        return ""
-    return f"{clause.metric} cannot be computed from a training step's logprobs"
 
 
 def labels_of(

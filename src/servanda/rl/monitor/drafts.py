@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Protocol
 
-from servanda.rl.dumps.steps import ENDS
+from servanda.rl.steps.drift import ENDS
 from servanda.theory.stats.draft_counts import DraftCounts, fallen, moved
 
 NAME = "servanda/draft_acceptance"

@@ -11,7 +11,6 @@ from servanda.contract.model import WHOLE, Contract
 from servanda.judgement.clauses.base import GUARDS, Array, Cell, CellVerdict, Kind
 from servanda.judgement.clauses.loss_checks import (
     ALL,
-    LossCheck,
     LossSums,
     applied_of,
     declared_text,
@@ -58,20 +57,19 @@ def sums_of(batch: Batch, psi: Psi, inside_BT: Array | None = None) -> LossSums:
     return LossSums.of(applied, psi, whole=inside_BT is None)
 
 
-def of_cells(cells: Sequence[Cell], batch: Batch, whole: LossSums) -> dict[int, LossSums]:
+def of_cells(cells: Sequence[Cell], batch: Batch, whole: LossSums, psi: Psi) -> dict[int, LossSums]:
     """The sums of each cell that checks the loss, by its index.
 
     Args:
-        whole: the sums over all judged tokens.
+        whole: the sums over all judged tokens; psi: the declared weighting.
     """
-    mine = {i: cell for i, cell in enumerate(cells) if isinstance(cell.kind, LossCheck)}
+    mine = {i: cell for i, cell in enumerate(cells) if cell.kind.reads == "loss"}
     if not mine:
         return {}
     cuts = [*dict.fromkeys(c.cut for c in mine.values() if c.cut.name != WHOLE)]
     batch = batch.on_host
     atoms = atoms_of(cuts, BatchFields(batch))
     found: dict[Cut, LossSums] = {}
-    psi = next(c.kind.psi for c in mine.values() if isinstance(c.kind, LossCheck))
     for c, cut in enumerate(cuts):
         unknown_A = atoms.maybe_CA[c] & ~atoms.inside_CA[c] & ~atoms.beside_CA[c]
         unknown = int((unknown_A[atoms.atom] & batch.mask_BT).sum())
@@ -92,7 +90,7 @@ def problems(batch: Batch) -> tuple[str, ...]:
 
 def cause_of(cells: Sequence[CellVerdict]) -> str:
     """The first violated clause about the loss, in words; "" if there is none."""
-    checks = (c for c in cells if issubclass(GUARDS.get(c.metric, Kind), LossCheck))
+    checks = (c for c in cells if GUARDS.get(c.metric, Kind).reads == "loss")
     return next((c.note for c in checks if c.enforced and c.outcome == "violated"), "")
 
 

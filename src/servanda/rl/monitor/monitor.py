@@ -18,8 +18,7 @@ from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
-from servanda.rl.dumps.blocks import paired
-from servanda.rl.dumps.steps import TokenSum
+from servanda.rl.dumps.blocks import FILLED, paired
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Array, Batch
@@ -33,7 +32,8 @@ from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, of_cells, state_line
 from servanda.rl.monitor.step_verdict import cause_of, judged
-from servanda.rl.steps.contract import FILLED, Counts
+from servanda.rl.steps.contract import Counts
+from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import StepJudge
 from servanda.rl.trend.run_chart import chart_of
 from servanda.theory.sampling import uniforms

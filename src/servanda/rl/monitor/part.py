@@ -11,12 +11,12 @@ from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
 from servanda.rl.dumps.checks.coherence import IMPOSSIBLE, LIMIT_NATS
-from servanda.rl.dumps.steps import StepSums, TokenSum
 from servanda.rl.monitor import loss, soundness, versions
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.device_batch import agreement
 from servanda.rl.monitor.ranks import Part
-from servanda.rl.monitor.statistics import StepStatistics, contributions, joined
+from servanda.rl.monitor.statistics import StepStatistics, contributions
+from servanda.rl.steps.drift import StepDrift, TokenSum
 from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts
@@ -38,7 +38,7 @@ def part_of(
     """
     own = statistics.of(batch)
     names = batch.group_B or tuple(f"{b}@{member}" for b in range(batch.sequences))
-    sums = StepSums(batch.weights)
+    sums = StepDrift(batch.weights)
     drifts = zip(own.drift_B.tolist(), own.known_B.tolist(), strict=True)
     for name, drift, selected in zip(names, drifts, batch.selected_B.tolist(), strict=True):
         if selected:
@@ -73,8 +73,10 @@ def drafts_of(parts: Sequence[Part]) -> DraftCounts:
 
 def weighed_of(plan: Plan, parts: Sequence[Part], groups: int) -> Weighed:
     """The parts of all ranks as one closed round, the scope of a step's verdict."""
+    drafts = drafts_of(parts)
+    by_cell = zip(plan.cells, zip(*(part.statistics for part in parts), strict=True), strict=True)
     return Weighed(
-        joined(plan.cells, [part.statistics for part in parts], drafts_of(parts)),
+        tuple(drafts if c.kind.reads == "drafts" else c.kind.join(own) for c, own in by_cell),
         ((),) * len(plan.cells),  # a step has no noise floor
         sequences=sum(part.sequences for part in parts),
         tokens=sum(part.tokens for part in parts),

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.loss_checks import LossSums
-from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.monitor.state_file import RunState
 from servanda.rl.steps.contract import Counts, Labels
+from servanda.rl.steps.drift import TokenSum
 from servanda.rl.trend.step_scalars import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.coherence import Coherence

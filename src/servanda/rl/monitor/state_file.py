@@ -14,8 +14,8 @@ from typing import Any
 
 from servanda.contract.clause import SliceRule
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.dumps.steps import ENDS, RunEnds, TokenSum
 from servanda.rl.steps.contract import Labels
+from servanda.rl.steps.drift import ENDS, RunEnds, TokenSum
 from servanda.rl.trend.run_chart import RunChart
 from servanda.rl.trend.step_scalars import scalars_of
 from servanda.theory.stats.draft_counts import DraftCounts

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.judgement.clauses.base import Cell
-from servanda.judgement.clauses.draft_acceptance import DraftAcceptance
-from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
-from servanda.judgement.clauses.loss_checks import LossCheck, LossSums
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut, Term
@@ -30,9 +26,7 @@ from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.device_arrays import hosted, is_tensor
-from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.histogram import edges
-from servanda.theory.stats.log_moment import LogMoment
 
 Array = NDArray[Any]
 
@@ -90,7 +84,7 @@ class StepStatistics:
         statistics = self._cells.of(counts, error=error)
         whole = loss.sums_of(batch, self._psi) if loss.recorded(batch) else None
         empty = LossSums(tokens=batch.tokens) if whole is None else whole
-        for i, sums in loss.of_cells(self._all, batch, empty).items():
+        for i, sums in loss.of_cells(self._all, batch, empty, self._psi).items():
             statistics[i] = sums
         by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
         scalars = StepScalars.of(counts.count_CK[0], int(counts.lost_C[0]))
@@ -186,28 +180,3 @@ def _lowest(logp_BT: Any, where: Any = True) -> float:
         return float(np.fmin.reduce(logp_BT, axis=None, where=where, initial=0.0))
     known_BT = where & ~logp_BT.isnan()
     return float(logp_BT.masked_fill(~known_BT, 0.0).clamp(max=0.0).min())
-
-
-def joined(
-    cells: Sequence[Cell], parts: Sequence[Sequence[Any]], drafts: DraftCounts
-) -> tuple[Any, ...]:
-    """The combined statistics of ranks, independent of their order."""
-    by_cell = zip(cells, zip(*parts, strict=True), strict=True)
-    return tuple(_joined(cell, statistics, drafts) for cell, statistics in by_cell)
-
-
-def _joined(cell: Cell, statistics: Sequence[Any], drafts: DraftCounts) -> Any:
-    if isinstance(cell.kind, DraftAcceptance):
-        return drafts
-    if isinstance(cell.kind, Certificate):
-        # the total is rounded once, so that it does not depend on the order of ranks
-        whole = sum(statistics, LogMoment())
-        total = math.fsum(moment.total for moment in statistics)
-        return cell.kind.grown(replace(whole, total=total))
-    if isinstance(cell.kind, Coherent):
-        n, missing = (sum(getattr(s, name) for s in statistics) for name in ("n", "missing"))
-        growth = zip(*(s.growth for s in statistics if s.growth), strict=True)
-        return Coherence(n, tuple(map(math.fsum, growth)), missing)
-    if isinstance(cell.kind, LossCheck):
-        return LossSums.joined(statistics)
-    return sum(statistics, Counts()) if isinstance(cell.kind, UsableRatio) else None

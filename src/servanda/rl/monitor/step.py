@@ -15,10 +15,10 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.verdict import EXIT_CODES, Verdict
 from servanda.judgement.verdict_table import html_of
 from servanda.report.cell_text import worst_promise
-from servanda.rl.dumps.steps import TokenSum, Trend
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import SCHEMA
+from servanda.rl.steps.drift import TokenSum, Trend
 from servanda.rl.trend.step_scalars import PREFIX, StepScalars
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.traces.serialization import to_plain

@@ -10,7 +10,6 @@ from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, TOO_FE
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import BlindSpot, Verdict
 from servanda.rl.dumps import diagnosis
-from servanda.rl.dumps.steps import TokenSum
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import loss
 from servanda.rl.monitor.drafts import draft_metrics, notes_on
@@ -18,6 +17,7 @@ from servanda.rl.monitor.part import drafts_of, extras_of, weighed_of
 from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import RunState
 from servanda.rl.monitor.step import metrics_of, of_cells, selection
+from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import StepJudge, StepSums, StepVerdict
 from servanda.rl.trend.run_chart import TREND, changed
 from servanda.rl.trend.step_scalars import scalars_of

@@ -210,8 +210,6 @@ _STALE = 2  # the last one is "and more"
 _MOST = 8  # most values of a label that become slices
 _POOLED = 256  # most values of a label in one pooled slice
 SLICED = ("env", "replica")  # labels whose values become slices
-# labels that trainers' hooks and formats fill; a contract may slice by them
-FILLED = ("rank", "engine", "weight_version", "cached_tokens")
 
 
 @dataclass

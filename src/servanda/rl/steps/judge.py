@@ -16,20 +16,19 @@ from functools import cached_property, partial, reduce
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.base import CellVerdict, Outcome, Reason, worst
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, outcome_of, unsound
 from servanda.report.cell_text import of_cell
 from servanda.rl.steps.contract import AMPLE, WORKLOAD
 from servanda.rl.trend.run_chart import joined
-from servanda.theory.stats.interval import units_at_best
 
 WHOLE_PART = 1 / 2  # share of a dump's alpha for violations of the whole; the steps have the rest
 _GROWTH = 2  # of a window on which a thin step stays undecided
 _MOST = 16  # times its first size, at most
-ONLY_FILTERED = "holds only after a filter"
+# a clause holds only after a filter
+ONLY_FILTERED: tuple[Reason, ...] = ("violated unfiltered", "undecided unfiltered")
 NO_TOKEN = "the mask has no trained token"
 
 Atoms = Mapping[int, Sequence[float]]  # bits of slices -> tokens in exactly these, and their tv
@@ -209,7 +208,7 @@ class StepJudge:
         cells = []
         for own, other in zip(alone.cells, joint.cells, strict=True):
             # a violation on the step alone, or before the filter, is not undone by earlier steps
-            keeps = own.outcome in ("holds", "violated") or own.note.startswith(ONLY_FILTERED)
+            keeps = own.outcome in ("holds", "violated") or own.reason in ONLY_FILTERED
             if keeps or (own.slice == WHOLE and not thin):
                 cells.append(own)
                 continue
@@ -244,9 +243,11 @@ def bracketed(kept: Verdict, before: Verdict) -> Verdict:
             # unscored tokens were removed too: a mean over the rest does not cover them
             scored = drawn.n - own.n > drawn.missing - own.missing
             value = of_cell(drawn, drawn.value) if scored else ""
-            known = drawn.outcome if drawn.outcome == "violated" else "not decided"
-            note = f"{ONLY_FILTERED}: before it {value or 'not known'}, {known}"
-            cell = cell.but(outcome="inconclusive", note=note)
+            violated = drawn.outcome == "violated"
+            known = "violated" if violated else "not decided"
+            note = f"holds only after a filter: before it {value or 'not known'}, {known}"
+            reason = ONLY_FILTERED[0 if violated else 1]
+            cell = cell.but(outcome="inconclusive", note=note, reason=reason)
         cells.append(cell)
     enforced = [c.outcome for c in cells if c.enforced and c.outcome != "not applicable"]
     return replace(kept, cells=tuple(cells), outcome=worst([kept.outcome, *enforced]))
@@ -267,9 +268,5 @@ def _atoms(steps: Sequence[StepSums]) -> Atoms:
 
 def tokens_to_decide(plan: Plan) -> int:
     """The tokens with which a good pair decides every enforced mean on the whole; 0 without one."""
-    needs = [
-        units_at_best(cell.kind.feed.limit, plan.alpha, cell.kind.feed.best) or 0
-        for cell in plan.cells
-        if isinstance(cell.kind, Certificate) and cell.cut.name == WHOLE and cell.clause.enforced
-    ]
-    return AMPLE * max(needs, default=0)
+    cells = (c for c in plan.cells if c.cut.name == WHOLE and c.clause.enforced)
+    return AMPLE * max((c.kind.units_at_best(plan.alpha) or 0 for c in cells), default=0)

@@ -26,10 +26,10 @@ from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.dumps.soundness import alike, data_lines, sides
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
-from servanda.rl.dumps.steps import ENDS, RunEnds, Trend, concentration
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.contract import HEAD_TOKENS, Counts, Labels
+from servanda.rl.steps.drift import ENDS, RunEnds, Trend, concentration
 from servanda.rl.steps.judge import StepJudge, StepSums
 from servanda.rl.trend.run_chart import TREND, changed, chart_for
 from servanda.rl.watch.step import WatchedStep

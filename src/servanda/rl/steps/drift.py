@@ -33,7 +33,7 @@ class TokenSum:
 
 
 @dataclass
-class StepSums:
+class StepDrift:
     """One training step.
 
     Args:
@@ -109,14 +109,14 @@ class Trend:
 class RunEnds:
     """The first and the last ENDS steps of a run, without overlap; fewer for a short run."""
 
-    first: list[StepSums] = field(default_factory=list)
-    last: list[StepSums] = field(default_factory=list)
+    first: list[StepDrift] = field(default_factory=list)
+    last: list[StepDrift] = field(default_factory=list)
 
     @property
-    def newest(self) -> StepSums | None:
+    def newest(self) -> StepDrift | None:
         return next(reversed(self.last or self.first), None)
 
-    def add(self, step: StepSums) -> StepSums | None:
+    def add(self, step: StepDrift) -> StepDrift | None:
         """Add a step; a repeated step replaces the earlier one.
 
         Returns:
@@ -144,7 +144,7 @@ class RunEnds:
             self.last = [step for step in self.last if step.step < number]
             newest = self.newest
         if newest is None or newest.step != number:
-            newest = StepSums(number)
+            newest = StepDrift(number)
             self.add(newest)
         newest.add_groups(groups)
 
@@ -172,22 +172,22 @@ class RunEnds:
         return cls([*map(_from_plain, data["first"])], [*map(_from_plain, data["last"])])
 
 
-def _mean(steps: Sequence[StepSums]) -> float | None:
+def _mean(steps: Sequence[StepDrift]) -> float | None:
     groups = [group for step in steps for group in step.groups.values()]
     return TokenSum(sum(g.total for g in groups), sum(g.n for g in groups)).mean
 
 
-def _plain(step: StepSums) -> list[Any]:
+def _plain(step: StepDrift) -> list[Any]:
     return [step.step, [[name, drift.total, drift.n] for name, drift in step.groups.items()]]
 
 
-def _from_plain(data: Any) -> StepSums:
+def _from_plain(data: Any) -> StepDrift:
     number, groups = data
-    return StepSums(number, groups={name: TokenSum(total, n) for name, total, n in groups})
+    return StepDrift(number, groups={name: TokenSum(total, n) for name, total, n in groups})
 
 
 def trend(
-    first: Sequence[StepSums], last: Sequence[StepSums], *, least: int = ENDS
+    first: Sequence[StepDrift], last: Sequence[StepDrift], *, least: int = ENDS
 ) -> Trend | None:
     """The ratio of the drift of the last steps to that of the first.
 
@@ -214,7 +214,7 @@ def trend(
     return Trend(float(means[1] / means[0]), (float(low), float(high)), len(last))
 
 
-def concentration(steps: Sequence[StepSums]) -> float | None:
+def concentration(steps: Sequence[StepDrift]) -> float | None:
     """The share of |log ratio| in the worst sequences with a share WORST of a step's tokens.
 
     Near WORST if all sequences drift alike, near 1 if few of them do.  None without drift.

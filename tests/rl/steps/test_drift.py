@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.rl.dumps.steps import ENDS, StepSums, TokenSum, since, trend
+from servanda.rl.steps.drift import ENDS, StepDrift, TokenSum, since, trend
 
 
 @given(st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.2])), max_size=12))
@@ -22,7 +22,7 @@ def test_since_is_the_first_step_after_which_none_is_within(values):
 def steps(rng, first, n, level, groups=8):
     made = []
     for i in range(n):
-        step = StepSums(first + i)
+        step = StepDrift(first + i)
         for g in range(groups):
             step.groups[str(g)] = TokenSum(float(rng.gamma(20, level / 20) * 50), 50)
         made.append(step)
@@ -47,7 +47,7 @@ def test_too_few_steps_have_no_trend():
 
 
 def test_a_step_without_such_a_token_has_no_mean():
-    step = StepSums(1)
+    step = StepDrift(1)
     step.add(0, 1.0, 4)
     step.add(0, 1.0, 4)
     assert (step.mean(0), step.mean(1)) == (0.25, None)
