@@ -59,7 +59,7 @@ def test_a_verdict_on_several_steps_is_that_on_all_their_tokens():
 
 
 def test_a_violation_is_found_together():
-    found = observed(Monitor("trl"), np.random.default_rng(1), range(6), tv=0.045)
+    found = observed(Monitor("trl"), np.random.default_rng(1), range(6), tv=0.04)
     assert "violated" in {s.outcome for s in found}
     assert found[0].outcome != "violated"
 
@@ -76,8 +76,8 @@ def test_a_restart_continues_the_series_and_begins_a_window(tmp_path):
     before = observed(Monitor("trl", state=state), rng, range(3))
     monitor = Monitor("trl", state=state)
     after = observed(monitor, rng, range(3, 5))
-    assert before[-1].verdict.part == (1 - WHOLE_PART) * step_part(3) / 2
-    assert after[0].verdict.part == (1 - WHOLE_PART) * step_part(4) / 2
+    assert before[-1].verdict.part == (1 - WHOLE_PART) * step_part(3)
+    assert after[0].verdict.part == (1 - WHOLE_PART) * step_part(4)
     assert whole(after[1]).steps == (3, 4)
 
 

@@ -2,21 +2,23 @@
 # the last few steps together.  `check DIR`, `watch` and `Monitor` are three loops over it.
 #
 # One error budget for a run: the probability that any healthy step of it is called violated is at
-# most alpha, however long the run is.  Half of alpha is for the whole of a dump (`WHOLE_PART`), and
-# all steps share the other half: the t-th verdict of a run has 2 / ((t + 1)(t + 2)) of it, which
-# adds up to 1, and half of that for each of its two evaluations.  A realised claim is additive, so
-# the steps of a window are summed, and which ones they are is decided before the last is seen.
+# most alpha, however long the run is, and so is that any steps j to t are which are all healthy.
+# Half of alpha is for the whole of a dump (`WHOLE_PART`), and the rest for its steps: the j-th has
+# 2 / ((j + 1)(j + 2)) of it, which adds up to 1, for all series of steps that begin there.
+# `holds` needs no such share: it is wrong of a step that is violated, with probability alpha.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
+from typing import Any
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses.base import CellVerdict, Outcome, Reason, worst
+from servanda.judgement.clauses.base import CellVerdict, Interim, Outcome, Reason, worst
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, outcome_of, unsound
@@ -58,6 +60,21 @@ class StepSums:
     trained: Weighed
     drawn: Weighed | None = None
     atoms: Atoms = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Consecutive steps of a cell since the number-th of the run, and their evidence.
+
+    Args:
+        statistic: of all of them; evidence: that the cell is violated, times the share of its
+            first step, as a log e-value, nats.
+    """
+
+    number: int
+    first: int
+    statistic: Any
+    evidence: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,7 @@ class StepJudge:
     """Judges the steps of one run, in their order.
 
     Args:
-        window: steps that a slice, or a thin step, is judged on together.
+        window: steps on which a slice, or a thin step, may hold together.
         number: verdicts of the run so far, of an earlier process.
         digest: of the contract, which takes long to compute; "": computed.
 
@@ -121,17 +138,16 @@ class StepJudge:
         self._largest = _MOST * window
         self.enough = tokens_to_decide(plan)
         self._steps: tuple[StepSums, ...] = ()
+        self._series: dict[int, _Series] = {}  # of cells
 
     def add(self, sums: StepSums, errors: Sequence[str] = ()) -> StepVerdict:
-        """Judge the next step; one from before the last ends the windows of those after it.
+        """Judge the next step; one from before the last ends what is judged with those after it.
 
         Args:
             errors: why its data is no evidence.
         """
         self.number += 1
-        several = self.size > 1
-        # a step is evaluated twice: alone, and with earlier steps
-        part = (1 - WHOLE_PART) * step_part(self.number) / (2 if several else 1)
+        part = self._part(self.number)
         alone = self._judged((sums,), part, False)
         failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
         if not sums.trained.tokens:
@@ -140,23 +156,52 @@ class StepJudge:
         if errors := (*errors, *failed):
             whole = partial(self._unsound, sums, part, errors[0])
             return StepVerdict(sums.step, whole(False), sums.atoms, errors, partial(whole, True))
-        if not several:
-            whole = partial(self._judged, (sums,), part, True)
-            return StepVerdict(sums.step, alone, sums.atoms, (), whole)
-        # a run that went back repeats its steps
+        if self._steps and sums.step <= self._steps[-1].step:  # a run that went back
+            self._series.clear()
         earlier = (known for known in self._steps if known.step < sums.step)
         steps = self._steps = (*earlier, sums)[-self.size :]
         # a whole that a step of a good pair would decide is judged on the step alone
-        thin = sums.trained.tokens < self.enough
-        full = len(steps) == self.size
-        if all((c.slice == WHOLE and not thin) or _decided(c) for c in alone.cells):
-            whole = partial(self._judged, (sums,), part, True)
-            return StepVerdict(sums.step, alone, _atoms(steps), (), whole)
-        whole = partial(self._chosen, steps, part, thin, full)
+        thin, full = sums.trained.tokens < self.enough, len(steps) == self.size
+        whole = partial(self._together, steps, part, self._violated(sums, alone), thin, full)
         quick = whole(alone)
         if thin and full and any(c.slice == WHOLE and c.open for c in quick.cells if c.enforced):
             self.size = min(_GROWTH * self.size, self._largest)
         return StepVerdict(sums.step, quick, _atoms(steps), (), whole)
+
+    def _part(self, number: int) -> float:
+        return (1 - WHOLE_PART) * step_part(number)
+
+    def _violated(self, sums: StepSums, alone: Verdict) -> dict[int, _Series]:
+        """The cells that a series of steps violates, which then end; all others go on.
+
+        A series that begins at the j-th step has the evidence of steps j to t at the price of the
+        j-th, whatever t is: by Ville's inequality it is valid at every t, and the prices of all
+        beginnings add up.  It begins anew where the last step alone has better prospects.
+        """
+        red: dict[int, _Series] = {}
+        start = math.log(step_part(self.number))
+        for i, (cell, own) in enumerate(zip(self.plan.cells, alone.cells, strict=True)):
+            if own.e_violated is None or not (own.open or _decided(own)):
+                continue
+            series, e_violated = self._series.get(i), own.e_violated
+            statistic = sums.trained.statistics[i]
+            if series is None or series.evidence <= start:
+                series = _Series(self.number, sums.step, statistic)
+            else:
+                series = replace(series, statistic=series.statistic + statistic)
+                e_violated = self._cell(i, series, False).e_violated or 0.0
+            price = math.log(step_part(series.number))
+            series = self._series[i] = replace(series, evidence=price + e_violated)
+            if cell.priced and self._cell(i, series, False).outcome == "violated":
+                red[i] = self._series.pop(i)
+        return red
+
+    def _cell(self, i: int, series: _Series, intervals: bool) -> CellVerdict:
+        """The verdict on a cell over a series of steps."""
+        plan = self.plan
+        part = self._part(series.number)
+        look = Interim(plan.alpha, plan.price_cells, 0, 0, intervals, part)
+        return plan.cells[i].kind.judge(plan.cells[i], [series.statistic], None, look)
 
     def _judged(self, steps: Sequence[StepSums], part: float, intervals: bool) -> Verdict:
         """The verdict on some steps together."""
@@ -188,35 +233,57 @@ class StepJudge:
         pairs = zip(alone.cells, wrong.cells, strict=True)
         return replace(wrong, cells=tuple(c if c.outcome == "error" else w for c, w in pairs))
 
-    def _chosen(
+    def _together(
         self,
         steps: Sequence[StepSums],
         part: float,
+        red: Mapping[int, _Series],
         thin: bool,
         full: bool,
         alone: Verdict | None = None,
     ) -> Verdict:
-        """The verdict on the last step, with the cells that only the window decides.
+        """The verdict on the last step, with the cells that only several steps decide.
 
         Args:
-            alone: the verdict on the step alone; None: it and the window's are made with intervals.
+            red: the cells that a series of steps violates.
+            alone: the verdict on the step alone; None: all are made with intervals.
         """
-        intervals = alone is None
+        intervals, last = alone is None, steps[-1].step
         alone = alone or self._judged(steps[-1:], part, intervals)
-        joint = self._judged(steps, part, intervals)
-        span = steps[0].step, steps[-1].step
-        cells = []
-        for own, other in zip(alone.cells, joint.cells, strict=True):
-            # a violation on the step alone, or before the filter, is not undone by earlier steps
-            keeps = own.outcome in ("holds", "violated") or own.reason in ONLY_FILTERED
-            if keeps or (own.slice == WHOLE and not thin):
-                cells.append(own)
-                continue
-            other = other.but(more=other.more if thin else own.more, steps=span)
-            if other.outcome == "inconclusive" and not full and own.slice != WHOLE:
-                other = other.but(outcome="not applicable", note="too few steps yet")
-            cells.append(other if len(steps) > 1 else other.but(steps=None))
-        return replace(joint if thin else alone, cells=tuple(cells), outcome=outcome_of(cells))
+        cells = list(alone.cells)
+        for i, series in red.items():
+            if series.first < last:
+                cell = self._cell(i, series, True)
+                cells[i] = cell.but(steps=(series.first, last), where=cells[i].where)
+        base = alone
+        rest = [
+            i
+            for i, cell in enumerate(cells)
+            # one that does not hold before a filter is not mended by earlier steps
+            if not (
+                _decided(cell) or cell.reason in ONLY_FILTERED or (cell.slice == WHOLE and not thin)
+            )
+        ]
+        if rest and self.size > 1:
+            joint = self._judged(steps, part, intervals)
+            base = joint if thin else alone
+            for i in rest:
+                cells[i] = _joint(cells[i], joint.cells[i], thin, full, steps)
+        return replace(base, cells=tuple(cells), outcome=outcome_of(cells))
+
+
+def _joint(
+    own: CellVerdict, joint: CellVerdict, thin: bool, full: bool, steps: Sequence[StepSums]
+) -> CellVerdict:
+    """An undecided cell on the steps of the window, which can only hold: the series violate."""
+    joint = joint.but(more=joint.more if thin else own.more)
+    if len(steps) > 1:
+        joint = joint.but(steps=(steps[0].step, steps[-1].step))
+    if joint.outcome == "violated":
+        joint = joint.but(outcome="inconclusive", open=True)
+    if joint.outcome == "inconclusive" and not full and own.slice != WHOLE:
+        joint = joint.but(outcome="not applicable", note="too few steps yet")
+    return joint
 
 
 # Tokens that a trainer's filter removed before it wrote its dump: both of their logprobs are
