@@ -6,7 +6,7 @@ import pytest
 
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.window import WHOLE_PART, step_part
-from servanda.theory.stats.multiplicity import attempt_alpha
+from servanda.theory.stats.alpha import attempt_alpha
 
 
 def test_the_whole_and_all_steps_together_spend_the_alpha_of_one_attempt():

@@ -30,6 +30,7 @@ from servanda.theory.bounds.gradient import loss_weights, ratio_budget
 from servanda.theory.bounds.importance_weights import weight_gap
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.precision import CAPTURES, capture_floor, captured, eta
+from servanda.theory.stats.alpha import log_price
 
 # Precision floor: the value of a metric from rounding of the recorded logprobs alone.
 #
@@ -198,7 +199,7 @@ def calibrate(
         certified = isinstance(cells[0].kind, Certificate)
         if certified:
             rounds, count_BG = closed[cells[0].workload], counts[cells[0].workload]
-            price = math.log(1 / plan.alpha)
+            price = log_price(plan.alpha)
             later = [Resampled(c, c.kind, rounds, count_BG, price) for c in cells]  # type: ignore[arg-type]
             result = _clause_limit(later, power, captures[cells[0].workload])
         elif isinstance(cells[0].kind, _FACTS):

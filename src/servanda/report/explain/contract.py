@@ -26,6 +26,7 @@ from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.format import count, exact_percent, wrapped
 from servanda.report.table import table
 from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.interval import units_at_best, units_expected
 
 _WIDTH = 96
@@ -194,7 +195,7 @@ def _answers(plan: Plan, cell: Cell) -> Iterator[str]:
     if isinstance(kind, Certificate):
         what = "the mean" if clause.percentile is None else "the share"
         share = f", a share of 1/{plan.price_cells}" if plan.price_cells > 1 else ""
-        wrong = f" (wrong: at most {100 * plan.alpha / max(plan.price_cells, 1):.2g} %{share})"
+        wrong = f" (wrong: at most {100 * shared(plan.alpha, plan.price_cells):.2g} %{share})"
         alpha = exact_percent(plan.alpha)
         if kind.feed.proves:
             yield f"holds     the data show {what} below the limit (wrong: at most {alpha})"
