@@ -3,9 +3,11 @@
 import collections
 import itertools
 import json
+import math
 import shlex
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from servanda.engines.http.dialects.vllm import VLLM
 from servanda.engines.table import TableEngine
 from servanda.runner.relations.judge import Judge, Pair, exchangeability, shrink
 from servanda.runner.relations.observation import Observation, difference, features
-from servanda.runner.relations.relation import RELATIONS
+from servanda.runner.relations.relation import RELATIONS, Relation
+from servanda.runner.relations.run import NAMES, Options, draws
+from servanda.runner.relations.run import relations as run_relations
 from servanda.runner.relations.subject import Request
 
 pytest.importorskip("uvicorn")
@@ -401,3 +405,70 @@ def test_a_second_tier_of_the_cache_is_read_only_after_other_requests():
     assert (near, first["cache"]["outcome"]) == (0, "holds")
     assert (far, second["cache"]["outcome"]) == (1, "violated")
     assert "--between 1024" in second["cache"]["example"]["command"]
+
+
+# the price of a rejection
+
+
+class Told(Relation):
+    """Answers that differ by a nat in every run."""
+
+    name = "told"
+
+    def cases(self, cases):
+        return []
+
+    def plain(self, subject, request):
+        return Observation((1,), ({1: -1.0},))
+
+    def other(self, subject, request, plain):
+        return Observation((1,), ({1: -2.0},))
+
+    def place(self, request, other):
+        return ""
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_a_relation_is_rejected_at_its_alpha_and_not_below(monkeypatch, limit):
+    judge = Judge(None, limit, 0.0125, noisy=True)
+    for p, outcome in ((0.0125, True), (np.nextafter(0.0125, 1), False)):
+        monkeypatch.setattr("servanda.runner.relations.judge.exchangeability", lambda _, p=p: p)
+        found = judge.judge(Told(), [Request((1,), 1)])
+        assert (found.outcome == "violated") == outcome and (found.p_value, found.alpha) == (
+            p,
+            0.0125,
+        )
+
+
+def test_the_smallest_p_value_is_one_labelling_of_all():
+    apart = [np.repeat([[0.0], [1.0]], 20, axis=0) + np.arange(40)[:, None] / 1e3]
+
+    assert exchangeability(apart * 3) == 1 / 2000
+
+
+@pytest.mark.parametrize(("near", "outcome"), [(1e-9, True), (-1e-9, False)])
+def test_draws_are_rejected_at_an_e_value_of_one_over_alpha(monkeypatch, near, outcome):
+    seen = Observation((1,) * 9000, ({1: -0.1},) * 9000)
+    subject = SimpleNamespace(each=lambda *_: [seen])
+    evidence = SimpleNamespace(n=9000, log_e=-math.log(0.0125) + near)
+    monkeypatch.setattr("servanda.runner.relations.run._evidence", lambda *_: evidence)
+    cases = SimpleNamespace(given=Request((1,), 1), seed=0, width=3)
+
+    found = draws(Judge(subject, 0.0, 0.0125), cases)
+
+    assert (found.outcome == "violated") == outcome and found.alpha == 0.0125
+
+
+def test_the_relations_that_are_asked_for_share_alpha(monkeypatch):
+    each = []
+
+    def found(name, now, judge, cases, options):
+        each.append(now.alpha)
+        return draws, judge
+
+    monkeypatch.setattr("servanda.runner.relations.run._found", found)
+    monkeypatch.setattr("servanda.runner.relations.run._replays", lambda now, _: (None, now))
+    for only in ((), ("company", "cache", "draws"), ("draws",)):
+        each.clear()
+        [*run_relations(None, None, Options(only, alpha=0.06))]
+        assert each == [pytest.approx(0.06 / (len(only) or len(NAMES)))] * len(each) and each

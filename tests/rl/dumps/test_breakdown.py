@@ -184,6 +184,21 @@ def test_sequences_at_their_limit_are_hardly_ever_called_beyond(size):
     assert named <= 3  # of 100, at one in a hundred: more has a chance of 2 %
 
 
+@pytest.mark.parametrize(("step", "before"), [(1, 0), (1, 3), (4, 0), (4, 3)])
+def test_a_sequence_costs_its_number_in_its_step(step, before):
+    """2/((t + 1)(t + 2)) of alpha for step t, of which sequence s has 1/(s (s + 1))."""
+    x_K = np.array([0.3, 0.0, 0.9, 0.2, 0.5, 0.0, 0.6, 0.4])
+    grown = [np.log1p(bet * x_K) - np.log1p(bet * 0.025) for bet in (3.0, 30.0)]
+    log_e = float(np.logaddexp(*(g.sum() for g in grown)) - np.log(2))
+    s = before + 1
+    alpha = np.exp(-log_e) * s * (s + 1) * (step + 1) * (step + 2) / 2
+    for factor, beyond in ((1 + 1e-9, 1), (1 - 1e-9, 0)):
+        outliers = Outliers(0.025, step, alpha * factor)
+        block = rollouts_of(np.stack([*np.zeros((before, 8)), x_K]))
+        outliers.add(block, ScoredTokens(paired(block, 0)))
+        assert outliers.beyond == beyond
+
+
 def test_the_numbers_of_a_sequence_are_those_of_its_tokens():
     rng = np.random.default_rng(3)
     x = rng.random((30, 40)) * np.linspace(0.001, 0.3, 30)[:, None]

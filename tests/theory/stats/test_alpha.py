@@ -1,7 +1,7 @@
 # Alpha: the parts of one whole add up to at most the whole, and each is what the definition says.
 
 import math
-from fractions import Fraction as F
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -19,11 +19,11 @@ from servanda.theory.stats.alpha import (
 
 # share of the n-th of a series, and what the first n leave of the whole, in closed form
 SERIES = {
-    look_alpha: (lambda k: F(1, k * (k + 1)), lambda n: F(1, n + 1)),
-    step_alpha: (lambda t: F(2, (t + 1) * (t + 2)), lambda n: F(2, n + 2)),
+    look_alpha: (lambda k: Fraction(1, k * (k + 1)), lambda n: Fraction(1, n + 1)),
+    step_alpha: (lambda t: Fraction(2, (t + 1) * (t + 2)), lambda n: Fraction(2, n + 2)),
     attempt_alpha: (
-        lambda r: F(1, 10 * (r - 1) * r) if r > 1 else F(9, 10),
-        lambda n: F(1, 10 * n),
+        lambda r: Fraction(1, 10 * (r - 1) * r) if r > 1 else Fraction(9, 10),
+        lambda n: Fraction(1, 10 * n),
     ),
 }
 

@@ -10,6 +10,7 @@ from servanda.errors import EvidenceError
 from servanda.theory.stats.draft_counts import DraftCounts, fallen, moved
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import LogMoment
+from tests import oracles
 
 
 def counted(accepted_N, longest, proposed=None):
@@ -135,3 +136,15 @@ def test_nothing_is_known_without_a_draft():
 def test_counts_that_contradict_each_other_are_refused(counts):
     with pytest.raises(EvidenceError, match="counts of drafts contradict each other"):
         DraftCounts(**counts)
+
+
+def test_two_bounds_share_alpha_and_two_intervals_give_each_end_a_quarter():
+    """Drafts of one token are coin tosses, whose ends are known in closed form."""
+    before, now = DraftCounts(400, 400, 320, (320,)), DraftCounts(400, 400, 120, (120,))
+    for alpha in (0.1, 1e-3):
+        low = oracles.bernoulli_ends(320, 400, alpha / 2)[0]
+        high = oracles.bernoulli_ends(120, 400, alpha / 2)[1]
+        assert fallen(before, now, alpha) == pytest.approx(low - high, abs=1e-5)
+        ends = [oracles.bernoulli_ends(ones, 400, alpha / 4) for ones in (320, 120)]
+        assert moved(before, now, alpha) == pytest.approx(ends[0][0] - ends[1][1], abs=1e-5)
+        assert moved(now, before, alpha) == pytest.approx(moved(before, now, alpha))
