@@ -83,8 +83,7 @@ class Leg:
     def following(self) -> Leg:
         """The next evaluation window of full; windows share the part of full by 1/(k(k+1))."""
         assert self.stage == "full"
-        k = self.span
-        return replace(self, span=k + 1, part=next_look(self.part, k))
+        return replace(self, span=self.span + 1, part=next_look(self.part, self.span))
 
 
 def course_of(contract: Contract) -> tuple[Leg, ...]:

@@ -13,7 +13,6 @@ from servanda.judgement.clauses.relative import RelativeCertificate
 from servanda.judgement.clauses.statistical import BySequence, Certificate
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE, Schedule
-from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.reachable import reach
 from servanda.traces.corpus import Corpus
 
@@ -126,7 +125,11 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
         disk_bytes=None if probe is None else sequences * probe.disk_bytes // probe.sequences,
         probed=0 if probe is None else probe.sequences,
         decides=tuple(
-            _decides(plan, cell, schedules[cell.workload], prompt_lengths[cell.workload], probe)
+            _at_size(
+                plan,
+                cell,
+                *_expected(cell, schedules[cell.workload], prompt_lengths[cell.workload], probe),
+            )
             for cell in plan.cells
             if isinstance(cell.kind, Certificate)
             and not isinstance(cell.kind, RelativeCertificate)
@@ -148,12 +151,6 @@ def _seconds_each(probe: Probe) -> float:
 
 def _mean(values: Sequence[int]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _decides(
-    plan: Plan, cell: Cell, schedule: Schedule, lengths: Sequence[int], probe: Probe | None
-) -> Decides:
-    return _at_size(plan, cell, *_expected(cell, schedule, lengths, probe))
 
 
 def power_curve(plan: Plan, decided: Decides, sizes: Sequence[int]) -> tuple[Decides, ...]:
@@ -202,7 +199,7 @@ def _expected(
     ]
     meeting = [group for group in rows if group]
     answers = probe.lengths if probe is not None and probe.lengths else (schedule.width,)
-    inside = [_positions(cell.cut, length) for length in answers]
+    inside = [cell.cut.positions(length) if length else 0 for length in answers]
     reached = sum(count > 0 for count in inside) / len(inside)
     launched = schedule.rounds * schedule.workload.round
     samples = schedule.workload.samples
@@ -221,7 +218,3 @@ def _expected(
     several = samples * max((len(group) for group in meeting), default=1) > 1
     reached = 1.0 if several else reached
     return int(launched * share * reached), min(tokens / reached / cell.capacity, 1.0)
-
-
-def _positions(cut: Cut, length: int) -> int:
-    return cut.positions(length) if length else 0

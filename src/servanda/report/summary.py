@@ -62,7 +62,7 @@ def headline(verdict: Verdict) -> Headline:
     if not promises:
         text = f"No enforced clause is judged at stage {line(verdict.stage)}."
     elif verdict.outcome == "holds":
-        text = f"Every promise holds, {_extent(promises)}."
+        text = f"Every promise holds, on {_places({c.slice for c in promises})}."
     elif verdict.outcome == "violated":
         text = _broken(bad) if _untrusted(bad) else f"{_broken(bad)} {_rest(cells)}"
     elif verdict.outcome == "error":
@@ -83,10 +83,6 @@ def _failed(bad: Sequence[CellVerdict], cells: Sequence[CellVerdict]) -> str:
         return f"{_names(bad)}: {line(bad[0].note, 120) or 'no usable number'}."
     why = next((c.note for c in cells if c.note), "no usable number")
     return f"{line(why, 200).removeprefix('the data is not sound: ')}."
-
-
-def _extent(cells: Sequence[CellVerdict]) -> str:
-    return f"on {_places({c.slice for c in cells})}"
 
 
 def _places(names: Collection[str], other: str = "") -> str:

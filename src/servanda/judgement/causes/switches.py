@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from servanda.contract.kernel_writer import kernel_string
-from servanda.contract.model import Kernel, Kernels
+from servanda.contract.model import Kernels
 from servanda.errors import ContractError
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 
@@ -57,13 +57,9 @@ def _modules(sides: Sides) -> str:
     """Bisection where both kernels run here; otherwise a third scorer."""
     if not sides.pair:
         return ""
-    if all(map(_local, (sides.kernels.train, sides.kernels.infer))):
+    if sides.kernels.train.engine == sides.kernels.infer.engine == "transformers":
         return f"servanda bisect {sides.pair}"
     return f"servanda compare {sides.pair} --referee transformers:MODEL@float32"
-
-
-def _local(kernel: Kernel) -> bool:
-    return kernel.engine == "transformers"
 
 
 def _sync(_: Sides) -> str:

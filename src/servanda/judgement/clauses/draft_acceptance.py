@@ -52,7 +52,8 @@ class ServedDrafts(Kind):
 
     def weigh(self, cell: Cell, view: View) -> DraftCounts:
         told = view.pair.infer.about.get(COUNTED)
-        return _told(json.loads(told)) if told and not cell.cut.terms else DraftCounts()
+        data = json.loads(told) if told and not cell.cut.terms else {"by_depth": ()}
+        return DraftCounts(**{**data, "by_depth": tuple(data["by_depth"])})
 
     def judge(
         self, cell: Cell, rounds: list[DraftCounts], floor: object, look: Interim
@@ -70,10 +71,6 @@ _BY_SERVER = (
     "the server counts the drafts of all its requests together, and this claim is about prompt "
     "groups: write claim: realised beside the clause"
 )
-
-
-def _told(data: dict[str, Any]) -> DraftCounts:
-    return DraftCounts(**{**data, "by_depth": tuple(data["by_depth"])})
 
 
 def _about(cell: Cell, look: Interim) -> dict[str, Any]:

@@ -70,7 +70,8 @@ class RelativeCertificate(Certificate):
             return verdict.but(outcome="violated", open=False)
         if limit < mean <= noise:
             return verdict.but(note=WITHIN_NOISE)
-        more = self._more(own, look)
+        # a doubling: one evaluation does not predict when two intervals separate
+        more = max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
         if not limit:
             note = f"{self.whose} is exactly 0 so far: no sample can show that a mean is 0; "
             # if the kernels differ, more rounds can still show it
@@ -84,10 +85,6 @@ class RelativeCertificate(Certificate):
     def _ends(self, process: Process, alpha: float) -> tuple[float, float]:
         low, high = interval(process, alpha)
         return self.feed.value(low), self.feed.value(high)
-
-    def _more(self, own: Process, look: Interim) -> int:
-        """A doubling, because one evaluation does not predict when two intervals separate."""
-        return max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
 
 
 @dataclass(frozen=True)
