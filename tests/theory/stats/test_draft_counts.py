@@ -100,13 +100,6 @@ def test_a_target_that_moved_away_from_its_draft_is_measured_from_below():
     assert fallen(now, first, 0.05) == 0.0 == moved(first, first, 0.05)
 
 
-def test_a_bound_of_the_targets_tv_is_wrong_less_often_than_alpha():
-    rng = np.random.default_rng(3)
-    draft, target = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
-    pairs = ([speculated(rng, draft, target, 60, 2) for _ in range(2)] for _ in range(200))
-    assert sum(moved(a, b, 0.1) > 0 or fallen(a, b, 0.1) > 0 for a, b in pairs) <= 20
-
-
 def test_counts_add_up_over_engines_and_intervals():
     some, more = counted([0, 2, 3], 3), counted([1, 1], 2)
     whole = some + more
