@@ -264,6 +264,9 @@ def test_the_small_print_says_what_a_cell_may_spend_and_who_shares_it():
         "together; violations at this step may spend 0.1 of it, divided by 11 cells: if the "
         "kernels keep a limit, it is called violated with probability at most 0.00023"
     ) in leg
+    guard = made.cell(metric="sampler_fidelity", kind="guard", e_violated=3.0, interval=None)
+    tested = replace(made.VERDICTS["holds"], part=0.1, price_cells=11, cells=(guard,))
+    assert "(log e-value 3, rejected at 8.39)" in str(tested)  # log(11 / 0.0025)
     assert "together; violations of the whole may spend 0.5 of it, divided by 2 cells" in dump
 
 

@@ -172,12 +172,13 @@ def test_a_sequence_costs_its_number_in_its_step(step, before):
     x_K = np.array([0.3, 0.0, 0.9, 0.2, 0.5, 0.0, 0.6, 0.4])
     grown = [np.log1p(bet * x_K) - np.log1p(bet * 0.025) for bet in (3.0, 30.0)]
     log_e = float(np.logaddexp(*(g.sum() for g in grown)) - np.log(2))
-    s = before + 1
+    s = before + 2
     alpha = np.exp(-log_e) * s * (s + 1) * (step + 1) * (step + 2) / 2
     for factor, beyond in ((1 + 1e-9, 1), (1 - 1e-9, 0)):
         outliers = Outliers(0.025, step, alpha * factor)
-        block = rollouts_of(np.stack([*np.zeros((before, 8)), x_K]))
-        outliers.add(block, ScoredTokens(paired(block, 0)))
+        for x_ST in (np.zeros((before, 8)), np.stack([np.zeros(8), x_K]))[not before :]:
+            block = rollouts_of(x_ST)
+            outliers.add(block, ScoredTokens(paired(block, 0)))
         assert outliers.beyond == beyond
 
 

@@ -36,7 +36,7 @@ def step_alpha(alpha: float, step: int) -> float:
 
 
 def look_alpha(alpha: float, look: int) -> float:
-    """The share of one of any number of looks: 1 / (k (k + 1)), half of it for the first.
+    """The share of one of any number of evaluations: 1 / (k (k + 1)), half for the first.
 
     >>> look_alpha(0.05, 1), round(sum(look_alpha(0.05, k) for k in range(1, 10**5)), 4)
     (0.025, 0.05)
@@ -45,7 +45,7 @@ def look_alpha(alpha: float, look: int) -> float:
 
 
 def next_look(part: float, look: int) -> float:
-    """The share of the look after this one, from its own."""
+    """The share of the evaluation after this one, from its own."""
     return part * look / (look + 2)
 
 
