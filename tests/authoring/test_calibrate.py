@@ -116,7 +116,6 @@ def test_the_same_run_gives_the_same_limits(done):
     assert again.read_text() == new.read_text()
 
 
-@pytest.mark.slow
 def test_later_runs_hold_at_the_price_of_a_first_attempt(done, monkeypatch):
     folder, *_ = done
     prices = []
@@ -126,6 +125,7 @@ def test_later_runs_hold_at_the_price_of_a_first_attempt(done, monkeypatch):
     assert prices == pytest.approx([-math.log(0.045)] * len(prices)) and prices
 
 
+@pytest.mark.slow
 def test_later_runs_of_the_pair_hold_and_a_pair_three_times_worse_is_violated(done, tmp_path):
     """The slow test counts; this one would see a limit that is off by much."""
     _, _, new, _ = done
