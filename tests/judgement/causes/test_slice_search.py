@@ -9,7 +9,7 @@ from servanda.contract.clause import SliceRule
 from servanda.contract.model import Contract
 from servanda.judgement.causes.candidates import mask_of, round_between
 from servanda.judgement.causes.sequence_search import find_sequences
-from servanda.judgement.causes.slice_search import find_slices, halves
+from servanda.judgement.causes.slice_search import ALPHA, find_slices, halves
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import cuts_of
 from servanda.rl.dumps.preset import contract_of
@@ -166,6 +166,7 @@ def test_a_slice_costs_three_over_alpha_on_the_groups_that_did_not_choose(name):
     assert found.bound == pytest.approx(2 * outside) and found.groups == len(groups)
     log_e = oracles.most([means], oracles.POS, found.bound)
     assert found.log_e == pytest.approx(log_e, rel=1e-6)
+    assert ALPHA == 0.01
     price = 3 * math.exp(-found.log_e)
     assert find_slices(drawn, LIMIT, price * (1 + 1e-9)) == (found,)
     assert find_slices(drawn, LIMIT, price * (1 - 1e-9)) == ()
