@@ -52,7 +52,9 @@ class ServedDrafts(Kind):
 
     def weigh(self, cell: Cell, view: View) -> DraftCounts:
         told = view.pair.infer.about.get(COUNTED)
-        data = json.loads(told) if told and not cell.cut.terms else {"by_depth": ()}
+        if not told or cell.cut.terms:
+            return DraftCounts()
+        data = json.loads(told)
         return DraftCounts(**{**data, "by_depth": tuple(data["by_depth"])})
 
     def judge(
