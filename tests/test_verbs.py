@@ -20,8 +20,8 @@ from servanda.engines.faults import FAULTS
 from servanda.errors import MeasurementError
 from servanda.report.explain.glossary import names
 from servanda.runner import run
+from servanda.theory.stats.alpha import attempt_alpha
 from servanda.theory.stats.interval import units_expected
-from servanda.theory.stats.multiplicity import attempt_alpha
 from servanda.theory.stats.reachable import reach
 from tests import kit
 from tests.contract.test_whole_language import TRAINER

@@ -31,8 +31,8 @@ from benchmarks.theory.simulation import (
 )
 from benchmarks.theory.slice_multiplicity import e_bh, slice_alpha
 from servanda.registry import Registry
+from servanda.theory.stats.alpha import attempt_alpha
 from servanda.theory.stats.bets import NEG, POS
-from servanda.theory.stats.multiplicity import attempt_alpha
 
 GROUPS, TOKENS = 160, 8  # of a run; evaluated after every 8 groups
 TRUTH = 0.1

@@ -1,6 +1,7 @@
 # `servanda contract calibrate`: limits that a good pair keeps, and the contract with them.
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 import servanda as sv
 from servanda.authoring.calibrate.limits import FEWEST
+from servanda.authoring.calibrate.resample import Resampled
 from servanda.cli import main
 from servanda.engines.table import TableEngine
 from servanda.runner import run
@@ -112,6 +114,15 @@ def test_the_same_run_gives_the_same_limits(done):
     call(folder / "run", "--save-contract", again)
 
     assert again.read_text() == new.read_text()
+
+
+def test_later_runs_hold_at_the_price_of_a_first_attempt(done, monkeypatch):
+    folder, *_ = done
+    prices = []
+    name = "servanda.authoring.calibrate.limits.Resampled"
+    monkeypatch.setattr(name, lambda *given: prices.append(given[-1]) or Resampled(*given))
+    assert call(folder / "run").exit_code == 0
+    assert prices == pytest.approx([-math.log(0.045)] * len(prices)) and prices
 
 
 @pytest.mark.slow

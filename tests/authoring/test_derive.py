@@ -1,6 +1,7 @@
 # Derive: from budgets to contracts that lint clean, and every budget that is refused.
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +260,9 @@ def test_sizes_are_those_of_the_certificate():
     assert near.units(alpha=0.025, cells=2) < Requirement(near.limit, near.best).units(
         alpha=0.025, cells=2
     )
+    # 2 v log(cells / alpha) / d^2 where half of the limit is d away
+    scattered = Requirement(0.05, sides=2, variance=0.5).units(alpha=0.05, cells=3)
+    assert scattered == pytest.approx(math.log(3 / 0.025) / 0.025**2)
 
 
 # what is refused

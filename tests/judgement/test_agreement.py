@@ -312,3 +312,13 @@ def test_rounding_alone_beside_a_declared_low_precision_is_said(keys):
     assert [text.endswith("both sides look like one program") for text in said(5e-7)] == [True]
     assert f"infer is declared {keys.get('kv_cache', 'bfloat16')}" in said(5e-7)[0]
     assert said(5e-3) == ()
+
+
+@pytest.mark.parametrize(("octave", "copies"), [(5, 3), (4, 0)])
+def test_a_copy_is_longer_than_chance_repeats_once_in_a_million(octave, copies):
+    """Half of the tokens of other sequences are equal: 2^-20 < 1e-6 < 2^-19."""
+    identical = [0] * len(Agreement().identical)
+    identical[octave] = 3
+    whole = 3 * 2**octave
+    found = Agreement(whole + 100, whole + 50, 13, tuple(identical), whole, 10.0)
+    assert found.copies == copies

@@ -1,15 +1,26 @@
 # The plan of a leg: its sizes, its price, and which clauses exist on traffic.
 
 import json
+import math
+import re
 from dataclasses import replace
 
 import pytest
 
-from servanda.contract.stages import Leg
+from servanda.contract.stages import Leg, course_of
+from servanda.judgement.clauses.base import Interim
+from servanda.judgement.evidence import Evidence, EvidenceKey
+from servanda.judgement.verdict import judge
 from servanda.runner.run import compile, load
 from tests import kit
 
 OFFLINE, SHADOW = Leg("offline", first=32, last=320), Leg("shadow", first=64, last=640)
+
+
+KEY = EvidenceKey("c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 32)
+SLICES = "slices: [{name: first, split: labels.first}]"
+MONITORED = "  - {id: seen, metric: tv, aggregate: mean, at_most: 0.3, severity: warning}"
+COUNTED = ("tv", "sampler_fidelity")  # what chance can call violated; usable_ratio is counted
 
 
 def cells(plan):
@@ -28,6 +39,38 @@ def test_a_leg_has_its_own_sizes_and_its_part_of_alpha(tmp_path):
     assert (shadow.schedules[0].first, shadow.schedules[0].last) == (64, 640)
     assert [p.part for p in (alone, offline, shadow)] == [1.0, 0.25, 1.0]
     assert [p.stage for p in (alone, offline, shadow)] == ["offline", "offline", "shadow"]
+
+
+def test_all_attempts_legs_windows_and_cells_spend_one_minus_confidence_once(tmp_path, monkeypatch):
+    """By the looks that cells are judged with; 1 - confidence = 0.1 has 9/10 for attempt 1."""
+    text = "promotion: {offline: {}, shadow: {}, canary: {}, full: {}}"
+    path, _ = kit.write(tmp_path, slices=SLICES, limit=0.3, more=MONITORED, confidence=0.9)
+    path.write_text(re.sub("promotion: .*", text, path.read_text()))
+    contract = load(path)
+    looks = []
+    monkeypatch.setattr(
+        "servanda.judgement.verdict.Interim",
+        lambda *given: looks.append(Interim(*given)) or looks[-1],
+    )
+    course = [*course_of(contract)]
+    while len(course) < 60:
+        course.append(course[-1].following)
+    spent = {}
+    for leg in course[:3] + course[3::11]:
+        for attempt in (1, 2, 5):
+            plan = compile(contract, leg=leg, attempt=attempt)
+            looks.clear()
+            verdict = judge(plan, Evidence(KEY, plan.digest))
+            number = sum(c.enforced and c.metric in COUNTED for c in verdict.cells)
+            share = 0.1 * {1: 0.9, 2: 0.05, 5: 0.005}[attempt]
+            part = 1 / 4 if leg.stage != "full" else 1 / 4 / (leg.span * (leg.span + 1))
+            prices = [look.log_price_violated for look in looks]
+            assert len(looks) == len(verdict.cells) and number == verdict.price_cells > 3
+            assert prices == pytest.approx([math.log(number / (share * part))] * len(looks))
+            assert looks[0].log_price_holds == pytest.approx(-math.log(share))
+            assert verdict.alpha_violated == pytest.approx(share * part / number)
+            spent[leg.stage, leg.step, leg.span, attempt] = number * math.exp(-max(prices))
+    assert 0.07 < sum(spent.values()) <= 0.1
 
 
 def test_a_digest_covers_the_leg_and_its_part_and_the_noise_of_each_live_leg_is_its_own(tmp_path):

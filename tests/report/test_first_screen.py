@@ -185,7 +185,10 @@ def test_what_a_run_would_have_seen_is_its_limit_and_its_width():
     verdict = made.verdict(price_cells=1)
     seen = least_seen(made.cell(), verdict)
     assert seen == pytest.approx(0.03 + 0.01)  # the wider side, at the price of one cell
-    assert least_seen(made.cell(), replace(verdict, price_cells=20)) > seen
+    # a leg with half of alpha, and 20 cells: log thresholds grow with the square of the width
+    wider = math.sqrt(math.log(40 / 0.025) / math.log(1 / 0.025))
+    of_leg = least_seen(made.cell(), replace(verdict, price_cells=20, part=0.5))
+    assert of_leg == pytest.approx(0.03 + 0.01 * wider)
     assert least_seen(made.cell(floor=0.02), verdict) == pytest.approx(0.04 + 0.01)
     assert least_seen(made.cell(interval=None), verdict) is None
 
@@ -261,6 +264,9 @@ def test_the_small_print_says_what_a_cell_may_spend_and_who_shares_it():
         "together; violations at this step may spend 0.1 of it, divided by 11 cells: if the "
         "kernels keep a limit, it is called violated with probability at most 0.00023"
     ) in leg
+    guard = made.cell(metric="sampler_fidelity", kind="guard", e_violated=3.0, interval=None)
+    tested = replace(made.VERDICTS["holds"], part=0.1, price_cells=11, cells=(guard,))
+    assert "(log e-value 3, rejected at 8.39)" in str(tested)  # log(11 / 0.0025)
     assert "together; violations of the whole may spend 0.5 of it, divided by 2 cells" in dump
 
 

@@ -3,9 +3,11 @@
 import collections
 import itertools
 import json
+import math
 import shlex
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ from servanda.engines.table import TableEngine
 from servanda.runner.relations.judge import Judge, Pair, exchangeability, shrink
 from servanda.runner.relations.observation import Observation, difference, features
 from servanda.runner.relations.relation import RELATIONS
+from servanda.runner.relations.run import NAMES, Options, draws
+from servanda.runner.relations.run import relations as run_relations
 from servanda.runner.relations.subject import Request
 
 pytest.importorskip("uvicorn")
@@ -322,14 +326,6 @@ def test_the_p_value_is_that_of_all_labellings(moved):
     assert exchangeability(runs_K, rounds=19_999) == pytest.approx(exact(runs_K), abs=0.015)
 
 
-def test_runs_without_any_difference_reject_in_at_most_alpha():
-    rng = np.random.default_rng(4)
-    p = [exchangeability([rng.normal(size=(8, 3))], seed=i, rounds=199) for i in range(400)]
-
-    for alpha in (0.02, 0.1, 0.3):  # three standard errors
-        assert np.mean([one <= alpha for one in p]) <= alpha + 3 * (alpha / 400) ** 0.5
-
-
 # the command line
 
 
@@ -401,3 +397,58 @@ def test_a_second_tier_of_the_cache_is_read_only_after_other_requests():
     assert (near, first["cache"]["outcome"]) == (0, "holds")
     assert (far, second["cache"]["outcome"]) == (1, "violated")
     assert "--between 1024" in second["cache"]["example"]["command"]
+
+
+# the price of a rejection
+
+
+TOLD = SimpleNamespace(  # the answers differ by a nat in every run
+    name="told",
+    refusal=lambda _: "",
+    plain=lambda *_: Observation((1,), ({1: -1.0},)),
+    other=lambda *_: Observation((1,), ({1: -2.0},)),
+    unseen=lambda _: ("", ""),
+)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_a_relation_is_rejected_at_its_alpha_and_not_below(monkeypatch, limit):
+    judge = Judge(None, limit, 0.0125, noisy=True)
+    for p, outcome in ((0.0125, True), (np.nextafter(0.0125, 1), False)):
+        monkeypatch.setattr("servanda.runner.relations.judge.exchangeability", lambda _, p=p: p)
+        found = judge.judge(TOLD, [Request((1,), 1)])
+        assert (found.outcome == "violated") == outcome and found.p_value == p
+
+
+def test_the_smallest_p_value_is_one_labelling_of_all():
+    apart = [np.repeat([[0.0], [1.0]], 20, axis=0) + np.arange(40)[:, None] / 1e3]
+
+    assert exchangeability(apart * 3) == 1 / 2000
+
+
+@pytest.mark.parametrize(("near", "outcome"), [(1e-9, True), (-1e-9, False)])
+def test_draws_are_rejected_at_an_e_value_of_one_over_alpha(monkeypatch, near, outcome):
+    seen = Observation((1,) * 9000, ({1: -0.1},) * 9000)
+    subject = SimpleNamespace(each=lambda *_: [seen])
+    evidence = SimpleNamespace(n=9000, log_e=-math.log(0.0125) + near)
+    monkeypatch.setattr("servanda.runner.relations.run._evidence", lambda *_: evidence)
+    cases = SimpleNamespace(given=Request((1,), 1), seed=0, width=3)
+
+    found = draws(Judge(subject, 0.0, 0.0125), cases)
+
+    assert (found.outcome == "violated") == outcome and found.alpha == 0.0125
+
+
+def test_the_relations_that_are_asked_for_share_alpha(monkeypatch):
+    each = []
+
+    def found(name, now, judge, cases, options):
+        each.append(now.alpha)
+        return draws, judge
+
+    monkeypatch.setattr("servanda.runner.relations.run._found", found)
+    monkeypatch.setattr("servanda.runner.relations.run._replays", lambda now, _: (None, now))
+    for only in ((), ("company", "cache", "draws"), ("draws",)):
+        each.clear()
+        [*run_relations(None, None, Options(only, alpha=0.06))]
+        assert each == [pytest.approx(0.06 / (len(only) or len(NAMES)))] * len(each) and each

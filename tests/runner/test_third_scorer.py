@@ -1,16 +1,19 @@
 # A comparison with a referee says which of A and B is further from it.
 
 import json
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.engines.table import TableEngine
 from servanda.runner import run
-from tests import kit
+from servanda.runner.compare.side_distance import side_distances
+from tests import kit, oracles
 
 
 @pytest.fixture
@@ -58,3 +61,18 @@ def test_the_side_that_differs_is_further(tables, a, b, side):
     again = servanda(f"table:{a}", f"table:{b}", "--referee", "table:p.json", "--format", "json")
     whole = json.loads(again.stdout)["referee"]["slices"][0]
     assert (whole["low"] > 0, whole["high"] < 0) == (side == "A", side == "B")
+
+
+@pytest.mark.parametrize("names", [("all",), ("all", "few", "none")])
+def test_two_ends_on_every_slice_share_alpha(names):
+    """Each token is as far from the referee as it may be, on one side alone: a coin toss."""
+    train_N, infer_N = (np.arange(300) % 4 == 0) * -2.0, (np.arange(300) % 4 > 0) * -2.0
+    masks = {"all": np.ones(300, bool), "few": np.arange(300) < 80, "none": np.zeros(300, bool)}
+    found = side_distances(train_N, infer_N, np.zeros(300), {n: masks[n] for n in names}, 0.06)
+    price = math.log(2 * len(names) / 0.06)
+    for one in (one for one in found if one.tokens):
+        xs = [1.0] * (one.tokens // 4) + [0.0] * (one.tokens - one.tokens // 4)
+        low, high = ((end + 1) / 2 for end in (one.low, one.high))
+        for bets, end in ((oracles.POS, low), (oracles.NEG, high)):
+            weights = oracles.weights(bets, 0.5)
+            assert oracles.most([xs], bets, end, weights) == pytest.approx(price, abs=0.01)

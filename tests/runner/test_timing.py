@@ -1,7 +1,9 @@
 # Service levels on table kernels, whose seconds are declared and whose clock is injected.
 
 import json
+import math
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from servanda.engines import open_engine
 from servanda.engines.table import TableEngine
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError
+from servanda.judgement.clauses.base import Interim
 from servanda.judgement.clauses.service_level import LOOKS
 from servanda.runner import run
+from servanda.runner.measurement import _open
 from servanda.theory.sampling import Sampling
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch
@@ -275,3 +279,12 @@ def test_what_is_no_service_level_is_told_before_anything_runs(tmp_path, clause,
     """tests/contract/test_whole_language.py has the others."""
     with pytest.raises(ContractError, match=message):
         sv.load(write(tmp_path, [clause]))
+
+
+def test_on_a_step_of_a_promotion_time_is_judged_at_the_part_of_the_step(monkeypatch):
+    """Or blocks would end before the verdict is decided."""
+    looks = []
+    name = "servanda.runner.measurement.Interim"
+    monkeypatch.setattr(name, lambda *a, **more: looks.append(Interim(*a, **more)) or looks[-1])
+    _open(SimpleNamespace(alpha=0.04, price_cells=3, part=0.25, cells=()), None, None)
+    assert looks[0].log_price_violated == pytest.approx(math.log(3 / 0.01))

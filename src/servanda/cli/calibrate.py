@@ -108,7 +108,7 @@ def calibrate(
     refuse_place(save_reference, force)
     measured = [run for run in runs if any(run.glob(f"{ATTEMPT}*"))]
     run_dir, several = runs[0], len(runs) > 1
-    if not measured and (save_reference or several or not _is_folder_or_none(run_dir)):
+    if not measured and (save_reference or several or (run_dir.exists() and not run_dir.is_dir())):
         calibrate_trend(runs, metrics, save_reference, format_, unsafe_pickles=unsafe_pickles)
         return
     if not measured:
@@ -146,10 +146,6 @@ def calibrate(
         write_text(save, rewritten(text, places))
         if not aside:
             click.echo(f"wrote {save}", err=format_ == "json")
-
-
-def _is_folder_or_none(path: Path) -> bool:
-    return path.is_dir() or not path.exists()
 
 
 def _calibrated(

@@ -9,6 +9,7 @@ from servanda.judgement.cost import Cost, Decides
 from servanda.judgement.plan import Plan
 from servanda.report.format import count, duration, rough
 from servanda.report.table import table
+from servanda.theory.stats.alpha import shared
 from servanda.traces.serialization import to_plain
 
 HEADS = ("clause", "slice", "limit", "holds if at most", "violated if at least", "n")
@@ -103,7 +104,7 @@ def plan_lines(plan: Plan, cost: Cost) -> list[str]:
     lines.append(
         f"cells  {len(plan.cells)}, of which {plan.price_cells} may be called violated; alpha "
         f"{plan.alpha:.3g}: `holds` costs e = {1 / plan.alpha:,.0f}, `violated` e = "
-        f"{max(plan.price_cells, 1) / plan.alpha:,.0f}"
+        f"{1 / shared(plan.alpha, plan.price_cells):,.0f}"
     )
     judged = {(d.clause, d.slice) for d in cost.decides}
     others = [c for c in plan.cells if (c.clause.id, c.cut.name) not in judged]

@@ -14,6 +14,7 @@ from servanda.contract.clause import STAGES, Stage
 from servanda.contract.model import Contract
 from servanda.contract.policy import StageRule
 from servanda.errors import ContractError
+from servanda.theory.stats.alpha import look_alpha, next_look, shared
 
 MIRRORED = 0.05  # default share of the traffic of a shadow
 FIRST_STEP = 0.05  # default steps of a canary, shares of the traffic
@@ -82,20 +83,19 @@ class Leg:
     def following(self) -> Leg:
         """The next evaluation window of full; windows share the part of full by 1/(k(k+1))."""
         assert self.stage == "full"
-        k = self.span
-        return replace(self, span=k + 1, part=self.part * k / (k + 2))
+        return replace(self, span=self.span + 1, part=next_look(self.part, self.span))
 
 
 def course_of(contract: Contract) -> tuple[Leg, ...]:
     """The steps of a contract's promotion; the last is the first window of full, if any."""
     legs = [leg for stage in STAGES for leg in _legs(stage, getattr(contract.promotion, stage))]
     valid_for_s = contract.promotion.valid_for
-    # half of the part of full is for its first window
+    part = shared(1.0, len(legs))
     return tuple(
         replace(
             leg,
             valid_for_s=valid_for_s,
-            part=1 / len(legs) / (2 if leg.stage == "full" else 1),
+            part=look_alpha(part, leg.span) if leg.stage == "full" else part,
         )
         for leg in legs
     )

@@ -23,7 +23,7 @@ from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.traffic import Traffic
 from servanda.registry import did_you_mean
-from servanda.theory.stats.multiplicity import attempt_alpha
+from servanda.theory.stats.alpha import attempt_alpha
 from servanda.traces.corpus import Corpus
 
 

@@ -21,6 +21,7 @@ from servanda.judgement.verdict_table import CellTable
 from servanda.judgement.workload_coverage import OF_A_TRAINER, uncovered
 from servanda.registry import Registry
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.alpha import shared
 from servanda.traces.serialization import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -138,6 +139,11 @@ class Verdict(CellTable):
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.outcome]
+
+    @property
+    def alpha_violated(self) -> float:
+        """The error probability of a false violation of one cell here."""
+        return shared(self.alpha * self.part, self.price_cells)
 
     def decided_on(self, workload: str) -> bool:
         """Whether more rounds of a workload could not change any counting outcome."""

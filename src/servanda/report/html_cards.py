@@ -13,6 +13,7 @@ from servanda.report import cell_text, format
 from servanda.report.consequence import drift
 from servanda.report.format import count, number
 from servanda.report.summary import counted, dumped
+from servanda.theory.stats.alpha import log_price
 
 _GRADES = {
     "verified": "same weights, tensor by tensor",
@@ -228,7 +229,6 @@ def least_seen(cell: CellVerdict, verdict: Verdict) -> float | None:
     if not cell.interval or cell.value is None or cell.limit is None or not cell.alpha:
         return None
     side = max(cell.value - cell.interval[0], cell.interval[1] - cell.value)
-    share = cell.alpha * verdict.part
-    price = math.log(max(verdict.price_cells, 1) / share) / math.log(1 / cell.alpha)
+    price = log_price(verdict.alpha_violated) / log_price(cell.alpha)
     red_line = max(cell.limit, 2 * (cell.floor or 0.0))
     return red_line + side * math.sqrt(price) if math.isfinite(side) else None

@@ -29,6 +29,7 @@ from servanda.report.html_shapes import (
     toned,
 )
 from servanda.report.html_slices import SlicesOf
+from servanda.theory.stats.alpha import log_price
 
 _MANY = 60  # steps beyond which single intervals are not drawn
 _CUT = 2.0  # thresholds, on a log scale, beyond which an e-value is drawn at the edge
@@ -61,8 +62,7 @@ def steps(verdict: Verdict, slices: SlicesOf) -> tuple[Panel, ...]:
 
 def e_values(verdict: Verdict, slices: SlicesOf) -> tuple[Panel, ...]:
     """A panel for each cell whose evidence is known at every evaluation."""
-    holds = math.log(1 / verdict.alpha)
-    violated = holds + math.log(max(verdict.price_cells, 1) / verdict.part)
+    holds, violated = log_price(verdict.alpha), log_price(verdict.alpha_violated)
     outcomes = {(cell.clause, cell.place): cell.outcome for cell in verdict.cells}
     return tuple(
         _path(path, outcomes.get((path.clause, path.slice), ""), holds, violated, slices)

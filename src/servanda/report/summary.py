@@ -61,7 +61,7 @@ def headline(verdict: Verdict) -> Headline:
     if not promises:
         text = f"No enforced clause is judged at stage {line(verdict.stage)}."
     elif verdict.outcome == "holds":
-        text = f"Every promise holds, {_extent(promises)}."
+        text = f"Every promise holds, on {_places({c.slice for c in promises})}."
     elif verdict.outcome == "violated":
         text = _broken(bad) if _untrusted(bad) else f"{_broken(bad)} {_rest(cells)}"
     elif verdict.outcome == "error":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from servanda.judgement.clauses.base import ORDER, CellVerdict
@@ -27,6 +26,7 @@ from servanda.report.format import count, line, number, percent, wrapped
 from servanda.report.table import table, width
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.alpha import log_price
 
 _SCOPE = {
     "population": "all tokens that this prompt distribution would generate, not only this sample",
@@ -181,7 +181,7 @@ def _notes(cell: CellVerdict, verdict: Verdict) -> list[str]:
     notes = [cell.note] if cell.note else []
     if found := log_e_value(cell):
         # the price of a violation, as for any other cell
-        at = math.log(max(verdict.price_cells, 1) / (verdict.alpha * verdict.part))
+        at = log_price(verdict.alpha_violated)
         tested = f"{_TESTED[cell.metric]}: " if cell.metric in _TESTED else ""
         notes = [f"{tested}{cell.note or 'not decided'} ({found}, rejected at {number(at)})"]
     if cell.threshold is not None:
@@ -227,7 +227,6 @@ def _nats(metric: str) -> str:
 
 def _spent(verdict: Verdict) -> str:
     """The error budget: of the attempt, of this step of a promotion, and of each cell."""
-    cells, alpha = verdict.price_cells, verdict.alpha * verdict.part
     text = (
         f"error budget: α = {verdict.alpha:.3g} for attempt {verdict.key.attempt}, of "
         f"1 - confidence = {1 - verdict.confidence:.3g} for all attempts together"
@@ -235,10 +234,10 @@ def _spent(verdict: Verdict) -> str:
     if verdict.part < 1:
         where = "at this step" if verdict.leg else "of the whole"
         text += f"; violations {where} may spend {verdict.part:.3g} of it"
-    if cells:
+    if cells := verdict.price_cells:
         text += (
             f", divided by {count(cells, 'cell')}: if the kernels keep a limit, it is called "
-            f"violated with probability at most {alpha / cells:.2g}"
+            f"violated with probability at most {verdict.alpha_violated:.2g}"
         )
     return text
 

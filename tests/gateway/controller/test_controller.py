@@ -1,6 +1,7 @@
 # A leader as its gateways, its ledger and its people meet it.
 
 import json
+import math
 import sqlite3
 
 import pytest
@@ -55,6 +56,9 @@ def test_a_slice_beyond_its_limit_leaves_infer_and_the_ledger_says_on_which_evid
     (left,) = [e for e in entries(tmp_path) if e.body.get("after") == "quarantined"]
     body = left.body
     assert body["log_evidence"] >= body["log_price"]
+    begun = next(e.body for e in entries(tmp_path) if "prices" in e.body)
+    by_hand = {"enter": 100 * begun["cells"], "alarm": 1e6 * begun["cells"], "leave": 20}
+    assert begun["prices"] == pytest.approx({n: math.log(e) for n, e in by_hand.items()})
     assert (body["acted"], body["pages"]) == (True, ["oncall"])
     assert body["keys"] >= 5
     assert [e["kind"] for e in body["effects"]] == ["notify", "page"]
@@ -332,6 +336,12 @@ def test_the_split_of_a_step_is_tested_if_a_clause_says_so(tmp_path, clock, shar
     status = leader.status()
     assert (status.split.users, status.split.leg) == (4000, "canary-1")
     assert (status.split.log_evidence >= status.split.log_price) == wrong
+    cells = [cell for slice_ in status.slices for cell in slice_.cells]
+    by_hand = [math.log(n) for n in (100 * len(cells), 100 * len(cells) * 10_000, 20)]
+    assert status.split.log_price == math.log(100) and len(cells) > 3
+    for cell in cells:
+        prices = [cell.log_price, cell.log_alarm_price, cell.log_leave_price]
+        assert prices == pytest.approx(by_hand)
     served = percent(status.split.infer / 4000)
     alarm = f"infer served {served} of 4,000 users of canary-1, and the step plans 5.0 %"
     assert [p for p in status.problems if "the step plans" in p] == [alarm] * wrong

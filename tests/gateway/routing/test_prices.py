@@ -16,6 +16,7 @@ from servanda.gateway.routing.evidence_price import (
     evidence_above,
     evidence_of,
     evidence_within,
+    log_prices,
     slowest,
 )
 from servanda.gateway.routing.state import Track
@@ -53,13 +54,27 @@ def test_the_processes_are_those_of_the_definition(xs):
 
 def test_leaving_is_priced_for_all_cells_together_and_the_return_is_not():
     """One false alarm of any cell diverts its slice; for a return every cell has to show it."""
-    few = rules(cell("code"))
-    many = rules(*(cell(name) for name in ("code", "chat", "maths", "all")))
-
-    one_, four = (evidence_above(r, cell(), Track()).log_price for r in (few, many))
-    assert four - one_ == pytest.approx(math.log(4))
-    one_, four = (evidence_within(r, cell(), Track()).log_price for r in (few, many))
-    assert four == one_ == pytest.approx(math.log(few.policy.leave_evidence))
+    xs, few = [0.9] * 30 + [0.2] * 5, cell("code")
+    for names in (("code",), ("code", "chat", "maths", "all")):
+        cells, found = [cell(name) for name in names], track(xs)
+        since, alarm = oracle.above(xs, LIMIT), oracle.alarm(xs, LIMIT)
+        for near, paid in ((1e-6, False), (-1e-6, True)):
+            plain = rules(*cells, enter_evidence=math.exp(since + near) / len(names), horizon=10**9)
+            late = math.exp(alarm + near) / len(names) / 40
+            after = rules(*cells, enter_evidence=late, horizon=40)
+            blind = replace(found, above=(-50.0,) * len(POS))  # a good past
+            assert evidence_above(plain, few, found).paid == paid
+            assert evidence_above(after, few, blind).paid == paid
+            assert evidence_above(after, few, blind).log_price == pytest.approx(
+                math.log(late * len(names) * 40)
+            )
+        good, below = track([0.1] * 30), oracle.below([0.1] * 30, LIMIT)
+        for near, paid in ((1e-6, False), (-1e-6, True)):
+            back = rules(*cells, leave_evidence=math.exp(below + near))
+            assert evidence_within(back, few, good).paid == paid
+        prices = log_prices(rules(*cells, enter_evidence=50, leave_evidence=9, horizon=7))
+        by_hand = [math.log(n) for n in (50 * len(names), 50 * len(names) * 7, 9)]
+        assert prices == pytest.approx(by_hand)
 
 
 def test_a_token_that_is_missing_moves_both_bets_away():

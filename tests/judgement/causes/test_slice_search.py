@@ -1,17 +1,20 @@
 # Slices that nobody named: they are found, are what a contract means, and are not seen in noise.
 
+import math
+
 import numpy as np
 import pytest
 
 from servanda.contract.clause import SliceRule
 from servanda.contract.model import Contract
-from servanda.judgement.causes.candidates import round_between
+from servanda.judgement.causes.candidates import mask_of, round_between
 from servanda.judgement.causes.sequence_search import find_sequences
-from servanda.judgement.causes.slice_search import find_slices
+from servanda.judgement.causes.slice_search import ALPHA, find_slices, halves
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import cuts_of
 from servanda.rl.steps.contract import contract_of, corpus_of
 from servanda.traces.corpus import Prompt
+from tests import oracles
 from tests.judgement.causes.gaps import pairs, table
 
 LIMIT = 0.025
@@ -131,8 +134,6 @@ def test_two_slices_are_both_found():
 
 def test_the_half_that_chooses_does_not_test():
     """A slice that is wrong in the chosen half alone is not confirmed."""
-    from servanda.judgement.causes.slice_search import halves
-
     drawn = table(10)
     chosen_K, _ = halves(drawn)
     wrong_K = chosen_K & (drawn.numbers["context.position"] < 4)
@@ -143,3 +144,51 @@ def test_the_half_that_chooses_does_not_test():
 
 def test_edges_are_round_numbers():
     assert (round_between(150_991, 151_003), round_between(12, 12)) == (151_000, 12)
+
+
+# the price of an answer
+
+
+@pytest.mark.parametrize("name", ["one replica of four", "one row in twenty-four"])
+def test_a_slice_costs_three_over_alpha_on_the_groups_that_did_not_choose(name):
+    drawn = table(5, **FOUND[name][0])
+    (found,) = find_slices(drawn, LIMIT)
+    chosen_K, tested_K = halves(drawn)
+    assert not {*drawn.group_K[chosen_K]} & {*drawn.group_K[tested_K]}
+    inside_K = mask_of(found.match, drawn)
+    gap_K = np.abs(np.expm1(drawn.log_ratio_K)) / (np.exp(drawn.log_ratio_K) + 1)
+    groups = sorted({*drawn.group_K[tested_K & inside_K]})
+    means = [gap_K[tested_K & inside_K & (drawn.group_K == g)].mean() for g in groups]
+    chosen = drawn.taken(chosen_K)
+    outside = chosen.expected(~inside_K[chosen_K])[inside_K[chosen_K]].mean()
+
+    assert found.bound == pytest.approx(2 * outside) and found.groups == len(groups)
+    log_e = oracles.most([means], oracles.POS, found.bound)
+    assert found.log_e == pytest.approx(log_e, rel=1e-6)
+    assert ALPHA == 0.01
+    price = 3 * math.exp(-found.log_e)
+    assert find_slices(drawn, LIMIT, price * (1 + 1e-9)) == (found,)
+    assert find_slices(drawn, LIMIT, price * (1 - 1e-9)) == ()
+
+
+def test_odd_sequences_cost_one_over_alpha_on_average_and_each():
+    """The limit is far above the other sequences, so it is the bound of every token."""
+    limit = 0.15
+    drawn = table(8, noise=0.01, wrong=lambda row, *_: row % 24 == 5)
+    _, tested_K = halves(drawn)
+    gap_K = np.abs(np.expm1(drawn.log_ratio_K)) / (np.exp(drawn.log_ratio_K) + 1)
+    log_e = [
+        oracles.mixed(oracles.grown(gap_K[drawn.sequence_K == q], oracles.POS, limit))
+        for q in range(drawn.sequence_K.max() + 1)
+    ]
+    tested = sorted({*drawn.sequence_K[tested_K]})
+    mean = oracles.mixed([log_e[q] for q in tested])
+
+    odd = find_sequences(drawn, limit)
+    assert odd.log_e == pytest.approx(mean, rel=1e-9) and len(odd.index) == 6
+    least = min(log_e[q] for q in odd.index)
+    for price, near in ((odd.log_e, 1e-9), (odd.log_e, -1e-9), (least, 1e-9), (least, -1e-9)):
+        found = find_sequences(drawn, limit, math.exp(-price + near))
+        paid = [q for q, e in enumerate(log_e) if e > price - near]
+        assert (found is None) == (mean < price - near)
+        assert found is None or {*found.index} == {*paid}

@@ -297,10 +297,10 @@ def test_holding_costs_alpha_whatever_the_cells_and_the_leg(name):
             assert (found.outcome == "holds") == outcome, (cells, part, more)
 
 
-def timed(key: str) -> Case:
+def timed(key: str, near: float = 0.001) -> Case:
     """Ten blocks of two requests, and a limit that their interval just misses at all of alpha."""
     blocks = tuple((1.0 + i % 7 / 20, 1.1 + i % 3 / 20) for i in range(10))
-    end, factor = {"at_most": (0, 0.999), "at_least": (1, 1.001)}[key]
+    end, factor = {"at_most": (0, 1 - near), "at_least": (1, 1 + near)}[key]
     limit = factor * block_interval(blocks, None, 0.025 / len(LOOKS) / 2, seed=1)[end]
     about = {"id": "it", "metric": "time_to_first_token_seconds", "aggregate": "mean"}
     clause = Clause.model_validate(about | {key: limit, "load": {"concurrency": 2}})
@@ -338,6 +338,19 @@ def test_red_for_all_of_alpha_is_not_red_for_a_thousandth_of_it(name):
     alpha = 0.025 if case.red is None else 1.01 * math.exp(case.near - case.red)
     assert case.judged(alpha=alpha).outcome == "violated"
     assert case.judged(alpha=alpha, part=1 / 1000).outcome != "violated"
+
+
+@pytest.mark.parametrize("key", ["at_most", "at_least"])
+def test_a_time_is_judged_at_both_ends_of_a_third_of_alpha(key):
+    outcomes = [timed(key, near).judged(alpha=0.025).outcome for near in (0.001, -0.001)]
+    assert outcomes == ["violated", "inconclusive"]
+
+
+@pytest.mark.parametrize("alpha", [0.045, 1e-4])
+def test_rewards_that_never_differ_need_the_units_of_two_ends(alpha):
+    needed = RewardGap(0.2, 1.0).units_at_best(alpha)
+    few, enough = (reward_gap([0.5] * n).green for n in (needed - 1, needed))
+    assert few < -math.log(alpha) <= enough
 
 
 def test_a_mean_without_bound_is_an_estimate_however_small_it_is():

@@ -15,7 +15,7 @@ from servanda.contract.model import Sampling
 from servanda.engines.table import TableEngine
 from servanda.errors import ContractError, Interrupted, MeasurementError
 from servanda.judgement.clauses.base import DRAWS, REWARD
-from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN, SamplerFidelity, log_evidence
+from servanda.judgement.clauses.fidelity import REJECTION_OF_TRAIN
 from servanda.judgement.clauses.reward_gap import RewardGap
 from servanda.judgement.cost import cost_of
 from servanda.judgement.verdict import FORMATS, judge
@@ -215,20 +215,6 @@ def test_a_train_kernel_that_draws_otherwise_than_it_scores_is_refuted(tmp_path)
     assert headline(verdict).text.startswith("What train draws does not follow")
     gap = gap_of(verdict)
     assert gap.outcome == "inconclusive" and "precondition failed" in gap.note
-
-
-def test_both_sides_of_fidelity_share_its_price(tmp_path):
-    """The evidence of the pair is that of its stronger side, less what the other costs."""
-    path, _ = write(tmp_path, q=P, train=COLD, limit=0.1, last=64)
-    plan = run.compile(run.load(path))
-    evidence = run.weigh(plan, run.measure(plan, tmp_path / "run", open=run.in_process))
-    at = next(i for i, c in enumerate(plan.cells) if isinstance(c.kind, SamplerFidelity))
-    sides = [w.statistics[at] for w in evidence.closed(plan.cells[at].workload)]
-    train, infer = (log_evidence([r[s] for r in sides])[0] for s in ("train", "infer"))
-    assert train > infer
-    (found,) = (c for c in judge(plan, evidence).cells if c.metric == "sampler_fidelity")
-    assert found.e_violated == pytest.approx(train - math.log(2))
-    assert found.n == sum(r[s].ranks.n for r in sides for s in ("train", "infer"))
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.outliers import Outliers
 from servanda.rl.dumps.report import render
 from servanda.rl.dumps.token_fields import ScoredTokens
-from servanda.rl.steps.judge import step_part
 from servanda.traces.rollouts import Rollouts
 from tests.rl.dumps import made
 
@@ -97,11 +96,6 @@ def test_a_slice_of_a_few_steps_is_judged_with_the_steps_before(tmp_path):
     assert any("start-2" in name or "turn" in name for name in red)
 
 
-def test_steps_share_what_they_may_spend():
-    assert sum(map(step_part, range(1, 100_000))) == pytest.approx(1, abs=1e-4)
-    assert all(step_part(t) > step_part(t + 1) > 0 for t in range(1, 100))
-
-
 @pytest.mark.slow
 def test_a_long_healthy_dump_has_no_violated_step(tmp_path):
     answer = judged(made.write(tmp_path, steps=range(1, 151), n=4, tv=0.015))
@@ -172,16 +166,20 @@ def rollouts_of(x_ST, step=1):
     )
 
 
-@pytest.mark.parametrize("size", [0.03, 0.3, 1.0])
-def test_sequences_at_their_limit_are_hardly_ever_called_beyond(size):
-    """Every mean is the limit itself: then no more than one dump in a hundred may name one."""
-    rng, limit, named = np.random.default_rng(0), 0.025, 0
-    for _ in range(100):
-        outliers = Outliers(limit)
-        block = rollouts_of(np.where(rng.random((60, 150)) < limit / size, size, 0.0))
-        outliers.add(block, ScoredTokens(paired(block, 0)))
-        named += outliers.beyond > 0
-    assert named <= 3  # of 100, at one in a hundred: more has a chance of 2 %
+@pytest.mark.parametrize(("step", "before"), [(1, 0), (1, 3), (4, 0), (4, 3)])
+def test_a_sequence_costs_its_number_in_its_step(step, before):
+    """2/((t + 1)(t + 2)) of alpha for step t, of which sequence s has 1/(s (s + 1))."""
+    x_K = np.array([0.3, 0.0, 0.9, 0.2, 0.5, 0.0, 0.6, 0.4])
+    grown = [np.log1p(bet * x_K) - np.log1p(bet * 0.025) for bet in (3.0, 30.0)]
+    log_e = float(np.logaddexp(*(g.sum() for g in grown)) - np.log(2))
+    s = before + 2
+    alpha = np.exp(-log_e) * s * (s + 1) * (step + 1) * (step + 2) / 2
+    for factor, beyond in ((1 + 1e-9, 1), (1 - 1e-9, 0)):
+        outliers = Outliers(0.025, step, alpha * factor)
+        for x_ST in (np.zeros((before, 8)), np.stack([np.zeros(8), x_K]))[not before :]:
+            block = rollouts_of(x_ST)
+            outliers.add(block, ScoredTokens(paired(block, 0)))
+        assert outliers.beyond == beyond
 
 
 def test_the_numbers_of_a_sequence_are_those_of_its_tokens():

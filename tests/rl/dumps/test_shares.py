@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.steps.judge import WHOLE_PART, step_part
-from servanda.theory.stats.multiplicity import attempt_alpha
+from servanda.rl.steps.judge import WHOLE_PART
+from servanda.theory.stats.alpha import attempt_alpha, step_alpha
 
 
 def test_the_whole_and_all_steps_together_spend_the_alpha_of_one_attempt():
-    """Each step is evaluated twice at most: alone, and with earlier ones."""
-    steps = sum(2 * (1 - WHOLE_PART) * step_part(t) / 2 for t in range(1, 5_000))
+    """Each step has a share, for all series of steps that begin there."""
+    steps = sum(step_alpha(1 - WHOLE_PART, t) for t in range(1, 5_000))
     assert WHOLE_PART + steps <= 1.0
     assert attempt_alpha(0.05, 1) * (WHOLE_PART + steps) <= 0.045
 

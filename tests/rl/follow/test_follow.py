@@ -8,6 +8,7 @@ import pytest
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Follow
+from servanda.rl.follow.replica import STACKED, STOP, Window, passing
 from servanda.rl.follow.score_history import ages, is_kept
 from tests.rl.follow.made import HELD, PROBES, ROWS, TOKENS, Walk
 
@@ -282,3 +283,42 @@ def test_a_restart_continues_and_a_cut_off_line_is_dropped(tmp_path, seed, looks
 
     assert [str(s) for s in steps] == [str(s) for s in whole[at:]]
     assert len(state.read_text().splitlines()) == looks
+
+
+def test_all_comparisons_of_a_run_spend_alpha_once(monkeypatch):
+    """Over syncs, engines, windows, rivals, patterns that pass, and looks at following again."""
+    asked, spent, slope = [], {}, Window.slope
+
+    def spied(window, first, second, alpha):
+        kept, look = window.kept, window.newest
+        known = [n for n, s in kept.items() if window.replica in s.infer]
+        share = 0.1 / 3 / (look * (look + 1)) / len(ages(known, look))
+        if any(window.replica in s.violated for s in kept.values()):
+            share /= 5  # it may follow again, over the last 1, 2, 4 and 8 syncs
+        names = sorted(getattr(rival, "name", rival) for rival in (first, second))
+        passes = STOP in names
+        asked.append((alpha, 0.1 * share / 256 if passes else 0.9 * share / 8, passes))
+        if "follows" in names:
+            spent[look, window.replica, window.since, window.stacked, tuple(names)] = alpha
+        return slope(window, first, second, alpha)
+
+    monkeypatch.setattr(Window, "slope", spied)
+    walk = Walk(1, looks=24)
+    engines = {n: walk.engine(PASSING["stopped for a while"][0]) for n in ("a", "b")}
+    engines |= {"late": walk.engine(HELD["late 1"])}
+    steps = walk.follow(
+        lambda k: {name: scores[k] for name, scores in engines.items()},
+        confidence=0.9,
+        parts=lambda k: {"half": walk.part[k]},
+    )
+
+    alphas, by_hand, passes = zip(*asked, strict=True)
+    assert alphas == pytest.approx(by_hand, rel=1e-12) and 0 < sum(passes) < len(passes)
+    assert {n for step in steps for n, r in step.replicas.items() if r.cause} == {*engines}
+    assert any(stacked != STACKED for *_, stacked, _ in spent)
+    assert 0.01 < sum(spent.values()) <= 0.1 * 0.9
+
+
+def test_there_are_no_more_patterns_than_share_their_alpha():
+    pairs = [(since, newest) for newest in range(1, 60) for since in range(newest)]
+    assert max(len(passing(*pair, kind)) for pair in pairs for kind in ("late", "dropped")) <= 256

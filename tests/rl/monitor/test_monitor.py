@@ -376,6 +376,12 @@ def test_a_sampler_that_repeats_itself_is_an_error():
     assert "56 of 64 sequences repeat" in found.cause and "repeats itself" in found.cause
     assert "repeat" not in own.cause
     assert certain.outcome == "holds"
+    for nats, outcome in ((14.01, "error"), (13.99, "holds")):  # one in a million
+        likely = infer * (nats / -infer.sum(axis=1, keepdims=True))
+        seen = Monitor("verl-sync").observe(
+            likely + rng.normal(0, 1e-4, infer.shape), likely, mask, groups=groups, weights=0
+        )
+        assert seen.outcome == outcome
 
 
 def test_a_guard_that_failed_is_the_cause():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from servanda.rl import Monitor
-from servanda.rl.steps.judge import WHOLE_PART, step_part
+from servanda.rl.steps.judge import WHOLE_PART
+from servanda.theory.stats.alpha import step_alpha
 from tests.rl.monitor.made import step
 
 
@@ -76,8 +77,8 @@ def test_a_restart_continues_the_series_and_begins_a_window(tmp_path):
     before = observed(Monitor("trl", state=state), rng, range(3))
     monitor = Monitor("trl", state=state)
     after = observed(monitor, rng, range(3, 5))
-    assert before[-1].verdict.part == (1 - WHOLE_PART) * step_part(3)
-    assert after[0].verdict.part == (1 - WHOLE_PART) * step_part(4)
+    assert before[-1].verdict.part == step_alpha(1 - WHOLE_PART, 3)
+    assert after[0].verdict.part == step_alpha(1 - WHOLE_PART, 4)
     assert whole(after[1]).steps == (3, 4)
 
 

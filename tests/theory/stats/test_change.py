@@ -12,7 +12,6 @@ from servanda.errors import EvidenceError
 from servanda.theory.stats.change import (
     ALLOWANCE,
     CLIP,
-    MARGIN,
     Detector,
     Fold,
     detector,
@@ -98,7 +97,7 @@ def test_the_threshold_is_the_margin_above_the_good_run():
     for (x,) in loud:
         s = max(0.0, s + min((x - centre) / scale, CLIP) - ALLOWANCE)
         most = max(most, s)
-    assert loudest == pytest.approx(MARGIN * most)
+    assert loudest == pytest.approx(1.2 * most)
 
 
 def test_one_run_promises_nothing():
@@ -148,3 +147,11 @@ def test_correlated_heavy_tailed_runs_keep_the_promise(correlation):
     spread = 3 * math.sqrt(400 * 0.2 * 0.8)
     assert found <= 400 / 5 + spread
     assert found < 400 / 5  # the margin leaves room
+
+
+@pytest.mark.parametrize(("sides", "charts"), [((1,), 1), ((1, -1), 2), ((0, 1), 3), ((0, 0), 4)])
+def test_charts_share_alpha_and_the_threshold_has_siegmunds_run_length(sides, charts):
+    of = fit([[[0.0] * len(sides), [1e-9] * len(sides)] * 5] * 2, sides, alpha=0.08)
+    (threshold,) = {fold.threshold for fold in of.folds}
+    b = 2 * (threshold + 1.166)
+    assert (math.exp(b) - 1 - b) / 2 == pytest.approx(10 * charts / 0.08)

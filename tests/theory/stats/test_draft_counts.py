@@ -10,6 +10,7 @@ from servanda.errors import EvidenceError
 from servanda.theory.stats.draft_counts import DraftCounts, fallen, moved
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import LogMoment
+from tests import oracles
 
 
 def counted(accepted_N, longest, proposed=None):
@@ -99,13 +100,6 @@ def test_a_target_that_moved_away_from_its_draft_is_measured_from_below():
     assert fallen(now, first, 0.05) == 0.0 == moved(first, first, 0.05)
 
 
-def test_a_bound_of_the_targets_tv_is_wrong_less_often_than_alpha():
-    rng = np.random.default_rng(3)
-    draft, target = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
-    pairs = ([speculated(rng, draft, target, 60, 2) for _ in range(2)] for _ in range(200))
-    assert sum(moved(a, b, 0.1) > 0 or fallen(a, b, 0.1) > 0 for a, b in pairs) <= 20
-
-
 def test_counts_add_up_over_engines_and_intervals():
     some, more = counted([0, 2, 3], 3), counted([1, 1], 2)
     whole = some + more
@@ -135,3 +129,15 @@ def test_nothing_is_known_without_a_draft():
 def test_counts_that_contradict_each_other_are_refused(counts):
     with pytest.raises(EvidenceError, match="counts of drafts contradict each other"):
         DraftCounts(**counts)
+
+
+def test_two_bounds_share_alpha_and_two_intervals_give_each_end_a_quarter():
+    """Drafts of one token are coin tosses, whose ends are known in closed form."""
+    before, now = DraftCounts(400, 400, 320, (320,)), DraftCounts(400, 400, 120, (120,))
+    for alpha in (0.1, 1e-3):
+        low = oracles.bernoulli_ends(320, 400, alpha / 2)[0]
+        high = oracles.bernoulli_ends(120, 400, alpha / 2)[1]
+        assert fallen(before, now, alpha) == pytest.approx(low - high, abs=1e-5)
+        ends = [oracles.bernoulli_ends(ones, 400, alpha / 4) for ones in (320, 120)]
+        assert moved(before, now, alpha) == pytest.approx(ends[0][0] - ends[1][1], abs=1e-5)
+        assert moved(now, before, alpha) == pytest.approx(moved(before, now, alpha))

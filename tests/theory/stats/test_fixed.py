@@ -16,7 +16,6 @@ from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.histogram import BINS, ZERO, edges
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import SCALE, LogMoment
-from servanda.theory.stats.multiplicity import attempt_alpha
 from servanda.theory.stats.refutation import Refutation
 from tests import oracles
 
@@ -44,11 +43,6 @@ def test_the_bins():
     steps = [2.0**-24 * (1 + i / 2**9) for i in range(3)]
     assert most[ZERO + 1 : ZERO + 4].tolist() == pytest.approx(steps, rel=1e-6)
     assert (most[0], least[BINS - 1]) == pytest.approx((-128.0, 128.0), rel=1e-6)
-
-
-def test_the_prices_of_attempts():
-    prices = [attempt_alpha(0.05, attempt) for attempt in range(1, 5)]
-    assert prices == pytest.approx([0.045, 0.0025, 0.005 / 6, 0.005 / 12])
 
 
 def test_the_ends_of_an_interval_are_known_far_below_a_small_mean():

@@ -1,8 +1,7 @@
-# Many questions: e-BH against its definition and against scipy's BH, and what the shares add up to.
+# Many questions: e-BH against its definition and against scipy's BH.
 
 import itertools
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.multiplicity import attempt_alpha, step_alpha
 
 logs = st.lists(st.floats(-20, 20), min_size=1, max_size=12)
 alphas = st.floats(0.01, 0.5)
@@ -72,42 +70,11 @@ def test_an_e_value_that_is_none_is_refused():
         e_bh([0.0, math.nan], 0.05)
 
 
-def test_all_steps_together_spend_alpha_once():
-    """1/(1 2) + 1/(2 3) + ... + 1/(n (n+1)) = n / (n+1), in Fractions."""
-    exact = [Fraction(1, t * (t + 1)) for t in range(1, 200)]
-    assert sum(exact) == Fraction(199, 200)
-    assert [step_alpha(1.0, t) for t in range(1, 200)] == [float(f) for f in exact]
-    assert step_alpha(0.05, 1) == 0.05 / 2
-
-
-def test_all_attempts_together_spend_alpha_once():
-    """9/10 + 1/10 (1/(1 2) + 1/(2 3) + ...), in Fractions."""
-    exact = [Fraction(9, 10), *(Fraction(1, 10 * (r - 1) * r) for r in range(2, 200))]
-    assert sum(exact) == 1 - Fraction(1, 10 * 199)
-    assert [attempt_alpha(1.0, r) for r in range(1, 200)] == pytest.approx([*map(float, exact)])
-
-
-@given(st.integers(1, 1000))
-def test_attempts_that_an_earlier_version_began_spend_alpha_at_most_once(before):
-    """It gave 1/(r (r + 1)) to attempt r; the attempts after them have the shares of today."""
-    spent = Fraction(before, before + 1)
-    rest = Fraction(1, 10 * before)  # of all attempts from before + 1 on
-    assert spent + rest <= 1
-
-
 def test_slices_share_alpha_evenly():
     assert slice_alpha(0.05, 1) == 0.05
     assert slice_alpha(0.05, 8) * 8 == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(
-    ("share", "message"),
-    [
-        (attempt_alpha, "the first attempt is number 1, not 0"),
-        (step_alpha, "the first step is number 1, not 0"),
-        (slice_alpha, "alpha is shared by at least one slice, not by 0"),
-    ],
-)
-def test_counting_starts_at_1(share, message):
-    with pytest.raises(ValueError, match=message):
-        share(0.05, 0)
+def test_no_slice_shares_nothing():
+    with pytest.raises(ValueError, match="alpha is shared by at least one slice, not by 0"):
+        slice_alpha(0.05, 0)

@@ -21,6 +21,7 @@ from servanda.judgement.clauses.base import Cell, CellVerdict
 from servanda.judgement.plan import Plan
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.precision import CAPTURES, capture_floor, captured, eta
+from servanda.theory.stats.alpha import log_price
 
 # Precision floor: the value of a metric from rounding of the recorded logprobs alone.
 #
@@ -165,7 +166,7 @@ def calibrate(
             continue
         if cells[0].kind.certificate:
             rounds, count_BG = closed[cells[0].workload], counts[cells[0].workload]
-            price = math.log(1 / plan.alpha)
+            price = log_price(plan.alpha)
             later = [Resampled(c, c.kind.certificate, rounds, count_BG, price) for c in cells]  # type: ignore[arg-type]
             result = _clause_limit(later, power, captures[cells[0].workload])
         elif cells[0].kind.source == "golden":

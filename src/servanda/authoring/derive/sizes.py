@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.reachable import reach
 
 MOST = 100_000  # default limit of prompt groups of a run
@@ -52,7 +53,7 @@ class Requirement:
 
     def units(self, *, alpha: float, cells: int, fill: float = 1.0) -> float:
         """Units that decide a kernel at half the budget, and one at twice of it."""
-        alpha /= self.sides
+        alpha = shared(alpha, self.sides)
         half = (self.limit + self.best) / 2
         twice = min(2 * self.limit - self.best, (1 + self.limit) / 2)
 
@@ -74,7 +75,7 @@ class Requirement:
             low, high = (low, middle) if decides(middle) else (middle, high)
         if self.variance is None:
             return high
-        scattered = 2 * self.variance * math.log(cells / alpha) / (self.limit - half) ** 2
+        scattered = 2 * self.variance * log_price(shared(alpha, cells)) / (self.limit - half) ** 2
         return max(high, scattered)
 
 

@@ -187,10 +187,6 @@ def _workloads(contract: Contract) -> dict[str, _Item]:
     return items
 
 
-def _labels(contract: Contract) -> dict[str, _Item]:
-    return {n: _Item(v, ("labels", n), ("labels", n)) for n, v in contract.labels.items()}
-
-
 def _slices(contract: Contract) -> dict[str, _Item]:
     """Declared slices; one without an enforced clause cannot fail the contract."""
     spoken = {
@@ -226,7 +222,7 @@ def _rules(contract: Contract) -> dict[str, _Item]:
 # a field of many parts -> how they are found in a contract
 _FINDERS: Mapping[str, Callable[[Contract], dict[str, _Item]]] = {
     "workload": _workloads,
-    "labels": _labels,
+    "labels": lambda c: {n: _Item(v, ("labels", n), ("labels", n)) for n, v in c.labels.items()},
     "slices": _slices,
     "numerical": _clauses,
     "escalation": _rules,

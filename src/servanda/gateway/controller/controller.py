@@ -34,7 +34,7 @@ from servanda.gateway.controller.watched_cells import select_cells
 from servanda.gateway.controller.worker import Worker
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.routing import state_machine
-from servanda.gateway.routing.evidence_price import evidence_within, log_above, mean
+from servanda.gateway.routing.evidence_price import evidence_within, log_above, log_prices, mean
 from servanda.gateway.routing.model import (
     AWAY,
     Decision,
@@ -62,6 +62,7 @@ from servanda.promotion.notify.base import Sink
 from servanda.promotion.run.outbox import deliver
 from servanda.runner.load import load
 from servanda.runner.measurement import Open
+from servanda.theory.stats.alpha import log_price
 from servanda.traces.assignments import BREAKER, FAILOVER
 from servanda.traces.serialization import from_plain, to_plain
 
@@ -498,7 +499,7 @@ def split_of(rules: Rules, split: SplitRecord | None) -> SplitStatus | None:
         breaker=split.causes[BREAKER],
         apart=dict(split.apart),
         log_evidence=split.log_e,
-        log_price=math.log(rules.policy.enter_evidence),
+        log_price=log_price(1 / rules.policy.enter_evidence),
     )
 
 
@@ -508,9 +509,9 @@ def _cell(
     slice_: SliceState,
     floors: Mapping[tuple[str, str], float],
 ) -> CellStatus:
-    policy, track = rules.policy, slice_.track(cell.clause)
+    track = slice_.track(cell.clause)
     back = evidence_within(rules, cell, track, slice_.doubts.get(cell.clause))
-    enter = math.log(policy.enter_evidence * rules.cells)
+    enter, alarm, leave = log_prices(rules)
     floor = floors.get((cell.clause, cell.slice))
     met = bool(track.above)
     return CellStatus(
@@ -523,9 +524,9 @@ def _cell(
         log_evidence=log_above(cell, track.above) if met else 0.0,
         log_price=enter,
         log_alarm=log_above(cell, track.alarm) if met else -math.inf,
-        log_alarm_price=enter + math.log(policy.horizon),
+        log_alarm_price=alarm,
         log_below=back.log_evidence,
-        log_leave_price=back.log_price,
+        log_leave_price=leave,
         n=track.n,
         missing=track.missing,
         diverts=cell.diverts,

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from servanda._version import __version__
 from servanda.contract.identity import digest_of
 from servanda.errors import EvidenceError, Problem
+from servanda.gateway.routing.evidence_price import log_prices
 from servanda.gateway.routing.model import AWAY, STATUSES
 from servanda.gateway.routing.state import Rules, SliceState, Transition
 from servanda.promotion.ledger.entry import Entry, LedgerError
@@ -60,7 +60,6 @@ def gateway_entry(
         o: number of the entry within its controller; why: reason of the entry.
     """
     policy, contract = rules.policy, rules.contract
-    enter = math.log(policy.enter_evidence * rules.cells)
     return {
         "leader": leader,
         "o": o,
@@ -70,11 +69,7 @@ def gateway_entry(
         "fingerprints": to_plain(fingerprints),
         "cells": rules.cells,
         "watched": [cell.name for cell in rules.watched],
-        "prices": {
-            "enter": enter,
-            "alarm": enter + math.log(policy.horizon),
-            "leave": math.log(policy.leave_evidence),
-        },
+        "prices": dict(zip(("enter", "alarm", "leave"), log_prices(rules), strict=True)),
         "keys": policy.keys,
         "slices": dict(stands),
         "transitions": transitions,

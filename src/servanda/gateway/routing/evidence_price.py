@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servanda.gateway.routing.state import Rules, SliceState, Track, Transition, WatchedCell
+from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.bets import log_mean_exp, mixed, weights_above, weights_below
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
@@ -55,6 +56,14 @@ class CellEvidence:
     def excess(self) -> float:
         """Log e-value minus log threshold, nats."""
         return self.log_evidence - self.log_price
+
+
+def log_prices(rules: Rules) -> tuple[float, float, float]:
+    """Log thresholds of leaving, of leaving after a good history, and of the return, nats."""
+    policy = rules.policy
+    enter = shared(1 / policy.enter_evidence, rules.cells)
+    alarm = shared(enter, policy.horizon)
+    return log_price(enter), log_price(alarm), log_price(1 / policy.leave_evidence)
 
 
 def add_request(
@@ -105,17 +114,15 @@ def log_above(cell: WatchedCell, growth: Sequence[float]) -> float:
 
 def evidence_above(rules: Rules, cell: WatchedCell, track: Track) -> CellEvidence:
     """The evidence that the cell exceeds its limit, of the process nearer its threshold."""
-    policy = rules.policy
-    price = math.log(policy.enter_evidence * rules.cells)
+    price, dear, _ = log_prices(rules)
     if not track.above:
         return CellEvidence(cell, "since", 0.0, price, 0.0)
     since = log_above(cell, track.above)
     near = nearness_of(_near(since, price), cell.refutes)
     first = CellEvidence(cell, "since", since, price, near)
     alarm = log_above(cell, track.alarm)
-    dear = price + math.log(policy.horizon)
     # at a mean equal to the limit S grows like the number of requests: no evidence
-    usual = math.log(min(track.n, policy.horizon))
+    usual = math.log(min(track.n, rules.policy.horizon))
     near = 1.0 if alarm >= dear else _near(alarm - math.log(track.n), dear - usual)
     second = CellEvidence(cell, "alarm", alarm, dear, nearness_of(near, cell.refutes))
     return max(first, second, key=lambda w: (w.paid, w.near))
@@ -130,7 +137,7 @@ def evidence_within(
         doubt: the alternative sampler to test against, where the cell tests the sampler; None:
             any.
     """
-    price = math.log(rules.policy.leave_evidence)
+    price = log_prices(rules)[2]
     if not track.below:
         log_evidence = 0.0
     elif doubt is not None and doubt < len(track.below):

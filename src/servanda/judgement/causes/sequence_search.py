@@ -11,6 +11,7 @@ import numpy as np
 
 from servanda.judgement.causes.slice_search import ALPHA, halves
 from servanda.judgement.causes.token_table import Array, TokenTable
+from servanda.theory.stats.alpha import log_price
 from servanda.theory.stats.bets import POS, weights_above
 
 _TIMES = 3.0  # the gap of similar tokens of other sequences, that those sequences exceed
@@ -58,10 +59,10 @@ def find_sequences(
     if not len(tested_Q):
         return None
     log_e = float(np.logaddexp.reduce(log_e_Q[tested_Q]) - math.log(len(tested_Q)))
-    if log_e < math.log(1 / alpha):
+    if log_e < log_price(alpha):
         return None
     own_Q = np.bincount(table.sequence_K, minlength=size) > 0
-    odd_Q = own_Q & (log_e_Q > math.log(1 / alpha))
+    odd_Q = own_Q & (log_e_Q > log_price(alpha))
     over_Q = np.bincount(table.sequence_K, table.gap_K - base_K, minlength=size)
     in_odd_K = odd_Q[table.sequence_K]
     share = float(over_Q[odd_Q].sum() / max(over_Q.sum(), 1e-300))

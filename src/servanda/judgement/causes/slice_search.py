@@ -18,6 +18,7 @@ import numpy as np
 
 from servanda.judgement.causes.candidates import Candidate, candidates
 from servanda.judgement.causes.token_table import Array, TokenTable
+from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.bets import weights_above
 from servanda.theory.stats.log_moment import LogMoment
 
@@ -91,7 +92,7 @@ def find_slices(
             break
         inside_K = left_K & best.mask(table)
         log_e, groups = _evidence(tested, inside_K[tested_K], bound)
-        if log_e < math.log(MOST / alpha):
+        if log_e < log_price(shared(alpha, MOST)):
             break
         share = min(excess / max(whole, 1e-300), 1.0)
         inside, outside, *_ = _contrast(table, left_K, best)

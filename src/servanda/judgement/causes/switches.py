@@ -57,8 +57,7 @@ def _modules(sides: Sides) -> str:
     """Bisection where both kernels run here; otherwise a third scorer."""
     if not sides.pair:
         return ""
-    kernels = (sides.kernels.train, sides.kernels.infer)
-    if all(kernel.engine == "transformers" for kernel in kernels):
+    if sides.kernels.train.engine == sides.kernels.infer.engine == "transformers":
         return f"servanda bisect {sides.pair}"
     return f"servanda compare {sides.pair} --referee transformers:MODEL@float32"
 

@@ -21,6 +21,7 @@ from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
 from servanda.theory.bounds.theorem import Standing
 from servanda.theory.divergence.base import DIVERGENCES, sampled
+from servanda.theory.stats.alpha import log_price, shared
 from servanda.traces.trace import TracePair
 
 if TYPE_CHECKING:
@@ -217,16 +218,16 @@ class Interim:
 
     @property
     def log_price_holds(self) -> float:
-        return math.log(1 / self.alpha)
+        return log_price(self.alpha)
 
     @property
     def alpha_violated(self) -> float:
         """The error probability of a false violation of one cell on this step."""
-        return self.alpha * self.part / max(self.cells, 1)
+        return shared(self.alpha * self.part, self.cells)
 
     @property
     def log_price_violated(self) -> float:
-        return math.log(1 / self.alpha_violated)
+        return log_price(self.alpha_violated)
 
 
 @dataclass(frozen=True)

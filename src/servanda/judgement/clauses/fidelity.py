@@ -26,6 +26,7 @@ from servanda.judgement.clauses.base import (
 from servanda.judgement.clauses.guards import capture_of, errors_of, lost, refuted
 from servanda.judgement.clauses.strength import NOTHING, SHARES, Positions, positions_of, weakest
 from servanda.theory.divergence.precision import errors
+from servanda.theory.stats.alpha import log_shared
 from servanda.theory.stats.bets import log_mean_exp
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, log_factors
@@ -275,7 +276,7 @@ class SamplerFidelity(_Fidelity):
         return min(verdicts, key=lambda v: ORDER.index(v.outcome)).but(
             n=sum(v.n for v in verdicts),
             missing=sum(v.missing for v in verdicts),
-            e_violated=max(e_values) - math.log(len(sides)) if e_values else None,
+            e_violated=max(e_values) - log_shared(len(sides)) if e_values else None,
         )
 
     def unexamined(

@@ -29,6 +29,7 @@ from servanda.judgement.clauses.base import (
     blank,
 )
 from servanda.judgement.clauses.statistical import Process, rests_on, total, units_of
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.interval import interval
 
 Sides = tuple[Process, Process]  # of the slice, and of its complement
@@ -108,5 +109,5 @@ class MassGap(Sampled):
 
 def _gap(inside: Process, outside: Process, alpha: float) -> tuple[float, float]:
     """The anytime-valid interval of p(S) - q(S) at confidence 1 - alpha."""
-    ends = [2 * interval(process, alpha / 2)[1] - 1 for process in (inside, outside)]
+    ends = [2 * interval(process, shared(alpha, 2))[1] - 1 for process in (inside, outside)]
     return -ends[0], ends[1]

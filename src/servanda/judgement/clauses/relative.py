@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from servanda.judgement.clauses.base import WITHIN_NOISE, Cell, CellVerdict, Interim, View
 from servanda.judgement.clauses.statistical import Certificate, Process, total
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.interval import interval
 
 if TYPE_CHECKING:
@@ -70,14 +71,14 @@ class RelativeCertificate(Certificate):
             limit=limit,
             note=f"the limit is {self.times:g} times {self.whose}, which was measured beside it",
         )
-        share = look.alpha / 2
-        ends = [self._ends(peer, share / len(peers)) for peer in peers]
+        share = shared(look.alpha, 2)  # own and peers
+        ends = [self._ends(peer, shared(share, len(peers))) for peer in peers]
         if self._ends(own, share)[1] <= self.times * max(low for low, _ in ends):
             if look.launched >= look.first:
                 return verdict.but(outcome="holds", open=False)
             return verdict
-        share = look.alpha_violated / 2
-        ends = [self._ends(peer, share / len(peers)) for peer in peers]
+        share = shared(look.alpha_violated, 2)
+        ends = [self._ends(peer, shared(share, len(peers))) for peer in peers]
         noise = 2 * feed.value(floor) if floor else 0.0
         if self._ends(own, share)[0] > max(self.times * max(high for _, high in ends), noise):
             return verdict.but(outcome="violated", open=False)

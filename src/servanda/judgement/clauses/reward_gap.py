@@ -38,6 +38,7 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, Lack
 from servanda.judgement.clauses.statistical import BySequence, Process, Tally, sequence_units, total
+from servanda.theory.stats.alpha import log_price, log_shared, shared
 from servanda.theory.stats.bets import NEG, POS, mixed, weights_above, weights_below
 from servanda.theory.stats.interval import interval, units_to_decide
 
@@ -154,7 +155,7 @@ class RewardGap(BySequence, ChainMetric, Sampled):
             np.log1p(POS * _SAME) - np.log1p(POS * self._x(-self.limit)),
         )
         units = [
-            units_to_decide(growth, weight, 1, math.log(2 / alpha))
+            units_to_decide(growth, weight, 1, log_price(shared(alpha, 2)))
             for growth, weight in zip(ends, self.weights, strict=True)
         ]
         return None if None in units else max(u for u in units if u is not None)
@@ -188,27 +189,27 @@ class RewardGap(BySequence, ChainMetric, Sampled):
             return verdict.but(note=f"slice {cell.cut.name!r} met no answer; widen the workload")
         if look.intervals:
             process = total(cell, [r.process for r in rounds])
-            low, high = interval(process, look.alpha / 2, self._x(self.limit), _SAME)
+            low, high = interval(process, shared(look.alpha, 2), self._x(self.limit), _SAME)
             verdict = verdict.but(interval=(self._gap(low), self._gap(high)))
         inside = [sum((r.growth.inside[i] for r in measured), np.zeros(1)) for i in (0, 1)]
         outside = [[r.growth.outside[i] for r in measured] for i in (0, 1)]
         # `holds` needs both ends, `violated` one: each takes half of alpha.
         # For `holds` each end could be tested at alpha, since only one of them can be false;
         # but then the outcome and the printed two-sided interval would disagree.
-        e_holds = min(map(mixed, inside, self.weights)) - math.log(2)
+        e_holds = min(map(mixed, inside, self.weights)) - log_shared(2)
         ends = zip(outside, self.weights[::-1], strict=True)
-        e_violated = max(peak(end, cell.claim, weight) for end, weight in ends) - math.log(2)
+        e_violated = max(peak(end, cell.claim, weight) for end, weight in ends) - log_shared(2)
         verdict = verdict.but(e_holds=e_holds, e_violated=e_violated)
         if e_violated >= look.log_price_violated:
             return verdict.but(outcome="violated", open=False)
         if e_holds >= look.log_price_holds and look.launched >= look.first:
             return verdict.but(outcome="holds", open=False)
         if tally.known and abs(self._gap(tally.mean)) > self.limit:
-            price = look.log_price_violated + math.log(2)
+            price = look.log_price_violated + log_shared(2)
             end = int(tally.mean < _SAME)
             growths = [(sum(outside[end], np.zeros(1)), self.weights[1 - end])]
         else:
-            price = look.log_price_holds + math.log(2)
+            price = look.log_price_holds + log_shared(2)
             growths = [*zip(inside, self.weights, strict=True)]
         units = [units_to_decide(growth, weight, tally.n, price) for growth, weight in growths]
         if None in units:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from servanda.judgement.clauses.base import (
     peak,
 )
 from servanda.judgement.clauses.statistical import Grown, Tally, units_of
+from servanda.theory.stats.alpha import log_shared
 from servanda.theory.stats.bets import mixed, weights_above, weights_below
 
 
@@ -72,7 +72,7 @@ class SelfNoise(Kind):
         noisier = max(tallies, key=lambda side: tallies[side].mean)
         # two sides share alpha, because each is tested
         e_violated = {
-            side: peak([g.above for g in grown], cell.claim, weights_above(limit)) - math.log(2)
+            side: peak([g.above for g in grown], cell.claim, weights_above(limit)) - log_shared(2)
             for side, grown in measured.items()
         }
         e_holds = min(

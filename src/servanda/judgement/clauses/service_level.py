@@ -22,6 +22,7 @@ from servanda.judgement.clauses.base import (
     blank,
     limit_of,
 )
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.block_bootstrap import Blocks, block_interval, level
 from servanda.traces.latency import Timing
 
@@ -165,7 +166,7 @@ class ServiceLevel(Kind):
                 for end in block_interval(
                     samples.served,
                     clause.percentile,
-                    alpha / len(LOOKS) / 2,
+                    shared(shared(alpha, len(LOOKS)), 2),
                     self.seed,
                     samples.stable,
                 )

@@ -18,6 +18,7 @@ from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.format import count, exact_percent, wrapped
 from servanda.report.table import table
 from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.interval import units_expected
 
 _WIDTH = 96
@@ -105,7 +106,7 @@ def _clause(plan: Plan, cells: list[Cell]) -> str:
         what = "Left open (inconclusive)" if cell.kind.applies else "Not judged now"
         return "\n".join([*lines, *_indent(f"{what}: {cell.kind.reason}.")])
     share = f", a share of 1/{plan.price_cells}" if plan.price_cells > 1 else ""
-    wrong = f" (wrong: at most {100 * plan.alpha / max(plan.price_cells, 1):.2g} %{share})"
+    wrong = f" (wrong: at most {100 * shared(plan.alpha, plan.price_cells):.2g} %{share})"
     answers = cell.kind.answers(clause, (exact_percent(plan.alpha), wrong if cell.priced else ""))
     for answer, text in answers.items():
         lines += _indent(f"{answer:<10}{text}", hang=10)

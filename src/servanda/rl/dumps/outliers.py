@@ -17,7 +17,7 @@ from servanda.contract.model import Contract
 from servanda.judgement.breakdown import Removed, SequenceRow
 from servanda.judgement.token_profile import Sums
 from servanda.rl.dumps.token_fields import ScoredTokens
-from servanda.theory.stats.multiplicity import step_alpha
+from servanda.theory.stats.alpha import log_price, look_alpha, step_alpha
 from servanda.traces.rollouts import Rollouts
 
 KEPT = 12
@@ -74,7 +74,7 @@ class Outliers:
         beyond = {
             s
             for s, value in log_e.items()
-            if value >= -math.log(step_alpha(alpha, self.sequences + s + 1))
+            if value >= log_price(look_alpha(alpha, self.sequences + s + 1))
         }
         self.beyond += len(beyond)
         with np.errstate(over="ignore"):

@@ -42,8 +42,9 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
         yield f"  {_LEVEL[data.level]} {data.text}"
     for cell in verdict.cells:
         # the mean weight has its own finding
-        if cell.section == "observability" and cell.metric != "coherence":
-            yield from _guard(cell)
+        failed = cell.section == "observability" and cell.outcome in ("violated", "error")
+        if failed and cell.metric != "coherence":
+            yield f"  {GLYPH[cell.outcome if cell.enforced else 'error']} {cell.note}"
     yield f"{'Measured, with its interval'.ljust(_NAME + _VALUE)}limit"
     if verdict.outcome == "error":
         yield "  ! no answer: the data cannot be trusted"
@@ -100,13 +101,6 @@ def _dump(answer: DumpVerdict) -> Iterator[str]:
         "floor    noise floor unknown, because neither side scored a token twice: ✗ means above "
         "the limit, whatever the noise"
     )
-
-
-def _guard(cell: CellVerdict) -> Iterator[str]:
-    """A line about a validity check, if it fails."""
-    if cell.outcome in ("violated", "error"):
-        glyph = GLYPH[cell.outcome if cell.enforced else "error"]
-        yield f"  {glyph} {cell.note}"
 
 
 def _clauses(answer: DumpVerdict) -> Iterator[str]:

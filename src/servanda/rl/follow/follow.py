@@ -16,6 +16,7 @@ from servanda.rl.follow.replica import Question, ReplicaFollow
 from servanda.rl.follow.score_history import ScoreHistory, Scores
 from servanda.rl.sync_drill.vocabulary import drawn, named_ids, size_of
 from servanda.theory.sampling import Floats
+from servanda.theory.stats.alpha import shared
 
 # The probe tokens of a run: many short rows, because a row is the unit of the statistics.
 
@@ -186,7 +187,7 @@ class Follow:
         question = Question(
             self._history.kept,
             self.start_U,
-            self.alpha / len(self._names),
+            shared(self.alpha, len(self._names)),
             self.limit,
             {name: self._flat(rows, f"part {name!r}") for name, rows in parts.items()},
             self.exact,

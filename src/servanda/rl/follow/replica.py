@@ -12,7 +12,8 @@ import numpy as np
 from servanda.rl.follow.score_history import Scores, ages
 from servanda.rl.sync_drill.response_slope import RESOLUTION
 from servanda.theory.sampling import Floats, Ints
-from servanda.theory.stats.slope import EVERYTHING, share_of, slope_interval, slope_of, unit_sums
+from servanda.theory.stats.alpha import look_alpha, shared
+from servanda.theory.stats.slope import EVERYTHING, slope_interval, slope_of, unit_sums
 
 # Rivals: explanations of an engine's scores, each a claim about the weights that it holds.
 #
@@ -249,6 +250,7 @@ Outcome = Literal["holds", "violated", "inconclusive", "error"]
 _FITS = 1.25 * math.sqrt(2)
 _SHAPE = 0.35  # what a factor may leave of the part that it explains
 _STACKS = (1, 2, 4, 8)  # last syncs at which an engine follows again
+_PASSING = 0.1  # share of alpha for patterns that pass within a window, at most STACKED ** 2
 _CYCLES = 4  # syncs after the reference that show a pattern in time
 
 NEVER, STOPPED, LATE, DROPPED = "never_synced", "stopped", "late", "dropped"
@@ -333,10 +335,10 @@ class _Windows:
         rivals = len(RIVALS) + MISSED + len(question.parts)
         # a true rival is excluded in no window and by no other, but for this probability
         was_red = any(windows[0].replica in s.violated for s in question.kept.values())
-        share = share_of(question.alpha, newest) / len(windows)
-        share /= 1 + len(_STACKS) * was_red
-        self.alpha = 0.9 * share / (rivals - 1)
-        self.alpha_passing = 0.1 * share / STACKED**2
+        share = shared(look_alpha(question.alpha, newest), len(windows))
+        share = shared(share, 1 + len(_STACKS) * was_red)
+        self.alpha = shared((1 - _PASSING) * share, rivals - 1)
+        self.alpha_passing = shared(_PASSING * share, STACKED**2)
         self.follows, self.frozen = RIVALS[0], RIVALS[1]
         # an engine that follows again is not to be judged from a sync at which it did not
         kept = question.kept

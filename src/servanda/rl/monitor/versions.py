@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.rl.monitor.batch import Batch
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.lag_split import LagSplit
 from servanda.theory.stats.version_fit import VersionFit
 
@@ -82,7 +83,7 @@ def wrong(fits: Mapping[Key, VersionFit], weights: int, alpha: float) -> dict[st
     """
     found: dict[str, tuple[float, str]] = {}
     for (name, back), fit in fits.items():
-        if fit.p > alpha / len(fits) or fit.other >= fit.claimed:
+        if fit.p > shared(alpha, len(fits)) or fit.other >= fit.claimed:
             continue
         share = fit.other / fit.claimed  # the other version that explains most is named
         if name not in found or share < found[name][0]:

@@ -25,6 +25,7 @@ from servanda.judgement.verdict import BlindSpot, Verdict, judge, outcome_of, un
 from servanda.report.cell_text import of_cell
 from servanda.rl.steps.contract import AMPLE, WORKLOAD
 from servanda.rl.trend.run_chart import joined
+from servanda.theory.stats.alpha import step_alpha
 
 WHOLE_PART = 1 / 2  # share of a dump's alpha for violations of the whole; the steps have the rest
 _GROWTH = 2  # of a window on which a thin step stays undecided
@@ -34,15 +35,6 @@ ONLY_FILTERED: tuple[Reason, ...] = ("violated unfiltered", "undecided unfiltere
 NO_TOKEN = "the mask has no trained token"
 
 Atoms = Mapping[int, Sequence[float]]  # bits of slices -> tokens in exactly these, and their tv
-
-
-def step_part(number: int) -> float:
-    """The share of the number-th step, from 1, in the error probability of all steps.
-
-    >>> round(sum(step_part(t) for t in range(1, 10_000)), 3)
-    1.0
-    """
-    return 2 / ((number + 1) * (number + 2))
 
 
 @dataclass(frozen=True)
@@ -147,7 +139,7 @@ class StepJudge:
             errors: why its data is no evidence.
         """
         self.number += 1
-        part = self._part(self.number)
+        part = step_alpha(1 - WHOLE_PART, self.number)
         alone = self._judged((sums,), part, False)
         failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
         if not sums.trained.tokens:
@@ -168,9 +160,6 @@ class StepJudge:
             self.size = min(_GROWTH * self.size, self._largest)
         return StepVerdict(sums.step, quick, _atoms(steps), (), whole)
 
-    def _part(self, number: int) -> float:
-        return (1 - WHOLE_PART) * step_part(number)
-
     def _violated(self, sums: StepSums, alone: Verdict) -> dict[int, _Series]:
         """The cells that a series of steps violates, which then end; all others go on.
 
@@ -179,7 +168,7 @@ class StepJudge:
         beginnings add up.  It begins anew where the last step alone has better prospects.
         """
         red: dict[int, _Series] = {}
-        start = math.log(step_part(self.number))
+        start = math.log(step_alpha(1.0, self.number))
         for i, (cell, own) in enumerate(zip(self.plan.cells, alone.cells, strict=True)):
             if own.e_violated is None or not (own.open or _decided(own)):
                 continue
@@ -190,7 +179,7 @@ class StepJudge:
             else:
                 series = replace(series, statistic=series.statistic + statistic)
                 e_violated = self._cell(i, series, False).e_violated or 0.0
-            price = math.log(step_part(series.number))
+            price = math.log(step_alpha(1.0, series.number))
             series = self._series[i] = replace(series, evidence=price + e_violated)
             if cell.priced and self._cell(i, series, False).outcome == "violated":
                 red[i] = self._series.pop(i)
@@ -199,7 +188,7 @@ class StepJudge:
     def _cell(self, i: int, series: _Series, intervals: bool) -> CellVerdict:
         """The verdict on a cell over a series of steps."""
         plan = self.plan
-        part = self._part(series.number)
+        part = step_alpha(1 - WHOLE_PART, series.number)
         look = Interim(plan.alpha, plan.price_cells, 0, 0, intervals, part)
         return plan.cells[i].kind.judge(plan.cells[i], [series.statistic], None, look)
 

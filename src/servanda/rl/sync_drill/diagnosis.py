@@ -110,7 +110,7 @@ def _by_the_deaf(
     if any(not _is_lost(group) and not group.lost for group in wrong):
         return ""  # there is another fault too, so no single name explains all
     lost_parts = [name for group in wrong for name in group.lost or (group.name,)]
-    if wrong and all(map(_is_shard, lost_parts)):
+    if wrong and all(part.startswith(("shard ", "shards ")) for part in lost_parts):
         of_vocabulary = all(group.kind in ("embed", "head", "tied") for group in wrong)
         return "rows_stale" if of_vocabulary else "shard_stale"
     if wrong and all(map(_EXPERT.search, lost_parts)):
@@ -143,10 +143,6 @@ def _is_lost(group: Response) -> bool:
 def is_rows(name: str) -> bool:
     """Whether a part is rows of tensors: of a vocabulary, or of stacked experts."""
     return name.startswith(("row ", "rows ", "expert ", "experts "))
-
-
-def _is_shard(name: str) -> bool:
-    return name.startswith(("shard ", "shards "))
 
 
 def _all_within(wrong: Sequence[Response], layers: set[int]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import LogMoment
 
@@ -80,7 +81,7 @@ def side_distances(
         slices: name -> tokens in it.
         alpha: probability that any of the intervals is wrong.
     """
-    share = alpha / 2 / max(len(slices), 1)
+    share = shared(shared(alpha, 2), len(slices))  # two ends on each slice
     far_N = {"train": _distance(train_N, referee_N), "infer": _distance(infer_N, referee_N)}
     return tuple(_on_slices(far_N, slices, share))
 

@@ -251,7 +251,7 @@ class Judge:
         if unknown := sum(d.unknown for d in seen):
             why = f"{unknown} tokens have no usable logprob to compare"
             return replace(known, outcome="inconclusive", answer=why)
-        answer = f"equal bit for bit: {_counts(known)}"
+        answer = f"equal bit for bit: {known.requests} requests, {known.positions} tokens"
         if known.largest_nats:
             answer = f"within {self.limit:g} nats: {_sizes(known, seen)}"
         return replace(known, answer=answer + relation.caveat(self.subject))
@@ -357,10 +357,6 @@ class Judge:
 def _least(plain: Sequence[Observation], other: Sequence[Observation]) -> float:
     """The smallest over all pairs of runs of their largest difference, nats."""
     return min(difference(a, b).largest for a, b in product(plain, other))
-
-
-def _counts(known: Finding) -> str:
-    return f"{known.requests} requests, {known.positions} tokens"
 
 
 def _sizes(known: Finding, seen: Sequence[Difference]) -> str:

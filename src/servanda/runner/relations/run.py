@@ -18,6 +18,7 @@ from servanda.runner.relations.observation import Observation
 from servanda.runner.relations.relation import RELATIONS, Cases
 from servanda.runner.relations.subject import Subject
 from servanda.theory.sampling import uniforms
+from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio
 from servanda.theory.stats.pit import log_densities
 from servanda.theory.stats.refutation import Refutation
@@ -49,7 +50,7 @@ def draws(judge: Judge, cases: Cases) -> Finding:
             return Finding(DRAWS, "untestable", why)
         known = replace(known, requests=len(seen), positions=evidence.n)
         e = f"e-value {math.exp(min(evidence.log_e, 700.0)):.2g} over {evidence.n:,} tokens"
-        if evidence.log_e >= -math.log(judge.alpha):
+        if evidence.log_e >= log_price(judge.alpha):
             why = f"the tokens do not follow the logprobs reported with them ({e})"
             return replace(known, outcome="violated", answer=why)
         off = _seen(seen, judge.alpha)
@@ -77,7 +78,7 @@ def _seen(seen: Sequence[Observation], alpha: float) -> float | None:
         return None
     best_NK = np.array([[logp[i] for i in _best(logp)[:k]] for logp in rows])
     by_rank = any(one.mass_before for one in seen)
-    reached = positions_of(np.exp(best_NK), {}, by_rank=by_rank).reached(-math.log(alpha))
+    reached = positions_of(np.exp(best_NK), {}, by_rank=by_rank).reached(log_price(alpha))
     colder, hotter = reached["colder"], reached["hotter"]
     return None if colder is None or hotter is None else max(1 - colder, hotter - 1)
 
@@ -141,7 +142,7 @@ def relations(
 ) -> Iterator[Finding]:
     """The findings, each as soon as it is known; replays come first, for all others need them."""
     wanted = [name for name in NAMES if name in options.only or not options.only]
-    limit, each = options.limit or 0.0, options.alpha / len(wanted)
+    limit, each = options.limit or 0.0, shared(options.alpha, len(wanted))
     judge = Judge(subject, limit, each, assumed=options.limit is None)
 
     def watched(name: str) -> Judge:

@@ -293,18 +293,14 @@ def _shapes(
     capped_N = _equal(factor_N, most, own) & (high_N >= most)
     raised_N = _equal(factor_N, least, own) & (low_N <= least)
     kept_N = factor_N > 0
-    first, last = _range(low_N[kept_N], high_N[kept_N])
+    # every weight is outside if none was kept
+    first, last = low_N[kept_N].min(initial=np.inf), high_N[kept_N].max(initial=0.0)
     outside_N = ~kept_N & ((low_N <= first) | (high_N >= last))
     yield "is", is_N
     yield "tis", is_N | capped_N
     yield "clip", is_N | capped_N | raised_N
     yield "mis", (is_N & kept_N) | outside_N
     yield "reject", (kept_N & _equal(factor_N, 1.0, own)) | outside_N
-
-
-def _range(low_K: Floats, high_K: Floats) -> tuple[float, float]:
-    """The weights that were kept; every weight is outside if none was."""
-    return float(low_K.min(initial=np.inf)), float(high_K.max(initial=0.0))
 
 
 def _scaled(of: Applied, known_N: Flags, psi: Psi) -> int:

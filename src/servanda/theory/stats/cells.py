@@ -117,7 +117,8 @@ class Cells:
             up_TC, down_TC = _tilted(drawn_C, mass_C, self.error)
             either_TC = np.logaddexp(up_TC, down_TC) - math.log(2)
             for share in SHARES:
-                mixed_TC = np.logaddexp(either_TC + math.log(share), _log1m(share))
+                rest = math.log1p(-share) if share < 1 else -math.inf
+                mixed_TC = np.logaddexp(either_TC + math.log(share), rest)
                 found.append(mixed_TC.sum(axis=1))
         # a lost token is unknown: it is charged the smallest possible factor
         charge_T = self.missing * (TILTS + np.expm1(TILTS))
@@ -168,7 +169,9 @@ class Cells:
                 strength, best = float(strengths[middle]), -math.inf
                 for tilt in TILTS[np.abs(np.log(TILTS / strength)) < _NEAR]:
                     x_CX = node_X + strength * root_C1
-                    each_CX = _log_cosh(tilt * root_C1 * x_CX) - (tilt * root_C1) ** 2 / 2
+                    at_CX = tilt * root_C1 * x_CX
+                    cosh_CX = np.logaddexp(at_CX, -at_CX) - math.log(2)
+                    each_CX = cosh_CX - (tilt * root_C1) ** 2 / 2
                     mean_C = each_CX @ weight_X
                     spread = float(((each_CX**2) @ weight_X - mean_C**2).sum())
                     charge = self.missing * (float(tilt) + math.expm1(tilt))
@@ -183,20 +186,12 @@ class Cells:
         return found[0], found[1]
 
 
-def _log_cosh(x: Floats) -> Floats:
-    return np.logaddexp(x, -x) - math.log(2)
-
-
 def _tilted(drawn_C: Floats, mass_C: Floats, error: float) -> tuple[Floats, Floats]:
     """t O - E (e^t - 1) of each tilt, upwards and downwards, [T, C] each."""
     tilt_T1 = TILTS[:, None]
     up_TC = tilt_T1 * drawn_C - np.expm1(tilt_T1) * mass_C * math.exp(error)
     down_TC = -tilt_T1 * drawn_C - np.expm1(-tilt_T1) * mass_C * math.exp(-error)
     return up_TC, down_TC
-
-
-def _log1m(share: float) -> float:
-    return math.log1p(-share) if share < 1 else -math.inf
 
 
 def _cells(ids_NK: NDArray[np.int64], before_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:

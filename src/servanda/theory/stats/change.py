@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
+from servanda.theory.stats.alpha import shared
 
 Array = NDArray[np.float64]
 
@@ -126,7 +127,7 @@ def detector(
         )
     steps = min(map(len, series))
     charts = sum(2 if side == 0 else 1 for side in sides)
-    floor = least_threshold(steps, alpha / charts)
+    floor = least_threshold(steps, shared(alpha, charts))
     parts = series if len(series) > 1 else np.array_split(series[0], 2)
     folds = []
     for j, own in enumerate(parts):

@@ -17,6 +17,7 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 from servanda.errors import EvidenceError
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.bets import NEG, POS, Floats
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import Process
@@ -128,7 +129,7 @@ def fallen(before: DraftCounts, now: DraftCounts, alpha: float) -> float:
     Args:
         alpha: error probability; each of the two bounds has half of it.
     """
-    (low, _), (_, high) = (interval(counts, alpha / 2) for counts in (before, now))
+    (low, _), (_, high) = (interval(counts, shared(alpha, 2)) for counts in (before, now))
     return max(0.0, low - high) if before.n and now.n else 0.0
 
 
@@ -145,6 +146,6 @@ def moved(before: DraftCounts, now: DraftCounts, alpha: float) -> float:
     if not (before.by_depth and now.by_depth):
         return 0.0
     (low, high), (low_now, high_now) = (
-        interval(counts.first, alpha / 4) for counts in (before, now)
+        interval(counts.first, shared(alpha, 4)) for counts in (before, now)
     )
     return max(0.0, low - high_now, low_now - high)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 
+from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.bets import NEG, POS, Floats, mixed, weights_above, weights_below
 from servanda.theory.stats.log_moment import Process
 
@@ -26,7 +26,7 @@ def interval(
         about, best: the declared limit and the smallest expected mean, which choose the weights
             of the bets: the interval then excludes that limit exactly if the evidence does.
     """
-    price = math.log(1 / alpha)
+    price = log_price(alpha)
     if not process.n:
         return 0.0, 1.0
 
@@ -89,7 +89,7 @@ def units_at_best(limit: float, alpha: float, best: float = 0.0) -> int | None:
         None if the limit is not above `best`: no sample can show it.
     """
     growth = np.log1p(NEG * best) - np.log1p(NEG * limit)
-    return units_to_decide(growth, weights_below(limit, best), 1, math.log(1 / alpha))
+    return units_to_decide(growth, weights_below(limit, best), 1, log_price(alpha))
 
 
 def units_expected(
@@ -121,6 +121,6 @@ def units_expected(
     growth = growth - np.log1p(bets * limit)
     if truth <= limit:
         weight = weights_below(limit, best)
-        return units_to_decide(growth, weight, 1, math.log(1 / alpha))
+        return units_to_decide(growth, weight, 1, log_price(alpha))
     weight = weights_above(limit, best)
-    return units_to_decide(growth, weight, 1, math.log(max(cells, 1) / alpha))
+    return units_to_decide(growth, weight, 1, log_price(shared(alpha, cells)))

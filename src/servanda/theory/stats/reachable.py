@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.bets import NEG, POS, Floats, mixed, weights_above, weights_below
 
 _STEPS = 50  # bisection steps in [0, 1]
@@ -50,7 +50,7 @@ def reach(
             taken as equal for all tokens of a group, which is the worst dependence.
         best: the smallest expected mean, which the weights of the bets depend on.
     """
-    holds, violated = math.log(1 / alpha), math.log(max(cells, 1) / alpha)
+    holds, violated = log_price(alpha), log_price(shared(alpha, cells))
 
     def below(mean: float, even: bool) -> bool:
         growth = _growth(NEG, mean, limit, fill, even=even)

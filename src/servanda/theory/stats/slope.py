@@ -6,9 +6,8 @@
 # fair coins, so that exp(c T - c^2 / 2), with T = sum z / sqrt(sum z^2), is an e-value for each c,
 # and |T| exceeds q with a probability of 2 exp(-q^2 / 2) at most (Efron 1969; de la Peña 1999).
 #
-# Evaluation k spends alpha / (k (k + 1)), whose sum over all k is alpha.  So an interval holds at
-# all evaluations at once, although all of them use the same units, whatever their dependence over
-# time.
+# With the share `alpha.look_alpha` of each evaluation an interval holds at all of them at once,
+# although they use the same units, whatever their dependence over time.
 #
 # Axes: U units, N values, K evaluations or other repetitions.
 
@@ -19,20 +18,9 @@ import math
 import numpy as np
 
 from servanda.theory.sampling import Floats, Ints
+from servanda.theory.stats.alpha import log_price, shared
 
 EVERYTHING = (-math.inf, math.inf)
-
-
-def share_of(alpha: float, look: int) -> float:
-    """The error probability of one evaluation, such that those of all add up to alpha.
-
-    Args:
-        look: number of the evaluation, from 1 on.
-
-    >>> share_of(0.05, 1), round(sum(share_of(0.05, k) for k in range(1, 10**5)), 4)
-    (0.025, 0.05)
-    """
-    return alpha / (look * (look + 1))
 
 
 def unit_sums(x_KN: Floats, y_KN: Floats, start_U: Ints) -> tuple[Floats, Floats]:
@@ -72,7 +60,7 @@ def slope_interval(xy_U: Floats, xx_U: Floats, alpha: float) -> tuple[float, flo
     >>> slope_interval(np.full(4, 0.5), np.ones(4), 0.05)
     (-inf, inf)
     """
-    square = 2 * math.log(2 / alpha)
+    square = 2 * log_price(shared(alpha, 2))
     a = float(xx_U.sum()) ** 2 - square * float(xx_U @ xx_U)
     if a <= 0:
         return EVERYTHING

@@ -196,3 +196,15 @@ def test_a_replay_of_which_a_part_is_recorded_is_a_warning():
     columns = {name: of for name, of in whole.per_token.items() if name != ROUTE_TRAIN}
     found = finding(whole, replace(whole, per_token=columns))
     assert found.state == "warning" and "are not in the dump" in found.text
+
+
+@pytest.mark.parametrize(("larger", "state"), [(16, "unsound"), (15, "ok")])
+def test_a_lag_is_named_that_is_sure_at_its_share_of_the_error(larger, state):
+    """4 x 2^-16 < 1e-4 < 4 x 2^-15; another lag has more equal pairs, and is less sure."""
+    check = ReplayCheck()
+    check.add(routed()[0])
+    check.lags.update({(2, True): 10**9})
+    check.shifted = np.array([[0, 30], [larger, 0], [0, 30], [15, 0]])
+    found = check.finding()
+    assert found.state == state
+    assert state == "ok" or "row t is the sampler's row t-1 " in found.text

@@ -163,3 +163,20 @@ def test_sums_are_those_of_pairs_taken_one_by_one_whatever_the_chunks():
     for check in (whole, parts):
         total = check.sums.total(np.zeros((len(OTHERS), 3, 2)))
         np.testing.assert_allclose(total, found, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("larger", "state"),
+    # 4 x 2^-16 < 1e-4 < 4 x 2^-15, and 2^-14 < 1e-4 < 2^-13
+    [(15, "ok"), (16, "unsound"), (-14, "ok"), (-13, "warning")],
+)
+def test_any_lag_shifts_at_a_share_of_the_error_and_every_lag_has_to_fit(larger, state):
+    """Sequences in which a lag shares more experts than lag 0; of the other lags 30 share fewer."""
+    check = RoutesCheck()
+    check.add(routed())
+    check.shifted = np.array([[0, 30], [max(larger, 0), max(-larger, 0)], [0, 30], [0, 30]])
+    if state == "ok" and larger > 0:
+        check.shifted[1] = larger, 0
+        assert check.finding().state == "warning"  # neither shifted nor of these tokens
+    else:
+        assert check.finding().state == state

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from servanda.rl.dumps.checks import CHECKS, Soundness
+from servanda.rl.dumps.checks.coherence import MeanWeight
 from servanda.rl.dumps.checks.copies import Copies
 from servanda.rl.dumps.checks.line_up import LAGS, correlation
 from servanda.theory.sampling import Sampling, draw, processed_logprobs
@@ -575,3 +576,12 @@ def test_versions_split_the_drift_into_kernel_and_staleness():
     assert finding.numbers["per_update_nats"] == pytest.approx(0.01, abs=0.002)
     assert finding.text.endswith("an estimate, not a bound")
     assert "lag" not in found(replace(aged, per_token={"staleness": lag_N}))
+
+
+@pytest.mark.parametrize(("e_value", "state"), [(1e6, "unsound"), (999_999.0, "ok")])
+def test_the_mean_weight_is_rejected_at_a_million(monkeypatch, e_value, state):
+    name = "servanda.rl.dumps.checks.coherence.log_mean_exp"
+    monkeypatch.setattr(name, lambda _: math.log(e_value))
+    check = MeanWeight()
+    check.add(rollouts())
+    assert check.finding().state == state

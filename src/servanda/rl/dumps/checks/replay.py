@@ -17,6 +17,7 @@ from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, c
 from servanda.rl.dumps.checks.line_up import LAGS
 from servanda.rl.dumps.checks.paired_shares import ERROR, chance, share, signs, told_before
 from servanda.rl.dumps.checks.routes import OTHERS, known, some
+from servanda.theory.stats.alpha import shared
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED, Array, Rollouts
 
 # Where affected sequences are: how many, of which steps, and of which ranks.
@@ -158,14 +159,15 @@ class ReplayCheck(Sums):
         if not self.tokens:
             return self._unproven() or Finding("replay", "ok", "")
         p_L = [chance(*of) for of in self.shifted.tolist()]
-        best = max(OTHERS, key=lambda lag: (p_L[OTHERS.index(lag)] <= ERROR, self._equal(lag)))
+        sure = [p <= shared(ERROR, len(OTHERS)) for p in p_L]
+        best = max(OTHERS, key=lambda lag: (sure[OTHERS.index(lag)], self._equal(lag)))
         numbers = {
             "tokens": float(self.tokens),
             "touched": self.touched / self.tokens,
             "flipped": self.at.total() / self.pairs,
             "p_misaligned": min(1.0, len(OTHERS) * min(p_L)),
         }
-        if numbers["p_misaligned"] <= ERROR:
+        if any(sure):
             text = (
                 f"the trainer's experts are misaligned: row t is the sampler's row t{best:+d} "
                 f"({_percent(self._equal(best))} of the layers of a token are equal at that lag, "

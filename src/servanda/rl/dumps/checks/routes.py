@@ -16,6 +16,7 @@ import numpy as np
 from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, check
 from servanda.rl.dumps.checks.line_up import LAGS
 from servanda.rl.dumps.checks.paired_shares import ERROR, chance, share, signs, told_before
+from servanda.theory.stats.alpha import shared
 from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, UNROUTED, Array, Rollouts
 
 OTHERS = tuple(lag for lag in LAGS if lag)
@@ -107,7 +108,7 @@ class RoutesCheck(Sums):
         p_L = np.array([chance(*of) for of in self.shifted.tolist()])
         fits = max(chance(*of) for of in self.shifted[:, ::-1].tolist())  # at each lag
         numbers |= {"p_shifted": float(min(1.0, len(OTHERS) * p_L.min())), "p_fits": fits}
-        sure_L = len(OTHERS) * p_L <= ERROR
+        sure_L = p_L <= shared(ERROR, len(OTHERS))
         at = int(
             np.nan_to_num(np.where(sure_L | ~sure_L.any(), share_L2[:, 0], -1), nan=-1).argmax()
         )
@@ -117,7 +118,7 @@ class RoutesCheck(Sums):
             f"tokens that recur at lag 0 share {_percent(here)} of their experts beyond chance, at "
             f"lag {lag:+d} {_percent(there)}"
         )
-        if numbers["p_shifted"] <= ERROR:
+        if sure_L.any():
             text = f"the recorded experts are shifted: row t is that of token t{lag:+d} ({common})"
             return Finding("routes", "unsound", text, numbers)
         if fits <= ERROR:
