@@ -119,7 +119,7 @@ def log_weights(name: str, steps: int) -> Floats:
     """log w_t of steps 1, 2, ..., [T]; over all steps the sum of w_t is at most 1.
 
     >>> [round(float(np.exp(log_weights(name, 2))[1]), 3) for name in ("series", "log")]
-    [0.167, 0.117]
+    [0.167, 0.138]
     """
     if name == "series":
         return np.log([step_part(t) for t in range(1, steps + 1)])
