@@ -41,7 +41,7 @@ def test_one_violated_step_makes_the_dump_violated_and_is_named(tmp_path, bad):
     text = render(answer)
     assert f"VIOLATED at step {bad}, judged alone" in text
     assert f"11 hold, 1 violated (step {bad})" in text
-    whole = [c for c in answer.verdict.cells if c.slice == "all" and c.enforced]
+    whole = [c for c in answer.verdict.cells if c.place == "all" and c.enforced]
     assert all(c.outcome == "holds" for c in whole)
     cell = next(c for c in answer.verdict.cells if c.steps == (bad, bad))
     assert cell.outcome == "violated" and cell.interval[0] <= 0.07 <= cell.interval[1]

@@ -161,7 +161,7 @@ class JudgedSteps:
         self.rows.append(
             StepRow(
                 part.step,
-                judged.outcome if part.trained or judged.errors else "inconclusive",
+                judged.outcome,
                 part.sequences,
                 part.trained,
                 _finite(means.mean("tv")),

@@ -18,7 +18,7 @@ from servanda.rl.monitor.ranks import Part
 from servanda.rl.monitor.state_file import RunState
 from servanda.rl.monitor.step import metrics_of, of_cells, selection
 from servanda.rl.steps.drift import TokenSum
-from servanda.rl.steps.judge import StepJudge, StepSums, StepVerdict
+from servanda.rl.steps.judge import NO_TOKEN, StepJudge, StepSums, StepVerdict
 from servanda.rl.trend.run_chart import TREND, changed
 from servanda.rl.trend.step_scalars import scalars_of
 from servanda.theory.stats.draft_counts import DraftCounts
@@ -103,7 +103,9 @@ def judged(
         wrong.append(copied)
     else:
         notes += remarks(plan.contract, own.agreement)
-    thin = own.tokens < judge.enough and judge.size > 1
+    if not own.tokens:
+        notes.append(NO_TOKEN)
+    thin = 0 < own.tokens < judge.enough and judge.size > 1
     if thin and not judge.number:
         notes.append(
             f"a step has about {own.tokens:,} tokens and about {judge.enough:,} decide: what a "

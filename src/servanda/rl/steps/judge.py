@@ -129,7 +129,7 @@ class StepJudge:
         self._digest = digest or plan.contract.digest
         self._largest = _MOST * window
         self.enough = tokens_to_decide(plan)
-        self._steps: tuple[StepSums, ...] = ()
+        self._window: list[tuple[int, StepSums]] = []  # its steps, with their numbers
         self._series: dict[int, _Series] = {}  # of cells
 
     def add(self, sums: StepSums, errors: Sequence[str] = ()) -> StepVerdict:
@@ -142,23 +142,23 @@ class StepJudge:
         part = step_alpha(1 - WHOLE_PART, self.number)
         alone = self._judged((sums,), part, False)
         failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
-        if not sums.trained.tokens:
-            # a completely filtered step has no data to check
-            errors = () if sums.drawn is not None else (NO_TOKEN, *errors)
+        if not sums.trained.tokens:  # a filter of the trainer may remove all of a step
+            nothing = partial(self._nothing, sums, part)
+            return StepVerdict(sums.step, nothing(False), sums.atoms, (), partial(nothing, True))
         if errors := (*errors, *failed):
             whole = partial(self._unsound, sums, part, errors[0])
             return StepVerdict(sums.step, whole(False), sums.atoms, errors, partial(whole, True))
-        if self._steps and sums.step <= self._steps[-1].step:  # a run that went back
+        if self._window and sums.step <= self._window[-1][1].step:  # a run that went back
             self._series.clear()
-        earlier = (known for known in self._steps if known.step < sums.step)
-        steps = self._steps = (*earlier, sums)[-self.size :]
+        earlier = [known for known in self._window if known[1].step < sums.step]
+        window = self._window = [*earlier, (self.number, sums)][-self.size :]
         # a whole that a step of a good pair would decide is judged on the step alone
-        thin, full = sums.trained.tokens < self.enough, len(steps) == self.size
-        whole = partial(self._together, steps, part, self._violated(sums, alone), thin, full)
+        thin, full = sums.trained.tokens < self.enough, len(window) == self.size
+        whole = partial(self._together, window, self._violated(sums, alone), thin, full)
         quick = whole(alone)
         if thin and full and any(c.slice == WHOLE and c.open for c in quick.cells if c.enforced):
             self.size = min(_GROWTH * self.size, self._largest)
-        return StepVerdict(sums.step, quick, _atoms(steps), (), whole)
+        return StepVerdict(sums.step, quick, _atoms(window), (), whole)
 
     def _violated(self, sums: StepSums, alone: Verdict) -> dict[int, _Series]:
         """The cells that a series of steps violates, which then end; all others go on.
@@ -215,6 +215,11 @@ class StepJudge:
             own, of(reduce(operator.add, (step.drawn or step.trained for step in steps)))
         )
 
+    def _nothing(self, sums: StepSums, part: float, intervals: bool) -> Verdict:
+        alone = self._judged((sums,), part, intervals)
+        cells = (c.but(outcome="inconclusive", open=False, note=NO_TOKEN) for c in alone.cells)
+        return replace(alone, cells=tuple(cells), outcome="inconclusive")
+
     def _unsound(self, sums: StepSums, part: float, why: str, intervals: bool) -> Verdict:
         alone = self._judged((sums,), part, intervals)
         wrong = unsound(alone, why)
@@ -224,8 +229,7 @@ class StepJudge:
 
     def _together(
         self,
-        steps: Sequence[StepSums],
-        part: float,
+        window: Sequence[tuple[int, StepSums]],
         red: Mapping[int, _Series],
         thin: bool,
         full: bool,
@@ -237,13 +241,14 @@ class StepJudge:
             red: the cells that a series of steps violates.
             alone: the verdict on the step alone; None: all are made with intervals.
         """
-        intervals, last = alone is None, steps[-1].step
-        alone = alone or self._judged(steps[-1:], part, intervals)
+        intervals, steps = alone is None, [sums for _, sums in window]
+        first, last = (step_alpha(1 - WHOLE_PART, n) for n in (window[0][0], window[-1][0]))
+        alone = alone or self._judged(steps[-1:], last, intervals)
         cells = list(alone.cells)
         for i, series in red.items():
-            if series.first < last:
-                cell = self._cell(i, series, True)
-                cells[i] = cell.but(steps=(series.first, last), where=cells[i].where)
+            if series.first < steps[-1].step:
+                span = series.first, steps[-1].step
+                cells[i] = self._cell(i, series, True).but(steps=span, where=cells[i].where)
         base = alone
         rest = [
             i
@@ -254,7 +259,7 @@ class StepJudge:
             )
         ]
         if rest and self.size > 1:
-            joint = self._judged(steps, part, intervals)
+            joint = self._judged(steps, first, intervals)  # a series, too
             base = joint if thin else alone
             for i in rest:
                 cells[i] = _joint(cells[i], joint.cells[i], thin, full, steps)
@@ -264,12 +269,10 @@ class StepJudge:
 def _joint(
     own: CellVerdict, joint: CellVerdict, thin: bool, full: bool, steps: Sequence[StepSums]
 ) -> CellVerdict:
-    """An undecided cell on the steps of the window, which can only hold: the series violate."""
+    """An undecided cell on the steps of the window."""
     joint = joint.but(more=joint.more if thin else own.more)
     if len(steps) > 1:
         joint = joint.but(steps=(steps[0].step, steps[-1].step))
-    if joint.outcome == "violated":
-        joint = joint.but(outcome="inconclusive", open=True)
     if joint.outcome == "inconclusive" and not full and own.slice != WHOLE:
         joint = joint.but(outcome="not applicable", note="too few steps yet")
     return joint
@@ -313,9 +316,9 @@ def _decided(cell: CellVerdict) -> bool:
     return cell.outcome in ("holds", "violated", "not applicable")
 
 
-def _atoms(steps: Sequence[StepSums]) -> Atoms:
+def _atoms(window: Sequence[tuple[int, StepSums]]) -> Atoms:
     sums: dict[int, list[float]] = {}
-    for step in steps:
+    for _, step in window:
         for key, (n, tv) in step.atoms.items():
             had = sums.get(key, [0.0, 0.0])
             sums[key] = [had[0] + n, had[1] + tv]
