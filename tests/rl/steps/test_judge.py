@@ -77,7 +77,7 @@ def test_a_restart_continues_the_series_and_begins_a_window(tmp_path):
     before = observed(Monitor("trl", state=state), rng, range(3))
     monitor = Monitor("trl", state=state)
     after = observed(monitor, rng, range(3, 5))
-    assert before[-1].verdict.part == step_alpha(1 - WHOLE_PART, 3)
+    assert before[0].verdict.part == step_alpha(1 - WHOLE_PART, 1)
     assert after[0].verdict.part == step_alpha(1 - WHOLE_PART, 4)
     assert whole(after[1]).steps == (3, 4)
 

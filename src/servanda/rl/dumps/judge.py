@@ -26,9 +26,8 @@ from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge,
 from servanda.report.breakdown import removed_line
 from servanda.report.cell_text import excess
 from servanda.report.format import count
-from servanda.rl.dumps import diagnosis, workers
+from servanda.rl.dumps import workers
 from servanda.rl.dumps.blocks import blocks, paired
-from servanda.rl.dumps.cause_sample import explain_dump
 from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
 from servanda.rl.dumps.formats import Dump, Refused, open_dump
 from servanda.rl.dumps.outliers import tv_limit
@@ -38,6 +37,8 @@ from servanda.rl.dumps.step_part import Measures, StepPart
 from servanda.rl.dumps.token_fields import PairFields
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps import exclusion
+from servanda.rl.steps.causes import FirstSequences, explained, pairs_of
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
 from servanda.rl.steps.drift import Trend, since
 from servanda.rl.steps.judge import WHOLE_PART, StepJudge, StepSums, bracketed
@@ -258,6 +259,42 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+# The likely cause, from a sample of the steps that is read once more.
+
+SAMPLE_TOKENS = 400_000  # trained tokens of the sample
+_STEPS = 32  # most steps of the sample
+
+
+def explain_dump(
+    dump: Dump, limit: float, problems: Mapping[str, str], place: str, update_tokens: int
+) -> tuple[Explanation, Advice] | None:
+    """The likely cause of a dump's gap, and what to do; None without a usable token.
+
+    Args: those of `explained`.
+    """
+    steps = _few(dump.steps)
+    read = _sample(dump, steps, SAMPLE_TOKENS // max(len(steps), 1))
+    return explained(pairs_of(read), limit, problems, place, update_tokens)
+
+
+def _few(steps: Sequence[int]) -> list[int]:
+    """At most _STEPS steps, evenly spread, with the first and the last."""
+    if len(steps) <= _STEPS:
+        return [*steps]
+    at = np.linspace(0, len(steps) - 1, _STEPS).round().astype(int)
+    return [steps[i] for i in at]
+
+
+def _sample(dump: Dump, steps: Sequence[int], each: int) -> Iterator[Rollouts]:
+    step, first = None, FirstSequences(each)
+    for block in blocks(dump.of(steps).read()):
+        if block.step != step:
+            yield from first.parts
+            step, first = block.step, FirstSequences(each)
+        first.add(block)
+    yield from first.parts
+
+
 _MB = 1_000_000
 
 
@@ -404,7 +441,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     coherence = next(f for f in findings if f.check == "coherence")
     cells = tuple(_annotated(cell, dated, coherence) for cell in verdict.cells)
     verdict = replace(verdict, cells=cells)
-    limits = diagnosis.limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
+    limits = exclusion.limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
     outliers = statistics.outliers
     breakdown = Breakdown(
         tuple(by_step.rows),
@@ -418,9 +455,9 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if verdict.outcome != "error":
         verdict = by_step.joined(verdict)
     names = [cut.name for cut in statistics.cuts]
-    out = diagnosis.fewest(names, limits, statistics.atoms)
+    out = exclusion.fewest(names, limits, statistics.atoms)
     bits = sum(1 << i for i, name in enumerate(names) if name in out)
-    inside, outside = diagnosis.within(statistics.atoms, bits)
+    inside, outside = exclusion.within(statistics.atoms, bits)
     trend = statistics.ends.trend()
     masked = None
     if options.mask is not None and out:

@@ -130,7 +130,6 @@ class DumpStatistics:
         self.steps[part.step] = part.sums
         if (middle := self.ends.add(part.sums)) is not None:
             middle.groups.clear()
-            middle.drift.clear()
         if part.drawn is not None or self._before is not None:
             drawn = part.drawn or part.weighed
             before = self._before or self._sum

@@ -235,7 +235,6 @@ class StepSummation:
         sequence_K = tokens.sequence_K[known_K]
         sum_S = np.bincount(sequence_K, np.abs(tokens.log_ratio_K[known_K]), minlength=size)
         n_S = np.bincount(sequence_K, minlength=size)
-        self._part.sums.drift += zip(sum_S.tolist(), n_S.tolist(), strict=True)
         names = {name: i for i, name in enumerate(dict.fromkeys(pair.group_S))}
         group_S = np.array([names[name] for name in pair.group_S], dtype=np.int64)
         sum_G = np.bincount(group_S, sum_S, minlength=len(names))

@@ -17,10 +17,11 @@ from servanda.judgement.escalation import action_of, rules_met
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
-from servanda.rl.dumps import diagnosis
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.batch_fields import BatchFields
 from servanda.rl.monitor.statistics import usable
+from servanda.rl.steps import exclusion
+from servanda.rl.steps.judge import Atoms
 
 Array = NDArray[Any]
 
@@ -51,9 +52,7 @@ def _named(contract: Contract) -> list[str]:
     return [action_of(entry)[0] for rule in contract.escalation for entry in rule.do]
 
 
-def due(
-    contract: Contract, verdict: Verdict, names: Sequence[str], atoms: diagnosis.Atoms
-) -> DueActions:
+def due(contract: Contract, verdict: Verdict, names: Sequence[str], atoms: Atoms) -> DueActions:
     """The actions for a verdict; without rules only the declared weighting.
 
     Args:
@@ -65,11 +64,11 @@ def due(
     masked: list[str] = []
     for rule, cells in rules_met(contract, verdict.cells):
         # exclude slices so that the rest is within the limits of these cells
-        limits = diagnosis.limits_of(cell for cell in cells if cell.outcome == "violated")
+        limits = exclusion.limits_of(cell for cell in cells if cell.outcome == "violated")
         for entry in rule.do:
             name, value = action_of(entry)
             if name == "mask":
-                red = diagnosis.fewest(names, limits, atoms)
+                red = exclusion.fewest(names, limits, atoms)
                 masked += red
                 if not red:
                     continue  # the whole exceeds its limit, and no slice explains it

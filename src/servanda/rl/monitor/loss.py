@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from servanda.contract.model import WHOLE, Contract
-from servanda.judgement.clauses.base import GUARDS, Array, Cell, CellVerdict, Kind
+from servanda.judgement.clauses.base import Array, Cell
 from servanda.judgement.clauses.loss_checks import (
     ALL,
     LossSums,
@@ -86,12 +86,6 @@ def problems(batch: Batch) -> tuple[str, ...]:
     if not outside:
         return ()
     return (f"the loss used {outside:,} tokens outside of the mask: prompts, tools or padding",)
-
-
-def cause_of(cells: Sequence[CellVerdict]) -> str:
-    """The first violated clause about the loss, in words; "" if there is none."""
-    checks = (c for c in cells if GUARDS.get(c.metric, Kind).reads == "loss")
-    return next((c.note for c in checks if c.enforced and c.outcome == "violated"), "")
 
 
 def metrics_of(sums: LossSums, contract: Contract) -> dict[str, float]:

@@ -19,6 +19,7 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps.blocks import FILLED, paired
+from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks, soundness
 from servanda.rl.monitor.batch import Array, Batch
@@ -31,7 +32,8 @@ from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, of_cells, state_line
-from servanda.rl.monitor.step_verdict import cause_of, judged
+from servanda.rl.monitor.step_verdict import cause_text, judged
+from servanda.rl.steps.causes import FirstSequences, RunCauses
 from servanda.rl.steps.contract import Counts
 from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import StepJudge
@@ -283,9 +285,12 @@ class Monitor:
 
     def _open(self, batch: Batch) -> None:
         """Fix the cells of the run: from all ranks' counts, or from the run that it continues."""
-        contract, counts = self._contract, Counts()
-        if batch.tokens and not self._state.contract and contract.slices_itself:
-            counts.add(paired(soundness.rollouts_of(batch.on_host), 0))
+        contract, counts, sample = self._contract, Counts(), FirstSequences()
+        if batch.tokens:
+            rollouts = soundness.rollouts_of(batch.on_host, self._member)
+            sample.add(rollouts)
+            if not self._state.contract and contract.slices_itself:
+                counts.add(paired(rollouts, 0))
             if not batch.has_prompts:
                 counts.lengths.clear()  # columns of responses only do not give the context length
         own = Opening(
@@ -294,6 +299,7 @@ class Monitor:
             batch.weights,
             counts=counts,
             labels=labels_of(batch.labels, contract.labels),
+            sample=sample.parts,
             state=self._state,
         )
         openings, _ = ranks.gathered(self._gather, own)
@@ -325,15 +331,19 @@ class Monitor:
         shown = (cut for cut in late if cut.fields <= {*COLUMNS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
+        self._causes = RunCauses(tv_limit(plan.contract), "DUMP")
+        self._causes.begin([part for opening in openings for part in opening.sample])
         self._judge = StepJudge(plan, state.window, number=state.number, digest=self._digest)
 
-    def _overlaps(self, verdict: Verdict, batch: Batch) -> dict[int, tuple[int, float]]:
-        """The shared tokens of slices; gathered from all ranks only if a cell is violated."""
+    def _overlaps(self, verdict: Verdict, batch: Batch) -> Sequence[Overlaps]:
+        """Slices and tokens of all ranks; gathered only if a cell is violated."""
         if not any(c.outcome == "violated" for c in verdict.cells):
-            return {}
-        atoms = overlaps(self._shown, batch)
-        own = Overlaps(self._member, verdict.key.contract, batch.weights, atoms=atoms)
-        return ranks.added(ranks.gathered(self._gather, own)[0])
+            return ()
+        sample = FirstSequences()
+        sample.add(soundness.rollouts_of(batch.on_host, self._member))
+        parts = {"atoms": overlaps(self._shown, batch), "sample": sample.parts}
+        own = Overlaps(self._member, verdict.key.contract, batch.weights, **parts)
+        return ranks.gathered(self._gather, own)[0]
 
     def _judged(
         self, parts: Sequence[Part], rank: int, batch: Batch, follow: FollowStep | None
@@ -342,10 +352,10 @@ class Monitor:
         assert plan is not None
         groups, number = ranks.groups_of(parts), batch.weights + self._first
         found = judged(self._judge, state, parts, groups, number, follow)
-        verdict, wrong = found.verdict.quick, found.verdict.errors
+        verdict = found.verdict.quick
         names = [cut.name for cut in self._shown]
-        sums = self._overlaps(verdict, batch)
-        taken = actions.due(plan.contract, verdict, names, sums)
+        shared = self._overlaps(verdict, batch)
+        taken = actions.due(plan.contract, verdict, names, ranks.added(shared))
         would = ("halt",) if "halt" in taken.action and not self._stop else ()
         if "halt" in taken.action and state.would is None:
             state.would = batch.weights
@@ -363,7 +373,9 @@ class Monitor:
             state.add(batch.weights, groups)
         state.following = batch.weights + 1
         ends = state.ends.copied()
-        cause = cause_of(verdict, wrong, self._shown, sums, batch.weights)
+        sample = [part for rank in shared for part in rank.sample]
+        advice = self._causes.of(verdict.cells, number, sample, tokens)
+        cause = cause_text(found.verdict, advice, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         metrics = metrics_of(parts, groups, state.ends.ratio) | of_cells(verdict)
         self._note(*found.notes)

@@ -25,6 +25,7 @@ from servanda.theory.stats.coherence import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.lag_split import LagSplit
 from servanda.theory.stats.version_fit import VersionFit
+from servanda.traces.rollouts import Rollouts
 
 Gather = Callable[[Any], Sequence[Any]]
 
@@ -51,11 +52,13 @@ class Opening(RankMessage):
 
     Args:
         labels: combinations of labels, in the order of the sequences.
+        sample: some of its tokens, for causes.
         state: state of the run that is continued, from the first rank.
     """
 
     counts: Counts = field(default_factory=Counts)
     labels: tuple[Labels, ...] = ()
+    sample: Sequence[Rollouts] = ()
     state: RunState = field(default_factory=RunState)
 
 
@@ -100,9 +103,15 @@ class Part(RankMessage):
 
 @dataclass(frozen=True)
 class Overlaps(RankMessage):
-    """The message for a violated step: the slices that tokens share, see `statistics.overlaps`."""
+    """The message for a violated step.
+
+    Args:
+        atoms: the slices that tokens share, see `statistics.overlaps`.
+        sample: some of its tokens, for causes.
+    """
 
     atoms: tuple[tuple[int, int, float], ...] = ()
+    sample: Sequence[Rollouts] = ()
 
 
 M = TypeVar("M", bound=RankMessage)

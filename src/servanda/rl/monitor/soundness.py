@@ -18,10 +18,17 @@ _RARE_NATS = -14.0  # probability of a whole response: one in a million
 _COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
 
 
-def rollouts_of(batch: Batch) -> Rollouts:
-    """A step in the form of a dump; every column of the arrays is a token of its sequence."""
+def rollouts_of(batch: Batch, member: str = "") -> Rollouts:
+    """A step in the form of a dump; every column of the arrays is a token of its sequence.
+
+    Args:
+        member: name of this rank, for sequences without a prompt group.
+    """
     size, width = batch.mask_BT.shape
-    own = tuple(map(str, range(size)))
+    own = tuple(f"{b}@{member}" for b in range(size))
+    token_BT = np.full((size, width), -1)
+    if batch.token_BT is not None:
+        token_BT = batch.token_BT[:, batch.token_BT.shape[1] - width :]
     stale = {}
     if batch.staleness_BT is not None:
         stale_BT = np.broadcast_to(batch.staleness_BT, (size, width))
@@ -29,7 +36,7 @@ def rollouts_of(batch: Batch) -> Rollouts:
     return Rollouts(
         batch.weights,
         np.full(size, width),
-        np.full(size * width, -1),
+        token_BT.ravel(),
         batch.mask_BT.ravel(),
         batch.logp_train_BT.ravel(),
         batch.logp_infer_BT.ravel(),

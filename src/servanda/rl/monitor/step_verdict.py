@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from servanda.judgement.bitwise import objection, remarks
-from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, TOO_FEW_ACCEPTED
-from servanda.judgement.slices.rules import Cut
-from servanda.judgement.verdict import BlindSpot, Verdict
-from servanda.rl.dumps import diagnosis
+from servanda.judgement.breakdown import Advice
+from servanda.judgement.verdict import BlindSpot
 from servanda.rl.follow.follow_step import FollowStep
-from servanda.rl.monitor import loss
 from servanda.rl.monitor.drafts import draft_metrics, notes_on
 from servanda.rl.monitor.part import drafts_of, extras_of, weighed_of
 from servanda.rl.monitor.ranks import Part
@@ -19,7 +16,6 @@ from servanda.rl.monitor.state_file import RunState
 from servanda.rl.monitor.step import metrics_of, of_cells, selection
 from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import NO_TOKEN, StepJudge, StepSums, StepVerdict
-from servanda.rl.trend.run_chart import TREND, changed
 from servanda.rl.trend.step_scalars import scalars_of
 from servanda.theory.stats.draft_counts import DraftCounts
 
@@ -34,32 +30,17 @@ def blind_spots(judged: int, offered: int, left_out: Sequence[str]) -> list[Blin
     return [*share, *(BlindSpot("slice", text) for text in left_out)]
 
 
-def cause_of(
-    verdict: Verdict,
-    wrong: Sequence[str],
-    shown: Sequence[Cut],
-    sums: diagnosis.Atoms,
-    weights: int,
-) -> str:
-    """The likely cause of the violated cells, or the problem of the data; "" if none.
+def cause_text(found: StepVerdict, advice: Advice | None, weights: int) -> str:
+    """The likely cause of a violated step, or the problem of its data; "" if none.
 
     Args:
-        wrong: problems of the data.
-        shown: the slices, in the order of the bits of `sums`.
         weights: number of updates of the trainer.
     """
-    if verdict.outcome == "error":
-        failed = (c for c in verdict.cells if c.enforced and c.outcome == "error")
-        return wrong[0] if wrong else next((c.note for c in failed), "")
-    violated = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
-    red = dict.fromkeys(c.slice for c in violated if c.section not in ("runtime", TREND))
-    of_loss = loss.cause_of(verdict.cells)
-    likely = of_loss or diagnosis.likely(shown, [*red], sums, None)
-    causes = [likely or changed(verdict.cells)]
-    if red and not weights and not of_loss:
-        causes.append(BEFORE_AN_UPDATE)
-    if any(c.metric == DRAFT_ACCEPTANCE for c in violated):
-        causes.append(TOO_FEW_ACCEPTED)
+    if found.errors:
+        return found.errors[0]
+    cells = (c for c in found.quick.cells if c.enforced and c.outcome == "violated")
+    early = not weights and any(c.section == "statistical" for c in cells)
+    causes = ["" if advice is None else advice.cause, BEFORE_AN_UPDATE if early else ""]
     return "; ".join(filter(None, causes))
 
 

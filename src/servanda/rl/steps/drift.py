@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-WORST = 0.3  # share of tokens, in the sequences with the most drift
 ENDS = 5  # steps at each end of a run for the trend
 GROWS, DOUBLED = 1.5, 2.0  # trend ratios of a warning and of an error
 _RESAMPLES = 2000
@@ -39,7 +38,6 @@ class StepDrift:
     Args:
         cells: index of a cell -> sum of x.
         groups: prompt group -> sum of |log ratio|, nats.
-        drift: sum of |log ratio|, nats, and tokens of each sequence.
     """
 
     step: int
@@ -47,7 +45,6 @@ class StepDrift:
     tokens: int = 0
     cells: dict[int, TokenSum] = field(default_factory=dict)
     groups: dict[str, TokenSum] = field(default_factory=dict)
-    drift: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, cell: int, total: float, n: int) -> None:
         self.cells[cell] = self.cells.get(cell, TokenSum()) + TokenSum(total, n)
@@ -212,20 +209,3 @@ def trend(
         return None
     low, high = np.quantile(resampled[1] / resampled[0], [_TAIL, 1 - _TAIL])
     return Trend(float(means[1] / means[0]), (float(low), float(high)), len(last))
-
-
-def concentration(steps: Sequence[StepDrift]) -> float | None:
-    """The share of |log ratio| in the worst sequences with a share WORST of a step's tokens.
-
-    Near WORST if all sequences drift alike, near 1 if few of them do.  None without drift.
-    """
-    worst = whole = 0.0
-    for step in steps:
-        total_S, n_S = np.array(step.drift, dtype=np.float64).reshape(-1, 2).T
-        order_S = np.argsort(-total_S / np.maximum(n_S, 1), kind="stable")
-        # the last sequence counts in part, so that the share of tokens is exactly WORST
-        before_S = n_S[order_S].cumsum() - n_S[order_S]
-        part_S = np.clip((WORST * n_S.sum() - before_S) / np.maximum(n_S[order_S], 1), 0, 1)
-        worst += float(part_S @ total_S[order_S])
-        whole += float(total_S.sum())
-    return worst / whole if whole else None

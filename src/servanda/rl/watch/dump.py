@@ -15,23 +15,20 @@ from typing import Any
 
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.judgement.breakdown import Advice
 from servanda.judgement.escalation import actions_of
-from servanda.rl.dumps import diagnosis
 from servanda.rl.dumps.blocks import blocks, paired
-from servanda.rl.dumps.cause_sample import explain_dump
 from servanda.rl.dumps.checks import Finding, Soundness, of_step
 from servanda.rl.dumps.formats import FORMATS, Dump, Refused, open_dump
-from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.dumps.soundness import alike, data_lines, sides
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.causes import FirstSequences, RunCauses
 from servanda.rl.steps.contract import HEAD_TOKENS, Counts, Labels
-from servanda.rl.steps.drift import ENDS, RunEnds, Trend, concentration
+from servanda.rl.steps.drift import ENDS, RunEnds, Trend
 from servanda.rl.steps.judge import StepJudge, StepSums
-from servanda.rl.trend.run_chart import TREND, changed, chart_for
+from servanda.rl.trend.run_chart import TREND, chart_for
 from servanda.rl.watch.step import WatchedStep
 from servanda.runner.load import read
 
@@ -121,9 +118,6 @@ def fixed(
     return StepContract(text, contract, preset, why, tuple(dict.fromkeys(known)), window, left)
 
 
-_EXPLAINED = 6  # last steps that are read again for a cause, with the first of all
-
-
 class _NotWhole(Exception):  # noqa: N818 - a step that is being written
     pass
 
@@ -149,8 +143,6 @@ class DumpSource:
         self._measures: Measures | None = None
         self._judge: StepJudge | None = None
         self._format = ""
-        self._red: frozenset[str] = frozenset()  # the slices that were explained last
-        self._advice: Advice | None = None
         # step -> stamp of its files
         self._judged: dict[int, str] = {}
         self._before: dict[int, str] = {}
@@ -224,7 +216,7 @@ class DumpSource:
         """
         again, own, path = step in self._judged, dump.of([step]), self.options.path
         command = f"servanda check {quote(str(path))} --steps "
-        sound, aged, sums = Soundness(), False, None
+        sound, aged, sums, sample = Soundness(), False, None, FirstSequences()
         if self._measures is not None:
             sums = StepSummation(self._measures, step, len(self._judged) + 1)
         try:
@@ -233,6 +225,7 @@ class DumpSource:
                 if sums is not None:
                     sound.add(block)
                     sums.add(block)
+                    sample.add(block)
         except (EvidenceError, MeasurementError, OSError) as error:
             why = str(error).split("\n")[0]
             if last and (own.refused.truncated or not isinstance(error, EvidenceError)):
@@ -249,21 +242,16 @@ class DumpSource:
         if not judged.errors:
             self._ends.add(part.sums)
         cells = judged.verdict.cells
-        red = [
-            c.slice for c in cells if c.enforced and c.outcome == "violated" and c.section != TREND
-        ]
-        # growing drift is a cause only if it grew before this step; a jump is not
-        before, self._trend = self._trend, self._ends.trend()
-        share = concentration(self._ends.last)
+        broken = [c for c in cells if c.enforced and c.outcome == "violated"]
+        red = [cell.slice for cell in broken if cell.section != TREND]
+        self._trend = self._ends.trend()
         since = judged.first(red)
         command += f"{step}" if since == step else f"{since}:{step}"
         command += " --mask masks" if any(name != WHOLE for name in red) else ""
-        likely = diagnosis.likely(self._measures.cuts, red, judged.atoms, before, share)
-        advice = Advice("", likely) if red and likely else None
-        if red and not judged.errors:
-            advice = self._explained(dump, step, red, part.trained) or advice
-        if advice is None and (change := changed(cells)):
-            advice = Advice("", change)
+        advice = None
+        if not judged.errors:
+            self._causes.begin(sample.parts)
+            advice = self._causes.of(cells, step, sample.parts, part.trained)
         return WatchedStep(
             step,
             judged.outcome,
@@ -287,6 +275,7 @@ class DumpSource:
         if contract is not None:
             self._measures = contract.measures(self.options.path)
             self._judge = StepJudge(self._measures.plan, contract.window, number=number)
+            self._causes = RunCauses(self._measures.limit, str(self.options.path))
 
     def _errors(
         self, part: StepPart, sound: Soundness, refused: Refused, *, again: bool
@@ -302,26 +291,6 @@ class DumpSource:
         findings = tuple(of_step(f, self._odd.get(f.check, (0, 0))) for f in alone)
         lines = data_lines(findings, refused, part.sequences)
         return [line.text for line in lines if line.level == "error"]
-
-    def _explained(self, dump: Dump, step: int, red: Sequence[str], tokens: int) -> Advice | None:
-        """The advice, searched when other slices are red; None if no cause is found."""
-        if self._red == frozenset(red):
-            return self._advice
-        self._red, self._advice = frozenset(red), None
-        known = [other for other in dump.steps if other <= step]
-        few = dict.fromkeys((*known[:1], *known[-_EXPLAINED:]))
-        assert self._contract is not None
-        limit = tv_limit(self._contract.contract)
-        try:
-            found = explain_dump(dump.of(few), limit, {}, str(self.options.path), tokens)
-        except (EvidenceError, MeasurementError, OSError):  # a step that is gone by now
-            return None
-        # where a slice of the contract is red, it says more than the shape of all tokens
-        _, advice = found or (None, None)
-        located = advice is not None and bool(advice.slices or set(red) <= {WHOLE})
-        if advice is not None and advice.named and located:
-            self._advice = advice
-        return self._advice
 
     def _count(self, findings: Sequence[Finding], alike: tuple[int, int]) -> None:
         """Add the odd items of a step."""
