@@ -23,7 +23,9 @@ def step(rng, size=16, width=128, tv=0.004, *, prompts=0, turns=1, dtype=np.floa
     tv_BT = np.broadcast_to(tv, (size, width))
     first_BT = rng.random((size, width)) < Q
     infer_BT = np.where(first_BT, np.log(Q), np.log(1 - Q))
-    train_BT = np.where(first_BT, np.log(Q - tv_BT), np.log(1 - Q + tv_BT))
+    # the more probable token stays so where it can, as with real kernels
+    p_BT = Q + np.where((tv_BT < Q - 0.5) | (tv_BT >= 1 - Q), -tv_BT, tv_BT)
+    train_BT = np.where(first_BT, np.log(p_BT), np.log(1 - p_BT))
     mask_BT = np.zeros((size, width), dtype=bool)
     for b, end in enumerate(rng.integers(width // 2, width, size)):
         mask_BT[b, prompts:end] = True

@@ -93,7 +93,7 @@ def test_a_gap_on_one_slice_is_red_there_and_not_elsewhere():
     assert found.outcome == "violated"
     assert "position>=256" in red
     assert not red & {"position<16", "position=16..64", "position=64..256"}
-    assert "grows along the answer" in found.cause
+    assert "from about 256 tokens on" in found.cause
 
 
 def test_a_share_beyond_a_threshold_is_counted_and_not_rounded():
@@ -192,7 +192,10 @@ def test_the_slices_of_the_first_step_are_kept():
 
 
 BAD_INPUTS = {
-    "no logprob of infer": (lambda train, infer, mask: (train, infer * np.nan, mask), "no usable"),
+    "no logprob of infer": (
+        lambda train, infer, mask: (train, infer * np.nan, mask),
+        "present on 0 of",
+    ),
     "logprobs above 0": (lambda train, infer, mask: (-train, infer, mask), "logprobs are above 0"),
     "filled with 0": (
         lambda train, infer, mask: (
@@ -392,11 +395,11 @@ def test_a_guard_that_failed_is_the_cause():
     infer[:8] = np.nan
     found = Monitor("trl").observe(train, infer, mask, weights=0)
 
-    lost = int(mask[:8].sum())
+    known, all_ = int(mask[8:].sum()), int(mask.sum())
     assert found.outcome == "error"
     assert found.cause == (
-        f"{lost} of {mask.sum()} launched tokens have no usable logprob (NaN, infinite, or a lost "
-        "sequence)"
+        f"both logprobs present on {known:,} of {all_:,} trained tokens "
+        f"(the trainer's on {all_:,}, the sampler's on {known:,}) (first: sequence 0)"
     )
 
 

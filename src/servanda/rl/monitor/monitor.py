@@ -17,7 +17,6 @@ from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
-from servanda.judgement.verdict import Verdict
 from servanda.rl.dumps.blocks import FILLED, paired
 from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.follow.follow_step import FollowStep
@@ -335,14 +334,12 @@ class Monitor:
         self._causes.begin([part for opening in openings for part in opening.sample])
         self._judge = StepJudge(plan, state.window, number=state.number, digest=self._digest)
 
-    def _overlaps(self, verdict: Verdict, batch: Batch) -> Sequence[Overlaps]:
+    def _overlaps(self, batch: Batch) -> Sequence[Overlaps]:
         """Slices and tokens of all ranks; gathered only if a cell is violated."""
-        if not any(c.outcome == "violated" for c in verdict.cells):
-            return ()
         sample = FirstSequences()
         sample.add(soundness.rollouts_of(batch.on_host, self._member))
         parts = {"atoms": overlaps(self._shown, batch), "sample": sample.parts}
-        own = Overlaps(self._member, verdict.key.contract, batch.weights, **parts)
+        own = Overlaps(self._member, self._digest, batch.weights, **parts)
         return ranks.gathered(self._gather, own)[0]
 
     def _judged(
@@ -351,10 +348,17 @@ class Monitor:
         plan, state = self._plan, self._state
         assert plan is not None
         groups, number = ranks.groups_of(parts), batch.weights + self._first
-        found = judged(self._judge, state, parts, groups, number, follow)
+        shared: list[Overlaps] = []
+
+        def look() -> Sequence[str]:
+            shared.extend(self._overlaps(batch))
+            return soundness.of_sample(part for rank in shared for part in rank.sample)
+
+        found = judged(self._judge, state, parts, groups, number, follow, look)
         verdict = found.verdict.quick
         names = [cut.name for cut in self._shown]
-        shared = self._overlaps(verdict, batch)
+        if not shared and any(c.outcome == "violated" for c in verdict.cells):
+            shared.extend(self._overlaps(batch))
         taken = actions.due(plan.contract, verdict, names, ranks.added(shared))
         would = ("halt",) if "halt" in taken.action and not self._stop else ()
         if "halt" in taken.action and state.would is None:

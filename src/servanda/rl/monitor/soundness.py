@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from servanda.rl.dumps.checks import errors_of
+from servanda.rl.dumps.checks import Soundness, errors_of, of_step
 from servanda.rl.dumps.checks.copies import UNSOUND
 from servanda.rl.dumps.checks.valid_logprobs import Values
 from servanda.rl.dumps.checks.zeros import FAR_NATS, Zeros
@@ -38,8 +40,8 @@ def rollouts_of(batch: Batch, member: str = "") -> Rollouts:
         np.full(size, width),
         token_BT.ravel(),
         batch.mask_BT.ravel(),
-        batch.logp_train_BT.ravel(),
-        batch.logp_infer_BT.ravel(),
+        batch.logp_train_BT.ravel().astype(np.float64),
+        batch.logp_infer_BT.ravel().astype(np.float64),
         batch.group_B or own,
         tuple(f"sequence {b}" for b in range(size)),
         batch.labels,
@@ -63,6 +65,14 @@ def problems(batch: Batch) -> tuple[str, ...]:
             check.add(rollouts)
         problems += errors_of(check.finding() for check in checks)
     return tuple(problems)
+
+
+def of_sample(parts: Iterable[Rollouts]) -> tuple[str, ...]:
+    """The reasons why a red step is no evidence: a dump's checks, on some of its tokens."""
+    sound = Soundness(alone=True)
+    for part in parts:
+        sound.add(part)
+    return errors_of(map(of_step, sound.findings()))
 
 
 def _repeated(batch: Batch) -> list[str]:

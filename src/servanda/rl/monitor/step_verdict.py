@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from servanda.judgement.bitwise import objection, remarks
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.verdict import BlindSpot
+from servanda.rl.dumps.checks import unasked
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor.drafts import draft_metrics, notes_on
 from servanda.rl.monitor.part import drafts_of, extras_of, weighed_of
@@ -27,7 +28,12 @@ BEFORE_AN_UPDATE = (
 def blind_spots(judged: int, offered: int, left_out: Sequence[str]) -> list[BlindSpot]:
     """The sequences that were not scored, and the omitted slices."""
     share = [BlindSpot("sample", selection(judged, offered))] if offered > judged else []
-    return [*share, *(BlindSpot("slice", text) for text in left_out)]
+    slices = (BlindSpot("slice", text) for text in left_out)
+    return [
+        *share,
+        *slices,
+        BlindSpot("data", f"a step has no whole texts: not examined {unasked()}"),
+    ]
 
 
 def cause_text(found: StepVerdict, advice: Advice | None, weights: int) -> str:
@@ -67,11 +73,13 @@ def judged(
     groups: Mapping[str, TokenSum],
     step: int,
     follow: FollowStep | None,
+    look: Callable[[], Sequence[str]],
 ) -> JudgedStep:
     """Judge a step from the parts of all ranks.
 
     Args:
         step: its number in the trainer's log.
+        look: finds out why the data of a red step is no evidence.
     """
     plan, weights = judge.plan, parts[0].weights
     own = weighed_of(plan, parts, len(groups))
@@ -92,7 +100,7 @@ def judged(
             f"a step has about {own.tokens:,} tokens and about {judge.enough:,} decide: what a "
             f"step does not decide is judged on the last {judge.size:,} steps together"
         )
-    found = judge.add(StepSums(step, own), [*wrong, *problems])
+    found = judge.add(StepSums(step, own), [*wrong, *problems], look)
     found = found.beside(blind_spots(own.sequences, sum(p.offered for p in parts), state.left_out))
     if state.chart is not None:
         measured = metrics_of(parts, groups) | metrics | of_cells(found.quick)

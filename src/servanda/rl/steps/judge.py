@@ -132,11 +132,16 @@ class StepJudge:
         self._window: list[tuple[int, StepSums]] = []  # its steps, with their numbers
         self._series: dict[int, _Series] = {}  # of cells
 
-    def add(self, sums: StepSums, errors: Sequence[str] = ()) -> StepVerdict:
+    def add(
+        self,
+        sums: StepSums,
+        errors: Sequence[str] = (),
+        look: Callable[[], Sequence[str]] = tuple,
+    ) -> StepVerdict:
         """Judge the next step; one from before the last ends what is judged with those after it.
 
         Args:
-            errors: why its data is no evidence.
+            errors: why its data is no evidence; look: finds more of these, if the step is red.
         """
         self.number += 1
         part = step_alpha(1 - WHOLE_PART, self.number)
@@ -145,6 +150,8 @@ class StepJudge:
         if not sums.trained.tokens:  # a filter of the trainer may remove all of a step
             nothing = partial(self._nothing, sums, part)
             return StepVerdict(sums.step, nothing(False), sums.atoms, (), partial(nothing, True))
+        if failed or any(c.enforced and c.outcome == "violated" for c in alone.cells):
+            errors = (*errors, *look())
         if errors := (*errors, *failed):
             whole = partial(self._unsound, sums, part, errors[0])
             return StepVerdict(sums.step, whole(False), sums.atoms, errors, partial(whole, True))

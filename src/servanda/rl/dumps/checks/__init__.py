@@ -33,8 +33,16 @@ _ORDER = (  # order in reports; others follow
 )
 
 
+def unasked() -> str:
+    """The questions of the checks that need more than logprobs and the mask, in words."""
+    return " and ".join(CHECKS[name].asks for name in CHECKS if CHECKS[name].asks)
+
+
 class Soundness:
     """Every check over the chunks of a dump, in bounded memory.
+
+    Args:
+        alone: only checks that need no more than logprobs and the mask.
 
     Parts of a dump may be checked apart, one or more steps each, and joined in their order; a part
     can be pickled.
@@ -43,8 +51,9 @@ class Soundness:
     ['unsound', 'ok']
     """
 
-    def __init__(self) -> None:
-        names = dict.fromkeys((*_ORDER, *CHECKS))
+    def __init__(self, *, alone: bool = False) -> None:
+        every = dict.fromkeys((*_ORDER, *CHECKS))
+        names = [name for name in every if not (alone and CHECKS[name].needs)]
         self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
         self._copies = self._checks["copies"] = copies.Copies()
 

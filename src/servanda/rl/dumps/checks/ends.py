@@ -21,7 +21,7 @@ _HELD = 1 << 17  # sequences that are examined
 _IDS = 1 << 18  # ids of larger vocabularies are counted together
 
 
-@check("ends")
+@check("ends", needs="texts", asks="whether responses stop at an end token")
 class Ends:
     """Counts sequences shorter than the longest of their step that do not stop at an end token.
 

@@ -17,7 +17,7 @@ VERSION = "weight_version"  # of Rollouts.per_token
 MEAN, EFFECTIVE = (0.5, 2.0), 0.3
 
 
-@check("loss")
+@check("loss", needs="loss")
 class Loss(Sums):
     """Sums of the recorded weights, by step."""
 
@@ -66,7 +66,7 @@ class Loss(Sums):
         return Finding("loss", "warning" if odd else "ok", text, numbers)
 
 
-@check("lag")
+@check("lag", needs="loss")
 class Lag(Sums):
     """Sums of |log ratio| against staleness, by step."""
 

@@ -12,7 +12,7 @@ UNSOUND = 0.001  # share of sequences that begin with a trained token
 WARN = 0.5  # share of sequences without a trained token
 
 
-@check("prompts")
+@check("prompts", needs="texts", asks="whether the loss mask covers a prompt")
 class Prompts(Sums):
     """Counts sequences whose first token is trained."""
 
@@ -46,7 +46,7 @@ class Prompts(Sums):
         return Finding("prompts", state, text, numbers, self.first.place, odd)
 
 
-@check("trained")
+@check("trained", needs="rows")
 class Trained(Sums):
     """Counts sequences without a trained token: filtered ones, or a broken mask."""
 

@@ -89,7 +89,7 @@ _MOST = 0.5  # more than half of the tokens touched is a warning, as "most token
 _LAYERS_SHOWN = 5  # layers that are named
 
 
-@check("replay")
+@check("replay", needs="routes")
 class ReplayCheck(Sums):
     """Counts of tokens and of (token, layer) pairs that are known on both sides.
 

@@ -23,7 +23,7 @@ OTHERS = tuple(lag for lag in LAGS if lag)
 _INVALID_SHARE = 0.01
 
 
-@check("routes")
+@check("routes", needs="routes")
 class RoutesCheck(Sums):
     """Sums per lag of pairs and common experts, see `_sums`; and rows that no router picks."""
 
