@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
+from servanda.rl.dumps.window import step_part
 
 from servanda.rl import Monitor
-from servanda.rl.dumps.window import step_part
 from servanda.runner.load import parse
 
 Floats = NDArray[np.float64]

@@ -17,12 +17,12 @@ from servanda.judgement import plan as planning
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.rl import Monitor
-from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.token_fields import PairFields
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.contract import corpus_of
 from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.log_moment import LogMoment

@@ -52,13 +52,28 @@ def digest(value) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+_UNNAMED = ("where", "note", "reason", "steps")
+
+
+def place(cell: dict) -> str:
+    """The slice of a cell, and the steps that it is about."""
+    first, last = cell["steps"] or (0, 0)
+    steps = f"step-{last}" if first == last else f"step-{first}-to-{last}"
+    own = "" if last and cell["slice"] == "all" else cell["slice"]
+    return " ".join(filter(None, (steps if last else "", own)))
+
+
 def of_verdict(verdict: dict) -> dict:
     """What a verdict concludes: in words where there are few, else as a digest of the numbers."""
     cells = [
-        {name: value for name, value in cell.items() if name not in ("where", "note", "reason")}
+        {
+            name: value
+            for name, value in {**cell, "slice": place(cell)}.items()
+            if name not in _UNNAMED
+        }
         for cell in verdict["cells"]
     ]
-    red = [f"{c['clause']} on {c['slice']}" for c in verdict["cells"] if c["outcome"] == "violated"]
+    red = [f"{c['clause']} on {place(c)}" for c in verdict["cells"] if c["outcome"] == "violated"]
     return {
         "outcome": verdict["outcome"],
         "exit": verdict["exit_code"],

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from servanda.errors import ContractError, EvidenceError
-from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.formats import open_dump
+from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.trend.reference import GoodRun
 from servanda.rl.trend.step_scalars import StepScalars, scalars_of
 from servanda.rl.watch.monitor_state import Unreadable, read_line, states_in

@@ -4,8 +4,8 @@ import pytest
 
 from servanda.contract.presets import PRESETS
 from servanda.engines import engine_names
-from servanda.rl.dumps import format
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps import format
 from servanda.rl.steps.exclusion import fewest, within
 from servanda.theory.stats.interval import units_at_best
 from tests.kit import parse

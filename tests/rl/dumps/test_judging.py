@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from servanda.contract.model import WHOLE
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.verdict import judge
-from servanda.rl.dumps.blocks import blocks, paired, taken
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.dumps.report import render
 from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.blocks import blocks, paired, taken
 from servanda.rl.steps.contract import Counts, rules_of
 from tests.drawn import examples
 from tests.rl.dumps import made

@@ -15,9 +15,9 @@ from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.schedule import Unit
-from servanda.rl.dumps.blocks import paired, taken
 from servanda.rl.dumps.step_part import Measures, StepSummation
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.blocks import paired, taken
 from servanda.rl.steps.contract import corpus_of
 from servanda.theory.stats.histogram import bin_of
 from tests.drawn import examples

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from servanda.rl.dumps.blocks import paired
+from servanda.rl.steps.blocks import paired
 from servanda.rl.steps.contract import Counts, rules_of
 from tests.rl.dumps import made
 

@@ -27,7 +27,6 @@ from servanda.report.breakdown import removed_line
 from servanda.report.cell_text import excess
 from servanda.report.format import count
 from servanda.rl.dumps import workers
-from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
 from servanda.rl.dumps.formats import Dump, Refused, open_dump
 from servanda.rl.dumps.outliers import tv_limit
@@ -38,6 +37,7 @@ from servanda.rl.dumps.token_fields import PairFields
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps import exclusion
+from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import FirstSequences, explained, pairs_of
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
 from servanda.rl.steps.drift import Trend, since

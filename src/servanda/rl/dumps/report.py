@@ -16,8 +16,8 @@ from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
 from servanda.report.consequence import advice_lines
 from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
-from servanda.rl.dumps import format
 from servanda.rl.dumps.judge import DumpVerdict
+from servanda.rl.steps import format
 from servanda.rl.steps.judge import ONLY_FILTERED
 from servanda.rl.trend.run_chart import TREND, RunChart
 

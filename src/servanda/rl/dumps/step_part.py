@@ -20,9 +20,9 @@ from servanda.judgement.schedule import Unit
 from servanda.judgement.slices.atoms import Atoms, SliceCodes, atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.token_profile import Portrait, portray
-from servanda.rl.dumps.blocks import ContentDigest, paired
 from servanda.rl.dumps.outliers import Outliers, RemovedTokens, tv_limit
 from servanda.rl.dumps.token_fields import PairFields, ScoredTokens
+from servanda.rl.steps.blocks import ContentDigest, paired
 from servanda.rl.steps.contract import corpus_of
 from servanda.rl.steps.drift import StepDrift, TokenSum
 from servanda.rl.trend.step_scalars import StepScalars

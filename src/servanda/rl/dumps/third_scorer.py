@@ -14,10 +14,10 @@ from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
-from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.formats.base import MEDIA
 from servanda.rl.dumps.judge import DumpVerdict, selected_dump
 from servanda.rl.dumps.token_fields import PairFields
+from servanda.rl.steps.blocks import blocks, paired
 from servanda.runner.compare.side_distance import ThirdScore, side_distances
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from servanda.errors import MeasurementError
 from servanda.judgement.plan import Plan
-from servanda.rl.dumps.blocks import blocks
 from servanda.rl.dumps.checks import Soundness
 from servanda.rl.dumps.formats import Dump
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.dumps.storage import place
+from servanda.rl.steps.blocks import blocks
 from servanda.runner.ray_cluster import Cluster
 from servanda.traces.rollouts import Rollouts
 

@@ -17,7 +17,6 @@ from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
-from servanda.rl.dumps.blocks import FILLED, paired
 from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks, soundness
@@ -32,6 +31,7 @@ from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import StepStatistics, overlaps
 from servanda.rl.monitor.step import Step, metrics_of, of_cells, state_line
 from servanda.rl.monitor.step_verdict import cause_text, judged
+from servanda.rl.steps.blocks import FILLED, paired
 from servanda.rl.steps.causes import FirstSequences, RunCauses
 from servanda.rl.steps.contract import Counts
 from servanda.rl.steps.drift import TokenSum

@@ -14,7 +14,7 @@ from servanda.judgement.causes.forecast import advise
 from servanda.judgement.causes.gap_cause import Explanation, explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.rl.dumps.blocks import paired, taken
+from servanda.rl.steps.blocks import paired, taken
 from servanda.rl.trend.run_chart import TREND, changed
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.rl.dumps.format import is_gradient
 from servanda.rl.steps.drift import TokenSum
+from servanda.rl.steps.format import is_gradient
 from servanda.rl.steps.judge import Atoms
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.escalation import actions_of
-from servanda.rl.dumps.blocks import blocks, paired
 from servanda.rl.dumps.checks import Finding, Soundness, of_step
 from servanda.rl.dumps.formats import FORMATS, Dump, Refused, open_dump
 from servanda.rl.dumps.soundness import alike, data_lines, sides
@@ -24,6 +23,7 @@ from servanda.rl.dumps.statistics import DumpStatistics
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.rl.steps import contract as of_run
+from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import FirstSequences, RunCauses
 from servanda.rl.steps.contract import HEAD_TOKENS, Counts, Labels
 from servanda.rl.steps.drift import ENDS, RunEnds, Trend

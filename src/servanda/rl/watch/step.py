@@ -10,7 +10,7 @@ from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.report.cell_text import worst_promise
-from servanda.rl.dumps import format
+from servanda.rl.steps import format
 from servanda.rl.steps.drift import Trend
 
 COVERAGE = ("usable_ratio", "rescored_ratio")  # validity checks for logprob coverage

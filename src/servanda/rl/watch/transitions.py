@@ -17,7 +17,7 @@ from servanda.report.cell_text import interval, limit, limit_sign, of_cell
 from servanda.report.consequence import advice_sentences
 from servanda.report.format import count
 from servanda.report.format import number as number_of
-from servanda.rl.dumps import format
+from servanda.rl.steps import format
 from servanda.rl.steps.drift import GROWS
 from servanda.rl.trend.run_chart import TREND as CLAUSE
 from servanda.rl.watch.step import COVERAGE, WatchedStep

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from servanda.judgement.slices.columns import columns
-from servanda.rl.dumps.blocks import paired, taken
 from servanda.rl.dumps.checks.replay import ReplayCheck
+from servanda.rl.steps.blocks import paired, taken
 from servanda.traces.expert_columns import route_column
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED
 from tests.rl.dumps.checks.made import rollouts

@@ -6,8 +6,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from servanda.rl.dumps.blocks import blocks, joined, taken
 from servanda.rl.dumps.checks.routes import OTHERS, RoutesCheck
+from servanda.rl.steps.blocks import blocks, joined, taken
 from servanda.traces.rollouts import ROUTE, UNROUTED
 from tests.rl.dumps.checks.made import rollouts
 

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import ServandaError
-from servanda.rl.dumps.blocks import joined
 from servanda.rl.dumps.formats import (
     base,
     json_arrays,
@@ -27,6 +26,7 @@ from servanda.rl.dumps.formats import (
     rows,
 )
 from servanda.rl.dumps.formats.parquet import Writer
+from servanda.rl.steps.blocks import joined
 from tests.drawn import examples
 from tests.rl.dumps.formats.made import read
 from tests.rl.dumps.formats.test_fuzz import FEW, LAYOUTS, broken

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.rl.dumps.blocks import blocks
 from servanda.rl.dumps.formats import open_dump, parquet
 from servanda.rl.dumps.formats.parquet import Writer
+from servanda.rl.steps.blocks import blocks
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED
 
 LAYERS, PICKED = 3, 2

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from servanda.rl.dumps.blocks import joined, taken
 from servanda.rl.dumps.formats import base
+from servanda.rl.steps.blocks import joined, taken
 from servanda.traces.rollouts import Array, Rollouts
 
 BATCH_TOKENS = 1 << 17  # about as many are read at once
