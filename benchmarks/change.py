@@ -18,8 +18,7 @@ from benchmarks.experiment.change import ALPHA, good_run
 from benchmarks.experiment.pictures import called
 from benchmarks.experiment.record import Run, read_runs
 from benchmarks.experiment.tables import markdown
-from servanda.rl.trend.reference import GoodRun, Reference
-from servanda.rl.trend.run_chart import RunChart
+from servanda.rl.trend.changes import GoodRun, Reference, RunChart
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "change.md"
 ARMS = ("none", "tis", "mis")  # a healthy run is healthy under each

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.experiment.record import Run
-from servanda.rl.trend.reference import GoodRun, Reference
-from servanda.rl.trend.run_chart import RunChart
-from servanda.rl.trend.step_scalars import K3
+from servanda.rl.trend.changes import K3, GoodRun, Reference, RunChart
 from servanda.theory.stats.change import LEAST_STEPS
 
 ALPHA = 0.05  # as `servanda contract calibrate` has it

@@ -17,7 +17,7 @@ import numpy as np
 from servanda.cli.good_runs import ALPHA
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.recorded_run import recorded_run
-from servanda.rl.trend.reference import Reference
+from servanda.rl.trend.changes import Reference
 
 VOCABULARY = 256
 NOISE = 0.02  # nats a logit: mean |log ratio| about .01, a dense model in bfloat16

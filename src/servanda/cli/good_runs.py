@@ -13,8 +13,7 @@ from servanda.errors import ContractError
 from servanda.report.format import count, number
 from servanda.report.table import table
 from servanda.rl.recorded_run import recorded_run
-from servanda.rl.trend.followed_metric import followed
-from servanda.rl.trend.reference import Reference
+from servanda.rl.trend.changes import Reference, followed
 from servanda.theory.stats.change import CLIP
 
 ALPHA = 0.05  # false alarms per run if steps were independent and normal

@@ -11,8 +11,7 @@ import numpy as np
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.steps.blocks import blocks, paired
-from servanda.rl.trend.reference import GoodRun
-from servanda.rl.trend.step_scalars import StepScalars, scalars_of
+from servanda.rl.trend.changes import GoodRun, StepScalars, scalars_of
 from servanda.rl.watch.monitor_state import Unreadable, read_line, states_in
 from servanda.theory.stats.histogram import BINS
 from servanda.theory.stats.tally import tally

@@ -14,7 +14,7 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.clauses.loss_checks import declared_text
 from servanda.rl.monitor import actions, loss
 from servanda.rl.monitor.batch import SHARE
-from servanda.theory.stats.device_arrays import mixed
+from servanda.theory.stats.tally import mixed
 
 if TYPE_CHECKING:
     from servanda.rl.monitor.monitor import Monitor

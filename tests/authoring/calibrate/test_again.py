@@ -7,8 +7,7 @@ import pytest
 
 from servanda.authoring.calibrate.recorder import closed_rounds
 from servanda.authoring.calibrate.resample import Resampled, draw_counts, top_share
-from servanda.judgement.clauses.scaling import Feed
-from servanda.judgement.clauses.statistical import Certificate, total
+from servanda.judgement.clauses.statistical import Certificate, Feed, total
 from servanda.runner import run
 from servanda.runner.finished_run import reread
 from tests import kit

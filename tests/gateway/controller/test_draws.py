@@ -7,8 +7,8 @@ import pytest
 
 from servanda.gateway.controller.watched_cells import select_cells
 from servanda.runner.load import load
+from servanda.theory.stats.bets import LEAK
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
-from servanda.theory.stats.refutation import LEAK
 from tests.gateway.controller import controllers
 
 REPORTED = np.array(controllers.NEARLY[""])

@@ -7,7 +7,7 @@ import pytest
 
 from servanda.contract.model import Clause
 from servanda.errors import ContractError
-from servanda.judgement.clauses.scaling import feed_of
+from servanda.judgement.clauses.statistical import feed_of
 from servanda.runner import run
 from tests import kit, oracles
 

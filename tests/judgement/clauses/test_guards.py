@@ -15,8 +15,8 @@ from servanda.report.explain.glossary import explain_guard
 from servanda.runner import run
 from servanda.theory.divergence.precision import rounded
 from servanda.theory.sampling import Sampling, processed_logprobs
+from servanda.theory.stats.bets import LEAK
 from servanda.theory.stats.pit import log_densities
-from servanda.theory.stats.refutation import LEAK
 from servanda.traces.trace import Batch, Trace, TracePair
 from tests import kit
 

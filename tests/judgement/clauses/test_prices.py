@@ -26,7 +26,6 @@ from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.relative import Compared, RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
 from servanda.judgement.clauses.sample_ratio import SampleRatio, Split
-from servanda.judgement.clauses.scaling import Feed
 from servanda.judgement.clauses.self_noise import SelfNoise
 from servanda.judgement.clauses.service_level import (
     LOOKS,
@@ -35,13 +34,13 @@ from servanda.judgement.clauses.service_level import (
     ServiceLevel,
     service_level,
 )
-from servanda.judgement.clauses.statistical import Certificate, Grown
+from servanda.judgement.clauses.statistical import Certificate, Feed, Grown
 from servanda.judgement.slices.rules import Cut
+from servanda.theory.stats.bets import Refutation
 from servanda.theory.stats.block_bootstrap import block_interval
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment
-from servanda.theory.stats.refutation import Refutation
 from servanda.traces.assignments import Assignment
 from tests import oracles
 

@@ -6,7 +6,7 @@ from servanda.contract.presets import PRESETS
 from servanda.engines import engine_names
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps import format
-from servanda.rl.steps.exclusion import fewest, within
+from servanda.rl.steps.judge import fewest, within
 from servanda.theory.stats.interval import units_at_best
 from tests.kit import parse
 

@@ -7,8 +7,8 @@ import pytest
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import DraftCounts, Monitor, read_state
-from servanda.rl.monitor.drafts import FELL
-from servanda.rl.monitor.step_verdict import BEFORE_AN_UPDATE
+from servanda.rl.monitor.loss import FELL
+from servanda.rl.monitor.step import BEFORE_AN_UPDATE
 from tests.kit import parse
 from tests.rl.monitor.made import step
 from tests.rl.monitor.test_monitor import BARE, TV

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from servanda.rl.monitor.part import Part, extras_of
-from servanda.rl.monitor.versions import wrong
+from servanda.rl.monitor.loss import wrong
+from servanda.rl.monitor.ranks import Part, extras_of
 from servanda.theory.stats.version_fit import VersionFit
 
 FITS = {

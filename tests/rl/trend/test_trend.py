@@ -12,9 +12,14 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Monitor
 from servanda.rl.recorded_run import recorded_run
 from servanda.rl.steps.contract import contract_of
-from servanda.rl.trend.reference import GoodRun, Reference, read_reference
-from servanda.rl.trend.run_chart import RunChart, with_reference
-from servanda.rl.trend.step_scalars import StepScalars
+from servanda.rl.trend.changes import (
+    GoodRun,
+    Reference,
+    RunChart,
+    StepScalars,
+    read_reference,
+    with_reference,
+)
 from servanda.runner.load import load
 from servanda.theory.stats.histogram import BINS
 from servanda.theory.stats.tally import tally

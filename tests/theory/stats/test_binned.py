@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from servanda.errors import EvidenceError
 from servanda.theory.bounds.importance_weights import PSI, weight_gap
 from servanda.theory.divergence.base import DIVERGENCES, sampled
-from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.bets import Coherence
 from servanda.theory.stats.histogram import BINS, ZERO, Binned, bin_of, edges, ends, moment
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import LogMoment

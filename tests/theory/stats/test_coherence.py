@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servanda.theory.sampling import Sampling, draw, processed_logprobs
-from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.bets import Coherence
 
 VOCABULARY = 60
 RAW = Sampling()

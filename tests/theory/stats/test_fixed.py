@@ -10,13 +10,11 @@ from servanda.contract.identity import EvidenceKey
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.promotion.ledger.entry import Record
 from servanda.promotion.ledger.hash_chain import sealed
-from servanda.theory.stats.bets import NEG, POS
-from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.bets import NEG, POS, Coherence, Refutation
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.histogram import BINS, ZERO, edges
 from servanda.theory.stats.interval import interval
 from servanda.theory.stats.log_moment import SCALE, LogMoment
-from servanda.theory.stats.refutation import Refutation
 from tests import oracles
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from servanda.errors import EvidenceError
 from servanda.theory.sampling import Sampling, draw, processed_logprobs
+from servanda.theory.stats.bets import LEAK
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio
-from servanda.theory.stats.refutation import LEAK
 
 VOCABULARY = 200
 HONEST, CUT = Sampling(), Sampling(temperature=0.8, top_p=0.9)

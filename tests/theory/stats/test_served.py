@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from servanda.theory.sampling import Sampling, columns_of, draw, processed_logprobs
+from servanda.theory.stats.bets import LEAK
 from servanda.theory.stats.likelihood_ratio import log_factors
 from servanda.theory.stats.pit import log_densities
-from servanda.theory.stats.refutation import LEAK
 from servanda.theory.stats.served_tokens import Served
 
 VOCABULARY = 40

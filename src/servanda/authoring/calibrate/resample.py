@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from servanda.authoring.calibrate.recorder import Rounds
 from servanda.judgement.clauses.base import Cell, View
-from servanda.judgement.clauses.scaling import Feed
-from servanda.judgement.clauses.statistical import Certificate, Units
+from servanda.judgement.clauses.statistical import Certificate, Feed, Units
 from servanda.theory.stats.bets import NEG
 from servanda.theory.stats.interval import units_to_decide
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from servanda.judgement.clauses.base import Cell, Kind
-from servanda.judgement.clauses.scaling import Feed
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import Certificate, Feed
 from servanda.registry import Registry
 from servanda.theory.divergence.base import DIVERGENCES
 

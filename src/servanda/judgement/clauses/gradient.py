@@ -25,9 +25,8 @@ from servanda.judgement.clauses.chain_metrics import (
     Lack,
     between,
 )
-from servanda.judgement.clauses.scaling import Feed, share_beyond
 from servanda.judgement.clauses.sequences import SequenceCertificate
-from servanda.judgement.clauses.statistical import Certificate
+from servanda.judgement.clauses.statistical import Certificate, Feed, share_beyond
 from servanda.theory.bounds.gradient import (
     LOGIT_SCORE_NORM,
     Loss,

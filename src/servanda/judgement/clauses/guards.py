@@ -24,8 +24,7 @@ from servanda.judgement.clauses.base import (
     peak,
 )
 from servanda.theory.divergence.precision import CAPTURES, captured, errors
-from servanda.theory.stats.coherence import Coherence
-from servanda.theory.stats.refutation import Refutation
+from servanda.theory.stats.bets import Coherence, Refutation
 from servanda.traces.trace import Trace
 
 

@@ -22,7 +22,7 @@ from servanda.judgement.slices.atoms import Atoms, TokenFields, atoms_of, crosse
 from servanda.judgement.slices.rules import LABEL, Cut, field_of
 from servanda.theory.bounds.importance_weights import weight_gap
 from servanda.theory.divergence.base import sampled
-from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.bets import Coherence
 from servanda.theory.stats.device_tally import tally
 from servanda.theory.stats.histogram import BINS, ZERO, Binned, edges, ends
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.judgement.slices.rules import LABEL, Cut
-from servanda.theory.stats import device_arrays as arrays
+from servanda.theory.stats import tally as arrays
 
 Array = NDArray[Any]
 

@@ -18,7 +18,7 @@ from servanda.judgement.breakdown import Advice, Breakdown, StepPoint, StepRow, 
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import Cell, CellVerdict, worst
-from servanda.judgement.clauses.scaling import Feed
+from servanda.judgement.clauses.statistical import Feed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
@@ -36,13 +36,13 @@ from servanda.rl.dumps.step_part import Measures, StepPart
 from servanda.rl.dumps.token_fields import PairFields
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.steps import contract as of_run
-from servanda.rl.steps import exclusion
+from servanda.rl.steps import judge as exclusion
 from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import FirstSequences, explained, pairs_of
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
 from servanda.rl.steps.drift import Trend, since
 from servanda.rl.steps.judge import WHOLE_PART, StepJudge, StepSums, bracketed
-from servanda.rl.trend.run_chart import RunChart, changed, chart_for, joined
+from servanda.rl.trend.changes import RunChart, changed, chart_for, joined
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.ray_cluster import Cluster
 from servanda.theory.stats.interval import interval

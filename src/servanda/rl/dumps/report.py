@@ -19,7 +19,7 @@ from servanda.report.text import not_examined
 from servanda.rl.dumps.judge import DumpVerdict
 from servanda.rl.steps import format
 from servanda.rl.steps.judge import ONLY_FILTERED
-from servanda.rl.trend.run_chart import TREND, RunChart
+from servanda.rl.trend.changes import TREND, RunChart
 
 _LEVEL = {"error": "✗", "warning": "!", "fine": "✓"}
 _WORST = 6  # most violated slices in the report

@@ -24,7 +24,7 @@ from servanda.rl.dumps.outliers import Outliers, RemovedTokens, tv_limit
 from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
 from servanda.rl.steps.contract import WORKLOAD, Labels, corpus_of
 from servanda.rl.steps.drift import RunEnds, StepDrift
-from servanda.rl.trend.step_scalars import StepScalars
+from servanda.rl.trend.changes import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair

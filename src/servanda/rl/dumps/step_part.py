@@ -25,7 +25,7 @@ from servanda.rl.dumps.token_fields import PairFields, ScoredTokens
 from servanda.rl.steps.blocks import ContentDigest, paired
 from servanda.rl.steps.contract import corpus_of
 from servanda.rl.steps.drift import StepDrift, TokenSum
-from servanda.rl.trend.step_scalars import StepScalars
+from servanda.rl.trend.changes import StepScalars
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair

@@ -17,10 +17,9 @@ from servanda.judgement.escalation import action_of, rules_met
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import Verdict
-from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.batch_fields import BatchFields
+from servanda.rl.monitor.batch import Batch, BatchFields
 from servanda.rl.monitor.statistics import usable
-from servanda.rl.steps import exclusion
+from servanda.rl.steps import judge as exclusion
 from servanda.rl.steps.judge import Atoms
 
 Array = NDArray[Any]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
@@ -15,15 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
-from servanda.rl.monitor.trainer_arrays import (
-    array,
-    beside_of,
-    columns_of_loss,
-    ids_of,
-    numbers_of,
-    staleness_of,
-    texts_of,
-)
+from servanda.judgement.slices.atoms import Classes
+from servanda.theory.stats import tally as arrays
 
 Array = NDArray[Any]
 
@@ -242,3 +235,233 @@ def _one_array(train: Array, infer: Array) -> bool:
     """Whether two arrays have the same memory and strides."""
     same = train.ctypes.data == infer.ctypes.data and train.strides == infer.strides
     return same and train.size > 0
+
+
+# The fields of a batch's tokens for slices.  Numbers that count columns of one turn are looked up
+# by row, without work per token.
+#
+# Axes: B sequences, T tokens.
+
+
+@dataclass(frozen=True)
+class BatchFields:
+    """The `TokenFields` of a batch."""
+
+    batch: Batch
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.batch.mask_BT.shape
+
+    def labels(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        none = ("",) * self.batch.sequences
+        return [*zip(*(self.batch.labels.get(name, none) for name in names), strict=True)]
+
+    def of_sequences(self, code_S: Array) -> Array:
+        return arrays.moved(code_S[:, None], self.batch.mask_BT)
+
+    def codes(self, field: str, classes: Classes) -> tuple[Array, int]:
+        batch, size = self.batch, len(classes)
+        table = classes.of_counts(batch.mask_BT.shape[1])
+        if field in _FROM_START and batch.one_turn:
+            code_BT = arrays.moved(_shifted(table, batch), batch.mask_BT)
+            return code_BT, size - 1  # never unknown, the last class
+        values = COLUMNS[field](batch)
+        if values is None:
+            unknown = np.full((1, 1), size - 1, dtype=np.int32)
+            return arrays.moved(unknown, batch.mask_BT), size
+        values = arrays.moved(values, batch.mask_BT)
+        if arrays.is_whole(values):
+            return arrays.take(table, values), size - 1
+        return classes.of_values(values), size
+
+
+def _shifted(table: Array, batch: Batch) -> Array:
+    """A table read from the first trained column of each row on, [B, T] or [1, T].
+
+    For numbers that count the columns of one turn, rows are copied as a whole.
+    """
+    width = batch.mask_BT.shape[1]
+    start_B = batch.start_B[batch.start_B < width]
+    if not len(start_B) or (start_B == start_B[0]).all():
+        at_T = np.arange(width) - (start_B[0] if len(start_B) else 0)
+        return table.take(at_T, mode="clip")[None]
+    padded = np.concatenate([np.repeat(table[:1], width), table])
+    if arrays.is_tensor(batch.mask_BT):
+        first_B, column_T = (
+            arrays.moved(at, batch.mask_BT) for at in (width - batch.start_B, np.arange(width))
+        )
+        return arrays.take(padded, first_B[:, None] + column_T)
+    return np.lib.stride_tricks.sliding_window_view(padded, width)[width - batch.start_B]
+
+
+def _before(batch: Batch) -> Array:
+    """Number of earlier trained tokens of the sequence, [B, T]; valid for trained tokens."""
+    return arrays.running_count(batch.mask_BT) - 1
+
+
+def _starts(batch: Batch) -> Array:
+    """Mask of the beginnings of turns, [B, T]."""
+    starts_BT = batch.mask_BT & True  # a copy
+    starts_BT[:, 1:] &= ~batch.mask_BT[:, :-1]
+    return starts_BT
+
+
+def _turn(batch: Batch) -> Array:
+    if batch.one_turn:
+        return np.ones((1, 1), dtype=np.int32)
+    return arrays.running_count(_starts(batch))
+
+
+def _in_turn(batch: Batch) -> Array:
+    before_BT = _before(batch)
+    return before_BT - arrays.running_most(before_BT * _starts(batch))
+
+
+# in a sequence of one turn, these count its columns from the first trained one
+_FROM_START = ("context.position", "context.turn_position")
+# the fields of a trainer's tokens, [B, 1], [1, T] or [B, T]; None: missing in this step
+COLUMNS: dict[str, Callable[[Batch], Array | None]] = {
+    "request.prompt_tokens": lambda batch: batch.start_B.astype(np.int32)[:, None],
+    "context.position": _before,
+    "context.length": lambda batch: np.arange(batch.mask_BT.shape[1], dtype=np.int32)[None],
+    "context.turn": _turn,
+    "context.turn_position": _in_turn,
+    "outcome.staleness": lambda batch: batch.staleness_BT,
+}
+
+
+# A trainer's arrays as NumPy's, with their shapes checked.
+#
+# Axes: B sequences of this rank, T columns.  Arrays are NumPy's, torch's, or lists of lists; torch
+# is never imported.
+
+
+_OF_TORCH = ("bfloat16", "float16")  # formats converted to float32, which represents them exactly
+
+
+def array(name: str, values: object) -> Array:
+    """Any array-like as a NumPy array; torch tensors are copied to the host.
+
+    Raises:
+        EvidenceError: not a rectangular array of numbers.
+    """
+    if hasattr(values, "detach"):
+        tensor: Any = values
+        tensor = tensor.detach()
+        if any(kind in str(tensor.dtype) for kind in _OF_TORCH):
+            tensor = tensor.float()
+        return tensor.cpu().numpy()
+    try:
+        numbers = np.asarray(values)
+        if numbers.dtype == object:
+            numbers = numbers.astype(np.float64)  # None, which JSON has for NaN, is NaN
+    except (TypeError, ValueError):
+        numbers = np.zeros((), dtype=object)
+    if numbers.dtype.kind not in "biuf":
+        raise EvidenceError(
+            f"{name} is not a rectangular array of numbers",
+            hint="pad rows to one length, and leave the padding out of the mask",
+        )
+    return numbers
+
+
+def numbers_of(name: str, values: object, shapes: Sequence[tuple[int, ...]]) -> Array:
+    if values is None:
+        raise EvidenceError(f"{name} is missing", hint="use NaN for a token without one")
+    numbers = array(name, values)
+    if numbers.shape not in shapes:
+        fitting = " or ".join(map(str, dict.fromkeys(shapes)))
+        turned = ": is one of them transposed?" if numbers.shape == shapes[-1][::-1] else ""
+        raise EvidenceError(
+            f"{name} has shape {numbers.shape}, and the mask {shapes[-1]}",
+            hint=f"{name} of the tokens of the mask, {fitting}{turned}",
+        )
+    exact = numbers.dtype in (np.float32, np.float64)
+    small = numbers.dtype.kind == "f" and numbers.dtype.itemsize < 4
+    return numbers if exact else numbers.astype(np.float32 if small else np.float64)
+
+
+def beside_of(name: str, values: object, size: int, width: int) -> Array | None:
+    """Numbers per sequence or per token, [B, 1] or [B, T]; None if missing."""
+    if values is None:
+        return None
+    numbers = numbers_of(name, values, [(size,), (size, 1), (size, width)])
+    return numbers.reshape(size, 1) if numbers.ndim == 1 else numbers
+
+
+def staleness_of(
+    staleness: object, versions: object, step: int, size: int, width: int
+) -> Array | None:
+    """Updates between sampling and training, given or from the versions that sampled."""
+    stale_BT = beside_of("staleness", staleness, size, width)
+    version_BT = beside_of("versions", versions, size, width)
+    if version_BT is not None:
+        own_BT = step - version_BT.astype(np.float64)
+        if stale_BT is not None and (np.abs(stale_BT - own_BT) > 0).any():
+            raise EvidenceError(
+                f"staleness and versions disagree at step {step}",
+                hint="staleness = weights - versions; pass one of them",
+            )
+        stale_BT = own_BT
+    if stale_BT is not None and (stale_BT < 0).any():
+        raise EvidenceError(
+            f"a token is {stale_BT[stale_BT < 0].flat[0]:g} updates old",
+            hint="staleness = updates of the trainer minus updates of the weights that sampled",
+        )
+    return stale_BT
+
+
+def columns_of_loss(
+    size: int,
+    width: int,
+    weights: object,
+    mask: object,
+    versions: object,
+    older: Mapping[int, object] | None,
+) -> dict[str, Any]:
+    """What the loss used, the versions, and earlier ones' logprobs, as fields of a batch.
+
+    Raises:
+        EvidenceError: a shape differs, or a key of `older` is no number of updates.
+    """
+    for back in older or {}:
+        if isinstance(back, bool) or not isinstance(back, int) or back < 1:
+            raise EvidenceError(
+                f"older has the key {back!r}",
+                hint="updates before the trainer's current weights: {1: logprobs, ...}",
+            )
+    shapes = [(size, width)]
+    mask_BT = None if mask is None else numbers_of("loss_mask", mask, shapes)
+    return {
+        "loss_weight_BT": beside_of("loss_weights", weights, size, width),
+        "loss_mask_BT": mask_BT,
+        "version_BT": beside_of("versions", versions, size, width),
+        "older": {n: numbers_of(f"older[{n}]", logp, shapes) for n, logp in (older or {}).items()},
+    }
+
+
+def texts_of(name: str, values: Sequence[object], size: int) -> tuple[str, ...]:
+    if hasattr(values, "tolist"):
+        values = array(name, values).tolist() if hasattr(values, "detach") else values.tolist()  # type: ignore[attr-defined]
+    hint = f"one value of {name} for each sequence, in their order"
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise EvidenceError(f"{name} is a {type(values).__name__}", hint=hint)
+    texts = [*values]
+    for value in texts:
+        if isinstance(value, list | tuple | dict):
+            raise EvidenceError(f"a value of {name} is a {type(value).__name__}", hint=hint)
+    if len(texts) != size:
+        raise EvidenceError(f"{size} sequences have {len(texts)} values of {name}", hint=hint)
+    return tuple("" if value is None else str(value) for value in texts)
+
+
+def ids_of(values: object, size: int, width: int) -> Array:
+    ids = array("tokens", values)
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
+        raise EvidenceError(
+            f"tokens are {ids.dtype} of shape {ids.shape}", hint="ids, [sequences, tokens]"
+        )
+    if len(ids) != size or ids.shape[1] < width:
+        raise EvidenceError(f"tokens have shape {ids.shape}, and the mask {(size, width)}")
+    return ids

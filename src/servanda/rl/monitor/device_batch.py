@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.rl.dumps.checks.zeros import FAR_NATS
-from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.trainer_arrays import array, columns_of_loss, staleness_of
+from servanda.rl.monitor.batch import Batch, array, columns_of_loss, staleness_of
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.stats.agreement import Agreement
-from servanda.theory.stats.device_arrays import classes, hosted, is_tensor, mixed, moved, take
 from servanda.theory.stats.device_tally import usable
+from servanda.theory.stats.tally import classes, hosted, is_tensor, mixed, moved, take
 
 Array = NDArray[Any]
 

@@ -19,24 +19,21 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.outliers import tv_limit
 from servanda.rl.follow.follow_step import FollowStep
-from servanda.rl.monitor import actions, ranks, soundness
-from servanda.rl.monitor.batch import Array, Batch
-from servanda.rl.monitor.batch_fields import COLUMNS
-from servanda.rl.monitor.contract import RunContract, labels_of, plan_of
+from servanda.rl.monitor import actions, ranks
+from servanda.rl.monitor import ranks as soundness
+from servanda.rl.monitor.batch import COLUMNS, Array, Batch
 from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
-from servanda.rl.monitor.drafts import Meter, counted
-from servanda.rl.monitor.part import part_of
-from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part
+from servanda.rl.monitor.loss import Meter, counted
+from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part, part_of
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
 from servanda.rl.monitor.statistics import StepStatistics, overlaps
-from servanda.rl.monitor.step import Step, metrics_of, of_cells, state_line
-from servanda.rl.monitor.step_verdict import cause_text, judged
+from servanda.rl.monitor.step import Step, cause_text, judged, metrics_of, of_cells, state_line
 from servanda.rl.steps.blocks import FILLED, paired
 from servanda.rl.steps.causes import FirstSequences, RunCauses
-from servanda.rl.steps.contract import Counts
+from servanda.rl.steps.contract import Counts, RunContract, labels_of, plan_of
 from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import StepJudge
-from servanda.rl.trend.run_chart import chart_of
+from servanda.rl.trend.changes import chart_of
 from servanda.theory.sampling import uniforms
 from servanda.theory.stats.draft_counts import DraftCounts
 

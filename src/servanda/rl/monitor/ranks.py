@@ -10,18 +10,35 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
+from servanda.contract.model import Contract
 from servanda.errors import EvidenceError
+from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.loss_checks import LossSums
+from servanda.judgement.evidence import Weighed
+from servanda.judgement.plan import Plan
+from servanda.rl.dumps.checks import Soundness, errors_of, of_step
+from servanda.rl.dumps.checks.coherence import IMPOSSIBLE, LIMIT_NATS
+from servanda.rl.dumps.checks.copies import UNSOUND
+from servanda.rl.dumps.checks.valid_logprobs import Values
+from servanda.rl.dumps.checks.zeros import FAR_NATS, Zeros
+from servanda.rl.monitor import device_batch, loss
+from servanda.rl.monitor import loss as versions
+from servanda.rl.monitor import ranks as soundness
+from servanda.rl.monitor.batch import Batch
+from servanda.rl.monitor.device_batch import DeviceBatch, agreement
 from servanda.rl.monitor.state_file import RunState
+from servanda.rl.monitor.statistics import StepStatistics, contributions
 from servanda.rl.steps.contract import Counts, Labels
-from servanda.rl.steps.drift import TokenSum
-from servanda.rl.trend.step_scalars import StepScalars
+from servanda.rl.steps.drift import StepDrift, TokenSum
+from servanda.rl.trend.changes import StepScalars
 from servanda.theory.stats.agreement import Agreement
-from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.bets import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.lag_split import LagSplit
 from servanda.theory.stats.version_fit import VersionFit
@@ -194,3 +211,206 @@ def added(parts: Sequence[Overlaps]) -> dict[int, tuple[int, float]]:
         bits: (sum(n for n, _ in own), math.fsum(tv for _, tv in own))
         for bits, own in sorted(atoms.items())
     }
+
+
+# The part of this rank in a step: everything that a verdict needs of its tokens; and the parts of
+# all ranks together.
+
+
+def part_of(
+    member: str,
+    digest: str,
+    contract: Contract,
+    statistics: StepStatistics,
+    batch: Batch,
+    drafts: DraftCounts,
+) -> Part:
+    """Reduce a batch to what is sent to the other ranks.
+
+    Args:
+        digest: of the contract, which takes long to compute.
+    """
+    own = statistics.of(batch)
+    names = batch.group_B or tuple(f"{b}@{member}" for b in range(batch.sequences))
+    sums = StepDrift(batch.weights)
+    drifts = zip(own.drift_B.tolist(), own.known_B.tolist(), strict=True)
+    for name, drift, selected in zip(names, drifts, batch.selected_B.tolist(), strict=True):
+        if selected:
+            sums.add_groups({name: TokenSum(*drift)})
+    return Part(
+        member,
+        digest,
+        batch.weights,
+        statistics=own.statistics,
+        groups=tuple(sums.groups.items()),
+        sequences=batch.selected,
+        offered=batch.offered,
+        tokens=batch.tokens,
+        usable=own.usable,
+        staleness=batch.staleness,
+        contributions=contributions(batch, psi_of(contract)),
+        unsound=(*soundness.problems(batch), *loss.problems(batch)),
+        agreement=agreement(batch),
+        drafts=drafts,
+        loss=own.loss,
+        versions=versions.fits_of(batch),
+        lags=versions.lag_split(batch),
+        scalars=own.scalars,
+        gross=own.gross,
+    )
+
+
+def drafts_of(parts: Sequence[Part]) -> DraftCounts:
+    """What the engines of all ranks counted."""
+    return sum((part.drafts for part in parts), DraftCounts())
+
+
+def weighed_of(plan: Plan, parts: Sequence[Part], groups: int) -> Weighed:
+    """The parts of all ranks as one closed round, the scope of a step's verdict."""
+    drafts = drafts_of(parts)
+    by_cell = zip(plan.cells, zip(*(part.statistics for part in parts), strict=True), strict=True)
+    return Weighed(
+        tuple(drafts if c.kind.reads == "drafts" else c.kind.join(own) for c, own in by_cell),
+        ((),) * len(plan.cells),  # a step has no noise floor
+        sequences=sum(part.sequences for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        groups=groups,
+        agreement=sum((part.agreement for part in parts), Agreement()),
+    )
+
+
+def extras_of(
+    plan: Plan, parts: Sequence[Part], weights: int
+) -> tuple[list[str], list[str], dict[str, float]]:
+    """What the logprobs of all ranks say together, what the loss used, which versions sampled.
+
+    Returns:
+        The problems, the notes, and the metrics to log.
+    """
+    gross = sum((part.gross for part in parts), Coherence())
+    # no mean of growths exceeds the largest, so that most steps need no mean
+    likely = max(gross.growth, default=0.0) >= LIMIT_NATS
+    problems = [IMPOSSIBLE] if likely and gross.log_e >= LIMIT_NATS else []
+    notes: list[str] = []
+    metrics: dict[str, float] = {}
+    sums = [part.loss for part in parts if part.loss is not None]
+    if sums:
+        whole = LossSums.joined(sums)
+        problems += filter(None, [loss.problem(whole, plan.contract)])
+        notes += filter(None, [loss.note(whole, plan.contract)])
+        metrics |= loss.metrics_of(whole, plan.contract)
+    fits = versions.joined([part.versions for part in parts])
+    if fits:
+        wrong = versions.wrong(fits, weights, plan.alpha)
+        problems += wrong.values()
+        metrics["servanda/version/wrong_replicas"] = float(len(wrong))
+    line = sum((part.lags for part in parts), LagSplit()).line
+    if line is not None:
+        metrics["servanda/lag/gap_nats"] = line.gap
+        metrics["servanda/lag/per_update_nats"] = line.slope
+        for name, at in (("low", 0), ("high", 1)):
+            metrics[f"servanda/lag/per_update_nats/{name}"] = line.slope_interval[at]
+    return problems, notes, metrics
+
+
+# Data quality checks of a step, before it is judged.
+
+
+_RARE_NATS = -14.0  # probability of a whole response: one in a million
+# for example, verl's bypass mode uses the rollout engine's logprobs for the trainer's
+_COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
+
+
+def rollouts_of(batch: Batch, member: str = "") -> Rollouts:
+    """A step in the form of a dump; every column of the arrays is a token of its sequence.
+
+    Args:
+        member: name of this rank, for sequences without a prompt group.
+    """
+    size, width = batch.mask_BT.shape
+    own = tuple(f"{b}@{member}" for b in range(size))
+    token_BT = np.full((size, width), -1)
+    if batch.token_BT is not None:
+        token_BT = batch.token_BT[:, batch.token_BT.shape[1] - width :]
+    stale = {}
+    if batch.staleness_BT is not None:
+        stale_BT = np.broadcast_to(batch.staleness_BT, (size, width))
+        stale["staleness"] = stale_BT.ravel().astype(np.float64)
+    return Rollouts(
+        batch.weights,
+        np.full(size, width),
+        token_BT.ravel(),
+        batch.mask_BT.ravel(),
+        batch.logp_train_BT.ravel().astype(np.float64),
+        batch.logp_infer_BT.ravel().astype(np.float64),
+        batch.group_B or own,
+        tuple(f"sequence {b}" for b in range(size)),
+        batch.labels,
+        {},
+        stale,
+    )
+
+
+def problems(batch: Batch) -> tuple[str, ...]:
+    """The reasons why a step cannot be evidence: both logprobs are one array, some are above 0, or
+    missing ones were filled with 0.
+    """
+    copied = [_COPY] if batch.one_array else []
+    if isinstance(batch, DeviceBatch) and device_batch.is_clean(batch, _RARE_NATS):
+        return tuple(copied)
+    batch = batch.on_host
+    problems = [*copied, *_repeated(batch)]
+    if _suspicious(batch):
+        rollouts, checks = rollouts_of(batch), (Values(), Zeros())
+        for check in checks:
+            check.add(rollouts)
+        problems += errors_of(check.finding() for check in checks)
+    return tuple(problems)
+
+
+def of_sample(parts: Iterable[Rollouts]) -> tuple[str, ...]:
+    """The reasons why a red step is no evidence: a dump's checks, on some of its tokens."""
+    sound = Soundness(alone=True)
+    for part in parts:
+        sound.add(part)
+    return errors_of(map(of_step, sound.findings()))
+
+
+def _repeated(batch: Batch) -> list[str]:
+    """Repeated responses that are too unlikely to be sampled twice.
+
+    Two samples with bitwise equal logprobs are one response.  Its probability of being sampled
+    again is its own probability, so a nearly certain response may repeat.
+    """
+    infer_BT = np.where(batch.mask_BT, batch.logp_infer_BT, 0.0)
+    sum_B = infer_BT.sum(axis=1, dtype=np.float64)
+    rare_R = np.flatnonzero(sum_B < _RARE_NATS)  # -inf and NaN are not sampled responses
+    rare_R = rare_R[np.isfinite(sum_B[rare_R])]
+    if len(rare_R) == len(np.unique(sum_B[rare_R])):
+        return []
+    firsts: dict[bytes, int] = {}
+    repeated, elsewhere = 0, 0
+    for row in rare_R.tolist():
+        first = firsts.setdefault(infer_BT[row][batch.mask_BT[row]].tobytes(), row)
+        if first != row:
+            repeated += 1
+            elsewhere += batch.group_B is not None and batch.group_B[first] != batch.group_B[row]
+    if repeated <= UNSOUND * len(rare_R):
+        return []
+    return [
+        f"{repeated:,} of {batch.selected:,} sequences repeat the logprobs of another to the last "
+        f"bit ({elsewhere:,} under another prompt group), and none was likely to be sampled twice: "
+        "the sampler repeats itself (deterministic, or seeded alike for every sample of a prompt), "
+        "or rows were copied; they are not independent samples"
+    ]
+
+
+def _suspicious(batch: Batch) -> bool:
+    """Whether a detailed check is needed; untrained tokens may be the reason."""
+    train_BT, infer_BT = batch.logp_train_BT, batch.logp_infer_BT
+    highest = (np.fmax.reduce(logp, axis=None, initial=0.0) for logp in (train_BT, infer_BT))
+    filled = (
+        ((own == 0) & (other < FAR_NATS)).any()
+        for own, other in ((train_BT, infer_BT), (infer_BT, train_BT))
+    )
+    return any(high > 0 for high in highest) or any(filled)

@@ -16,8 +16,7 @@ from servanda.contract.clause import SliceRule
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.rl.steps.contract import Labels
 from servanda.rl.steps.drift import ENDS, RunEnds, TokenSum
-from servanda.rl.trend.run_chart import RunChart
-from servanda.rl.trend.step_scalars import scalars_of
+from servanda.rl.trend.changes import RunChart, scalars_of
 from servanda.theory.stats.draft_counts import DraftCounts
 
 SCHEMA = 2

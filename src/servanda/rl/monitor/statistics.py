@@ -18,15 +18,14 @@ from servanda.judgement.slices.rules import Cut, Term
 from servanda.rl.dumps.checks.base import HEAD_TOKENS
 from servanda.rl.dumps.checks.coherence import GROSS_NATS
 from servanda.rl.monitor import device_batch, loss
-from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.batch_fields import BatchFields
+from servanda.rl.monitor.batch import Batch, BatchFields
 from servanda.rl.monitor.device_batch import DeviceBatch
-from servanda.rl.trend.step_scalars import StepScalars
+from servanda.rl.trend.changes import StepScalars
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
-from servanda.theory.stats.coherence import Coherence
-from servanda.theory.stats.device_arrays import hosted, is_tensor
+from servanda.theory.stats.bets import Coherence
 from servanda.theory.stats.histogram import edges
+from servanda.theory.stats.tally import hosted, is_tensor
 
 Array = NDArray[Any]
 

@@ -15,7 +15,7 @@ from servanda.judgement.causes.gap_cause import Explanation, explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.rl.steps.blocks import paired, taken
-from servanda.rl.trend.run_chart import TREND, changed
+from servanda.rl.trend.changes import TREND, changed
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 

@@ -28,7 +28,7 @@ from servanda.rl.steps.causes import FirstSequences, RunCauses
 from servanda.rl.steps.contract import HEAD_TOKENS, Counts, Labels
 from servanda.rl.steps.drift import ENDS, RunEnds, Trend
 from servanda.rl.steps.judge import StepJudge, StepSums
-from servanda.rl.trend.run_chart import TREND, chart_for
+from servanda.rl.trend.changes import TREND, chart_for
 from servanda.rl.watch.step import WatchedStep
 from servanda.runner.load import read
 

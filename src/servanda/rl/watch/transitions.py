@@ -19,7 +19,7 @@ from servanda.report.format import count
 from servanda.report.format import number as number_of
 from servanda.rl.steps import format
 from servanda.rl.steps.drift import GROWS
-from servanda.rl.trend.run_chart import TREND as CLAUSE
+from servanda.rl.trend.changes import TREND as CLAUSE
 from servanda.rl.watch.step import COVERAGE, WatchedStep
 
 CALM = 3  # steps that lower a flag

@@ -19,9 +19,9 @@ from servanda.runner.relations.relation import RELATIONS, Cases
 from servanda.runner.relations.subject import Subject
 from servanda.theory.sampling import uniforms
 from servanda.theory.stats.alpha import log_price, shared
+from servanda.theory.stats.bets import Refutation
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio
 from servanda.theory.stats.pit import log_densities
-from servanda.theory.stats.refutation import Refutation
 
 # The relation draws: tokens against the logprobs that are reported with them.
 #

@@ -8,7 +8,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import zip_longest
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,3 +86,103 @@ def _weights(bets: Floats, *ranges: tuple[float, float]) -> Floats:
         weight += (1 - _EQUAL) / len(ranges) * inside / inside.sum()
     weight.setflags(write=False)  # it is cached
     return weight
+
+
+# Refutation: evidence that can only reject.
+#
+# Each alternative to a hypothesis is a product of factors, one per token, whose mean given
+# everything earlier is at most 1 under the hypothesis.  So is the mean of the products, at all
+# evaluations simultaneously (Ville).  A lost token is charged the smallest possible factor: for any
+# reason of the loss, the product is then smaller.
+
+
+LEAK = 0.05  # share of 1 (the hypothesis itself) in every factor, so none is smaller than this
+SLACK = 1e-6  # smallest error, nats: logprobs may have been float32 before they were recorded
+R = TypeVar("R", bound="Refutation")
+
+
+@dataclass(frozen=True)
+class Refutation:
+    """Evidence against a hypothesis; `+` adds later closed rounds.
+
+    Args:
+        n: tokens with a value; missing: dispatched tokens without one.
+        growth: log of each alternative's product, nats; () without data.
+    """
+
+    n: int = 0
+    growth: tuple[float, ...] = ()
+    missing: int = 0
+
+    def __add__(self: R, other: Refutation) -> R:
+        parts = [growth for growth in (self.growth, other.growth) if growth]
+        return replace(
+            self,
+            n=self.n + other.n,
+            # a round may lack the last alternatives, which count as no bet
+            growth=tuple(map(math.fsum, zip_longest(*parts, fillvalue=0.0))),
+            missing=self.missing + other.missing,
+        )
+
+    @property
+    def log_e(self) -> float:
+        """Evidence against the hypothesis, in nats."""
+        return log_mean_exp(np.array(self.growth)) if self.n else -math.inf
+
+
+# Coherence: tests whether the two logprobs can be those of two distributions, with samples from
+# infer's.
+#
+# E_infer w is the train kernel's mass on tokens that infer can sample, w = p / q: never above 1,
+# for any two kernels.  So 1 + t (min(w, C) - 1) has a mean of at most 1 for every t in [0, 1], and
+# the products over tokens can only reject.  A mean of w *below* 1 is no evidence: weights are
+# skewed, and most samples are below their mean.
+#
+# It detects raw logprobs on infer with processed ones on train, logprobs of other tokens, and
+# probabilities that add up to more than 1.  It does not detect another temperature of train: that
+# is another distribution, which `tv` measures.
+#
+# Recorded weights differ from the kernels' own: rounding both logprobs changes log w by at most the
+# sum of their two errors.  Each weight is taken at its lower end, so that a coarse record of
+# correct kernels is not rejected.
+
+
+CAP = 10.0  # cap of w, so that no single token can reject
+_BETS: Floats = np.geomspace(0.01, 0.99, 16)
+
+
+@dataclass(frozen=True)
+class Coherence(Refutation):
+    """Evidence that E_infer w > 1."""
+
+    @classmethod
+    def of(
+        cls,
+        log_ratio_N: Floats,
+        missing: int = 0,
+        error_N: Floats | float = 0.0,
+        count_N: Floats | None = None,
+    ) -> Coherence:
+        """From one closed round of log-ratios log p - log q, nats, in dispatch order.
+
+        Args:
+            log_ratio_N: -inf without mass under train; neither NaN nor +inf.
+            missing: dispatched tokens without a value: each is charged w = 0.
+            error_N: rounding error bound of each log-ratio, nats; see `precision.errors`.
+            count_N: number of tokens with each log-ratio; default one.
+
+        Source:
+            I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting,
+            2024; the cap and the bets are ours.
+        """
+        growth_JN = growths(log_ratio_N - np.maximum(error_N, SLACK))
+        count_N = np.ones(growth_JN.shape[1]) if count_N is None else count_N
+        sums = growth_JN @ count_N
+        sums += missing * np.log1p(-_BETS)
+        return cls(int(count_N.sum()), tuple(sums.tolist()), missing)
+
+
+def growths(least_N: Floats) -> Floats:
+    """The growth of each bet by one token, [bets, N], from the lower end of its log-ratio."""
+    weight_N = np.minimum(np.exp(np.minimum(least_N, np.log(CAP))), CAP)
+    return np.log1p(_BETS[:, None] * (weight_N - 1))

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.theory.stats import tally as in_numpy
-from servanda.theory.stats.device_arrays import hosted, is_tensor, moved
 from servanda.theory.stats.histogram import BINS, LARGEST, SIGNIFICAND_BITS, SMALLEST, ZERO
+from servanda.theory.stats.tally import hosted, is_tensor, moved
 
 
 def bin_of(log_ratio_N: Any) -> Any:

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.stats.bets import Floats
-from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
+from servanda.theory.stats.bets import LEAK, SLACK, Floats, Refutation
 
 _TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
 _DEEPER = (1.0, 4.0)  # the smallest returned mass over that of a token not returned

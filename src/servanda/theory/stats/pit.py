@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.bets import Floats
-from servanda.theory.stats.refutation import LEAK, Refutation
+from servanda.theory.stats.bets import LEAK, Floats, Refutation
 
 # A cut tail (top-p, top-k, min-p): almost no token beyond c is sampled.
 _CUTS = np.array([0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999])

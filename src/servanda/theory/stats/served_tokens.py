@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servanda.theory.stats.bets import Floats
-from servanda.theory.stats.refutation import LEAK, SLACK, Refutation
+from servanda.theory.stats.bets import LEAK, SLACK, Floats, Refutation
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.stats.bets import Floats
-from servanda.theory.stats.refutation import LEAK
+from servanda.theory.stats.bets import LEAK, Floats
 
 ODDS: Floats = np.array([0.02, 0.4, 0.6, 0.75, 0.86, 0.93, 1.08, 1.16, 1.33, 1.7, 2.5])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from servanda.rl.dumps.checks import Soundness
 from servanda.rl.dumps.checks.copies import Copies
 from servanda.theory.divergence.precision import errors
-from servanda.theory.stats.coherence import Coherence
+from servanda.theory.stats.bets import Coherence
 from servanda.traces.rollouts import Rollouts
 from tests.drawn import examples
 from tests.rl.dumps.checks.made import rollouts, shifted

@@ -15,10 +15,8 @@ import numpy as np
 
 from servanda.rl.dumps.checks.base import Finding, StepSums, Sums, check, heads
 from servanda.theory.divergence.precision import captured, errors
-from servanda.theory.stats.bets import log_mean_exp
-from servanda.theory.stats.coherence import CAP, growths
+from servanda.theory.stats.bets import CAP, SLACK, growths, log_mean_exp
 from servanda.theory.stats.histogram import BINS, bin_of, edges
-from servanda.theory.stats.refutation import SLACK
 from servanda.traces.rollouts import Array, Rollouts
 
 LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
