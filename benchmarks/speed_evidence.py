@@ -20,7 +20,7 @@ from servanda.rl import Monitor
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.dumps.token_fields import PairFields
+from servanda.rl.dumps.statistics import PairFields
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.contract import corpus_of

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from servanda.promotion.api import advance
     from servanda.runner.load import compile, load
     from servanda.runner.run import check, measure, weigh
-    from servanda.traces.pair import pair
+    from servanda.traces.trace import pair
 
 # name -> module; imported when first used, so that `import servanda` stays light
 _HOME = {

@@ -7,8 +7,7 @@ import pytest
 from servanda.engines.server import parse
 from servanda.engines.server.request import RequestError
 from servanda.errors import ContractError
-from servanda.traces.corpus import Corpus
-from servanda.traces.media import NOT_READ, is_medium
+from servanda.traces.corpus import NOT_READ, Corpus, is_medium
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 PARTS = [

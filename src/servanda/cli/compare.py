@@ -10,9 +10,8 @@ import click
 
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
-from servanda.cli.progress import watching
+from servanda.cli.output import show, show_json, watching
 from servanda.cli.referee_text import third_lines
-from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.errors import MeasurementError

@@ -12,10 +12,16 @@ from typing import Any, NoReturn
 import click
 
 from servanda.cli.options import DASH, refuse_given
-from servanda.cli.output import refuse_place, report_places, write, write_text
-from servanda.cli.progress import watching
+from servanda.cli.output import (
+    refuse_place,
+    report_places,
+    show,
+    show_json,
+    watching,
+    write,
+    write_text,
+)
 from servanda.cli.referee_text import third_lines
-from servanda.cli.stdout import show, show_json
 from servanda.cli.verdict_text import show_marked
 from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS

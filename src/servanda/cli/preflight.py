@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from servanda.cli.options import FILE, duration, shared
-from servanda.cli.progress import watching
-from servanda.cli.stdout import show, show_json
+from servanda.cli.output import show, show_json, watching
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import FILE, LOG_ROWS, shared, until
-from servanda.cli.progress import watching
+from servanda.cli.output import watching
 from servanda.cli.promotion_options import (
     actor_option,
     code_of,

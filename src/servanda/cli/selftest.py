@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import shared
-from servanda.cli.progress import watching
-from servanda.cli.stdout import show_json
+from servanda.cli.output import show_json, watching
 from servanda.report.format import count
 from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
 

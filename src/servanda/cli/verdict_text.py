@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import click
 
-from servanda.cli.stdout import show
+from servanda.cli.output import show
 from servanda.judgement.verdict import Verdict
 from servanda.report.text import lines
 

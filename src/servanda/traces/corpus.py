@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from servanda.errors import ContractError, Where
 from servanda.registry import did_you_mean
 from servanda.traces.json_fields import LineError, parse_line, read_lines
-from servanda.traces.media import NOT_READ, media, part_besides_text, part_of
 
 _KEYS = (
     "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer', "
@@ -130,3 +129,54 @@ def _are_ids(ids: object) -> bool:
     if not isinstance(ids, Sequence) or isinstance(ids, str) or not ids:
         return False
     return all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+
+
+# Images, video and sound beside a text, by the names that trainers and servers give them.
+#
+# Nothing here reads them: token ids hold a placeholder for an image, and not what it shows.
+
+
+_KINDS = ("image", "video", "audio")
+# beside those that begin with a kind, such as images, image_url, image_grid_thw, video_grid_thw
+_NAMES = (
+    *("pixel_values", "pixel_values_videos", "pixel_attention_mask", "input_features"),
+    *("multi_modal_data", "multi_modal_inputs", "multimodal_inputs", "multimodal_train_inputs"),
+    *("multi_modal_uuids", "mm_processor_kwargs", "mm_token_type_ids"),
+)
+NOT_READ = (
+    "images, video and sound are not read: a prompt is text or token ids here, and neither holds "
+    "what an image shows"
+)
+
+
+def is_medium(name: str) -> bool:
+    """Whether a key, a column or a type of content names images, video or sound.
+
+    >>> [is_medium(name) for name in ("images", "input_audio", "pixel_values", "prompt")]
+    [True, True, True, False]
+    """
+    return name.removeprefix("input_").startswith(_KINDS) or name in _NAMES
+
+
+def media(names: Iterable[str]) -> list[str]:
+    """Those of the names that are images, video or sound."""
+    return [name for name in names if is_medium(name)]
+
+
+def part_besides_text(content: Any) -> str:
+    """The type of the first part of a message's content that is no text; "" if there is none."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        if kind not in ("text", "input_text"):
+            return str(kind)
+        if isinstance(part, Mapping) and (found := media(map(str, part))):
+            return found[0]
+    return ""
+
+
+def part_of(messages: Any) -> str:
+    """The same of a chat: of the first message that has such a part."""
+    if not isinstance(messages, list):
+        return ""
+    contents = (m.get("content") for m in messages if isinstance(m, Mapping))
+    return next(filter(None, map(part_besides_text, contents)), "")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from servanda.judgement.causes.token_table import TokenTable
-from servanda.traces.pair import pair
+from servanda.traces.trace import pair
 
 VOCABULARY = 152_000
 SIZE, WIDTH = 24, 64

@@ -7,9 +7,14 @@ import pytest
 
 from servanda.contract.clause import SliceRule
 from servanda.contract.model import Contract
-from servanda.judgement.causes.candidates import mask_of, round_between
 from servanda.judgement.causes.sequence_search import find_sequences
-from servanda.judgement.causes.slice_search import ALPHA, find_slices, halves
+from servanda.judgement.causes.slice_search import (
+    ALPHA,
+    find_slices,
+    halves,
+    mask_of,
+    round_between,
+)
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import cuts_of
 from servanda.rl.steps.contract import contract_of, corpus_of

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from servanda.judgement.causes.case import RULES, Case
+from servanda.judgement.causes.cause_rules import RULES, Case
 from servanda.judgement.causes.gap_cause import causes_of
 from servanda.judgement.causes.gap_shape import Transform, signatures_of
 from servanda.judgement.causes.token_table import TokenTable
-from servanda.traces.pair import pair
+from servanda.traces.trace import pair
 from tests.field.rows import servanda
 from tests.field.worlds import draw, run
 

@@ -12,9 +12,8 @@ from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report.format import number
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.dumps.outliers import Outliers
 from servanda.rl.dumps.report import render
-from servanda.rl.dumps.token_fields import ScoredTokens
+from servanda.rl.dumps.statistics import Outliers, ScoredTokens
 from servanda.rl.steps.blocks import paired
 from servanda.traces.rollouts import Rollouts
 from tests.rl.dumps import made

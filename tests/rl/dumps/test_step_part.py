@@ -15,7 +15,7 @@ from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.schedule import Unit
-from servanda.rl.dumps.step_part import Measures, StepSummation
+from servanda.rl.dumps.statistics import Measures, StepSummation
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import paired, taken
 from servanda.rl.steps.contract import corpus_of

@@ -8,7 +8,7 @@ from servanda.judgement.schedule import Unit
 from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.verdict import judge
 from servanda.rl.monitor.batch import Batch
-from servanda.traces.pair import pair
+from servanda.traces.trace import pair
 
 Q = 0.6
 

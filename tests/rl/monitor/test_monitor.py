@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.clauses.statistical import RATIO_METRICS
 from servanda.rl import Monitor
-from servanda.rl.dumps.checks.coherence import IMPOSSIBLE
+from servanda.rl.dumps.checks.pairs import IMPOSSIBLE
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.steps.contract import contract_of
 from servanda.theory.divergence.base import DIVERGENCES, sampled

@@ -17,7 +17,7 @@ from servanda.engines.server.request import (
     RequestError,
     read,
 )
-from servanda.traces.media import NOT_READ, part_of
+from servanda.traces.corpus import NOT_READ, part_of
 
 
 async def received(parts: AsyncIterable[bytes], most: int, idle_s: float) -> bytes:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from servanda.engines.neutral_fields import NEUTRAL
 from servanda.errors import ServandaError
 from servanda.theory.sampling import Sampling
-from servanda.traces.media import NOT_READ, is_medium
+from servanda.traces.corpus import NOT_READ, is_medium
 
 MAX_LOGPROBS = 1024  # or the vocabulary, where that is less
 MAX_SEQUENCES = 128

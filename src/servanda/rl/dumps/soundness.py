@@ -13,8 +13,7 @@ from servanda.report.breakdown import removed_line
 from servanda.report.format import count, number
 from servanda.rl.dumps.checks import Finding, State
 from servanda.rl.dumps.formats import Refused
-from servanda.rl.dumps.outliers import Outliers
-from servanda.rl.dumps.statistics import DumpStatistics
+from servanda.rl.dumps.statistics import DumpStatistics, Outliers
 from servanda.theory.stats.agreement import MIXED, Agreement
 
 _SHARE = 0.001  # accepted share of rejected sequences; with more, the rest is no sample of the run

@@ -6,28 +6,493 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import heapq
 import itertools
-from collections.abc import Container, Mapping
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from servanda.contract.identity import EvidenceKey
-from servanda.contract.model import Contract
+from servanda.contract.model import WHOLE, Contract
 from servanda.judgement import plan as planning
-from servanda.judgement.breakdown import Removed
-from servanda.judgement.evidence import Evidence, Weighed
+from servanda.judgement.breakdown import Removed, SequenceRow
+from servanda.judgement.clauses.guards import Counts, errors_of
+from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
+from servanda.judgement.evidence import Evidence, Weighed, agreement_of, round_view
 from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Unit
+from servanda.judgement.slices.atoms import Atoms, Classes, SliceCodes, atoms_of
+from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
-from servanda.judgement.token_profile import Portrait
-from servanda.rl.dumps.outliers import Outliers, RemovedTokens, tv_limit
-from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
+from servanda.judgement.token_profile import Portrait, Sums, portray
+from servanda.rl.steps.blocks import ContentDigest, paired
 from servanda.rl.steps.contract import WORKLOAD, Labels, corpus_of
-from servanda.rl.steps.drift import RunEnds, StepDrift
+from servanda.rl.steps.drift import RunEnds, StepDrift, TokenSum
 from servanda.rl.trend.changes import StepScalars
+from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.agreement import Agreement
+from servanda.theory.stats.alpha import log_price, look_alpha, step_alpha
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
+
+# The trained tokens of a block: their fields for slices, and the columns that its statistics share.
+#
+# Axes: S sequences, N trained tokens, K usable ones, which have both logprobs.
+
+
+Array = NDArray[Any]
+_COUNTED = ("context.length", "context.turn", "context.turn_position")  # whole, always known
+
+
+@dataclass(frozen=True)
+class PairFields:
+    """The `TokenFields` of a pair."""
+
+    pair: TracePair
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pair.infer.token_N.shape
+
+    def labels(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        none = ("",) * len(self.pair.infer.length_S)
+        return [*zip(*(self.pair.labels.get(name, none) for name in names), strict=True)]
+
+    def of_sequences(self, code_S: Array) -> Array:
+        return np.repeat(code_S, self.pair.infer.length_S)
+
+    def codes(self, field: str, classes: Classes) -> tuple[Array, int]:
+        trace, size = self.pair.infer, len(classes)
+        if field == "request.prompt_tokens":
+            return self.of_sequences(classes.of_values(trace.prompt_tokens_S)), size - 1
+        if field == "context.position":
+            return _looked_up(classes, self.pair.position_N), size - 1
+        if field in _COUNTED and (name := field.partition(".")[2]) in trace.columns:
+            return _looked_up(classes, trace.columns[name].astype(np.int32)), size - 1
+        return classes.of_values(columns(self.pair, (), [field])[field]), size
+
+
+def _looked_up(classes: Classes, count_N: Array) -> Array:
+    return classes.of_counts(int(count_N.max(initial=0))).take(count_N)
+
+
+class ScoredTokens:
+    """The columns of a pair that several statistics use, each computed once."""
+
+    def __init__(self, pair: TracePair) -> None:
+        self.pair = pair
+        self.usable_N = pair.usable_N
+        self.train_K = pair.train.columns["logp"][self.usable_N]
+        self.infer_K = pair.infer.columns["logp"][self.usable_N]
+        self.log_ratio_K = self.train_K - self.infer_K  # -inf where train has no mass
+
+    @cached_property
+    def tv_K(self) -> Array:
+        """(1 - w)^+ of each token."""
+        return sampled("tv", {"logp_train": self.train_K, "logp_infer": self.infer_K})
+
+    @cached_property
+    def sequence_K(self) -> Array:
+        """The sequence of each token."""
+        length_S = self.pair.infer.length_S
+        return np.repeat(np.arange(len(length_S)), length_S)[self.usable_N]
+
+    @cached_property
+    def tokens_S(self) -> Array:
+        """Usable tokens of each sequence."""
+        return np.bincount(self.sequence_K, minlength=len(self.pair.infer.length_S))
+
+
+# Outliers: the sequences with the largest difference of the two sides.
+#
+# Each sequence is tested separately against the limit on mean (1 - w)^+, by an e-value with a
+# threshold that grows with the number of sequences, so that a long healthy dump has no finding. An
+# average over the dump cannot show one bad sequence in twenty; this test can.  Neither does it show
+# the tokens that a filter of the trainer removed before it wrote the dump: their sums are kept too.
+
+
+KEPT = 12
+_BETS = np.array([3.0, 30.0])  # of the e-value: for many small and for few large deviations
+_LIMIT = 0.025  # default as in the presets (5 % of the gradient)
+
+
+def tv_limit(contract: Contract) -> float:
+    """The limit on the mean of (1 - w)^+; twice this is the share of the gradient."""
+    limits = [
+        float(clause.at_most)
+        for clause in contract.statistical
+        if clause.metric == "tv" and clause.enforced and isinstance(clause.at_most, float | int)
+    ]
+    return min(limits, default=_LIMIT)
+
+
+@dataclass
+class Outliers:
+    """The sequences with the largest sum of (1 - w)^+ above the limit, and their number.
+
+    Args:
+        number: of the step in the dump, from 1; the steps share alpha.
+        alpha: probability that any sequence of a conforming dump is called violated.
+    """
+
+    limit: float
+    number: int = 1
+    alpha: float = 0.01
+    sequences: int = 0
+    beyond: int = 0
+    total: float = 0.0
+    _worst: list[tuple[float, int, SequenceRow]] = field(default_factory=list)
+
+    def add(
+        self, block: Rollouts, tokens: ScoredTokens, *, removed: np.ndarray | None = None
+    ) -> None:
+        """Add a block of the step; `removed`: sequences removed by a filter, [S]."""
+        size, at_K, tv_K, n_S = len(block), tokens.sequence_K, tokens.tv_K, tokens.tokens_S
+        tv_S = np.bincount(at_K, tv_K, minlength=size)
+        self.total += float(tv_S.sum())
+        excess_S = tv_S - self.limit * n_S
+        suspects = np.flatnonzero((n_S > 0) & (excess_S > 0))
+        log_e = dict.fromkeys(suspects.tolist(), 0.0)
+        ends_S = np.cumsum(n_S)
+        for s in suspects.tolist():
+            x = tv_K[ends_S[s] - n_S[s] : ends_S[s]]
+            growth = [
+                float(np.log1p(bet * x).sum() - len(x) * math.log1p(bet * self.limit))
+                for bet in _BETS
+            ]
+            log_e[s] = float(np.logaddexp.reduce(growth) - math.log(len(growth)))
+        alpha = step_alpha(self.alpha, self.number)
+        beyond = {
+            s
+            for s, value in log_e.items()
+            if value >= log_price(look_alpha(alpha, self.sequences + s + 1))
+        }
+        self.beyond += len(beyond)
+        with np.errstate(over="ignore"):
+            ratio_K = tokens.log_ratio_K
+            sum_S = np.bincount(at_K, ratio_K, minlength=size)
+            exp_S = np.bincount(at_K, np.exp(np.abs(ratio_K)), minlength=size)
+        # evidence before size: few tokens can differ strongly by chance
+        for s in np.argsort(-excess_S, kind="stable")[: 4 * KEPT].tolist():
+            if not n_S[s]:
+                continue
+            rank = float(excess_S[s]) + (1e6 if s in beyond else 0.0)
+            if len(self._worst) == KEPT and rank <= self._worst[0][0]:
+                continue
+            row = SequenceRow(
+                block.step,
+                block.source_S[s],
+                block.group_S[s],
+                int(n_S[s]),
+                float(sum_S[s]),
+                float(exp_S[s] / n_S[s]),
+                float(tv_S[s] / n_S[s]),
+                float(tv_S[s]),
+                s in beyond,
+                bool(removed is not None and removed[s]),
+            )
+            self._keep((rank, -(self.sequences + s), row))
+        self.sequences += size
+
+    def join(self, later: Outliers) -> None:
+        """Add the sequences of later steps."""
+        for rank, at, row in later._worst:
+            self._keep((rank, at - self.sequences, row))
+        self.sequences += later.sequences
+        self.beyond += later.beyond
+        self.total += later.total
+
+    def _keep(self, entry: tuple[float, int, SequenceRow]) -> None:
+        push = heapq.heappush if len(self._worst) < KEPT else heapq.heappushpop
+        push(self._worst, entry)
+
+    def rows(self) -> tuple[SequenceRow, ...]:
+        """The worst sequences, worst first, each with its share of the whole sum."""
+        ordered = [row for *_, row in sorted(self._worst, key=lambda e: (-e[0], -e[1]))]
+        return tuple(
+            replace(row, share=row.share / self.total if self.total else 0.0) for row in ordered
+        )
+
+
+@dataclass
+class RemovedTokens:
+    """The removed sequences and tokens, and the sums of those that both sides scored."""
+
+    sequences: int = 0
+    tokens: int = 0
+    n: int = 0
+    tv: float = 0.0
+
+    def add(
+        self, block: Rollouts, removed_N: np.ndarray, kept: Sums, drawn_tv_K: np.ndarray
+    ) -> None:
+        """Add a block.
+
+        Args:
+            kept: sums over its tokens without the removed ones; drawn_tv_K: (1 - w)^+ of all.
+        """
+        self.sequences += len(np.unique(block.sequence_N[removed_N]))
+        self.tokens += int(removed_N.sum())
+        self.n += len(drawn_tv_K) - kept.n
+        self.tv += float(drawn_tv_K.sum()) - kept.tv
+
+    def join(self, later: RemovedTokens) -> None:
+        """Add the tokens of later steps."""
+        self.sequences += later.sequences
+        self.tokens += later.tokens
+        self.n += later.n
+        self.tv += later.tv
+
+    def removed(self, sequences: int, trained: int, kept: Sums) -> Removed | None:
+        """The summary for reports; None if nothing was removed."""
+        if not self.sequences:
+            return None
+        of = sequences, trained + self.tokens
+        if not self.n or not kept.n:
+            return Removed(self.sequences, self.tokens, *of)
+        own, others = self.tv / self.n, kept.tv / kept.n
+        before = (self.tv + kept.tv) / (self.n + kept.n)
+        return Removed(self.sequences, self.tokens, *of, own, others, before)
+
+
+# A part: all sums over one step of a dump.  It needs no other step, so parts can be computed in any
+# process and in any order; `DumpStatistics` adds them up in the order of the steps.
+
+
+_BITS = 62  # bits of the number that encodes the slices of a token
+
+
+@dataclass
+class StepPart:
+    """The sums over one step.
+
+    Args:
+        number: of the step in the dump, from 1.
+        groups: prompt groups; trained: trained tokens; tokens: all tokens.
+        weighed: statistics of the trained tokens; drawn: including the tokens that a filter of the
+            trainer removed, None if it removed none.
+        atoms: combination of slices -> [tokens, sum of (1 - w)^+].
+        digest: of all data of the step.
+        scalars: sums that are followed over the run.
+        turns: most turns of a sequence; staleness: largest age of a token, in updates.
+    """
+
+    number: int
+    sums: StepDrift
+    groups: int = 0
+    tokens: int = 0
+    weighed: Weighed = field(default_factory=lambda: Weighed((), ()))
+    drawn: Weighed | None = None
+    atoms: dict[int, list[float]] = field(default_factory=dict)
+    portrait: Portrait = field(default_factory=Portrait)
+    outliers: Outliers = field(default_factory=lambda: Outliers(0.0))
+    filter: RemovedTokens = field(default_factory=RemovedTokens)
+    digest: str = ""
+    scalars: StepScalars = field(default_factory=StepScalars)
+    turns: int = 0
+    staleness: float = 0.0
+
+    @property
+    def step(self) -> int:
+        return self.sums.step
+
+    @property
+    def sequences(self) -> int:
+        return self.sums.sequences
+
+    @property
+    def trained(self) -> int:
+        return self.sums.tokens
+
+
+class Measures:
+    """The measures of a plan on steps of a dump, prepared once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        cells = plan.cells
+        self.cuts = tuple(dict.fromkeys(c.cut for c in cells if c.cut.name != WHOLE))
+        assert len(self.cuts) <= _BITS  # a dump has at most 40 slices
+        self.cells = CellStatistics(cells, self.cuts, contributions=True)
+        self.kept = [
+            i for i, c in enumerate(cells) if c.kind.reads == "removed" and c.cut.name == WHOLE
+        ]
+        answered = self.cells.answered
+        self.others = [i for i in range(len(cells)) if not answered[i] and i not in self.kept]
+        of_slices = any(c.kind.reads == "lower" and c.cut.name != WHOLE for c in cells)
+        self.coherent_cuts = self.cuts if of_slices else ()
+        self.limit = tv_limit(plan.contract)
+
+
+class _Sums:
+    """The statistics of every cell over some tokens, block by block."""
+
+    def __init__(self, measures: Measures) -> None:
+        self._of = measures
+        self._counts = SliceCounts(measures.cuts)
+        self._lower = SliceCounts(measures.coherent_cuts)
+        self._kept = Counts()
+        self._others: list[Any] = [None] * len(measures.others)
+        self._agreement = Agreement()
+        self.tokens = self.sequences = 0
+
+    def add(self, pair: TracePair) -> None:
+        train_N, infer_N = (side.columns["logp"] for side in (pair.train, pair.infer))
+        fields, all_N = PairFields(pair), np.ones(len(train_N), dtype=bool)
+        self._counts.add(fields, train_N, infer_N, all_N)
+        error_N = errors_of(pair.train) + errors_of(pair.infer)
+        self._lower.add(fields, train_N - error_N, infer_N, all_N)
+        removed = int((pair.infer.columns["removed"] == 1).sum())
+        self._kept += Counts(len(train_N) - removed, len(train_N))
+        self._agreement += agreement_of(pair)
+        self.tokens += len(train_N)
+        self.sequences += len(pair.infer.length_S)
+        for at, statistic in enumerate(self._weighed_alone(pair)):
+            known = self._others[at]
+            self._others[at] = statistic if known is None else known + statistic
+
+    def _weighed_alone(self, pair: TracePair) -> list[Any]:
+        """The statistics of the cells that counts do not answer."""
+        plan, others = self._of.plan, self._of.others
+        if not others:
+            return []
+        cells = [plan.cells[i] for i in others]
+        texts = [*zip(*pair.labels.values(), strict=True)] or [()] * len(pair.infer.length_S)
+        rows = {own: row for row, own in enumerate(dict.fromkeys(texts))}
+        corpus = corpus_of("block", (tuple(zip(pair.labels, own, strict=True)) for own in rows))
+        (schedule,) = replace(plan, corpora=dict.fromkeys(plan.corpora, corpus)).schedules
+        groups = {g: i for i, g in enumerate(dict.fromkeys(pair.group_S))}
+        sequences = zip(pair.infer.sequence_S.tolist(), texts, pair.group_S, strict=True)
+        units = tuple(Unit(s, rows[own], groups[g]) for s, own, g in sequences)
+        view = round_view(schedule, cells, units, pair)
+        return [cell.kind.weigh(cell, view) for cell in cells]
+
+    @property
+    def scalars(self) -> StepScalars:
+        return StepScalars.of(self._counts.count_CK[0], int(self._counts.lost_C[0]))
+
+    def weighed(self) -> Weighed:
+        of = self._of
+        statistics = self._of.cells.of(self._counts, lower=self._lower)
+        for i, cell in enumerate(of.plan.cells):
+            if of.cells.answered[i]:
+                statistics[i] = cell.kind.join([statistics[i]])
+        for i in of.kept:
+            statistics[i] = self._kept
+        for i, statistic in zip(of.others, self._others, strict=True):
+            statistics[i] = statistic
+        return Weighed(
+            tuple(statistics),
+            ((),) * len(statistics),  # a dump has no noise floor
+            sequences=self.sequences,
+            tokens=self.tokens,
+            agreement=self._agreement,
+        )
+
+
+class StepSummation:
+    """Adds up the blocks of one step."""
+
+    def __init__(self, measures: Measures, step: int, number: int) -> None:
+        self._of = measures
+        outliers = Outliers(measures.limit, number)
+        self._part = StepPart(number, StepDrift(step), outliers=outliers)
+        self._trained = _Sums(measures)
+        self._drawn: _Sums | None = None  # None as long as no token was removed
+        self._groups: dict[str, None] = {}
+        self._digest = ContentDigest()
+
+    @property
+    def step(self) -> int:
+        return self._part.step
+
+    def add(self, block: Rollouts) -> None:
+        """Add one block of the step.
+
+        Raises:
+            EvidenceError: shapes within the block differ.
+        """
+        part = self._part
+        first = part.sequences
+        pair = drawn = paired(block, first)
+        removed_N = block.removed_N
+        if removed_N is not None:
+            drawn = paired(block, first, filtered=False)
+            self._drawn = self._drawn or copy.deepcopy(self._trained)
+        if self._drawn is not None:
+            self._drawn.add(drawn)
+        self._trained.add(pair)
+        tokens = ScoredTokens(pair)
+        atoms = atoms_of(self._of.cuts, PairFields(pair))
+        portrait = portray(pair, _slices(self._of.cuts, atoms), (0,) * len(block))
+        part.portrait += portrait
+        self._by_group(pair, tokens)
+        self._by_slices(tokens, atoms)
+        removed_S = None
+        if removed_N is not None:
+            removed_S = np.bincount(block.sequence_N[removed_N], minlength=len(block)) > 0
+            tokens = ScoredTokens(drawn)
+            part.filter.add(block, removed_N, portrait.total, tokens.tv_K)
+        part.outliers.add(block, tokens, removed=removed_S)
+        self._digest.add(block)
+        part.tokens += len(block.token_N)
+        part.sums.sequences += len(block)
+        part.sums.tokens += len(pair.infer.token_N)
+        part.turns = max(part.turns, int(pair.infer.columns["turn"].max(initial=0)))
+        staleness_N = pair.infer.columns.get("staleness", np.zeros(0))
+        if (known_N := staleness_N[~np.isnan(staleness_N)]).size:
+            part.staleness = max(part.staleness, float(known_N.max()))
+
+    def close(self) -> StepPart:
+        part = self._part
+        part.groups, part.digest = len(self._groups), self._digest.value
+        part.scalars = self._trained.scalars
+        part.weighed = replace(self._trained.weighed(), groups=part.groups)
+        if self._drawn is not None:
+            part.drawn = replace(self._drawn.weighed(), groups=part.groups)
+        for i, cell in enumerate(self._of.plan.cells):
+            if cell.kind.certificate:
+                process = part.weighed.statistics[i].process
+                part.sums.add(i, process.total, process.known)
+        return part
+
+    def _by_group(self, pair: TracePair, tokens: ScoredTokens) -> None:
+        """The sums of |log ratio| of each sequence and of each prompt group."""
+        size = len(pair.infer.length_S)
+        known_K = np.isfinite(tokens.log_ratio_K)
+        sequence_K = tokens.sequence_K[known_K]
+        sum_S = np.bincount(sequence_K, np.abs(tokens.log_ratio_K[known_K]), minlength=size)
+        n_S = np.bincount(sequence_K, minlength=size)
+        names = {name: i for i, name in enumerate(dict.fromkeys(pair.group_S))}
+        group_S = np.array([names[name] for name in pair.group_S], dtype=np.int64)
+        sum_G = np.bincount(group_S, sum_S, minlength=len(names))
+        n_G = np.bincount(group_S, n_S, minlength=len(names)).astype(np.int64)
+        sums = map(TokenSum, sum_G.tolist(), n_G.tolist())
+        self._part.sums.add_groups(dict(zip(names, sums, strict=True)))
+        self._groups |= dict.fromkeys(names)
+
+    def _by_slices(self, tokens: ScoredTokens, atoms: Atoms) -> None:
+        atom_K = atoms.atom[tokens.usable_N]
+        n_A = np.bincount(atom_K, minlength=len(atoms)).tolist()
+        tv_A = np.bincount(atom_K, tokens.tv_K, minlength=len(atoms)).tolist()
+        for bits, n, tv in zip(atoms.bits_A, n_A, tv_A, strict=True):
+            if n:
+                atom = self._part.atoms.setdefault(bits, [0, 0.0])
+                atom[0] += n
+                atom[1] += tv
+
+
+def _slices(cuts: Sequence[Cut], atoms: Atoms) -> SliceCodes:
+    """The whole and each slice, for a token profile."""
+    inside_CA = np.vstack([np.ones((1, len(atoms)), dtype=bool), atoms.inside_CA])
+    return SliceCodes((WHOLE, *(cut.name for cut in cuts)), atoms.atom, inside_CA)
 
 
 @dataclass

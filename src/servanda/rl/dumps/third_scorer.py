@@ -16,14 +16,14 @@ from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.formats.base import MEDIA
 from servanda.rl.dumps.judge import DumpVerdict, selected_dump
-from servanda.rl.dumps.token_fields import PairFields
+from servanda.rl.dumps.statistics import PairFields
 from servanda.rl.steps.blocks import blocks, paired
 from servanda.runner.compare.side_distance import ThirdScore, side_distances
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.round_files import in_order
 from servanda.theory.sampling import Sampling
-from servanda.traces.media import NOT_READ
+from servanda.traces.corpus import NOT_READ
 from servanda.traces.rollouts import Array, Rollouts
 from servanda.traces.trace import Batch, some
 

@@ -19,7 +19,7 @@ from servanda.errors import MeasurementError
 from servanda.judgement.plan import Plan
 from servanda.rl.dumps.checks import Soundness
 from servanda.rl.dumps.formats import Dump
-from servanda.rl.dumps.step_part import Measures, StepPart, StepSummation
+from servanda.rl.dumps.statistics import Measures, StepPart, StepSummation
 from servanda.rl.dumps.storage import place
 from servanda.rl.steps.blocks import blocks
 from servanda.runner.ray_cluster import Cluster

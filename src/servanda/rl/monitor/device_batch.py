@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.rl.dumps.checks.zeros import FAR_NATS
+from servanda.rl.dumps.checks.columns import FAR_NATS
 from servanda.rl.monitor.batch import Batch, array, columns_of_loss, staleness_of
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.stats.agreement import Agreement

@@ -17,7 +17,7 @@ from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.token_counts import is_answered
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
-from servanda.rl.dumps.outliers import tv_limit
+from servanda.rl.dumps.statistics import tv_limit
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import actions, ranks
 from servanda.rl.monitor import ranks as soundness

@@ -23,10 +23,9 @@ from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.judgement.evidence import Weighed
 from servanda.judgement.plan import Plan
 from servanda.rl.dumps.checks import Soundness, errors_of, of_step
-from servanda.rl.dumps.checks.coherence import IMPOSSIBLE, LIMIT_NATS
+from servanda.rl.dumps.checks.columns import FAR_NATS, Values, Zeros
 from servanda.rl.dumps.checks.copies import UNSOUND
-from servanda.rl.dumps.checks.valid_logprobs import Values
-from servanda.rl.dumps.checks.zeros import FAR_NATS, Zeros
+from servanda.rl.dumps.checks.pairs import IMPOSSIBLE, LIMIT_NATS
 from servanda.rl.monitor import device_batch, loss
 from servanda.rl.monitor import loss as versions
 from servanda.rl.monitor import ranks as soundness

@@ -16,7 +16,7 @@ from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.rl.dumps.checks.base import HEAD_TOKENS
-from servanda.rl.dumps.checks.coherence import GROSS_NATS
+from servanda.rl.dumps.checks.pairs import GROSS_NATS
 from servanda.rl.monitor import device_batch, loss
 from servanda.rl.monitor.batch import Batch, BatchFields
 from servanda.rl.monitor.device_batch import DeviceBatch

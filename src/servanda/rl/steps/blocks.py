@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.traces.pair import pair_of
 from servanda.traces.rollouts import (
     LOSS_MASK,
     LOSS_WEIGHT,
@@ -23,7 +22,7 @@ from servanda.traces.rollouts import (
     Array,
     Rollouts,
 )
-from servanda.traces.trace import TracePair
+from servanda.traces.trace import TracePair, pair_of
 
 # labels that trainers' hooks and formats fill; a contract may slice by them
 FILLED = ("rank", "engine", "weight_version", "cached_tokens")

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from servanda.judgement.breakdown import Advice
-from servanda.judgement.causes.forecast import advise
-from servanda.judgement.causes.gap_cause import Explanation, explain
+from servanda.judgement.causes.gap_cause import Explanation, advise, explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.rl.steps.blocks import paired, taken

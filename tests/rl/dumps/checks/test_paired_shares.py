@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from servanda.rl.dumps.checks.paired_shares import chance, signs, told_before
+from servanda.rl.dumps.checks.routes import chance, signs, told_before
 from tests.rl.dumps.checks.made import rollouts
 
 

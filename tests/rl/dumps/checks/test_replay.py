@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servanda.judgement.slices.columns import columns
-from servanda.rl.dumps.checks.replay import ReplayCheck
+from servanda.rl.dumps.checks.routes import ReplayCheck
 from servanda.rl.steps.blocks import paired, taken
 from servanda.traces.expert_columns import route_column
 from servanda.traces.rollouts import REPLAYS, ROUTE, ROUTE_TRAIN, UNROUTED

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from servanda.rl.dumps.checks import CHECKS, Soundness
-from servanda.rl.dumps.checks.coherence import MeanWeight
 from servanda.rl.dumps.checks.copies import Copies
-from servanda.rl.dumps.checks.line_up import LAGS, correlation
+from servanda.rl.dumps.checks.pairs import LAGS, MeanWeight, correlation
 from servanda.theory.sampling import Sampling, draw, processed_logprobs
 from servanda.traces.rollouts import Rollouts
 from tests.rl.dumps.checks.made import rollouts, shifted
@@ -580,7 +579,7 @@ def test_versions_split_the_drift_into_kernel_and_staleness():
 
 @pytest.mark.parametrize(("e_value", "state"), [(1e6, "unsound"), (999_999.0, "ok")])
 def test_the_mean_weight_is_rejected_at_a_million(monkeypatch, e_value, state):
-    name = "servanda.rl.dumps.checks.coherence.log_mean_exp"
+    name = "servanda.rl.dumps.checks.pairs.log_mean_exp"
     monkeypatch.setattr(name, lambda _: math.log(e_value))
     check = MeanWeight()
     check.add(rollouts())

@@ -8,19 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module registers its check
-    coherence,
+    columns,
     copies,
-    coverage,
-    ends,
-    line_up,
     loss,
-    loss_mask,
-    precision,
-    replay,
-    retokenisation,
+    pairs,
     routes,
-    valid_logprobs,
-    zeros,
 )
 from servanda.rl.dumps.checks.base import CHECKS, Check, Finding, State, errors_of, of_step
 from servanda.traces.rollouts import Rollouts

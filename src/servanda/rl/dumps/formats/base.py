@@ -16,7 +16,7 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.registry import Registry
 from servanda.rl.dumps.storage import Place
-from servanda.traces.media import media
+from servanda.traces.corpus import media
 from servanda.traces.rollouts import REMOVED, Array, Rollouts
 
 if TYPE_CHECKING:

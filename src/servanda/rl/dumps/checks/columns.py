@@ -1,0 +1,373 @@
+# Logprob coverage: the share of trained tokens with both logprobs.  Absent is not zero.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from servanda.report.format import count
+from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check, share
+from servanda.theory.divergence.precision import CAPTURES, capture_floor, exact_in
+from servanda.traces.rollouts import Array, Rollouts, Turns
+
+_KNOWN_WARN, _KNOWN = 0.9999, 0.999
+
+
+@check("coverage")
+class Coverage(Sums):
+    """Counts trained tokens without a logprob; NaN is missing, an infinity is a value."""
+
+    def __init__(self) -> None:
+        self.tokens = self.train = self.infer = self.both = 0
+        self.first = FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        train_K, infer_K = np.isnan(rollouts.train_K), np.isnan(rollouts.infer_K)
+        missing_K, tokens = train_K | infer_K, len(train_K)
+        self.tokens += tokens
+        self.train += tokens - int(np.count_nonzero(train_K))
+        self.infer += tokens - int(np.count_nonzero(infer_K))
+        self.both += tokens - int(np.count_nonzero(missing_K))
+        self.first.add(rollouts, missing_K)
+
+    def finding(self) -> Finding:
+        if not self.tokens:
+            return Finding("coverage", "unsound", "the dump has no trained token")
+        covered = share(self.both, self.tokens)
+        tokens = count(self.tokens, "trained token")
+        text = f"both logprobs present on {100 * covered:.2f} % of {tokens}"
+        if self.both < self.tokens:
+            text = (
+                f"both logprobs present on {self.both:,} of {tokens} "
+                f"(the trainer's on {self.train:,}, the sampler's on {self.infer:,})"
+            )
+        state = "unsound" if covered < _KNOWN else "warning" if covered < _KNOWN_WARN else "ok"
+        numbers = {"tokens": self.tokens, "both": self.both, "share": covered}
+        return Finding("coverage", state, text, numbers, self.first.place)
+
+
+# Precision: the format of each side's recorded logprobs, and the effect of its rounding.
+
+
+_BY_BITS = tuple(sorted(CAPTURES, key=CAPTURES.__getitem__))
+
+
+@check("precision")
+class Precision:
+    """The formats that represent all logprobs of a side so far; the coarsest one counts."""
+
+    def __init__(self) -> None:
+        self.sides: dict[str, tuple[str, ...]] = {"train": (), "infer": ()}  # () without values
+
+    def add(self, rollouts: Rollouts) -> None:
+        for side, logp_K in (("train", rollouts.train_K), ("infer", rollouts.infer_K)):
+            self._restrict(side, exact_in(logp_K, self.sides[side] or _BY_BITS))
+
+    def join(self, later: Precision) -> None:
+        for side, formats in later.sides.items():
+            self._restrict(side, formats)
+
+    def _restrict(self, side: str, formats: tuple[str, ...]) -> None:
+        if formats:
+            known = self.sides[side] or formats
+            self.sides[side] = tuple(name for name in known if name in formats)
+
+    def finding(self) -> Finding:
+        train, infer = (next(iter(formats), "") for formats in self.sides.values())
+        if not train or not infer:
+            return Finding("precision", "warning", "no logprob to tell the precision by")
+        numbers = {
+            "train_bits": float(CAPTURES[train]),
+            "infer_bits": float(CAPTURES[infer]),
+        }
+        text = f"logprobs recorded in {train} (trainer) and {infer} (sampler)"
+        worse = min(train, infer, key=CAPTURES.__getitem__)
+        if CAPTURES[worse] >= CAPTURES["float32"]:
+            return Finding("precision", "ok", text, numbers)
+        floor = capture_floor("k3_nats", worse)
+        text += f": rounding to {worse} alone gives a k3 of {floor:.1e} nats"
+        return Finding("precision", "warning", text, numbers)
+
+
+# Values that a logprob cannot have.
+
+
+_ROUNDING_NATS = 1e-3  # rounding error of a fused kernel in bfloat16 above 0
+
+
+@check("values")
+class Values(Sums):
+    """Counts logprobs of trained tokens that are infinite or above 0.
+
+    An importer converts a number below -10,000, which no softmax gives, to -inf.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = self.above = self.infinite = 0
+        self.impossible = 0  # sampled tokens with reported probability 0
+        self.sides = {"trainer": 0, "sampler": 0}
+        self.highest = -np.inf
+        self.first = FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        self.tokens += len(rollouts.trained_K)
+        for side, logp_K in zip(self.sides, (rollouts.train_K, rollouts.infer_K), strict=True):
+            odd_K = (logp_K > _ROUNDING_NATS) | (logp_K == -np.inf)
+            if not odd_K.any():
+                continue
+            found = logp_K[odd_K]
+            infinite, above = np.isinf(found), found[np.isfinite(found)]
+            self.infinite += int(infinite.sum())
+            if side == "sampler":
+                self.impossible += int((found < 0).sum())
+            self.above += len(above)
+            self.sides[side] += len(above)
+            self.highest = max(self.highest, float(above.max(initial=-np.inf)))
+            self.first.add(rollouts, odd_K)
+
+    def join(self, later: Values) -> None:
+        highest = max(self.highest, later.highest)
+        super().join(later)
+        self.highest = highest
+
+    def finding(self) -> Finding:
+        numbers = {
+            "above": self.above,
+            "infinite": self.infinite,
+            "impossible": self.impossible,
+        }
+        if not self.above and not self.infinite:
+            return Finding("values", "ok", "every logprob is finite and at most 0", numbers)
+        parts = []
+        if self.above:
+            sides = ", ".join(f"{side} {n:,}" for side, n in self.sides.items() if n)
+            part = f"{self.above:,} logprobs are above 0 ({sides}; up to {self.highest:.3g} nats)"
+            turned = max(self.sides.values()) > self.tokens / 2
+            parts.append(f"{part}: losses, which have the other sign?" if turned else part)
+        if self.impossible:
+            parts.append(
+                f"the sampler gives {self.impossible:,} of its own tokens a logprob of -inf or "
+                "below -10,000: they count as missing, and their weights are infinite"
+            )
+        if others := self.infinite - self.impossible:
+            parts.append(f"{others:,} {'more ' if parts else 'logprobs '}are infinite")
+        state = "unsound" if self.above else "warning"
+        return Finding("values", state, ", ".join(parts), numbers, self.first.place)
+
+
+# Zeros: a missing logprob that was written as 0.0 looks like certainty.
+#
+# If one kernel is certain of a token, the other nearly is.  Zero on one side and less than 1/e on
+# the other is no rounding.  A writer that omits one token per response omits it at a fixed place,
+# so the ends and beginnings of turns are checked separately.
+
+
+FAR_NATS = -1.0
+_FILLED = 0.001
+SYSTEMATIC = 0.02  # at one place: share of distinguishable tokens, of which there must be LEAST
+NEAR_NATS = -0.2  # on the other side: at one place even a likely token counts
+TIMES = 10  # smallest ratio to the rate elsewhere
+_SIDES = ("sampler", "trainer")
+
+
+@dataclass
+class _Place(Sums):
+    """Tokens at one place of a turn with an uncertain other side, and those written as 0."""
+
+    unsure: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
+    zero: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
+
+
+@check("zeros")
+class Zeros(Sums):
+    """Counts trained tokens that are exactly 0 on one side and far below on the other."""
+
+    def __init__(self) -> None:
+        self.tokens = self.train = self.infer = 0
+        self.places = {name: _Place() for name in ("end", "turn", "start", "rest")}
+        self.runs = self.early = self.late = 0
+        self.first, self.at_ends = FirstPlace(), FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        self.tokens += len(rollouts.trained_K)
+        turns = rollouts.turns
+        first_T, last_T = turns.trained_T, turns.trained_T + turns.length_T - 1
+        places = {
+            "end": last_T[turns.final_T],
+            "turn": last_T[~turns.final_T],
+            "start": first_T[turns.length_T > 1],
+        }
+        filled = dict.fromkeys(_SIDES, np.zeros(len(rollouts.trained_K), dtype=bool))
+        sides = (rollouts.infer_K, rollouts.train_K)
+        for side, own_K, other_K in zip(_SIDES, sides, sides[::-1], strict=True):
+            unsure_K = other_K < NEAR_NATS
+            zero_K = unsure_K & (own_K == 0)
+            for name, n in _counted(unsure_K, places).items():
+                self.places[name].unsure[side] += n
+            if not zero_K.any():
+                continue
+            for name, n in _counted(zero_K, places).items():
+                self.places[name].zero[side] += n
+            at = np.concatenate([at_T[zero_K[at_T]] for at_T in places.values()])
+            if len(at):
+                self.at_ends.add_token(rollouts, int(at.min()))
+            filled[side] = zero_K & (other_K < FAR_NATS)
+        self.train += int(np.count_nonzero(filled["trainer"]))
+        self.infer += int(np.count_nonzero(filled["sampler"]))
+        self.first.add(rollouts, filled["trainer"] | filled["sampler"])
+        self._beside(rollouts, turns)
+
+    def _beside(self, rollouts: Rollouts, turns: Turns) -> None:
+        """Count single sampled tokens beside a turn: the mask is off by one.
+
+        A scored prompt has more of them.
+        """
+        last_T = turns.first_T + turns.length_T - 1
+        sequence_T = rollouts.sequence_of(turns.first_T)
+        opens_T = turns.first_T == rollouts.start_S[sequence_T]
+        closes_T = last_T == (rollouts.start_S + rollouts.length_S)[sequence_T] - 1
+        sides = ("late", turns.first_T, -1, opens_T), ("early", last_T, 1, closes_T)
+        for name, at_T, way, edge_T in sides:
+            one_T = _drawn(rollouts, at_T + way) & ~_drawn(rollouts, at_T + 2 * way) & ~edge_T
+            setattr(self, name, getattr(self, name) + int(one_T.sum()))
+        self.runs += len(last_T)
+
+    def systematic(self) -> tuple[str, str] | None:
+        """(place, side) with zeros far more often than elsewhere."""
+        for side in _SIDES:
+            rest = self.places["rest"]
+            # very short responses have no tokens elsewhere
+            usual = (rest.zero[side] + 1) / (rest.unsure[side] + 1) if rest.unsure[side] else 0.0
+            for name in ("end", "turn", "start"):
+                place = self.places[name]
+                zero, unsure = place.zero[side], place.unsure[side]
+                if zero >= LEAST and zero > SYSTEMATIC * unsure and zero > TIMES * usual * unsure:
+                    return name, side
+        return None
+
+    def finding(self) -> Finding:
+        filled = self.train + self.infer
+        numbers = {"tokens": filled, "train": self.train, "infer": self.infer}
+        if (place := self.systematic()) is not None:
+            return Finding("zeros", "unsound", self._text(*place), numbers, self.at_ends.place)
+        odd = filled, self.tokens, _FILLED
+        if not filled:
+            return Finding(
+                "zeros", "ok", "no missing logprob was written as 0", {"tokens": 0}, odd=odd
+            )
+        text = (
+            f"{filled:,} trained tokens have a logprob of exactly 0 on one side and below "
+            f"{FAR_NATS:g} on the other (trainer {self.train:,}, sampler {self.infer:,}): "
+            "missing values that were written as 0"
+        )
+        state = "unsound" if share(filled, self.tokens) > _FILLED else "warning"
+        return Finding("zeros", state, text, numbers, self.first.place, odd)
+
+    def _text(self, name: str, side: str) -> str:
+        place = self.places[name]
+        zero, total = place.zero[side], place.unsure[side]
+        turns = sum(self.places[n].zero[side] for n in ("end", "turn"))
+        what = "last trained token of sequences"
+        if name == "start":
+            what = "first trained token of turns"
+        elif turns > zero:
+            what, zero = "last trained token of turns", turns
+            total = sum(self.places[n].unsure[side] for n in ("end", "turn"))
+        text = f"the {side} has a logprob of exactly 0 at the {what}, {zero:,} of {total:,} times"
+        if name != "start" and self.late > self.runs / 2:
+            return f"{text}: the loss mask is off by one, it begins and ends one token late"
+        if name == "start" and self.early > self.runs / 2:
+            return f"{text}: the loss mask is off by one, it begins and ends one token early"
+        if name == "start":
+            return f"{text}: the value was not recorded, or the loss mask begins one token early"
+        return (
+            f"{text}: the end token's logprob was not recorded and written as 0, or the loss mask "
+            "ends one token late"
+        )
+
+
+def _counted(flag_K: Array, places: Mapping[str, Array]) -> dict[str, int]:
+    """The number of flagged tokens at each place."""
+    counts = {name: int(np.count_nonzero(flag_K[at_T])) for name, at_T in places.items()}
+    return {**counts, "rest": int(np.count_nonzero(flag_K)) - sum(counts.values())}
+
+
+def _drawn(rollouts: Rollouts, at_T: Array) -> Array:
+    """Whether tokens were sampled but are not trained, [T]."""
+    inside_T = (at_T >= 0) & (at_T < len(rollouts.mask_N))
+    at_T = np.where(inside_T, at_T, 0)
+    return inside_T & ~rollouts.mask_N[at_T] & (rollouts.logp_infer_N[at_T] < 0)
+
+
+# The loss mask: a mask that begins with the sequence covers the prompt, or the dump has no prompts;
+# and sequences without trained tokens.
+
+
+_PROMPTS = 0.001  # share of sequences that begin with a trained token
+_EMPTY = 0.5  # share of sequences without a trained token
+
+
+@check("prompts", needs="texts", asks="whether the loss mask covers a prompt")
+class Prompts(Sums):
+    """Counts sequences whose first token is trained."""
+
+    def __init__(self) -> None:
+        self.sequences = self.trained = 0
+        self.first = FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        begins_S = rollouts.length_S > 0
+        begins_S[begins_S] = rollouts.mask_N[rollouts.start_S[begins_S]]
+        self.sequences += len(rollouts)
+        self.trained += int(begins_S.sum())
+        self.first.add_sequence(rollouts, begins_S)
+
+    def finding(self) -> Finding:
+        numbers = {"sequences": self.sequences, "trained": self.trained}
+        odd = self.trained, self.sequences, _PROMPTS
+        if not self.trained:
+            return Finding("prompts", "ok", "no loss mask covers a prompt", numbers, odd=odd)
+        if self.trained == self.sequences:
+            text = (
+                "every sequence begins with a trained token: the dump has no prompts, or its loss "
+                "mask covers them"
+            )
+            return Finding("prompts", "warning", text, numbers, self.first.place)
+        text = (
+            f"{self.trained:,} of {self.sequences:,} sequences begin with a trained token: their "
+            "loss mask covers the prompt"
+        )
+        state = "unsound" if share(self.trained, self.sequences) > _PROMPTS else "warning"
+        return Finding("prompts", state, text, numbers, self.first.place, odd)
+
+
+@check("trained", needs="rows")
+class Trained(Sums):
+    """Counts sequences without a trained token: filtered ones, or a broken mask."""
+
+    def __init__(self) -> None:
+        self.sequences = self.empty = self.removed = 0
+        self.first = FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        empty_S = rollouts.trained_S == 0
+        self.sequences += len(rollouts)
+        self.empty += int(empty_S.sum())
+        self.first.add_sequence(rollouts, empty_S)
+        if rollouts.removed_N is not None:
+            told_N = np.isfinite(rollouts.logp_train_N) & np.isfinite(rollouts.logp_infer_N)
+            scored_N = rollouts.removed_N & told_N
+            self.removed += len(np.unique(rollouts.sequence_N[scored_N]))
+
+    def finding(self) -> Finding:
+        numbers = {"sequences": self.sequences, "empty": self.empty}
+        if not self.empty:
+            return Finding("trained", "ok", "every sequence has trained tokens", numbers)
+        text = f"{self.empty:,} of {self.sequences:,} sequences have no trained token"
+        if self.removed:
+            numbers["removed"] = self.removed
+            text += f"; {self.removed:,} of them have both logprobs: a filter removed them"
+        state = "warning" if share(self.empty, self.sequences) > _EMPTY else "ok"
+        return Finding("trained", state, text, numbers, self.first.place)
