@@ -16,9 +16,8 @@ from servanda.cli import main
 from servanda.contract.identity import EvidenceKey
 from servanda.engines.base import ENGINES
 from servanda.engines.table import TableEngine
-from servanda.judgement.bitwise import objection, remarks
 from servanda.judgement.evidence import Round, weigh
-from servanda.judgement.verdict import Verdict, judge
+from servanda.judgement.verdict import Verdict, judge, objection, remarks
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.runner import load, run
 from servanda.runner.compare.contract import Options, compare, prepare

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.clauses.loss_checks import declared_text
-from servanda.rl.monitor import actions, loss
 from servanda.rl.monitor.batch import SHARE
+from servanda.rl.monitor.statistics import limited
+from servanda.rl.monitor.step import named_actions
 from servanda.theory.stats.tally import mixed
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def share_of(monitor: Monitor, share: float | None) -> float | None:
     Raises:
         ContractError: a share below 1 of a contract that corrects tokens; or no share at all.
     """
-    named = actions.named(monitor.contract)
+    named = named_actions(monitor.contract)
     if share is None:
         if "correct" in named:
             return 1.0
@@ -96,9 +97,9 @@ def weights_of(out: Mapping[str, Any], monitor: Monitor) -> Any:
     step is an error for its weights only where a clause is about them.
     """
     contract = monitor.contract
-    if "correct" in actions.named(contract):
+    if "correct" in named_actions(contract):
         return None
-    if declared_text(contract) and not loss.limited(contract):
+    if declared_text(contract) and not limited(contract):
         return None
     return out.get("importance_sampling_ratio")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.rl.monitor import actions
+from servanda.rl.monitor.step import named_actions
 from servanda.rl.package_version import built, check_version, installed
 from servanda.rl.trl_engine import Rollouts
 
@@ -58,7 +58,7 @@ def check_tokens_kept(monitor: Monitor, why: str) -> None:
     Raises:
         ContractError: the contract says `correct` or `mask`.
     """
-    acting = sorted({"correct", "mask"} & actions.named(monitor.contract))
+    acting = sorted({"correct", "mask"} & named_actions(monitor.contract))
     if acting:
         raise ContractError(
             f"the contract says {acting[0]}, and {why}",

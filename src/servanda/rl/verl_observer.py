@@ -12,8 +12,8 @@ from typing import Any
 
 from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.clauses.gradient import psi_of
-from servanda.rl.monitor import loss
 from servanda.rl.monitor.batch import SHARE, Batch
+from servanda.rl.monitor.statistics import loss_metrics, loss_problem, loss_sums
 from servanda.rl.verl_batch import (
     about,
     chosen,
@@ -168,7 +168,7 @@ class Watch:
         if observed is None:
             return {}
         train_BT, mask_BT, step = observed
-        sums = loss.sums_of(
+        sums = loss_sums(
             Batch.of(
                 train_BT,
                 data.batch["rollout_log_probs"],
@@ -179,10 +179,10 @@ class Watch:
             ),
             psi_of(self.monitor.contract),
         )
-        problem = loss.problem(sums, self.monitor.contract)
+        problem = loss_problem(sums, self.monitor.contract)
         if problem and not {"correct", "mask"} & {*step.action}:
             self.print_once(problem)
-        return loss.metrics_of(sums, self.monitor.contract)
+        return loss_metrics(sums, self.monitor.contract)
 
     def print_once(self, text: str) -> None:
         if text not in self._printed:

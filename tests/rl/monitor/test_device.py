@@ -5,9 +5,8 @@ import pytest
 
 from servanda.errors import EvidenceError
 from servanda.rl import Monitor
-from servanda.rl.monitor import device_batch
-from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.device_batch import DeviceBatch
+from servanda.rl.monitor import batch as device_batch
+from servanda.rl.monitor.batch import Batch, DeviceBatch
 from servanda.rl.monitor.statistics import contributions
 from servanda.theory.bounds.importance_weights import PSI
 from servanda.theory.stats import device_tally, tally

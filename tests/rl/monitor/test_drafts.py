@@ -7,7 +7,7 @@ import pytest
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import DraftCounts, Monitor, read_state
-from servanda.rl.monitor.loss import FELL
+from servanda.rl.monitor.statistics import FELL
 from servanda.rl.monitor.step import BEFORE_AN_UPDATE
 from tests.kit import parse
 from tests.rl.monitor.made import step

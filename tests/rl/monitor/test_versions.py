@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from servanda.rl.monitor.loss import wrong
 from servanda.rl.monitor.ranks import Part, extras_of
+from servanda.rl.monitor.statistics import wrong_versions
 from servanda.theory.stats.version_fit import VersionFit
 
 FITS = {
@@ -27,7 +27,7 @@ FITS = {
 )
 def test_all_comparisons_of_a_step_share_alpha(alpha, named):
     """20 of 20 fair tosses have a probability of 2^-20."""
-    assert {*wrong(FITS, 7, alpha)} == named
+    assert {*wrong_versions(FITS, 7, alpha)} == named
 
 
 @pytest.mark.parametrize(("alpha", "count"), [(3 * 2.0**-20, 1), (2.9 * 2.0**-20, 0)])

@@ -5,8 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from servanda.rl.monitor.batch import COLUMNS
 from servanda.rl.steps.blocks import paired
-from servanda.rl.steps.contract import Counts, rules_of
+from servanda.rl.steps.contract import STEP_FIELDS, Counts, rules_of
 from tests.rl.dumps import made
 
 
@@ -94,3 +95,7 @@ def test_starts_that_are_too_few_are_said():
         "no slice by turn: those after the first have 40 tokens",
         "the first tokens of later turns are 29, fewer than 50: no slice shows tool boundaries",
     )
+
+
+def test_a_batch_has_the_fields_that_a_step_is_sliced_by():
+    assert {*COLUMNS} == {*STEP_FIELDS}

@@ -25,12 +25,12 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.intake import Row
 from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.judgement.admission import as_declared, path_of, refuse_unscored
-from servanda.judgement.bitwise import objection
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import View
 from servanda.judgement.evidence import agreement_of
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.traffic import Entrance, within
+from servanda.judgement.verdict import objection
 from servanda.runner.measurement import Open
 from servanda.runner.round_files import in_order
 from servanda.theory.sampling import Sampling

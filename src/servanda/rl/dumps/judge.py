@@ -29,8 +29,16 @@ from servanda.report.format import count
 from servanda.rl.dumps import workers
 from servanda.rl.dumps.checks import Finding, Soundness, errors_of, of_step
 from servanda.rl.dumps.formats import Dump, Refused, open_dump
-from servanda.rl.dumps.soundness import DataLine, data_lines, sides
-from servanda.rl.dumps.statistics import DumpStatistics, Measures, PairFields, StepPart, tv_limit
+from servanda.rl.dumps.statistics import (
+    DataLine,
+    DumpStatistics,
+    Measures,
+    PairFields,
+    StepPart,
+    data_lines,
+    sides,
+    tv_limit,
+)
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps import judge as exclusion

@@ -19,18 +19,34 @@ from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.statistics import tv_limit
 from servanda.rl.follow.follow_step import FollowStep
-from servanda.rl.monitor import actions, ranks
-from servanda.rl.monitor import ranks as soundness
-from servanda.rl.monitor.batch import COLUMNS, Array, Batch
-from servanda.rl.monitor.device_batch import DeviceBatch, batch_of
-from servanda.rl.monitor.loss import Meter, counted
-from servanda.rl.monitor.ranks import Gather, Opening, Overlaps, Part, part_of
+from servanda.rl.monitor import ranks
+from servanda.rl.monitor.batch import Array, Batch, DeviceBatch, batch_of
+from servanda.rl.monitor.ranks import (
+    Gather,
+    Opening,
+    Overlaps,
+    Part,
+    part_of,
+    rollouts_of,
+    sample_problems,
+)
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
-from servanda.rl.monitor.statistics import StepStatistics, overlaps
-from servanda.rl.monitor.step import Step, cause_text, judged, metrics_of, of_cells, state_line
+from servanda.rl.monitor.statistics import Meter, StepStatistics, counted, overlaps
+from servanda.rl.monitor.step import (
+    Step,
+    action_metrics,
+    cause_text,
+    check_selection,
+    due_actions,
+    judged,
+    metrics_of,
+    of_cells,
+    state_line,
+    token_weights,
+)
 from servanda.rl.steps.blocks import FILLED, paired
 from servanda.rl.steps.causes import FirstSequences, RunCauses
-from servanda.rl.steps.contract import Counts, RunContract, labels_of, plan_of
+from servanda.rl.steps.contract import STEP_FIELDS, Counts, RunContract, labels_of, plan_of
 from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import StepJudge
 from servanda.rl.trend.changes import chart_of
@@ -258,7 +274,7 @@ class Monitor:
                 versions=versions,
                 older=older,
             )
-            actions.check_selection(self.contract, batch)
+            check_selection(self.contract, batch)
             if self._dump is not None:
                 self._dump.check(batch)
         except Exception as error:
@@ -283,7 +299,7 @@ class Monitor:
         """Fix the cells of the run: from all ranks' counts, or from the run that it continues."""
         contract, counts, sample = self._contract, Counts(), FirstSequences()
         if batch.tokens:
-            rollouts = soundness.rollouts_of(batch.on_host, self._member)
+            rollouts = rollouts_of(batch.on_host, self._member)
             sample.add(rollouts)
             if not self._state.contract and contract.slices_itself:
                 counts.add(paired(rollouts, 0))
@@ -324,7 +340,7 @@ class Monitor:
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
         # slices of outcomes are not judged, but show where the excess is
         late = dict.fromkeys(cell.cut for cell in plan.cells if cell.cut.outcome)
-        shown = (cut for cut in late if cut.fields <= {*COLUMNS})
+        shown = (cut for cut in late if cut.fields <= {*STEP_FIELDS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
         self._causes = RunCauses(tv_limit(plan.contract), "DUMP")
@@ -334,7 +350,7 @@ class Monitor:
     def _overlaps(self, batch: Batch) -> Sequence[Overlaps]:
         """Slices and tokens of all ranks; gathered only if a cell is violated."""
         sample = FirstSequences()
-        sample.add(soundness.rollouts_of(batch.on_host, self._member))
+        sample.add(rollouts_of(batch.on_host, self._member))
         parts = {"atoms": overlaps(self._shown, batch), "sample": sample.parts}
         own = Overlaps(self._member, self._digest, batch.weights, **parts)
         return ranks.gathered(self._gather, own)[0]
@@ -349,14 +365,14 @@ class Monitor:
 
         def look() -> Sequence[str]:
             shared.extend(self._overlaps(batch))
-            return soundness.of_sample(part for rank in shared for part in rank.sample)
+            return sample_problems(part for rank in shared for part in rank.sample)
 
         found = judged(self._judge, state, parts, groups, number, follow, look)
         verdict = found.verdict.quick
         names = [cut.name for cut in self._shown]
         if not shared and any(c.outcome == "violated" for c in verdict.cells):
             shared.extend(self._overlaps(batch))
-        taken = actions.due(plan.contract, verdict, names, ranks.added(shared))
+        taken = due_actions(plan.contract, verdict, names, ranks.added(shared))
         would = ("halt",) if "halt" in taken.action and not self._stop else ()
         if "halt" in taken.action and state.would is None:
             state.would = batch.weights
@@ -387,8 +403,8 @@ class Monitor:
             would,
             taken.pages,
             taken.masked,
-            partial(actions.token_weights, plan.contract, taken, batch, masked),
-            metrics | found.metrics | actions.metrics(taken, plan.contract),
+            partial(token_weights, plan.contract, taken, batch, masked),
+            metrics | found.metrics | action_metrics(taken, plan.contract),
             cause,
             self.notes,
             partial(getattr, found.verdict, "verdict"),

@@ -26,13 +26,20 @@ from servanda.rl.dumps.checks import Soundness, errors_of, of_step
 from servanda.rl.dumps.checks.columns import FAR_NATS, Values, Zeros
 from servanda.rl.dumps.checks.copies import UNSOUND
 from servanda.rl.dumps.checks.pairs import IMPOSSIBLE, LIMIT_NATS
-from servanda.rl.monitor import device_batch, loss
-from servanda.rl.monitor import loss as versions
-from servanda.rl.monitor import ranks as soundness
-from servanda.rl.monitor.batch import Batch
-from servanda.rl.monitor.device_batch import DeviceBatch, agreement
+from servanda.rl.monitor.batch import Batch, DeviceBatch, agreement, is_clean
 from servanda.rl.monitor.state_file import RunState
-from servanda.rl.monitor.statistics import StepStatistics, contributions
+from servanda.rl.monitor.statistics import (
+    StepStatistics,
+    contributions,
+    fits_joined,
+    fits_of,
+    lag_split,
+    loss_metrics,
+    loss_note,
+    loss_problem,
+    loss_problems,
+    wrong_versions,
+)
 from servanda.rl.steps.contract import Counts, Labels
 from servanda.rl.steps.drift import StepDrift, TokenSum
 from servanda.rl.trend.changes import StepScalars
@@ -248,12 +255,12 @@ def part_of(
         usable=own.usable,
         staleness=batch.staleness,
         contributions=contributions(batch, psi_of(contract)),
-        unsound=(*soundness.problems(batch), *loss.problems(batch)),
+        unsound=(*data_problems(batch), *loss_problems(batch)),
         agreement=agreement(batch),
         drafts=drafts,
         loss=own.loss,
-        versions=versions.fits_of(batch),
-        lags=versions.lag_split(batch),
+        versions=fits_of(batch),
+        lags=lag_split(batch),
         scalars=own.scalars,
         gross=own.gross,
     )
@@ -295,12 +302,12 @@ def extras_of(
     sums = [part.loss for part in parts if part.loss is not None]
     if sums:
         whole = LossSums.joined(sums)
-        problems += filter(None, [loss.problem(whole, plan.contract)])
-        notes += filter(None, [loss.note(whole, plan.contract)])
-        metrics |= loss.metrics_of(whole, plan.contract)
-    fits = versions.joined([part.versions for part in parts])
+        problems += filter(None, [loss_problem(whole, plan.contract)])
+        notes += filter(None, [loss_note(whole, plan.contract)])
+        metrics |= loss_metrics(whole, plan.contract)
+    fits = fits_joined([part.versions for part in parts])
     if fits:
-        wrong = versions.wrong(fits, weights, plan.alpha)
+        wrong = wrong_versions(fits, weights, plan.alpha)
         problems += wrong.values()
         metrics["servanda/version/wrong_replicas"] = float(len(wrong))
     line = sum((part.lags for part in parts), LagSplit()).line
@@ -350,12 +357,12 @@ def rollouts_of(batch: Batch, member: str = "") -> Rollouts:
     )
 
 
-def problems(batch: Batch) -> tuple[str, ...]:
+def data_problems(batch: Batch) -> tuple[str, ...]:
     """The reasons why a step cannot be evidence: both logprobs are one array, some are above 0, or
     missing ones were filled with 0.
     """
     copied = [_COPY] if batch.one_array else []
-    if isinstance(batch, DeviceBatch) and device_batch.is_clean(batch, _RARE_NATS):
+    if isinstance(batch, DeviceBatch) and is_clean(batch, _RARE_NATS):
         return tuple(copied)
     batch = batch.on_host
     problems = [*copied, *_repeated(batch)]
@@ -367,7 +374,7 @@ def problems(batch: Batch) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def of_sample(parts: Iterable[Rollouts]) -> tuple[str, ...]:
+def sample_problems(parts: Iterable[Rollouts]) -> tuple[str, ...]:
     """The reasons why a red step is no evidence: a dump's checks, on some of its tokens."""
     sound = Soundness(alone=True)
     for part in parts:

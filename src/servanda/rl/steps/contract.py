@@ -27,7 +27,6 @@ from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.workload_coverage import listed
 from servanda.registry import did_you_mean
 from servanda.report.format import count
-from servanda.rl.monitor.batch import COLUMNS
 from servanda.rl.trend.changes import with_reference
 from servanda.runner import load
 from servanda.theory.stats.interval import units_at_best
@@ -40,6 +39,15 @@ _SIZES = (1, 10_000_000)
 AMPLE = 4  # multiple of the tokens that identical kernels need
 MOST_STEPS = 12  # most steps that a slice is judged on
 _PARTS = 20  # a slice with this fraction (1/n) of the tokens should be decidable
+# fields of tokens that a step's arrays have
+STEP_FIELDS = (
+    "request.prompt_tokens",
+    "context.position",
+    "context.length",
+    "context.turn",
+    "context.turn_position",
+    "outcome.staleness",
+)
 _OF_FORMAT: Mapping[str, str] = {
     "nemo": "nemo-grpo",
     "prime-rl": "prime-rl",
@@ -558,7 +566,7 @@ def _kind(cell: Cell) -> Kind:
         return kind
     reason = kind.not_in_a_step(cell.clause)
     if not reason:
-        fields = sorted(f for f in cell.cut.fields if not (f in COLUMNS or f.startswith(LABEL)))
+        fields = sorted(f for f in cell.cut.fields if not (f in STEP_FIELDS or f.startswith(LABEL)))
         reason = f"a training step has no {', '.join(fields)}" if fields else ""
     return NotHere(reason, bool(cell.clause.required)) if reason else kind
 

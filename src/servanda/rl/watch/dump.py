@@ -18,8 +18,15 @@ from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.escalation import actions_of
 from servanda.rl.dumps.checks import Finding, Soundness, of_step
 from servanda.rl.dumps.formats import FORMATS, Dump, Refused, open_dump
-from servanda.rl.dumps.soundness import alike, data_lines, sides
-from servanda.rl.dumps.statistics import DumpStatistics, Measures, StepPart, StepSummation
+from servanda.rl.dumps.statistics import (
+    DumpStatistics,
+    Measures,
+    StepPart,
+    StepSummation,
+    alike,
+    data_lines,
+    sides,
+)
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import blocks, paired

@@ -20,8 +20,8 @@ from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import GUARDS, CellVerdict
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.report.cell_text import GLYPH
-from servanda.rl.monitor.loss import NAME as DRAFTS
 from servanda.rl.monitor.state_file import SCHEMA
+from servanda.rl.monitor.statistics import DRAFTS
 from servanda.rl.steps.drift import RunEnds, TokenSum
 from servanda.rl.trend.changes import TREND, changed, chart_for, joined_outcome, scalars_of
 from servanda.rl.watch.step import WatchedStep

@@ -14,7 +14,7 @@ from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module regist
     pairs,
     routes,
 )
-from servanda.rl.dumps.checks.base import CHECKS, Check, Finding, State, errors_of, of_step
+from servanda.rl.dumps.checks.base import CHECKS, NEEDS, Check, Finding, State, errors_of, of_step
 from servanda.traces.rollouts import Rollouts
 
 __all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "errors_of", "of_step"]
@@ -27,7 +27,7 @@ _ORDER = (  # order in reports; others follow
 
 def unasked() -> str:
     """The questions of the checks that need more than logprobs and the mask, in words."""
-    return " and ".join(CHECKS[name].asks for name in CHECKS if CHECKS[name].asks)
+    return " and ".join(asks for _, asks in NEEDS.values() if asks)
 
 
 class Soundness:
@@ -45,7 +45,7 @@ class Soundness:
 
     def __init__(self, *, alone: bool = False) -> None:
         every = dict.fromkeys((*_ORDER, *CHECKS))
-        names = [name for name in every if not (alone and CHECKS[name].needs)]
+        names = [name for name in every if not (alone and NEEDS.get(name, ("", ""))[0])]
         self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
         self._copies = self._checks["copies"] = copies.Copies()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -70,14 +70,7 @@ def of_step(finding: Finding, run: tuple[int, int] = (0, 0)) -> Finding:
 
 
 class Check(Protocol):
-    """A check over the chunks of a dump in order, which stores only sums.
-
-    `needs`: what it reads besides logprobs and the mask; `asks`: its question, in words, for a
-    report on data without that; "" if there is nothing to ask then.
-    """
-
-    needs: ClassVar[str]
-    asks: ClassVar[str]
+    """A check over the chunks of a dump in order, which stores only sums."""
 
     def add(self, rollouts: Rollouts) -> None: ...
 
@@ -92,17 +85,19 @@ class Check(Protocol):
 
 
 CHECKS: Registry[Callable[[], Check]] = Registry("check of a dump")
+NEEDS: dict[str, tuple[str, str]] = {}
 C = TypeVar("C", bound=Callable[[], Check])
 
 
 def check(name: str, needs: str = "", asks: str = "") -> Callable[[C], C]:
-    """Register a check, with its `needs` and `asks`."""
+    """Register a check.
 
-    def add(made: C) -> C:
-        made.needs, made.asks = needs, asks  # type: ignore[attr-defined]
-        return CHECKS.register(name)(made)  # type: ignore[return-value]
-
-    return add
+    Args:
+        needs: what it reads besides logprobs and the mask; asks: its question, in words, for a
+            report on data without that; "" if there is nothing to ask then.
+    """
+    NEEDS[name] = needs, asks
+    return CHECKS.register(name)  # type: ignore[return-value]
 
 
 class Sums:
