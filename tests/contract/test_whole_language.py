@@ -8,8 +8,8 @@ from servanda.contract.clause import Load, Relative
 from servanda.contract.model import Contract
 from servanda.contract.objective import Weighting
 from servanda.errors import ContractError
-from servanda.judgement.clause_kinds import known_by_name, slices_of
 from servanda.judgement.clauses.gradient import advantage_bound
+from servanda.judgement.clauses.scope import known_by_name, slices_of
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, TOKEN_CLASSES, cuts_of
 from servanda.runner import run

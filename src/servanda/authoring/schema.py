@@ -16,9 +16,9 @@ from servanda.contract.key_aliases import ALIASES
 from servanda.contract.model import API_VERSION, EXTERNAL, Contract
 from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.contract.server_dialects import dialect_names
-from servanda.judgement.clause_kinds import OUTCOME_METRICS
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
+from servanda.judgement.clauses.scope import OUTCOME_METRICS
 from servanda.judgement.lint.escalation import BARE, STATES, SUBJECTS, WITH_VALUE
 from servanda.judgement.lint.runtime import RUNTIME_METRICS
 from servanda.theory.divergence.base import DIVERGENCES

@@ -28,7 +28,6 @@ from servanda.judgement.clauses.sample_ratio import STAGES_WITH_SPLIT
 from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level
 from servanda.judgement.clauses.statistical import Certificate, feed_of
 from servanda.judgement.schedule import Schedule
-from servanda.judgement.slices.rules import Known, known
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.calibration import CALIBRATION
 
@@ -179,38 +178,3 @@ def _certificate_of(clause: Clause) -> Certificate | MassGap | None:
         relative = {"self_noise": RelativeToNoise, "stable": RelativeToStable}[clause.at_most.of]
         return relative(feed, times=clause.at_most.times)
     return Certificate(feed)
-
-
-# Scope: the slices of a clause.
-#
-# A slice of outcomes is defined by the sampled token, so an average over it is no property of the
-# kernels: only its contribution to the whole is defined.
-
-
-OUTCOME_METRICS = ("mass_gap", "tv_contribution")
-
-
-def of_outcomes(metric: str) -> bool:
-    """Whether a metric is a contribution, defined on slices of outcomes."""
-    if metric in OUTCOME_METRICS:
-        return True
-    return metric in DIVERGENCES and getattr(DIVERGENCES[metric], "outcome", False)
-
-
-def known_by_name(contract: Contract) -> dict[str, Known]:
-    """Slice -> when it is known; the whole is known before the request."""
-    return {WHOLE: "request", **{rule.name: known(rule) for rule in contract.slices}}
-
-
-def slices_of(contract: Contract, section: Section, clause: Clause) -> tuple[str, ...]:
-    """The slices that a clause names, otherwise all on which its metric is defined."""
-    if clause.slices is not None:
-        return clause.slices
-    if section in ("observability", "runtime"):
-        return (WHOLE,)
-    wanted: tuple[Known, ...] = ("request", "context")
-    if of_outcomes(clause.metric):
-        wanted = ("outcome",)
-    elif clause.metric in CHAIN and chain_metric(contract, clause).known == "request":
-        wanted = ("request",)
-    return tuple(name for name, when in known_by_name(contract).items() if when in wanted)

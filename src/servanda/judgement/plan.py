@@ -13,9 +13,10 @@ from servanda.contract.identity import digest_of
 from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
-from servanda.judgement.clause_kinds import clauses_at, kind_of, slices_of
+from servanda.judgement.clause_kinds import clauses_at, kind_of
 from servanda.judgement.clauses.base import DRAWS, Cell
 from servanda.judgement.clauses.numerical import Corner, CornerFact, corners_of
+from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.clauses.service_level import LoadOf
 from servanda.judgement.rewards import file_and_function, unanswered
 from servanda.judgement.schedule import Arrivals, Schedule

@@ -12,8 +12,8 @@ from typing import Any
 from servanda.contract.clause import Place
 from servanda.contract.model import Contract
 from servanda.errors import Problem
-from servanda.judgement.clause_kinds import known_by_name
 from servanda.judgement.clauses.base import DRAWS, Cell
+from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.slices.rules import Cut
 from servanda.registry import Registry
 from servanda.traces.corpus import Corpus

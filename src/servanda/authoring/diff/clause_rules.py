@@ -9,7 +9,7 @@ from servanda.authoring.diff.directions import REWRITTEN, Rule, as_text, moved, 
 from servanda.authoring.diff.values import Change, Kind, Pair, flow_text
 from servanda.contract.model import Clause
 from servanda.contract.stages import FIRST_STEP, MIRRORED, SAMPLED
-from servanda.judgement.clause_kinds import slices_of
+from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.slices.rules import known
 
 

@@ -13,7 +13,8 @@ from servanda.authoring.diff.rules import RULES
 from servanda.authoring.diff.values import MIRROR, Change, Pair, clause_text, flow_text
 from servanda.contract.model import Clause, Contract, Place
 from servanda.contract.policy import Escalation
-from servanda.judgement.clause_kinds import DEFAULT_GUARDS, slices_of
+from servanda.judgement.clause_kinds import DEFAULT_GUARDS
+from servanda.judgement.clauses.scope import slices_of
 
 _NAMES = {"id", "name"}  # identifying keys of items
 _ONLY_RENAMED = "did it only change its name? evidence is kept by it"

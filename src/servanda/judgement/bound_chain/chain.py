@@ -12,7 +12,6 @@ from servanda.contract.clause import WHOLE, Clause, Section
 from servanda.contract.model import Contract
 from servanda.judgement.bound_chain.assumptions import rest
 from servanda.judgement.bound_chain.steps import STANDINGS, Chain, Step, follow, joined, weakest
-from servanda.judgement.clause_kinds import slices_of
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, chain_metric
 from servanda.judgement.clauses.gradient import (
@@ -22,6 +21,7 @@ from servanda.judgement.clauses.gradient import (
     psi_of,
     score_norm_of,
 )
+from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.verdict import Verdict
 from servanda.theory.bounds.sequence import is_vacuous
 from servanda.theory.bounds.theorem import THEOREMS, Standing

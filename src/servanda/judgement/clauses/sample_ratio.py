@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from servanda.contract.clause import SAMPLE_RATIO
-from servanda.judgement.clause_kinds import known_by_name
 from servanda.judgement.clauses.base import (
     GUARDS,
     Cell,
@@ -26,6 +25,7 @@ from servanda.judgement.clauses.base import (
     limit_of,
 )
 from servanda.judgement.clauses.chain_metrics import Lack
+from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.planned_share import PlannedShare
 from servanda.traces.assignments import BREAKER, FAILOVER, Assignment

@@ -17,9 +17,9 @@ from servanda.contract.clause import (
 from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
-from servanda.judgement.clause_kinds import OUTCOME_METRICS, known_by_name, of_outcomes, slices_of
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
+from servanda.judgement.clauses.scope import OUTCOME_METRICS, known_by_name, of_outcomes, slices_of
 from servanda.judgement.lint.runtime import RUNTIME_METRICS, runtime
 from servanda.judgement.lint.stages import stages
 from servanda.judgement.slices.rules import Known

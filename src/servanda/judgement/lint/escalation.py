@@ -10,7 +10,7 @@ from servanda.contract.clause import SECTIONS
 from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import EXTERNAL, Contract
-from servanda.judgement.clause_kinds import known_by_name, slices_of
+from servanda.judgement.clauses.scope import known_by_name, slices_of
 from servanda.judgement.lint.slices import is_number
 from servanda.judgement.slices.rules import OPERATORS
 from servanda.registry import nearest, quoted

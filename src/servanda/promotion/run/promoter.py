@@ -16,9 +16,9 @@ from servanda.engines.base import Engine
 from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, EvidenceError, Interrupted, ServandaError
-from servanda.judgement.clause_kinds import known_by_name
 from servanda.judgement.clauses.guards import Coverage
 from servanda.judgement.clauses.sample_ratio import Split
+from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.evidence import Evidence, Once, weigh_once
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Arrivals
