@@ -10,10 +10,9 @@ import click
 
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
-from servanda.cli.output import show, show_json, watching
+from servanda.cli.output import next_step, show, show_json, show_verdict, watching
 from servanda.cli.referee_text import third_lines
 from servanda.cli.surface import compare_surface
-from servanda.cli.verdict_text import next_step, show_verdict
 from servanda.errors import MeasurementError
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (

@@ -17,12 +17,12 @@ from servanda.cli.output import (
     report_places,
     show,
     show_json,
+    show_marked,
     watching,
     write,
     write_text,
 )
 from servanda.cli.referee_text import third_lines
-from servanda.cli.verdict_text import show_marked
 from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump, selected_dump

@@ -84,10 +84,6 @@ def _failed(bad: Sequence[CellVerdict], cells: Sequence[CellVerdict]) -> str:
     return f"{line(why, 200).removeprefix('the data is not sound: ')}."
 
 
-def _extent(cells: Sequence[CellVerdict]) -> str:
-    return f"on {_places({c.place for c in cells})}"
-
-
 def _places(names: Collection[str], other: str = "") -> str:
     """How many slices and how many training steps, and whether the whole; "" of none.
 

@@ -9,7 +9,7 @@ from servanda.rl.monitor import batch as device_batch
 from servanda.rl.monitor.batch import Batch, DeviceBatch
 from servanda.rl.monitor.statistics import contributions
 from servanda.theory.bounds.importance_weights import PSI
-from servanda.theory.stats import device_tally, tally
+from servanda.theory.stats import tally
 from servanda.theory.stats.histogram import BINS, bin_of, edges
 from tests.rl.monitor.made import step
 
@@ -39,7 +39,7 @@ def adversarial(real):
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 def test_a_bin_is_the_same_in_torch_and_in_numpy(real):
     values = adversarial(real)
-    found = device_tally.bin_of(torch.from_numpy(values)).numpy()
+    found = tally.tensor_bins(torch.from_numpy(values)).numpy()
     np.testing.assert_array_equal(found, bin_of(values))
 
 
@@ -53,7 +53,7 @@ def test_a_tally_is_the_same_in_torch_and_in_numpy(kind):
     mask = torch.from_numpy(rng.random(values.size) < 0.8).reshape(1, -1)
     atom = torch.from_numpy(rng.integers(0, 5, values.size)).reshape(1, -1)
     wide = [side if kind.endswith(("32", "64")) else side.float() for side in sides]
-    found = device_tally.tally(*wide, mask, atom, 5)
+    found = tally.tally_of(*wide, mask, atom, 5)
     with np.errstate(invalid="ignore"):  # signalling NaNs are among the bits
         wanted = tally.tally(*(of.numpy() for of in (*wide, mask, atom)), 5)
     np.testing.assert_array_equal(found, wanted)

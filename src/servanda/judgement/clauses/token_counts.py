@@ -23,8 +23,8 @@ from servanda.judgement.slices.rules import LABEL, Cut, field_of
 from servanda.theory.bounds.importance_weights import weight_gap
 from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.bets import Coherence
-from servanda.theory.stats.device_tally import tally
 from servanda.theory.stats.histogram import BINS, ZERO, Binned, edges, ends
+from servanda.theory.stats.tally import tally_of
 
 Array = NDArray[Any]
 
@@ -66,7 +66,7 @@ class SliceCounts:
         most = min(_MOST_ATOMS, math.prod(fields.shape) // _TOKENS_AN_ATOM)
         for n, (atoms, members) in enumerate(crossed(parts, most) or [(atoms_of([], fields), [])]):
             slices = [i + 1 for m in members for i in self._families[m]]
-            count_AK = tally(logp_train, logp_infer, mask, atoms.atom, len(atoms))
+            count_AK = tally_of(logp_train, logp_infer, mask, atoms.atom, len(atoms))
             self._add(count_AK, atoms, slices, whole=n == 0)
 
     def _add(self, count_AK: Array, atoms: Atoms, slices: Sequence[int], *, whole: bool) -> None:

@@ -41,12 +41,19 @@ from servanda.rl.dumps.statistics import (
 )
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.steps import contract as of_run
-from servanda.rl.steps import judge as exclusion
 from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import FirstSequences, explained, pairs_of
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
 from servanda.rl.steps.drift import Trend, since
-from servanda.rl.steps.judge import WHOLE_PART, StepJudge, StepSums, bracketed
+from servanda.rl.steps.judge import (
+    WHOLE_PART,
+    StepJudge,
+    StepSums,
+    bracketed,
+    fewest,
+    limits_of,
+    within,
+)
 from servanda.rl.trend.changes import RunChart, changed, chart_for, joined
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.ray_cluster import Cluster
@@ -137,7 +144,7 @@ class JudgedSteps:
         if not self.alone:
             own = sides(plan.contract, part.weighed.agreement)
             errors = errors_of(map(of_step, (*sound.findings_after(before), *own)))
-        sums = StepSums(part.step, part.weighed, part.drawn, part.atoms)
+        sums = StepSums(part.step, part.weighed, part.drawn)
         judged = self.judge.add(sums, errors)
         if judged.errors and not self.alone:
             self.unsound[part.step] = judged.errors[0]
@@ -446,7 +453,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     coherence = next(f for f in findings if f.check == "coherence")
     cells = tuple(_annotated(cell, dated, coherence) for cell in verdict.cells)
     verdict = replace(verdict, cells=cells)
-    limits = exclusion.limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
+    limits = limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
     outliers = statistics.outliers
     breakdown = Breakdown(
         tuple(by_step.rows),
@@ -460,9 +467,9 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if verdict.outcome != "error":
         verdict = by_step.joined(verdict)
     names = [cut.name for cut in statistics.cuts]
-    out = exclusion.fewest(names, limits, statistics.atoms)
+    out = fewest(names, limits, statistics.atoms)
     bits = sum(1 << i for i, name in enumerate(names) if name in out)
-    inside, outside = exclusion.within(statistics.atoms, bits)
+    inside, outside = within(statistics.atoms, bits)
     trend = statistics.ends.trend()
     masked = None
     if options.mask is not None and out:

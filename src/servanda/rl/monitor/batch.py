@@ -20,8 +20,7 @@ from servanda.rl.dumps.checks.columns import FAR_NATS
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.stats import tally as arrays
 from servanda.theory.stats.agreement import Agreement
-from servanda.theory.stats.device_tally import usable
-from servanda.theory.stats.tally import classes, hosted, is_tensor, mixed, moved, take
+from servanda.theory.stats.tally import classes, hosted, is_tensor, mixed, moved, take, usable
 
 Array = NDArray[Any]
 

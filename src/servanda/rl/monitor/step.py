@@ -29,9 +29,16 @@ from servanda.rl.monitor.batch import Batch, BatchFields
 from servanda.rl.monitor.ranks import Part, drafts_of, extras_of, weighed_of
 from servanda.rl.monitor.state_file import SCHEMA, RunState
 from servanda.rl.monitor.statistics import draft_metrics, notes_on, usable
-from servanda.rl.steps import judge as exclusion
 from servanda.rl.steps.drift import TokenSum, Trend
-from servanda.rl.steps.judge import NO_TOKEN, Atoms, StepJudge, StepSums, StepVerdict
+from servanda.rl.steps.judge import (
+    NO_TOKEN,
+    Atoms,
+    StepJudge,
+    StepSums,
+    StepVerdict,
+    fewest,
+    limits_of,
+)
 from servanda.rl.trend.changes import PREFIX, StepScalars, scalars_of
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.traces.serialization import to_plain
@@ -401,11 +408,11 @@ def due_actions(
     masked: list[str] = []
     for rule, cells in rules_met(contract, verdict.cells):
         # exclude slices so that the rest is within the limits of these cells
-        limits = exclusion.limits_of(cell for cell in cells if cell.outcome == "violated")
+        limits = limits_of(cell for cell in cells if cell.outcome == "violated")
         for entry in rule.do:
             name, value = action_of(entry)
             if name == "mask":
-                red = exclusion.fewest(names, limits, atoms)
+                red = fewest(names, limits, atoms)
                 masked += red
                 if not red:
                     continue  # the whole exceeds its limit, and no slice explains it

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -47,13 +47,11 @@ class StepSums:
         step: of the trainer.
         trained: sums over its trained tokens; drawn: including those that a filter of the trainer
             removed, None if it removed none.
-        atoms: of its tokens; empty if they are not needed.
     """
 
     step: int
     trained: Weighed
     drawn: Weighed | None = None
-    atoms: Atoms = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,13 +76,11 @@ class StepVerdict:
     Args:
         quick: without intervals and blind spots, which take long; cells that are judged on several
             steps name them.
-        atoms: of the tokens of its cells.
         errors: why its data is no evidence; such a step is not judged.
     """
 
     step: int
     quick: Verdict
-    atoms: Atoms
     errors: tuple[str, ...]
     _whole: Callable[[], Verdict]
     _trend: tuple[CellVerdict, ...] = ()
@@ -151,12 +147,12 @@ class StepJudge:
         failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
         if not sums.trained.tokens:  # a filter of the trainer may remove all of a step
             nothing = partial(self._nothing, sums, part)
-            return StepVerdict(sums.step, nothing(False), sums.atoms, (), partial(nothing, True))
+            return StepVerdict(sums.step, nothing(False), (), partial(nothing, True))
         if failed or any(c.enforced and c.outcome == "violated" for c in alone.cells):
             errors = (*errors, *look())
         if errors := (*errors, *failed):
             whole = partial(self._unsound, sums, part, errors[0])
-            return StepVerdict(sums.step, whole(False), sums.atoms, errors, partial(whole, True))
+            return StepVerdict(sums.step, whole(False), errors, partial(whole, True))
         if self._window and sums.step <= self._window[-1][1].step:  # a run that went back
             self._series.clear()
         earlier = [known for known in self._window if known[1].step < sums.step]
@@ -167,7 +163,7 @@ class StepJudge:
         quick = whole(alone)
         if thin and full and any(c.slice == WHOLE and c.open for c in quick.cells if c.enforced):
             self.size = min(_GROWTH * self.size, self._largest)
-        return StepVerdict(sums.step, quick, _atoms(window), (), whole)
+        return StepVerdict(sums.step, quick, (), whole)
 
     def _violated(self, sums: StepSums, alone: Verdict) -> dict[int, _Series]:
         """The cells that a series of steps violates, which then end; all others go on.
@@ -323,15 +319,6 @@ def bracketed(kept: Verdict, before: Verdict) -> Verdict:
 
 def _decided(cell: CellVerdict) -> bool:
     return cell.outcome in ("holds", "violated", "not applicable")
-
-
-def _atoms(window: Sequence[tuple[int, StepSums]]) -> Atoms:
-    sums: dict[int, list[float]] = {}
-    for _, step in window:
-        for key, (n, tv) in step.atoms.items():
-            had = sums.get(key, [0.0, 0.0])
-            sums[key] = [had[0] + n, had[1] + tv]
-    return sums
 
 
 def tokens_to_decide(plan: Plan) -> int:

@@ -241,7 +241,7 @@ class DumpSource:
         assert self._judge is not None and sums is not None
         plan, part = self._judge.plan, sums.close()
         errors = self._errors(part, sound, own.refused, again=again)
-        judged = self._judge.add(StepSums(step, part.weighed, part.drawn, part.atoms), errors)
+        judged = self._judge.add(StepSums(step, part.weighed, part.drawn), errors)
         if self._chart is not None:
             self._values[step] = {} if judged.errors else part.scalars.values
             judged = judged.compared(self._chart.add(step, self._values[step]))
