@@ -109,8 +109,12 @@ def test_starts_that_are_too_few_are_said():
 # ---- an oracle that walks the tokens, of labels that are missing, empty or known
 
 OPS = {
-    **{"gte": operator.ge, "gt": operator.gt, "lte": operator.le, "lt": operator.lt},
-    **{"in": lambda value, of: value in of, "not_in": lambda value, of: value not in of},
+    "gte": operator.ge,
+    "gt": operator.gt,
+    "lte": operator.le,
+    "lt": operator.lt,
+    "in": lambda value, of: value in of,
+    "not_in": lambda value, of: value not in of,
 }
 SPLITS = (
     SliceRule(name="env", split="labels.env", most=1),
@@ -215,7 +219,7 @@ def test_every_slice_counts_the_tokens_that_are_in_it(seed, aged, together, monk
 
 
 def test_slices_have_tokens_enough_and_divide_any_later_step():
-    """The head has short and long sequences, so that a bucket may have fewer than the one before."""
+    """The head has short and long sequences: a bucket may have fewer tokens than the last."""
     rng, counts, tokens = np.random.default_rng(0), Counts(), []
     ages, envs = [0, 0, 0, 1, 2, 3], ["a", "a", "a", "b", "c", ""]
     labels = {"env": lambda s: envs[s % 6], "replica": lambda s: str(s % 2)}
