@@ -20,6 +20,7 @@ from servanda.rl.monitor.step import metrics_of
 from servanda.rl.steps.contract import Counts
 from servanda.theory.bounds.applied_weights import Fits
 from tests.kit import parse
+from tests.rl.monitor.made import step
 from tests.rl.monitor.test_monitor import BARE, TV
 from tests.theory.stats.test_draft_counts import counted as accepted_drafts
 
@@ -124,3 +125,11 @@ def test_the_parts_of_ranks_add_up_to_those_of_one_process_in_any_order(named):
         for rank in order:
             joined.join(copy.deepcopy(counts[rank]))
         assert joined == counts[-1]
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_the_mean_weight_leaves_out_the_first_three_tokens_of_later_turns(turns):
+    batch = Batch.of(*step(np.random.default_rng(0), 8, 64, turns=turns), weights=0)
+    monitor = Monitor("trl")
+    monitor._open(batch)
+    assert monitor._statistics.of(batch).gross.n == batch.tokens - 8 * 3 * (turns - 1)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from servanda.rl import Monitor
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.steps.judge import WHOLE_PART
 from servanda.theory.stats.alpha import log_price, shared, step_alpha
+from tests.rl.dumps import made as dumps
 from tests.rl.monitor.made import step
 
 
@@ -148,3 +150,9 @@ def test_a_series_of_steps_has_the_price_of_its_first(weights, tv):
             series.clear()
     assert found == expected
     assert any(red for red, _ in found)
+
+
+@pytest.mark.parametrize(("steps", "part"), [(1, 1.0), (3, WHOLE_PART)])
+def test_the_whole_of_a_dump_has_what_its_steps_leave(steps, part, tmp_path):
+    found = judge_dump(DumpOptions(dumps.write(tmp_path, steps=range(steps), n=8)))
+    assert found.verdict.part == part
