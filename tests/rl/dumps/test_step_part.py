@@ -15,7 +15,7 @@ from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
 from servanda.judgement.schedule import Unit
-from servanda.rl.dumps.statistics import Measures, StepSummation
+from servanda.rl.dumps.statistics import DumpStatistics, Measures, StepSummation
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import paired, taken
 from servanda.rl.steps.contract import corpus_of
@@ -117,3 +117,31 @@ def test_every_cell_of_a_preset_is_answered_by_counts():
     assert MEASURES.others == []
     names = {cell.cut.name for cell in PLAN.cells}
     assert {"late", "turns<2", "turns>=2", "after", "none", "stale", "fresh-late"} <= names
+
+
+def test_a_filter_that_begins_late_is_undone_on_all_tokens_of_the_dump():
+    """As if nothing had been removed; of three steps the second has removed tokens in one block."""
+    blocks, unfiltered, groups = [], [], set()
+    for number, cut in ((1, 2), (2, 3), (3, 2)):
+        r = dataclasses.replace(rollouts(number, 0.01, 0.1), step=number)
+        groups |= {(number, group) for group in r.group_S}
+        removed_N = r.mask_N & (number == 2) & (r.sequence_N >= 4)
+        per_token = {**r.per_token, "removed": removed_N.astype(float)}
+        kept = dataclasses.replace(r, mask_N=r.mask_N & ~removed_N, per_token=per_token)
+        for of, whole in ((blocks, kept), (unfiltered, r)):
+            of += [taken(whole, 0, cut), taken(whole, cut, 6)]
+    found = []
+    for of in (blocks, unfiltered):
+        statistics = DumpStatistics(PLAN.contract, "made")
+        for block in of:
+            statistics.add_labels(paired(block, 0))
+        for block in of:
+            statistics.add(block)
+        own, evidence = statistics.evidence()
+        found.append((statistics.before_filter(evidence) or evidence).rounds[of_run.WORKLOAD, 0])
+    before, plain = found
+    assert before.groups == len(groups) and plain.sequences == 18
+    for name in ("sequences", "tokens", "groups", "agreement"):
+        assert getattr(before, name) == getattr(plain, name)
+    for cell, mine, other in zip(own.cells, before.statistics, plain.statistics, strict=True):
+        assert cell.kind.reads == "removed" or repr(mine) == repr(other), cell.name

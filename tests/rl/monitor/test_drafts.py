@@ -12,7 +12,6 @@ from servanda.rl.monitor.step import BEFORE_AN_UPDATE
 from tests.kit import parse
 from tests.rl.monitor.made import step
 from tests.rl.monitor.test_monitor import BARE, TV
-from tests.rl.monitor.test_ranks import observed, shard
 
 CLAUSE = "{{id: drafts, metric: draft_acceptance, at_least: {}}}"
 VOCABULARY, LONGEST = 32, 3
@@ -131,14 +130,6 @@ def test_a_meter_is_read_once_a_step_and_its_problem_is_a_note():
     first, second = (monitor.observe(*columns, weights=w, drafts=meter) for w in (0, 1))
     assert first.drafts.drafts == 9 and Meter.problem not in first.notes
     assert second.drafts.drafts == 0 and Meter.problem in second.notes
-
-
-def test_ranks_add_their_counts():
-    counts = DraftCounts(200, 600, 450, (180, 150, 120))
-    shards = [shard(rank, drafts=counts) for rank in range(2)]
-    for (found,) in observed(shards, contract=contract()):
-        assert found.drafts == counts + counts
-        assert found.metrics["servanda/draft_acceptance"] == 0.75
 
 
 def test_a_restart_keeps_the_first_steps_as_reference(tmp_path):

@@ -83,24 +83,6 @@ def test_the_order_of_ranks_does_not_count():
     assert ranks[0][6].trend == turned[0][6].trend
 
 
-def test_shards_say_what_the_whole_does():
-    shards = [shard(r) for r in range(RANKS)]
-    sharded = observed(shards)[0][0]
-    parts = [s(0) for s in shards]
-    whole = {
-        name: np.concatenate([p[name] for p in parts])
-        for name in ("logp_train_BT", "logp_infer_BT", "mask_BT")
-    }
-    labels = {"env": [v for p in parts for v in p["labels"]["env"]]}
-    groups = [g for p in parts for g in p["groups"]]
-    alone = Monitor("verl-sync").observe(**whole, labels=labels, groups=groups, weights=0)
-
-    assert sharded.outcome == alone.outcome
-    for mine, theirs in zip(sharded.verdict.cells, alone.verdict.cells, strict=True):
-        assert (mine.slice, mine.outcome, mine.n) == (theirs.slice, theirs.outcome, theirs.n)
-    assert sharded.metrics == pytest.approx(alone.metrics, rel=1e-9)
-
-
 def test_ranks_have_weights_of_their_own_and_one_without_a_trained_token_takes_part():
     shards = [shard(0), shard(1, size=5)]
     first, second = (steps[0] for steps in observed(shards))

@@ -8,6 +8,9 @@ import pytest
 from servanda.cli.main import main
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Monitor
+from servanda.rl.monitor.state_file import Journal, _entry
+from servanda.rl.steps.judge import WHOLE_PART
+from servanda.theory.stats.alpha import step_alpha
 from tests.rl.monitor.made import step
 
 
@@ -90,20 +93,34 @@ def test_a_step_that_comes_again_after_a_restart_replaces_what_was_known(tmp_pat
     assert found.trend.ratio == pytest.approx(1.0, rel=0.1)
 
 
-@pytest.mark.parametrize("cut", [1, 40, 400])
-def test_a_last_line_that_was_cut_off_is_dropped_and_said_so(tmp_path, cut):
-    path = tmp_path / "state.jsonl"
-    monitor = Monitor("verl-sync", state=path)
-    for weights in range(3):
-        observe(monitor, weights)
-    path.write_bytes(path.read_bytes()[:-cut])
-
-    again = Monitor("verl-sync", state=path)
-    found = observe(again, 3)
-
-    assert again.notes == (f"line 3 of {path} was cut off, and is dropped",)
-    assert again.notes[0] in found.notes
-    assert [line["weights"] for line in lines(path)] == [0, 1, 3]
+def test_a_run_that_is_killed_at_any_byte_of_a_line_goes_on_at_its_step(tmp_path):
+    """A step without a token and one in error have a number of the run's budget, too."""
+    whole, path, rng = tmp_path / "whole.jsonl", tmp_path / "state.jsonl", np.random.default_rng(0)
+    steps = [step(rng, 4, 28) for _ in range(5)]
+    steps[1] = *steps[1][:2], np.zeros_like(steps[1][2])
+    steps[2] = steps[2][0], steps[2][0].copy(), steps[2][2]
+    monitor = Monitor("trl", state=whole)
+    for given in steps:
+        monitor.observe(*given)
+    data = whole.read_bytes()
+    begin = data.rindex(b"\n", 0, -1) + 1
+    size = len(data) - begin
+    assert all(_entry(data[begin:][:end]) is None for end in range(size))
+    for end in (*range(0, size, size // 50), size - 1, size):
+        path.write_bytes(data[begin:][:end])
+        journal, last = Journal(path), begin + end == len(data)
+        assert (journal.read().number, path.stat().st_size) == ((1, end) if last else (0, 0))
+        dropped = f"line 1 of {path} was cut off, and is dropped"
+        assert journal.notes == (() if last or not end else (dropped,))
+    for end in (begin, begin + 1, (begin + len(data)) // 2, len(data) - 1):
+        path.write_bytes(data[:end])
+        again = Monitor("trl", state=path)
+        found = again.observe(*steps[-1])
+        dropped = f"line 5 of {path} was cut off, and is dropped"
+        assert again.notes == () if end == begin else again.notes[0] == dropped == found.notes[0]
+        assert (found.weights, found.verdict.part) == (4, step_alpha(1 - WHOLE_PART, 5))
+        assert [line["weights"] for line in lines(path)] == [*range(5)]
+        assert Journal(path).read().number == 5
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """The judge of a run: what one step does not decide is judged on the last few together."""
 
+import math
+
 import numpy as np
 import pytest
 
 from servanda.rl import Monitor
+from servanda.rl.dumps.judge import DumpOptions, judge_dump
 from servanda.rl.steps.judge import WHOLE_PART
-from servanda.theory.stats.alpha import step_alpha
+from servanda.theory.stats.alpha import log_price, shared, step_alpha
+from tests.rl.dumps import made as dumps
 from tests.rl.monitor.made import step
 
 
@@ -77,8 +81,9 @@ def test_a_restart_continues_the_series_and_begins_a_window(tmp_path):
     before = observed(Monitor("trl", state=state), rng, range(3))
     monitor = Monitor("trl", state=state)
     after = observed(monitor, rng, range(3, 5))
-    assert before[0].verdict.part == step_alpha(1 - WHOLE_PART, 1)
-    assert after[0].verdict.part == step_alpha(1 - WHOLE_PART, 4)
+    first = (1, 1, 1, 4, 4)  # of each window, at whose price it is judged
+    parts = [one.verdict.part for one in (*before, *after)]
+    assert parts == [step_alpha(1 - WHOLE_PART, number) for number in first]
     assert whole(after[1]).steps == (3, 4)
 
 
@@ -105,3 +110,49 @@ def test_steps_that_decide_alone_are_judged_alone():
     for t in range(3):
         found = monitor.observe(*step(np.random.default_rng(t), 64, 256), weights=t)
         assert {c.steps for c in found.verdict.cells} == {None} and found.outcome == "holds"
+
+
+# mean TV of steps that do not decide it alone; the limit is 0.025
+GOOD, NEAR, POOR = 0.024, 0.0255, 0.0265
+
+
+@pytest.mark.parametrize(
+    ("weights", "tv"),
+    [
+        (range(16), 16 * [POOR]),
+        (range(16), 3 * [GOOD] + 5 * [POOR] + 2 * [GOOD] + 6 * [POOR]),
+        (range(16), 10 * [NEAR] + 6 * [POOR]),
+        ((*range(4), *range(1, 4), *range(2, 11)), 16 * [POOR]),  # it goes back
+    ],
+)
+def test_a_series_of_steps_has_the_price_of_its_first(weights, tv):
+    """The oracle judges all tokens of a series as one step, by a monitor that saw no other."""
+    monitor, series, number, evidence = Monitor("trl"), [], 0, 0.0
+    found, expected = [], []
+    for n, (step_, mean) in enumerate(zip(weights, tv, strict=True), 1):
+        part = step(np.random.default_rng(n), 24, 64, tv=mean)
+        cell = whole(monitor.observe(*part, weights=step_))
+        found.append((cell.outcome == "violated", cell.steps))
+        if series and step_ <= series[-1][0]:
+            series.clear()
+        if not series or evidence <= math.log(step_alpha(1, n)):  # the last alone has more
+            series.clear()
+            number = n
+        series.append((step_, part))
+        pooled = [np.concatenate(x) for x in zip(*(of for _, of in series), strict=True)]
+        alone = whole(Monitor("trl").observe(*pooled, weights=0))
+        evidence = alone.e_violated + math.log(step_alpha(1, number))
+        plan = monitor._plan
+        red = evidence >= log_price(shared(plan.alpha * (1 - WHOLE_PART), plan.price_cells))
+        span = (series[0][0], step_) if red and len(series) > 1 else None
+        expected.append((red, span))
+        if red:
+            series.clear()
+    assert found == expected
+    assert any(red for red, _ in found)
+
+
+@pytest.mark.parametrize(("steps", "part"), [(1, 1.0), (3, WHOLE_PART)])
+def test_the_whole_of_a_dump_has_what_its_steps_leave(steps, part, tmp_path):
+    found = judge_dump(DumpOptions(dumps.write(tmp_path, steps=range(steps), n=8)))
+    assert found.verdict.part == part

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.watch.state_file import locked
-from tests.rl.watch.made import Out, following, run, state_line
+from tests.rl.watch.made import Out, following, run, state_line, step
 
 
 @pytest.fixture
@@ -130,22 +131,43 @@ def test_once_with_nothing_new_ends_with_the_last_answer(path, tmp_path):
     assert not out.alerts and not out.steps
 
 
-def test_a_watch_that_dies_before_it_was_kept_tells_twice_rather_than_never(path, tmp_path):
-    state = tmp_path / "state"
-    path.write_text(state_line(1) + state_line(2, "violated", tv=0.05))
-    out = Out()
-    watch = following(path, out, state=state, once=True)
-    save, calls = watch.state_file.save, []
+@pytest.mark.parametrize("when", ["before", "in", "after"])
+@pytest.mark.parametrize("kind", ["monitor", "dump"])
+def test_a_watch_that_is_killed_at_any_save_loses_no_step_and_counts_none_twice(
+    tmp_path, kind, when, monkeypatch
+):
+    """It tells a step twice rather than never, and ends with the state of one that went on."""
+    path, told = tmp_path / kind, Out()
+    if kind == "dump":
+        path.mkdir()
+        for number in (1, 2, 3):
+            step(path, number)
+    else:
+        path.write_text(state_line(1) + state_line(2, "violated", tv=0.05) + state_line(3))
+    following(path, told, state=tmp_path / "whole", once=True).run()
+    assert told.steps == ["1", "2", "3"]
+    for at in (1, 2, 3):
+        state, first, second = tmp_path / f"state-{at}", Out(), Out()
+        watch = following(path, first, state=state, once=True)
+        save = watch.state_file.save
 
-    def dies(memory, source):
-        calls.append(memory.step)
-        if memory.step == 2:
+        def killed(*_):
             raise KeyboardInterrupt
-        save(memory, source)
 
-    watch.state_file.save = dies
-    with pytest.raises(KeyboardInterrupt):
-        watch.run()
-    again = Out()
-    following(path, again, state=state, once=True).run()
-    assert out.alerts == again.alerts == ["✗ step 2: violated"]
+        def dies(memory, source, save=save, at=at):
+            with monkeypatch.context() as patch:
+                if memory.step == at and when == "in":  # written, and not yet in its place
+                    patch.setattr(Path, "replace", killed)
+                if memory.step != at or when != "before":
+                    save(memory, source)
+            if memory.step == at:
+                killed()
+
+        watch.state_file.save = dies
+        with pytest.raises(KeyboardInterrupt):
+            watch.run()
+        following(path, second, state=state, once=True).run()
+        twice = [] if when == "after" else [str(at)]
+        assert sorted(first.steps + second.steps) == sorted(told.steps + twice)
+        assert {*first.alerts, *second.alerts} == {*told.alerts}
+        assert state.read_text() == (tmp_path / "whole").read_text()

@@ -145,18 +145,6 @@ def test_what_the_monitor_did_or_would_do_counts_as_its_contract_says(tmp_path):
     )
 
 
-def test_a_restarted_watch_goes_on_behind_the_last_line(tmp_path):
-    path, state = tmp_path / "monitor.jsonl", tmp_path / "state"
-    path.write_text(state_line(1) + state_line(2, "violated", tv=0.05))
-    following(path, Out(), state=state, once=True).run()
-    appending(path, state_line(3, "violated", tv=0.05), state_line(4))()
-    out = Out()
-    watch = following(path, out, state=state, once=True)
-    watch.run()
-    assert out.steps == ["3", "4"] and not out.alerts
-    assert watch.state.steps == 4
-
-
 def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path):
     path = tmp_path / "monitor.jsonl"
     path.write_text(state_line(1) + state_line(2))

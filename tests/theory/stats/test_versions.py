@@ -67,13 +67,3 @@ def test_one_age_or_a_few_groups_have_no_line():
     assert LagSplit.of(drift_N, np.zeros_like(lag_N), group_N, names).line is None
     assert LagSplit.of(drift_N[:100], lag_N[:100], group_N[:100], names).line is None
     assert LagSplit().line is None
-
-
-def test_splits_of_parts_add_up():
-    drift_N, lag_N, group_N, names = lagged(3, 0.01)
-    half = group_N < 20
-    parts = (LagSplit.of(drift_N[at], lag_N[at], group_N[at], names) for at in (half, ~half))
-
-    whole = LagSplit.of(drift_N, lag_N, group_N, names)
-
-    np.testing.assert_allclose(np.array(sum(parts, LagSplit()).sums_KS), np.array(whole.sums_KS))
