@@ -264,7 +264,7 @@ def experiment() -> dict[str, float]:
         if len(red[WHOLE]):
             for name, of in red.items():
                 ratios[name].append(of[0] / red[WHOLE][0] if len(of) else math.inf)
-    return {name: _median(of) for name, of in ratios.items()}
+    return {name: float(np.median(of)) for name, of in ratios.items()}
 
 
 def text_of(found: Mapping[str, Any]) -> str:
