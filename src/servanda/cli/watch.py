@@ -68,7 +68,7 @@ def watch(
 ) -> None:
     """Follow PATH while a run trains: a trainer's dump, or the state file of a monitor.
 
-    Each new step of a dump is judged alone, with limits and slices that the first steps fix.
+    Each new step of a dump is judged, with limits and slices that the first steps fix.
     Prints one line per step. Sends one alert per change (a violation, a slice that becomes red,
     lost logprob coverage, a trend), with the command to run next.
 
