@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
-from servanda.rl.dumps.window import step_part
 
 from benchmarks import committed
 from benchmarks.experiment.tables import markdown
