@@ -16,7 +16,7 @@ from servanda.cli.commands import FIRST, GONE, GROUPS, HINTS
 from servanda.cli.examples import EXAMPLES
 from servanda.cli.main import main
 from servanda.cli.options import DASH, FileType, OutputPath
-from servanda.cli.output import watching
+from servanda.cli.screen import watching
 from servanda.engines import faults
 from servanda.judgement.verdict import FORMATS
 from servanda.promotion.run import record

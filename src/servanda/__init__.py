@@ -42,7 +42,7 @@ _HOME = {
     "judge": "judgement.verdict",
     "load": "runner.load",
     "measure": "runner.run",
-    "pair": "traces.pair",
+    "pair": "traces.trace",
     "weigh": "runner.run",
 }
 

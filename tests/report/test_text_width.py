@@ -6,7 +6,7 @@ import re
 import click
 import pytest
 
-from servanda.cli.output import next_step, show_verdict
+from servanda.cli.screen import next_step, show_verdict
 from servanda.judgement.verdict import FORMATS
 from servanda.report.table import width
 from servanda.report.text import lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from servanda.cli.options import FILE, refuse_given, shared
-from servanda.cli.output import show, show_json, watching
+from servanda.cli.screen import show, show_json, watching
 
 if TYPE_CHECKING:
     from servanda.runner.measurement import Watch

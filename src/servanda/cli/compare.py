@@ -10,8 +10,8 @@ import click
 
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
-from servanda.cli.output import next_step, show, show_json, show_verdict, watching
 from servanda.cli.referee_text import third_lines
+from servanda.cli.screen import next_step, show, show_json, show_verdict, watching
 from servanda.cli.surface import compare_surface
 from servanda.errors import MeasurementError
 from servanda.judgement.verdict import FORMATS

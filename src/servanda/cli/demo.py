@@ -14,7 +14,8 @@ import click
 
 from servanda.cli.input import contract_at
 from servanda.cli.options import FILE, FILE_OR_DASH, refuse_given, shared
-from servanda.cli.output import clear, show_verdict, watching, write
+from servanda.cli.output import clear, write
+from servanda.cli.screen import show_verdict, watching
 from servanda.contract import presets
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import kept

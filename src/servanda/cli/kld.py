@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import FILE, shared
-from servanda.cli.output import show, show_json, watching
+from servanda.cli.screen import show, show_json, watching
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
 from servanda.engines.base import Engine

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from servanda.cli.options import FILE, duration, shared
-from servanda.cli.output import show, show_json, watching
+from servanda.cli.screen import show, show_json, watching
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from servanda.cli.options import FILE, LOG_ROWS, shared, until
-from servanda.cli.output import watching
 from servanda.cli.promotion_options import (
     actor_option,
     code_of,
@@ -19,6 +18,7 @@ from servanda.cli.promotion_options import (
     print_problems,
     print_story,
 )
+from servanda.cli.screen import watching
 from servanda.contract.clause import STAGES
 from servanda.promotion.ledger.entry import Outrun
 from servanda.promotion.notify.sinks import sinks_of

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import DASH, FILE_OR_DASH
-from servanda.cli.output import REPORT_OPTIONS, chosen, clear, show, show_verdict, write
+from servanda.cli.output import REPORT_OPTIONS, chosen, clear, write
+from servanda.cli.screen import show, show_verdict
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.finished_run import read, verdict_of
 

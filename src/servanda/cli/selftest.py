@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import shared
-from servanda.cli.output import show_json, watching
+from servanda.cli.screen import show_json, watching
 from servanda.report.format import count
 from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED, Cause
 from servanda.judgement.causes.cause_rules import RULES, Case
 from servanda.judgement.causes.gap_shape import WORST, signatures_of
 from servanda.judgement.causes.sequence_search import find_sequences
-from servanda.judgement.causes.slice_search import find_slices, mask_of
+from servanda.judgement.causes.slice_search import find_slices, mask_of, measured
 from servanda.judgement.causes.switches import REMEDIES
 from servanda.judgement.causes.token_table import Array, TokenTable
 from servanda.judgement.contract_text import slice_text
@@ -106,15 +107,19 @@ def explain(
     limit: float = 0.0,
     problems: Mapping[str, str] | None = None,
     place: str = "DIR",
+    violated: Sequence[Mapping[str, Mapping[str, Any]]] = (),
 ) -> Explanation:
     """The likely cause of a gap.
 
     Args:
         limit: of the mean of |p - q| / (p + q), which a slice has to exceed.
+        violated: conditions of slices that a contract has and that are violated, which count
+            where the search finds none.
         problems: failed data quality checks, by name, with what they found.
         place: of the data, for commands.
     """
     slices = find_slices(table, limit)
+    slices = slices or tuple(filter(None, (measured(table, match) for match in violated)))
     most = max((found.share for found in slices), default=0.0)
     sequences = None if most >= 0.5 else find_sequences(table, limit)
     signatures = signatures_of(table)

@@ -115,6 +115,26 @@ def _contrast(table: TokenTable, left_K: Array, of: Candidate) -> tuple[float, f
     )
 
 
+def measured(table: TokenTable, match: Mapping[str, Mapping[str, Any]]) -> FoundSlice | None:
+    """A slice that is known to be violated, in the form of one that was found; None if trivial."""
+    inside_K = mask_of(match, table)
+    if inside_K.all() or not inside_K.any():
+        return None
+    base_K = table.expected(~inside_K)
+    over_K = table.gap_K - base_K
+    own, rest = float(over_K[inside_K].sum()), float(over_K[~inside_K].sum())
+    return FoundSlice(
+        match,
+        float(table.gap_K[inside_K].mean()),
+        float(base_K[inside_K].mean()),
+        own / max(own + max(rest, 0.0), 1e-300),
+        float(inside_K.mean()),
+        len(np.unique(table.group_K[inside_K])),
+        0.0,
+        0.0,
+    )
+
+
 def halves(table: TokenTable, seed: int = 0) -> tuple[Array, Array]:
     """Masks of the tokens that choose and of those that test, by whole prompt groups."""
     groups = int(table.group_K.max(initial=-1)) + 1

@@ -121,8 +121,8 @@ class ServiceLevel(Kind):
     offline_only: ClassVar[str] = "requests are timed offline, under a load of the contract's own"
 
     words: ClassVar[Mapping[str, str]] = {
-        "holds": "the interval of the value lies within the limit: an estimate of this machine",
-        "violated": "it lies beyond the limit",
+        "holds": "the interval of the value is within the limit: an estimate of this machine",
+        "violated": "it exceeds the limit",
     }
 
     def weigh(self, cell: Cell, runs: Mapping[LoadOf, LoadRun]) -> Samples:

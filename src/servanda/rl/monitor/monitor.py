@@ -343,7 +343,7 @@ class Monitor:
         shown = (cut for cut in late if cut.fields <= {*STEP_FIELDS})
         self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
-        self._causes = RunCauses(tv_limit(plan.contract), "DUMP")
+        self._causes = RunCauses(plan, tv_limit(plan.contract), "DUMP")
         self._causes.begin([part for opening in openings for part in opening.sample])
         self._judge = StepJudge(plan, state.window, number=state.number, digest=self._digest)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,13 @@ from servanda.judgement.breakdown import Advice
 from servanda.judgement.causes.gap_cause import Explanation, advise, explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.plan import Plan
 from servanda.rl.steps.blocks import paired, taken
 from servanda.rl.trend.changes import TREND, changed
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 
+Match = Mapping[str, Mapping[str, Any]]  # of a slice: field -> operator -> value
 STEP_TOKENS = 65_536  # most trained tokens that are kept of a step
 _LAST = 6  # violated steps that are kept
 
@@ -28,6 +31,7 @@ def explained(
     problems: Mapping[str, str],
     place: str,
     update_tokens: int,
+    violated: Sequence[Match] = (),
 ) -> tuple[Explanation, Advice] | None:
     """The likely cause of the gap of some tokens, and what to do; None without a usable token.
 
@@ -36,11 +40,12 @@ def explained(
         problems: failed data quality checks, by name.
         place: of the data, for commands.
         update_tokens: trained tokens of one update.
+        violated: conditions of the violated slices.
     """
     table = TokenTable.of(pairs)
     if table is None:
         return None
-    found = explain(table, limit, problems, place)
+    found = explain(table, limit, problems, place, violated)
     return found, advise(table, found, update_tokens)
 
 
@@ -68,14 +73,31 @@ def pairs_of(parts: Iterable[Rollouts]) -> Iterator[tuple[int, TracePair, Sequen
         step, first = part.step, first + len(part)
 
 
+def matches_of(plan: Plan) -> dict[str, Match]:
+    """The conditions of every slice but the whole, by its name."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for cut in dict.fromkeys(cell.cut for cell in plan.cells):
+        for term in cut.terms:
+            found.setdefault(cut.name, {}).setdefault(term.field, {})[term.op] = term.value
+    return {**found}
+
+
+def violated_places(matches: Mapping[str, Match], red: Iterable[str]) -> list[Match]:
+    """The conditions of the violated slices; none where most are, for then it is no place."""
+    places = [matches[name] for name in dict.fromkeys(red) if name in matches]
+    return places if 2 * len(places) <= len(matches) else []
+
+
 class RunCauses:
     """Explains the violated steps of a run.
 
     Args:
+        plan: with the slices of the run.
         limit: on the mean of (1 - w)^+; place: of the data, for commands.
     """
 
-    def __init__(self, limit: float, place: str) -> None:
+    def __init__(self, plan: Plan, limit: float, place: str) -> None:
+        self._matches = matches_of(plan)
         self._limit, self._place = limit, place
         self._first: Sequence[Rollouts] = ()
         self._last: dict[int, Sequence[Rollouts]] = {}
@@ -127,5 +149,6 @@ class RunCauses:
         known = {part.step for parts in self._last.values() for part in parts}
         first = [part for part in self._first if part.step not in known]
         parts = [*first, *(part for parts in self._last.values() for part in parts)]
-        found = explained(pairs_of(parts), self._limit, {}, self._place, tokens)
+        places = violated_places(self._matches, red)
+        found = explained(pairs_of(parts), self._limit, {}, self._place, tokens, places)
         self._advice = found[1] if found is not None and found[1].named else None

@@ -281,7 +281,9 @@ class DumpSource:
         if contract is not None:
             self._measures = contract.measures(self.options.path)
             self._judge = StepJudge(self._measures.plan, contract.window, number=number)
-            self._causes = RunCauses(self._measures.limit, str(self.options.path))
+            self._causes = RunCauses(
+                self._measures.plan, self._measures.limit, str(self.options.path)
+            )
 
     def _errors(
         self, part: StepPart, sound: Soundness, refused: Refused, *, again: bool

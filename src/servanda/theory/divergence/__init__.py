@@ -10,7 +10,6 @@ from servanda.theory.divergence import (  # noqa: F401
     kl,
     le_cam,
     linf,
-    log_ratio,
     osc,
     routes,
     topk,
