@@ -13,22 +13,23 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6503,
-    "traces": 1783,
+    "theory": 6467,
+    "traces": 1769,
     "contract": 2757,
     "judgement": 13403,
     "engines": 15276,
     "report": 4800,
-    "runner": 7335,
-    "rl": 24164,
-    "authoring": 5925,
-    "cli": 6876,
+    "runner": 7330,
+    "rl": 23681,
+    "authoring": 5873,
+    "cli": 6847,
     "root": 518,
     "promotion": 4674,
-    "gateway": 15001,
+    "gateway": 14978,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
-OUTSIDE = {"tests": 96_000, "benchmarks": 16_000}
+# tests: with those of the same steps three ways, and of the prices of error
+OUTSIDE = {"tests": 97_400, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
@@ -49,7 +50,6 @@ LONG = {
     "rl/dumps/judge.py:judge_dump",
     "rl/monitor/batch.py:Batch.of",
     "rl/monitor/monitor.py:Monitor.observe",
-    "rl/watch/dump.py:DumpSource._step",
     "runner/compare/contract.py:prepare",
     "runner/run.py:check",
 }

@@ -92,15 +92,11 @@ class Weighed:
     def __add__(self, other: Weighed) -> Weighed:
         """Two rounds of a realised claim, without a stable kernel, as one."""
         pairs = zip(self.statistics, other.statistics, strict=True)
-        return Weighed(
-            tuple(None if own is None else own + more for own, more in pairs),
-            self.noise,
-            sequences=self.sequences + other.sequences,
-            tokens=self.tokens + other.tokens,
-            lost=self.lost + other.lost,
-            groups=self.groups + other.groups,
-            agreement=self.agreement + other.agreement,
-            unended=self.unended + other.unended,
+        names = ("sequences", "tokens", "lost", "groups", "agreement", "unended")
+        return replace(
+            self,
+            statistics=tuple(None if own is None else own + more for own, more in pairs),
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
         )
 
 

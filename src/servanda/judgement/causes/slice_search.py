@@ -123,16 +123,10 @@ def measured(table: TokenTable, match: Mapping[str, Mapping[str, Any]]) -> Found
     base_K = table.expected(~inside_K)
     over_K = table.gap_K - base_K
     own, rest = float(over_K[inside_K].sum()), float(over_K[~inside_K].sum())
-    return FoundSlice(
-        match,
-        float(table.gap_K[inside_K].mean()),
-        float(base_K[inside_K].mean()),
-        own / max(own + max(rest, 0.0), 1e-300),
-        float(inside_K.mean()),
-        len(np.unique(table.group_K[inside_K])),
-        0.0,
-        0.0,
-    )
+    gap, base = (float(column_K[inside_K].mean()) for column_K in (table.gap_K, base_K))
+    share = own / max(own + max(rest, 0.0), 1e-300)
+    groups = len(np.unique(table.group_K[inside_K]))
+    return FoundSlice(match, gap, base, share, float(inside_K.mean()), groups, 0.0, 0.0)
 
 
 def halves(table: TokenTable, seed: int = 0) -> tuple[Array, Array]:

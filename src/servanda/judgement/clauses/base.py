@@ -284,10 +284,6 @@ class CellVerdict:
     steps: tuple[int, int] | None = None
 
     @property
-    def name(self) -> str:
-        return f"{self.clause}[{self.slice}]"
-
-    @property
     def place(self) -> str:
         """The name of its tokens in reports: its slice, and the training steps if not all.
 

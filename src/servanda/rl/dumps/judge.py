@@ -17,7 +17,7 @@ from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Advice, Breakdown, StepPoint, StepRow, StepSeries
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
-from servanda.judgement.clauses.base import Cell, CellVerdict, worst
+from servanda.judgement.clauses.base import CellVerdict, worst
 from servanda.judgement.clauses.statistical import Feed
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.atoms import atoms_of
@@ -158,14 +158,16 @@ class JudgedSteps:
         violated = []
         for i, (planned, cell) in enumerate(zip(plan.cells, judged.quick.cells, strict=True)):
             process = getattr(part.weighed.statistics[i], "process", None)
-            if _over_steps(planned):
+            certificate, clause = planned.kind.certificate, planned.clause
+            mean = certificate is not None and certificate.feed.threshold is None
+            if mean and clause.enforced and clause.metric == "tv":  # plotted over the steps
                 self._processes.setdefault(i, []).append((part.step, process))
             if not cell.enforced or cell.outcome != "violated":
                 continue
-            violated.append(cell.name)
+            violated.append(f"{cell.clause}[{cell.slice}]")
             if cell.steps is None:
                 cell = cell.but(steps=(part.step, part.step))
-                if (certificate := planned.kind.certificate) is not None:
+                if certificate is not None:
                     ends = _interval(certificate.feed, process, plan.alpha)
                     cell = cell.but(interval=ends)
             self.red.append(cell)
@@ -174,7 +176,7 @@ class JudgedSteps:
         self.rows.append(
             StepRow(
                 part.step,
-                judged.outcome,
+                judged.quick.outcome,
                 part.sequences,
                 part.trained,
                 _finite(means.mean("tv")),
@@ -230,35 +232,19 @@ class JudgedSteps:
         if len(self.rows) < 2:
             return verdict
         verdict = joined(verdict, [*self.trend.values()])
-        known = {c.name for c in verdict.cells if c.outcome == "violated"}
-        fresh = [c for c in self.red if c.name not in known]
-        shown = _spread(fresh)
+        known = {(c.clause, c.slice) for c in verdict.cells if c.outcome == "violated"}
+        fresh = [c for c in self.red if (c.clause, c.slice) not in known]
+        # without slices of steps that are violated as a whole
+        whole = {c.steps for c in fresh if c.slice == WHOLE}
+        best: dict[tuple[tuple[int, int] | None, str], CellVerdict] = {}
+        for cell in fresh:
+            key = (cell.steps, cell.clause if cell.slice == WHOLE else "")
+            beside = cell.slice != WHOLE and cell.steps in whole
+            if not beside and (key not in best or excess(cell) > excess(best[key])):
+                best[key] = cell
+        shown = sorted(best.values(), key=lambda c: -excess(c))[:SHOWN]
         outcome = worst([verdict.outcome, "violated"]) if self.red else verdict.outcome
         return replace(verdict, outcome=outcome, cells=(*verdict.cells, *shown))
-
-
-def _spread(cells: Sequence[CellVerdict]) -> list[CellVerdict]:
-    """The worst cells, without slices of a step that is violated as a whole."""
-    whole = {c.steps for c in cells if c.slice == WHOLE}
-    best: dict[tuple[tuple[int, int] | None, str], CellVerdict] = {}
-    for cell in cells:
-        if cell.slice != WHOLE and cell.steps in whole:
-            continue
-        key = (cell.steps, cell.clause if cell.slice == WHOLE else "")
-        if key not in best or excess(cell) > excess(best[key]):
-            best[key] = cell
-    return sorted(best.values(), key=lambda c: -excess(c))[:SHOWN]
-
-
-def _over_steps(cell: Cell) -> bool:
-    """Whether a cell is an enforced mean, which is plotted over the steps."""
-    clause = cell.clause
-    return (
-        (certificate := cell.kind.certificate) is not None
-        and certificate.feed.threshold is None
-        and clause.enforced
-        and clause.metric == "tv"
-    )
 
 
 def _interval(feed: Feed, process: Any, alpha: float) -> tuple[float, float]:
@@ -284,17 +270,10 @@ def explain_dump(
 
     Args: those of `explained`.
     """
-    steps = _few(dump.steps)
+    at = np.linspace(0, len(dump.steps) - 1, min(_STEPS, len(dump.steps))).round().astype(int)
+    steps = [dump.steps[i] for i in at]  # evenly spread, with the first and the last
     read = _sample(dump, steps, SAMPLE_TOKENS // max(len(steps), 1))
     return explained(pairs_of(read), limit, problems, place, update_tokens)
-
-
-def _few(steps: Sequence[int]) -> list[int]:
-    """At most _STEPS steps, evenly spread, with the first and the last."""
-    if len(steps) <= _STEPS:
-        return [*steps]
-    at = np.linspace(0, len(steps) - 1, _STEPS).round().astype(int)
-    return [steps[i] for i in at]
 
 
 def _sample(dump: Dump, steps: Sequence[int], each: int) -> Iterator[Rollouts]:
@@ -575,7 +554,7 @@ def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) 
         outcome = "holds" if coherence.state == "ok" else "violated"
         mean = coherence.numbers.get("mean")
         return cell.but(outcome=outcome, value=mean, note=coherence.text)
-    step = dated.get(cell.name)
+    step = dated.get(f"{cell.clause}[{cell.slice}]")
     return cell if step is None else cell.but(note=f"since step {step}")
 
 

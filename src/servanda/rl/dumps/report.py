@@ -130,7 +130,7 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
 def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     glyph = GLYPH[cell.outcome] if cell.enforced else "!"
     value = "  ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
-    step = answer.since.get(cell.name) if cell.steps is None else None
+    step = None if cell.steps else answer.since.get(f"{cell.clause}[{cell.slice}]")
     tail = f"   since step {step}" if step is not None else ""
     tail += "" if cell.enforced else "   a warning only"
     return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{limit(cell)}{tail}"

@@ -46,7 +46,7 @@ from servanda.rl.monitor.step import (
 )
 from servanda.rl.steps.blocks import FILLED, paired
 from servanda.rl.steps.causes import FirstSequences, RunCauses
-from servanda.rl.steps.contract import STEP_FIELDS, Counts, RunContract, labels_of, plan_of
+from servanda.rl.steps.contract import Counts, RunContract, labels_of, plan_of
 from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import StepJudge
 from servanda.rl.trend.changes import chart_of
@@ -338,10 +338,6 @@ class Monitor:
         self._plan, self._digest = plan, plan.contract.digest
         named = dict.fromkeys(cell.cut for cell in plan.cells if is_answered(cell))
         self._cuts: tuple[Cut, ...] = tuple(cut for cut in named if cut.name != WHOLE)
-        # slices of outcomes are not judged, but show where the excess is
-        late = dict.fromkeys(cell.cut for cell in plan.cells if cell.cut.outcome)
-        shown = (cut for cut in late if cut.fields <= {*STEP_FIELDS})
-        self._shown: tuple[Cut, ...] = (*self._cuts, *shown)
         self._statistics = StepStatistics(plan.cells, self._cuts, psi_of(plan.contract))
         self._causes = RunCauses(plan, tv_limit(plan.contract), "DUMP")
         self._causes.begin([part for opening in openings for part in opening.sample])
@@ -351,7 +347,7 @@ class Monitor:
         """Slices and tokens of all ranks; gathered only if a cell is violated."""
         sample = FirstSequences()
         sample.add(rollouts_of(batch.on_host, self._member))
-        parts = {"atoms": overlaps(self._shown, batch), "sample": sample.parts}
+        parts = {"atoms": overlaps(self._cuts, batch), "sample": sample.parts}
         own = Overlaps(self._member, self._digest, batch.weights, **parts)
         return ranks.gathered(self._gather, own)[0]
 
@@ -369,7 +365,7 @@ class Monitor:
 
         found = judged(self._judge, state, parts, groups, number, follow, look)
         verdict = found.verdict.quick
-        names = [cut.name for cut in self._shown]
+        names = [cut.name for cut in self._cuts]
         if not shared and any(c.outcome == "violated" for c in verdict.cells):
             shared.extend(self._overlaps(batch))
         taken = due_actions(plan.contract, verdict, names, ranks.added(shared))
@@ -377,18 +373,8 @@ class Monitor:
         if "halt" in taken.action and state.would is None:
             state.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
-        state.number = self._judge.number
         tokens = sum(part.tokens for part in parts)
-        if tokens:
-            newest = state.ends.newest
-            if newest is not None and batch.weights < newest.step and not state.resumed:
-                self._note(
-                    f"step {number} came after step "
-                    f"{newest.step + self._first}: the records from that step on are discarded"
-                )
-            self._note(*self._contract.unsliced(batch.labels, state.labels))
-            state.add(batch.weights, groups)
-        state.following = batch.weights + 1
+        self._remember(batch, groups, tokens)
         ends = state.ends.copied()
         sample = [part for rank in shared for part in rank.sample]
         advice = self._causes.of(verdict.cells, number, sample, tokens)
@@ -420,6 +406,21 @@ class Monitor:
         elif not state.contract:
             self._plan = None  # a step without tokens does not fix the slices
         return step
+
+    def _remember(self, batch: Batch, groups: Mapping[str, TokenSum], tokens: int) -> None:
+        """Add a step to the state of the run."""
+        state, number = self._state, batch.weights + self._first
+        state.number, state.following = self._judge.number, batch.weights + 1
+        if not tokens:
+            return
+        newest = state.ends.newest
+        if newest is not None and batch.weights < newest.step and not state.resumed:
+            self._note(
+                f"step {number} came after step "
+                f"{newest.step + self._first}: the records from that step on are discarded"
+            )
+        self._note(*self._contract.unsliced(batch.labels, state.labels))
+        state.add(batch.weights, groups)
 
     def _write(
         self,

@@ -34,6 +34,7 @@ _GROWTH = 2  # of a window on which a thin step stays undecided
 _MOST = 16  # times its first size, at most
 # a clause holds only after a filter
 ONLY_FILTERED: tuple[Reason, ...] = ("violated unfiltered", "undecided unfiltered")
+_DECIDED = ("holds", "violated", "not applicable")
 NO_TOKEN = "the mask has no trained token"
 
 Atoms = Mapping[int, Sequence[float]]  # bits of slices -> tokens in exactly these, and their tv
@@ -175,7 +176,7 @@ class StepJudge:
         red: dict[int, _Series] = {}
         start = math.log(step_alpha(1.0, self.number))
         for i, (cell, own) in enumerate(zip(self.plan.cells, alone.cells, strict=True)):
-            if own.e_violated is None or not (own.open or _decided(own)):
+            if own.e_violated is None or not (own.open or own.outcome in _DECIDED):
                 continue
             series, e_violated = self._series.get(i), own.e_violated
             statistic = sums.trained.statistics[i]
@@ -255,14 +256,13 @@ class StepJudge:
                 span = series.first, steps[-1].step
                 cells[i] = self._cell(i, series, True).but(steps=span, where=cells[i].where)
         base = alone
-        rest = [
+        # one that does not hold before a filter is not mended by earlier steps
+        undecided = [
             i
-            for i, cell in enumerate(cells)
-            # one that does not hold before a filter is not mended by earlier steps
-            if not (
-                _decided(cell) or cell.reason in ONLY_FILTERED or (cell.slice == WHOLE and not thin)
-            )
+            for i, c in enumerate(cells)
+            if c.outcome not in _DECIDED and c.reason not in ONLY_FILTERED
         ]
+        rest = [i for i in undecided if thin or cells[i].slice != WHOLE]
         if rest and self.size > 1:
             joint = self._judged(steps, first, intervals)  # a series, too
             base = joint if thin else alone
@@ -315,10 +315,6 @@ def bracketed(kept: Verdict, before: Verdict) -> Verdict:
         cells.append(cell)
     enforced = [c.outcome for c in cells if c.enforced and c.outcome != "not applicable"]
     return replace(kept, cells=tuple(cells), outcome=worst([kept.outcome, *enforced]))
-
-
-def _decided(cell: CellVerdict) -> bool:
-    return cell.outcome in ("holds", "violated", "not applicable")
 
 
 def tokens_to_decide(plan: Plan) -> int:
