@@ -31,7 +31,7 @@ RECORDS = Path(__file__).with_suffix(".jsonl")
 NONE = "none"
 NAMES = (NONE, *FAULTS)
 CAUGHT = ("violated", "error", "refused")
-# the field's gates, as servanda.judgement.field_thresholds names them without limit; the last
+# the field's gates, as servanda.judgement.token_profile names them without limit; the last
 # fires for the healthy kernel too, and is left out of the smallest strengths
 GATES = (
     *("perplexity, ±1 %", "mean KL (k3)", "mean |Δ logp|", "token_mult_prob_error"),

@@ -20,16 +20,16 @@ BUDGET = {
     "engines": 15276,
     "report": 4800,
     "runner": 7330,
-    "rl": 23681,
+    "rl": 23690,
     "authoring": 5873,
-    "cli": 6847,
+    "cli": 6868,
     "root": 518,
     "promotion": 4674,
     "gateway": 14978,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, and of the prices of error
-OUTSIDE = {"tests": 97_400, "benchmarks": 16_000}
+OUTSIDE = {"tests": 97_420, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

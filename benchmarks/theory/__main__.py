@@ -11,7 +11,8 @@ import click
 from benchmarks.theory.report import Findings, find, markdown, text
 from servanda.cli.options import PRINTS, shared
 from servanda.cli.output import clear
-from servanda.cli.screen import show, watching
+from servanda.cli.screen import watching
+from servanda.cli.stdout import show
 from servanda.errors import MeasurementError, ServandaError
 from servanda.report.base import format_of
 from servanda.runner.measurement import Progress

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.judgement.field_thresholds import gates, quantile_text
 from servanda.judgement.slices.atoms import SliceCodes
 from servanda.judgement.token_profile import (
     EDGES,
@@ -20,7 +19,9 @@ from servanda.judgement.token_profile import (
     RATIO_EDGES,
     Portrait,
     Sums,
+    gates,
     portray,
+    quantile_text,
 )
 from servanda.traces.trace import Trace, TracePair
 

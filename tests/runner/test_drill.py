@@ -12,7 +12,7 @@ from servanda.cli.main import main
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import kept
 from servanda.errors import IdentityError, MeasurementError
-from servanda.judgement.field_thresholds import Gate
+from servanda.judgement.token_profile import Gate
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import run
 from servanda.runner.fault_drill import drill

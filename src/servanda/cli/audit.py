@@ -13,7 +13,7 @@ import click
 
 from servanda.cli.options import FILE, LOG_ROWS, shared
 from servanda.cli.promotion_options import ledger_key
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.audit import Audit, render
 from servanda.gateway.routing.state import Transition

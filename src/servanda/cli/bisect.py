@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from servanda.cli.options import FILE, refuse_given, shared
-from servanda.cli.screen import show, show_json, watching
+from servanda.cli.screen import watching
+from servanda.cli.stdout import show, show_json
 
 if TYPE_CHECKING:
     from servanda.runner.measurement import Watch

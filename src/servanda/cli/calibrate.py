@@ -17,7 +17,7 @@ from servanda.authoring.calibrate.rewrite import rewritten
 from servanda.cli.good_runs import calibrate_trend
 from servanda.cli.options import DASH, FILE, shared
 from servanda.cli.output import refuse_place, write_text
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.engines.faults import signatures
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import CellVerdict

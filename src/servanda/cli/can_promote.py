@@ -11,7 +11,7 @@ import click
 from servanda.cli.input import contract_at
 from servanda.cli.options import FILE_OR_DASH, shared
 from servanda.cli.promotion_options import opened
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import can_promote as answer_of
 

@@ -11,7 +11,8 @@ import click
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, until
 from servanda.cli.referee_text import third_lines
-from servanda.cli.screen import next_step, show, show_json, show_verdict, watching
+from servanda.cli.screen import next_step, show_verdict, watching
+from servanda.cli.stdout import show, show_json
 from servanda.cli.surface import compare_surface
 from servanda.errors import MeasurementError
 from servanda.judgement.verdict import FORMATS

@@ -20,7 +20,7 @@ from servanda.contract import presets
 from servanda.engines.faults import FAULTS
 from servanda.engines.worker import kept
 from servanda.errors import ContractError, MeasurementError
-from servanda.judgement.field_thresholds import Gate, gates
+from servanda.judgement.token_profile import Gate, gates
 from servanda.judgement.verdict import Verdict
 from servanda.report.format import count
 from servanda.report.summary import gate_text

@@ -18,7 +18,7 @@ from servanda.authoring.derive.sizes import MOST
 from servanda.authoring.template import name_of
 from servanda.cli.options import PRINTS, given, shared
 from servanda.cli.output import refuse_place, write_text
-from servanda.cli.screen import show
+from servanda.cli.stdout import show
 from servanda.contract.hub_name import moved_path
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel

@@ -15,7 +15,7 @@ from servanda.authoring.diff.values import SIDES, Side
 from servanda.cli.git_revision import file_at
 from servanda.cli.input import contract_bytes, each
 from servanda.cli.options import DASH, shared
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.runner import load

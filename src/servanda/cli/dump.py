@@ -14,7 +14,8 @@ import click
 from servanda.cli.options import DASH, refuse_given
 from servanda.cli.output import refuse_place, report_places, write, write_text
 from servanda.cli.referee_text import third_lines
-from servanda.cli.screen import show, show_json, show_marked, watching
+from servanda.cli.screen import show_marked, watching
+from servanda.cli.stdout import show, show_json
 from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump, selected_dump

@@ -8,7 +8,7 @@ import click
 
 from servanda.cli.input import contract_at
 from servanda.cli.options import DASH, shared
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement import plan as planning

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.errors import ContractError
 from servanda.report.format import count, number
 from servanda.report.table import table

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import FILE, shared
-from servanda.cli.screen import show, show_json, watching
+from servanda.cli.screen import watching
+from servanda.cli.stdout import show, show_json
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
 from servanda.engines.base import Engine

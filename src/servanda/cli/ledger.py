@@ -12,7 +12,7 @@ from servanda.cli.commands import HINTS
 from servanda.cli.options import PRINTS, shared
 from servanda.cli.output import clear
 from servanda.cli.promotion_options import ledger_key, opened
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.contract.text_file import whole
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history

@@ -10,7 +10,7 @@ import click
 
 from servanda.cli.input import contract_bytes
 from servanda.cli.options import shared
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
 from servanda.engines.foreign_code import code_of, keys_of

@@ -11,7 +11,7 @@ import click
 
 from servanda.authoring.diff.history import ContractFile, ContractVersions, Step, versions_by_name
 from servanda.cli.options import FILE, shared
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.report.format import count, line

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import DASH, PRINTS, shared, together
-from servanda.cli.screen import show
+from servanda.cli.stdout import show
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report.base import SUFFIXES, format_of

@@ -10,7 +10,8 @@ from servanda.cli.cost_page import plan_page
 from servanda.cli.cost_table import plan_data, plan_lines
 from servanda.cli.input import contract_at
 from servanda.cli.options import FILE_OR_DASH, shared
-from servanda.cli.screen import show, show_json, watching
+from servanda.cli.screen import watching
+from servanda.cli.stdout import show, show_json
 from servanda.engines.worker import spawn
 from servanda.judgement.cost import cost_of
 from servanda.runner import run

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from servanda.cli.options import FILE, duration, shared
-from servanda.cli.screen import show, show_json, watching
+from servanda.cli.screen import watching
+from servanda.cli.stdout import show, show_json
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 
 if TYPE_CHECKING:

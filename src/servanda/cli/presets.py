@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from servanda.cli.options import shared
-from servanda.cli.screen import show_json
+from servanda.cli.stdout import show_json
 from servanda.contract.presets import PRESETS, preset_text, title
 
 

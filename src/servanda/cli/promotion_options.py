@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import shared, together
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.errors import EvidenceError
 from servanda.promotion.ledger.ledger import Ledger, open_ledger
 from servanda.promotion.notify.base import Sink

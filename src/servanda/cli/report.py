@@ -9,7 +9,8 @@ import click
 
 from servanda.cli.options import DASH, FILE_OR_DASH
 from servanda.cli.output import REPORT_OPTIONS, chosen, clear, write
-from servanda.cli.screen import show, show_verdict
+from servanda.cli.screen import show_verdict
+from servanda.cli.stdout import show
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.finished_run import read, verdict_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from servanda.authoring.schema import json_schema, schema_of_tests
-from servanda.cli.screen import show_json
+from servanda.cli.stdout import show_json
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
 

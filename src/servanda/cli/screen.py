@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,29 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import click
 
+from servanda.cli.stdout import show
 from servanda.judgement.verdict import Verdict
 from servanda.report.text import lines
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.sequential import named
-from servanda.traces.serialization import to_plain
-
-
-def show(text: str, *, err: bool = False) -> None:
-    """Print, though anyone who reads may have seen enough; the exit code still counts."""
-    try:
-        click.echo(text, err=err)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def show_json(data: Any, *, err: bool = False) -> None:
-    """Print data; a number that does not exist is null, an infinite one a text."""
-    show(json.dumps(to_plain(data), indent=1), err=err)
-
 
 # Progress: a bar on a terminal, a plain line now and then elsewhere, both on stderr.
 

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from servanda.cli.options import shared
-from servanda.cli.screen import show_json, watching
+from servanda.cli.screen import watching
+from servanda.cli.stdout import show_json
 from servanda.report.format import count
 from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import FILE, shared, together
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.errors import ContractError
 from servanda.gateway.controller.web import text as slices
 from servanda.report.format import line

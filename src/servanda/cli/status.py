@@ -8,7 +8,7 @@ import click
 
 from servanda.cli.options import shared
 from servanda.cli.promotion_options import opened, print_story
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.gateway.controller.ledger_history import ledger_statuses, render
 from servanda.promotion.run import report
 from servanda.promotion.run.can_promote import named

@@ -15,7 +15,8 @@ from servanda.authoring.contract_test.results import SuiteResult
 from servanda.authoring.fault_injection import FaultCheck, fault_checks, share_caught, valid
 from servanda.cli.input import each
 from servanda.cli.options import FILE, given, shared, until
-from servanda.cli.screen import show, show_json, watching
+from servanda.cli.screen import watching
+from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.engines.faults import FAULTS
 from servanda.report.format import line, wrapped

@@ -10,7 +10,7 @@ import click
 
 from servanda.cli.dump import refuse_run
 from servanda.cli.options import FILE, PLACE, shared, together
-from servanda.cli.screen import show
+from servanda.cli.stdout import show
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl.watch.dump import WatchOptions
 from servanda.rl.watch.loop import WatchLoop

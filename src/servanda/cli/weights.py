@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import FILE, shared
-from servanda.cli.screen import show, show_json
+from servanda.cli.stdout import show, show_json
 from servanda.contract.identity import difference_lines
 from servanda.engines.folder import config_values, read_json
 from servanda.report.format import count, number, percent

@@ -15,7 +15,7 @@ from servanda.errors import ContractError
 from servanda.judgement.bound_chain.chain import chain
 from servanda.judgement.bound_chain.steps import Step
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.field_thresholds import gates
+from servanda.judgement.token_profile import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.field_thresholds import gates
+from servanda.judgement.token_profile import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
 from servanda.report.breakdown import removed_line, tables

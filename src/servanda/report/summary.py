@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.field_thresholds import Gate
+from servanda.judgement.token_profile import Gate
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import (
     STEP,

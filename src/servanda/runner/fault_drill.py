@@ -11,7 +11,7 @@ from servanda.contract.model import Contract
 from servanda.engines.faults import FAULTS, injected
 from servanda.engines.worker import spawn
 from servanda.errors import IdentityError
-from servanda.judgement.field_thresholds import Gate, gates
+from servanda.judgement.token_profile import Gate, gates
 from servanda.judgement.verdict import Verdict
 from servanda.runner import run
 from servanda.runner.measurement import Open, Watch, unwatched

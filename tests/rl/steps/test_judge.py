@@ -87,11 +87,20 @@ def test_a_restart_continues_the_series_and_begins_a_window(tmp_path):
     assert whole(after[1]).steps == (3, 4)
 
 
-def test_a_run_that_went_back_forgets_the_steps_after_it():
+def test_a_run_that_went_back_begins_anew():
+    """What began before has spent its share of the budget on the steps that are repeated."""
     rng = np.random.default_rng(0)
     found = observed(Monitor("trl"), rng, (0, 1, 2, 1, 2))
-    assert [whole(s).steps for s in found] == [None, (0, 1), (0, 2), (0, 1), (0, 2)]
-    assert [s.verdict.tokens for s in found][3] == found[0].tokens + found[3].tokens
+    assert [whole(s).steps for s in found] == [None, (0, 1), (0, 2), None, (1, 2)]
+    assert found[3].verdict.tokens == found[3].tokens
+
+
+def test_a_repaired_run_is_not_violated_by_the_steps_before():
+    rng = np.random.default_rng(7)
+    monitor = Monitor("trl")
+    found = observed(monitor, rng, range(3), tv=0.3) + observed(monitor, rng, range(3, 9), tv=0.001)
+    assert [s.outcome for s in found[:3]] == ["violated"] * 3
+    assert "violated" not in {s.outcome for s in found[3:]}
 
 
 def test_a_step_that_is_an_error_is_in_no_window():

@@ -9,8 +9,7 @@ from shlex import quote
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.field_thresholds import quantile_text
-from servanda.judgement.token_profile import Portrait
+from servanda.judgement.token_profile import Portrait, quantile_text
 from servanda.report.breakdown import count_of, sequence_row, step_row, worst_steps
 from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
 from servanda.report.consequence import advice_lines

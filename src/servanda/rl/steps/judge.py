@@ -154,10 +154,11 @@ class StepJudge:
         if errors := (*errors, *failed):
             whole = partial(self._unsound, sums, part, errors[0])
             return StepVerdict(sums.step, whole(False), errors, partial(whole, True))
-        if self._window and sums.step <= self._window[-1][1].step:  # a run that went back
+        if self._window and sums.step <= self._window[-1][1].step:
+            # a run that went back: what began before has spent its share on the steps after it
             self._series.clear()
-        earlier = [known for known in self._window if known[1].step < sums.step]
-        window = self._window = [*earlier, (self.number, sums)][-self.size :]
+            self._window = []
+        window = self._window = [*self._window, (self.number, sums)][-self.size :]
         # a whole that a step of a good pair would decide is judged on the step alone
         thin, full = sums.trained.tokens < self.enough, len(window) == self.size
         whole = partial(self._together, window, self._violated(sums, alone), thin, full)
@@ -274,7 +275,9 @@ class StepJudge:
 def _joint(
     own: CellVerdict, joint: CellVerdict, thin: bool, full: bool, steps: Sequence[StepSums]
 ) -> CellVerdict:
-    """An undecided cell on the steps of the window."""
+    """An undecided cell on the steps of the window; a step that is no evidence adds none."""
+    if joint.outcome == "violated" and (own.e_violated or 0.0) <= 0:
+        return own
     joint = joint.but(more=joint.more if thin else own.more)
     if len(steps) > 1:
         joint = joint.but(steps=(steps[0].step, steps[-1].step))
