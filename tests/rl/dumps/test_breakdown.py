@@ -110,7 +110,7 @@ def test_steps_that_are_too_small_to_be_judged_are_no_pass_in_silence(tmp_path):
     spots = [spot.text for spot in answer.verdict.blind_spots if spot.subject == "sample"]
     assert any(text.startswith("3 of 20 steps are too small to be judged: ") for text in spots)
     assert any(text.startswith("17 of 20 steps hold only together with ") for text in spots), spots
-    how = "each step, with those before it if too small"
+    how = "each step, with those before it where it does not decide"
     assert f"{how}: 17 hold, 3 inconclusive" in render(answer)
 
 

@@ -143,7 +143,7 @@ def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
     glyph = "✗" if red else "✓" if any(row.outcome == "holds" for row in rows) else "?"
     named = f" (step{'s' if len(red) > 1 else ''} {_numbers(r.step for r in red)})" if red else ""
     thin = any(row.first is not None for row in rows)
-    how = "each step, with those before it if too small" if thin else "each step alone"
+    how = "each step, with those before it where it does not decide" if thin else "each step alone"
     yield f"  {glyph} {how}: {count_of(rows)}{named}"
     for row in worst_steps(rows)[: max(1, min(len(red), _WORST_STEPS))]:
         step, _, _, tokens, share, *numbers = step_row(row)
