@@ -2,7 +2,7 @@
 # filter's removals; and the advice on a violated one.
 #
 # Descriptive, except for the steps, which are judged individually with a separate threshold
-# (`rl.dumps.window`); a violated step is also a cell of the verdict.
+# (`rl.steps.judge`); a violated step is also a cell of the verdict.
 
 from __future__ import annotations
 

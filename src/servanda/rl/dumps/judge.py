@@ -45,6 +45,7 @@ from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import FirstSequences, explained, pairs_of
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
 from servanda.rl.steps.drift import Trend, since
+from servanda.rl.steps.format import is_gradient
 from servanda.rl.steps.judge import (
     WHOLE_PART,
     StepJudge,
@@ -157,32 +158,27 @@ class JudgedSteps:
                     self.trend[cell.metric] = cell.but(steps=(part.step,) * 2) if red else cell
         violated = []
         for i, (planned, cell) in enumerate(zip(plan.cells, judged.quick.cells, strict=True)):
-            process = getattr(part.weighed.statistics[i], "process", None)
-            certificate, clause = planned.kind.certificate, planned.clause
-            mean = certificate is not None and certificate.feed.threshold is None
-            if mean and clause.enforced and clause.metric == "tv":  # plotted over the steps
-                self._processes.setdefault(i, []).append((part.step, process))
+            certificate, statistic = planned.kind.certificate, part.weighed.statistics[i]
+            if cell.enforced and certificate is not None and is_gradient(cell):
+                self._processes.setdefault(i, []).append((part.step, statistic.process))
             if not cell.enforced or cell.outcome != "violated":
                 continue
             violated.append(f"{cell.clause}[{cell.slice}]")
             if cell.steps is None:
                 cell = cell.but(steps=(part.step, part.step))
                 if certificate is not None:
-                    ends = _interval(certificate.feed, process, plan.alpha)
+                    ends = _interval(certificate.feed, statistic.process, plan.alpha)
                     cell = cell.but(interval=ends)
             self.red.append(cell)
         pooled = (c.steps[0] for c in judged.quick.cells if c.slice == WHOLE and c.steps)
-        means = part.portrait.total
+        means = map(part.portrait.total.mean, ("tv", "abs_log_ratio", "exp_abs", "k3"))
         self.rows.append(
             StepRow(
                 part.step,
                 judged.quick.outcome,
                 part.sequences,
                 part.trained,
-                _finite(means.mean("tv")),
-                _finite(means.mean("abs_log_ratio")),
-                _finite(means.mean("exp_abs")),
-                _finite(means.mean("k3")),
+                *(x if x is not None and math.isfinite(x) else None for x in means),
                 tuple(violated),
                 next(pooled, None),
             )
@@ -251,10 +247,6 @@ def _interval(feed: Feed, process: Any, alpha: float) -> tuple[float, float]:
     """The interval of a step alone, at the confidence of one look."""
     low, high = interval(process, alpha, feed.limit, feed.best)
     return feed.value(low), feed.value(high)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 # The likely cause, from a sample of the steps that is read once more.

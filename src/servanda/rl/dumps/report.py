@@ -115,7 +115,7 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
         own = [c for c in cells if c.clause == cell.clause and c.place != WHOLE]
         red = sorted((c for c in own if c.outcome == "violated"), key=excess, reverse=True)
         for part in red[:_WORST]:
-            yield _row(part, f"  … {format.place(part.place)}", answer)
+            yield _row(part, f"  … {format.where(part)}", answer)
         if len(red) > _WORST:
             yield f"      and {count(len(red) - _WORST, 'more slice')}"
         sliced = [c for c in own if c.steps is None]

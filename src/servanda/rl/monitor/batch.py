@@ -1,7 +1,7 @@
 # A batch: the arrays of one training step, read once and validated.
 #
 # Axes: B sequences of this rank, T columns.  Arrays are NumPy's, torch's, or lists of lists; torch
-# is never imported.  Tensors of an accelerator stay there: see device_batch.py.
+# is never imported.  Tensors of an accelerator stay there: see DeviceBatch.
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from servanda.rl.monitor.step import (
     token_weights,
 )
 from servanda.rl.steps.blocks import FILLED, paired
-from servanda.rl.steps.causes import FirstSequences, RunCauses
+from servanda.rl.steps.causes import STEP_TOKENS, RunCauses
 from servanda.rl.steps.contract import Counts, RunContract, labels_of, plan_of
 from servanda.rl.steps.drift import TokenSum
 from servanda.rl.steps.judge import StepJudge
@@ -297,12 +297,11 @@ class Monitor:
 
     def _open(self, batch: Batch) -> None:
         """Fix the cells of the run: from all ranks' counts, or from the run that it continues."""
-        contract, counts, sample = self._contract, Counts(), FirstSequences()
+        contract, counts, sample = self._contract, Counts(), ()
         if batch.tokens:
-            rollouts = rollouts_of(batch.on_host, self._member)
-            sample.add(rollouts)
+            sample = (rollouts_of(batch.on_host, self._member, STEP_TOKENS),)
             if not self._state.contract and contract.slices_itself:
-                counts.add(paired(rollouts, 0))
+                counts.add(paired(rollouts_of(batch.on_host), 0))
             if not batch.has_prompts:
                 counts.lengths.clear()  # columns of responses only do not give the context length
         own = Opening(
@@ -311,7 +310,7 @@ class Monitor:
             batch.weights,
             counts=counts,
             labels=labels_of(batch.labels, contract.labels),
-            sample=sample.parts,
+            sample=sample,
             state=self._state,
         )
         openings, _ = ranks.gathered(self._gather, own)
@@ -345,10 +344,9 @@ class Monitor:
 
     def _overlaps(self, batch: Batch) -> Sequence[Overlaps]:
         """Slices and tokens of all ranks; gathered only if a cell is violated."""
-        sample = FirstSequences()
-        sample.add(rollouts_of(batch.on_host, self._member))
-        parts = {"atoms": overlaps(self._cuts, batch), "sample": sample.parts}
-        own = Overlaps(self._member, self._digest, batch.weights, **parts)
+        sample = (rollouts_of(batch.on_host, self._member, STEP_TOKENS),)
+        atoms = overlaps(self._cuts, batch)
+        own = Overlaps(self._member, self._digest, batch.weights, atoms=atoms, sample=sample)
         return ranks.gathered(self._gather, own)[0]
 
     def _judged(
@@ -363,8 +361,10 @@ class Monitor:
             shared.extend(self._overlaps(batch))
             return sample_problems(part for rank in shared for part in rank.sample)
 
-        found = judged(self._judge, state, parts, groups, number, follow, look)
-        verdict = found.verdict.quick
+        found, drafts, extras, notes = judged(
+            self._judge, state, parts, groups, number, follow, look
+        )
+        verdict = found.quick
         names = [cut.name for cut in self._cuts]
         if not shared and any(c.outcome == "violated" for c in verdict.cells):
             shared.extend(self._overlaps(batch))
@@ -378,10 +378,10 @@ class Monitor:
         ends = state.ends.copied()
         sample = [part for rank in shared for part in rank.sample]
         advice = self._causes.of(verdict.cells, number, sample, tokens)
-        cause = cause_text(found.verdict, advice, batch.weights)
+        cause = cause_text(found, advice, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         metrics = metrics_of(parts, groups, state.ends.ratio) | of_cells(verdict)
-        self._note(*found.notes)
+        self._note(*notes)
         step = Step(
             batch.weights,
             verdict.outcome,
@@ -390,13 +390,13 @@ class Monitor:
             taken.pages,
             taken.masked,
             partial(token_weights, plan.contract, taken, batch, masked),
-            metrics | found.metrics | action_metrics(taken, plan.contract),
+            metrics | extras | action_metrics(taken, plan.contract),
             cause,
             self.notes,
-            partial(getattr, found.verdict, "verdict"),
+            lambda: found.verdict,
             lambda: ends.trend(least=1),
             step=number,
-            drafts=found.drafts,
+            drafts=drafts,
         ).joined(follow)
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
             _ = step.token_weights  # before the trainer changes its arrays

@@ -100,7 +100,7 @@ class Part(RankMessage):
         agreement: whether its two columns could have disagreed.
         drafts: what its engines counted.
         loss: what the loss used; None if it is not recorded.
-        versions: the engine's logprobs under other versions, see `versions.fits_of`.
+        versions: the engine's logprobs under other versions, see `fits_of`.
         lags: sums of |log ratio| against staleness.
         scalars: sums that are followed over the run.
         gross: evidence that the mean weight is above 1, see `statistics`.
@@ -327,31 +327,33 @@ _RARE_NATS = -14.0  # probability of a whole response: one in a million
 _COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
 
 
-def rollouts_of(batch: Batch, member: str = "") -> Rollouts:
+def rollouts_of(batch: Batch, member: str = "", tokens: int | None = None) -> Rollouts:
     """A step in the form of a dump; every column of the arrays is a token of its sequence.
 
     Args:
         member: name of this rank, for sequences without a prompt group.
+        tokens: only the first sequences, with so many trained tokens or a few more.
     """
     size, width = batch.mask_BT.shape
-    own = tuple(f"{b}@{member}" for b in range(size))
+    if tokens is not None:
+        size = min(size, 1 + int(np.searchsorted(batch.mask_BT.sum(axis=1).cumsum(), tokens)))
     token_BT = np.full((size, width), -1)
     if batch.token_BT is not None:
-        token_BT = batch.token_BT[:, batch.token_BT.shape[1] - width :]
+        token_BT = batch.token_BT[:size, batch.token_BT.shape[1] - width :]
     stale = {}
     if batch.staleness_BT is not None:
-        stale_BT = np.broadcast_to(batch.staleness_BT, (size, width))
+        stale_BT = np.broadcast_to(batch.staleness_BT, batch.mask_BT.shape)[:size]
         stale["staleness"] = stale_BT.ravel().astype(np.float64)
     return Rollouts(
         batch.weights,
         np.full(size, width),
         token_BT.ravel(),
-        batch.mask_BT.ravel(),
-        batch.logp_train_BT.ravel().astype(np.float64),
-        batch.logp_infer_BT.ravel().astype(np.float64),
-        batch.group_B or own,
+        batch.mask_BT[:size].flatten(),  # a copy, for the trainer may change its arrays
+        batch.logp_train_BT[:size].ravel().astype(np.float64),
+        batch.logp_infer_BT[:size].ravel().astype(np.float64),
+        (batch.group_B or tuple(f"{b}@{member}" for b in range(size)))[:size],
         tuple(f"sequence {b}" for b in range(size)),
-        batch.labels,
+        {name: values[:size] for name, values in batch.labels.items()},
         {},
         stale,
     )

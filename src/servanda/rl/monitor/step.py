@@ -279,9 +279,9 @@ def metrics_of(
 BEFORE_AN_UPDATE = (
     "before the first update: kernels, prompts, logprob mode or another checkpoint, not the sync"
 )
-
-
-_NO_TEXTS = BlindSpot("data", f"a step has no whole texts: not examined {unasked()}")
+_NO_TEXTS = BlindSpot(
+    "data", f"a monitor does not examine {unasked()}: `servanda check` of a dump does"
+)
 
 
 def blind_spots(judged: int, offered: int, left_out: Sequence[str]) -> list[BlindSpot]:
@@ -305,22 +305,6 @@ def cause_text(found: StepVerdict, advice: Advice | None, weights: int) -> str:
     return "; ".join(filter(None, causes))
 
 
-@dataclass(frozen=True)
-class JudgedStep:
-    """The verdict on the parts of all ranks, and what was found beside it.
-
-    Args:
-        drafts: what the engines of all ranks counted.
-        metrics: of drafts, loss and versions.
-        notes: about the data, and about steps that are judged together.
-    """
-
-    verdict: StepVerdict
-    drafts: DraftCounts
-    metrics: dict[str, float]
-    notes: Sequence[str]
-
-
 def judged(
     judge: StepJudge,
     state: RunState,
@@ -329,12 +313,16 @@ def judged(
     step: int,
     follow: FollowStep | None,
     look: Callable[[], Sequence[str]],
-) -> JudgedStep:
+) -> tuple[StepVerdict, DraftCounts, dict[str, float], list[str]]:
     """Judge a step from the parts of all ranks.
 
     Args:
         step: its number in the trainer's log.
         look: finds out why the data of a red step is no evidence.
+
+    Returns:
+        The verdict, what the engines counted, the metrics of drafts, loss and versions, and notes
+        about the data and about steps that are judged together.
     """
     plan, weights = judge.plan, parts[0].weights
     own = weighed_of(plan, parts, len(groups))
@@ -360,9 +348,9 @@ def judged(
     if state.chart is not None:
         measured = metrics_of(parts, groups) | metrics | of_cells(found.quick)
         measured |= follow.metrics if follow is not None else {}
-        values = {} if found.outcome == "error" else scalars_of(measured)
+        values = {} if found.quick.outcome == "error" else scalars_of(measured)
         found = found.compared(state.chart.add(weights, values))
-    return JudgedStep(found, drafts, metrics, notes)
+    return found, drafts, metrics, notes
 
 
 # Actions: the actions of a contract's rules for a verdict, and the resulting token weights.

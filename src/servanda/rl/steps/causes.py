@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,8 @@ class FirstSequences:
         if self._left <= 0:
             return
         ends = np.flatnonzero(block.trained_S.cumsum() >= self._left)
-        self.parts.append(taken(block, 0, int(ends[0]) + 1 if len(ends) else len(block)))
+        part = taken(block, 0, int(ends[0]) + 1 if len(ends) else len(block))
+        self.parts.append(copy.deepcopy(part))  # and not a view that keeps the whole block
         self._left -= int(self.parts[-1].trained_S.sum())
 
 
@@ -73,21 +75,6 @@ def pairs_of(parts: Iterable[Rollouts]) -> Iterator[tuple[int, TracePair, Sequen
         step, first = part.step, first + len(part)
 
 
-def matches_of(plan: Plan) -> dict[str, Match]:
-    """The conditions of every slice but the whole, by its name."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for cut in dict.fromkeys(cell.cut for cell in plan.cells):
-        for term in cut.terms:
-            found.setdefault(cut.name, {}).setdefault(term.field, {})[term.op] = term.value
-    return {**found}
-
-
-def violated_places(matches: Mapping[str, Match], red: Iterable[str]) -> list[Match]:
-    """The conditions of the violated slices; none where most are, for then it is no place."""
-    places = [matches[name] for name in dict.fromkeys(red) if name in matches]
-    return places if 2 * len(places) <= len(matches) else []
-
-
 class RunCauses:
     """Explains the violated steps of a run.
 
@@ -97,7 +84,12 @@ class RunCauses:
     """
 
     def __init__(self, plan: Plan, limit: float, place: str) -> None:
-        self._matches = matches_of(plan)
+        # slice, but not the whole -> its conditions
+        self._matches: dict[str, dict[str, dict[str, Any]]] = {}
+        for cut in dict.fromkeys(cell.cut for cell in plan.cells):
+            for term in cut.terms:
+                match = self._matches.setdefault(cut.name, {})
+                match.setdefault(term.field, {})[term.op] = term.value
         self._limit, self._place = limit, place
         self._first: Sequence[Rollouts] = ()
         self._last: dict[int, Sequence[Rollouts]] = {}
@@ -149,6 +141,8 @@ class RunCauses:
         known = {part.step for parts in self._last.values() for part in parts}
         first = [part for part in self._first if part.step not in known]
         parts = [*first, *(part for parts in self._last.values() for part in parts)]
-        places = violated_places(self._matches, red)
+        places = [match for name, match in self._matches.items() if name in red]
+        if 2 * len(places) > len(self._matches):
+            places = []  # where most slices are violated, none of them is a place
         found = explained(pairs_of(parts), self._limit, {}, self._place, tokens, places)
         self._advice = found[1] if found is not None and found[1].named else None

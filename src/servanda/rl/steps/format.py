@@ -25,21 +25,25 @@ def clause(cell: CellVerdict) -> str:
     return quantity(cell)
 
 
+def where(cell: CellVerdict) -> str:
+    """The display name of what a cell is about: its steps, if not all, and its slice."""
+    if cell.steps is None:
+        return place(cell.slice)
+    first, last = cell.steps
+    steps = f"step {last}" if first == last else f"steps {first} to {last}"
+    return steps if cell.slice == WHOLE else f"{steps}, {place(cell.slice)}"
+
+
 def place(name: str) -> str:
     """The display name of a slice of a dump.
 
     >>> place("start-3"), place("turn-4-on"), place("start-2-to-3")
     ('first 3 tokens of turn 3', 'turn 4 and later', 'first 3 tokens of turns 2 to 3')
-    >>> place("step-6"), place("step-4-to-6 turn-2")
-    ('step 6', 'steps 4 to 6, turn 2')
     >>> place("position=16..64"), place("length>=4096")
     ('response tokens 16 to 64', 'contexts of 4096 tokens and more')
     """
     if name == WHOLE:
         return "all trained tokens"
-    if match := re.fullmatch(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?", name):
-        steps = f"steps {match[1]} to {match[2]}" if match[2] else f"step {match[1]}"
-        return f"{steps}, {place(match[3])}" if match[3] else steps
     if match := re.fullmatch(r"(turn|start|stale)-(\d+)(?:-(on)|-to-(\d+))?", name):
         kind, low, on, high = match.groups()
         if kind == "stale":

@@ -18,7 +18,7 @@ from typing import Any
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE
-from servanda.judgement.clauses.base import CellVerdict, Interim, Outcome, Reason, worst
+from servanda.judgement.clauses.base import CellVerdict, Interim, Reason, worst
 from servanda.judgement.evidence import Evidence, Weighed
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import BlindSpot, Verdict, judge, outcome_of, unsound
@@ -67,7 +67,7 @@ class _Series:
     number: int
     first: int
     statistic: Any
-    evidence: float = 0.0
+    evidence: float
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,6 @@ class StepVerdict:
     _whole: Callable[[], Verdict]
     _trend: tuple[CellVerdict, ...] = ()
     _spots: tuple[BlindSpot, ...] = ()
-
-    @property
-    def outcome(self) -> Outcome:
-        return self.quick.outcome
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -144,11 +140,11 @@ class StepJudge:
         """
         self.number += 1
         part = step_alpha(1 - WHOLE_PART, self.number)
-        alone = self._judged((sums,), part, False)
-        failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
         if not sums.trained.tokens:  # a filter of the trainer may remove all of a step
             nothing = partial(self._nothing, sums, part)
             return StepVerdict(sums.step, nothing(False), (), partial(nothing, True))
+        alone = self._judged((sums,), part, False)
+        failed = [c.note for c in alone.cells if c.enforced and c.outcome == "error"]
         if failed or any(c.enforced and c.outcome == "violated" for c in alone.cells):
             errors = (*errors, *look())
         if errors := (*errors, *failed):
@@ -179,16 +175,16 @@ class StepJudge:
         for i, (cell, own) in enumerate(zip(self.plan.cells, alone.cells, strict=True)):
             if own.e_violated is None or not (own.open or own.outcome in _DECIDED):
                 continue
-            series, e_violated = self._series.get(i), own.e_violated
-            statistic = sums.trained.statistics[i]
+            series, statistic = self._series.get(i), sums.trained.statistics[i]
             if series is None or series.evidence <= start:
-                series = _Series(self.number, sums.step, statistic)
+                series = _Series(self.number, sums.step, statistic, start + own.e_violated)
             else:
                 series = replace(series, statistic=series.statistic + statistic)
-                e_violated = self._cell(i, series, False).e_violated or 0.0
-            price = math.log(step_alpha(1.0, series.number))
-            series = self._series[i] = replace(series, evidence=price + e_violated)
-            if cell.priced and self._cell(i, series, False).outcome == "violated":
+                own = self._cell(i, series, False)
+                price = math.log(step_alpha(1.0, series.number))
+                series = replace(series, evidence=price + (own.e_violated or 0.0))
+            self._series[i] = series
+            if cell.priced and own.outcome == "violated":
                 red[i] = self._series.pop(i)
         return red
 

@@ -1,6 +1,4 @@
-# The numbers of one step that are followed over a run, from the bins of its log ratios.
-#
-# Sums and counts, so that ranks and blocks add up.
+# Whether the gap of a run has changed against good runs: what is followed, and the chart of a run.
 
 from __future__ import annotations
 
@@ -28,6 +26,10 @@ from servanda.registry import did_you_mean
 from servanda.report.format import count
 from servanda.theory.stats.change import CLIP, LEAST_STEPS, Detector, Fold, detector
 from servanda.theory.stats.histogram import SIGNIFICAND_BITS, SMALLEST, ZERO, edges
+
+# The numbers of one step that are followed over a run, from the bins of its log ratios.
+#
+# Sums and counts, so that ranks and blocks add up.
 
 Array = NDArray[Any]
 

@@ -32,7 +32,7 @@ from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import FirstSequences, RunCauses
 from servanda.rl.steps.contract import HEAD_TOKENS, Counts, Labels
-from servanda.rl.steps.drift import ENDS, RunEnds, Trend
+from servanda.rl.steps.drift import ENDS, RunEnds
 from servanda.rl.steps.judge import StepJudge, StepSums
 from servanda.rl.trend.changes import TREND, chart_for
 from servanda.rl.watch.step import WatchedStep
@@ -148,13 +148,13 @@ class DumpSource:
         self._contract: StepContract | None = None
         self._measures: Measures | None = None
         self._judge: StepJudge | None = None
+        self._causes: RunCauses | None = None
         self._format = ""
         # step -> stamp of its files
         self._judged: dict[int, str] = {}
         self._before: dict[int, str] = {}
         self._cut: dict[int, str] = {}
         self._ends = RunEnds()
-        self._trend: Trend | None = None
         self._sound = Soundness()  # of all steps
         self._odd: dict[str, tuple[int, int]] = {}  # check -> (odd, total) over all steps
 
@@ -238,7 +238,7 @@ class DumpSource:
                 raise _NotWhole(why) from None
             return WatchedStep(step, "error", why=why, command=f"{command}{step}", again=again)
         # fixed at the first readable step
-        assert self._judge is not None and sums is not None
+        assert self._judge is not None and self._causes is not None and sums is not None
         plan, part = self._judge.plan, sums.close()
         errors = self._errors(part, sound, own.refused, again=again)
         judged = self._judge.add(StepSums(step, part.weighed, part.drawn), errors)
@@ -250,7 +250,6 @@ class DumpSource:
         cells = judged.verdict.cells
         broken = [c for c in cells if c.enforced and c.outcome == "violated"]
         red = [cell.slice for cell in broken if cell.section != TREND]
-        self._trend = self._ends.trend()
         since = judged.first(red)
         command += f"{step}" if since == step else f"{since}:{step}"
         command += " --mask masks" if any(name != WHOLE for name in red) else ""
@@ -260,13 +259,13 @@ class DumpSource:
             advice = self._causes.of(cells, step, sample.parts, part.trained)
         return WatchedStep(
             step,
-            judged.outcome,
+            judged.quick.outcome,
             cells,
             part.trained,
             part.sequences,
             why=judged.errors[0] if judged.errors else "",
             advice=advice,
-            trend=None if self._chart is not None else self._trend,
+            trend=None if self._chart is not None else self._ends.trend(),
             staleness=part.staleness if aged else None,
             actions=actions_of(plan.contract, cells),
             command=command,
@@ -375,7 +374,6 @@ class DumpSource:
         self._sound = Soundness()
         self._sound.steps.update(state["digests"])
         self._ends = RunEnds.from_plain(state)
-        self._trend = self._ends.trend()
         self._values = dict(state["values"])
         for step, values in self._values.items():
             if self._chart is not None:

@@ -201,8 +201,8 @@ def spread(values: Any, shape: tuple[int, ...]) -> Any:
 
 # The histogram of a step on the device of its tensors: only counts of bins are copied.
 #
-# The same integer operations as `histogram.bin_of` and `tally_of.tally`, in
-# torch; a test holds one against the other bit by bit.
+# The same integer operations as `histogram.bin_of` and `tally`, in torch; a test holds one against
+# the other bit by bit.
 #
 # Axes: B sequences, T tokens, A atoms, N tokens, K bins.
 
@@ -239,7 +239,7 @@ def tally_of(
         mask_BT: bool; atom_BT: 0..atoms - 1.
 
     Returns:
-        [atoms, BINS + 1], on the host; see `tally_of.tally`.
+        [atoms, BINS + 1], on the host; see `tally`.
     """
     if not is_tensor(logp_train_BT):
         return tally(logp_train_BT, logp_infer_BT, mask_BT, atom_BT, atoms)

@@ -1,4 +1,4 @@
-# Logprob coverage: the share of trained tokens with both logprobs.  Absent is not zero.
+# What each column may hold: logprobs and the loss mask, side by side.
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from servanda.report.format import count
 from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check, share
 from servanda.theory.divergence.precision import CAPTURES, capture_floor, exact_in
 from servanda.traces.rollouts import Array, Rollouts, Turns
+
+# Logprob coverage: the share of trained tokens with both logprobs.  Absent is not zero.
 
 _KNOWN_WARN, _KNOWN = 0.9999, 0.999
 

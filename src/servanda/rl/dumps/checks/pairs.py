@@ -1,7 +1,5 @@
-# Line-up: index i of both sides concerns one token.
-#
-# Two records of the same tokens correlate best without a shift.  Correlations of
-# log p_train[i] with log p_infer[i + lag] are taken over pairs of trained tokens of a sequence.
+# Whether the logprobs of both sides are of the same tokens: shifted rows, other tokens at the start
+# of turns, and weights that no two distributions have.
 
 from __future__ import annotations
 
@@ -16,6 +14,11 @@ from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.bets import CAP, SLACK, growths, log_mean_exp
 from servanda.theory.stats.histogram import BINS, bin_of, edges
 from servanda.traces.rollouts import Array, Rollouts
+
+# Line-up: index i of both sides concerns one token.
+#
+# Two records of the same tokens correlate best without a shift.  Correlations of
+# log p_train[i] with log p_infer[i + lag] are taken over pairs of trained tokens of a sequence.
 
 LAGS: tuple[int, ...] = (-2, -1, 0, 1, 2)
 ENOUGH = 200  # fewest pairs for a finding
