@@ -172,13 +172,17 @@ class JudgedSteps:
             self.red.append(cell)
         pooled = (c.steps[0] for c in judged.quick.cells if c.slice == WHOLE and c.steps)
         means = map(part.portrait.total.mean, ("tv", "abs_log_ratio", "exp_abs", "k3"))
+        tv, gap, tme, k3 = (x if x is not None and math.isfinite(x) else None for x in means)
         self.rows.append(
             StepRow(
                 part.step,
                 judged.quick.outcome,
                 part.sequences,
                 part.trained,
-                *(x if x is not None and math.isfinite(x) else None for x in means),
+                tv,
+                gap,
+                tme,
+                k3,
                 tuple(violated),
                 next(pooled, None),
             )
