@@ -87,7 +87,11 @@ def test_no_report_counts_one_thing_as_many():
 
 
 def test_steps_are_counted_as_steps_and_slices_as_slices():
-    names = ("start-2-on", "step-10", "step-12", "step-13-to-14", "all")
-    cells = [made.cell("holds" if n == "all" else "violated", slice=n) for n in names]
+    steps = ((10, 10), (12, 12), (13, 14))
+    cells = [
+        made.cell("violated", slice="start-2-on"),
+        *(made.cell("violated", steps=span) for span in steps),
+        made.cell("holds"),
+    ]
     told = str(headline(made.verdict("violated", cells=cells)))
-    assert "breaks slice start-2-on and 3 steps (10, 12 and others). The whole traffic hold" in told
+    assert "breaks slice start-2-on and 4 steps (10, 12 and others). The whole traffic hold" in told

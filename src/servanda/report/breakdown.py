@@ -43,7 +43,9 @@ def tables(verdict: Verdict) -> list[Table]:
     steps, sequences = breakdown.steps, breakdown.sequences
     if len(steps) > 1:
         worst = worst_steps(steps)[:STEPS]
-        title = f"Each step judged alone: {count_of(steps)}"
+        several = any(row.first is not None for row in steps)
+        how = "with those before it where it does not decide" if several else "judged alone"
+        title = f"Each step {how}: {count_of(steps)}"
         if len(worst) < len(steps):
             title += f"; the worst {len(worst)} (JSON has all)"
         tables.append((title, _STEP_HEADS, [step_row(row) for row in worst]))

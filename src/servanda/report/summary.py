@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from servanda.contract.model import EXTERNAL, WHOLE
@@ -113,22 +114,23 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
         clauses = {c.clause for c in bad}
         what = "" if len(clauses) > 1 else f"{line(bad[0].clause, 40)} on "
         return f"The infer kernel breaks {what}{_places(slices)}."
-    steps = [name for name in slices if STEP.fullmatch(name)]
+    steps = {c.place: range(c.steps[0], c.steps[1] + 1) for c in bad if c.steps}
     listed = [
         _listed("slice", [name for name in slices if name not in steps]),
-        _listed("step", [name.removeprefix("step-") for name in steps]),
+        _listed("step", [name.removeprefix("step-") for name in steps], {*chain(*steps.values())}),
     ]
     return f"The infer kernel breaks {' and '.join(filter(None, listed))}."
 
 
-def _listed(noun: str, names: Sequence[str]) -> str:
-    """
+def _listed(noun: str, names: Sequence[str], all_: Collection[object] = ()) -> str:
+    """Names of some things, and how many there are: `all_`, or as many as names.
+
     >>> _listed("slice", ["a"]), _listed("step", ["1", "2"]), _listed("step", ["1", "2", "3"])
     ('slice a', 'steps 1 and 2', '3 steps (1, 2 and others)')
     """
     shown = [line(name, 40) for name in names[:2]]
     if len(names) > 2:
-        return f"{count(len(names), noun)} ({', '.join(shown)} and others)"
+        return f"{count(len(all_ or names), noun)} ({', '.join(shown)} and others)"
     return f"{noun}{'s' * (len(names) > 1)} {' and '.join(shown)}" if names else ""
 
 
