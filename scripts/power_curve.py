@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from servanda.cli.cost_page import power_picture, sizes
+from servanda.cli.plan import power_picture, sizes
 from servanda.judgement.cost import Decides
 from servanda.report.html import environment
 from servanda.theory.stats.reachable import reach

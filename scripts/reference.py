@@ -12,8 +12,8 @@ from typing import get_args
 import click
 from pydantic import BaseModel
 
+from servanda.authoring.diff.compare import RULES
 from servanda.authoring.diff.directions import Part
-from servanda.authoring.diff.rules import RULES
 from servanda.cli.commands import FIRST, GROUPS
 from servanda.cli.main import main
 from servanda.contract.actions import ACTIONS

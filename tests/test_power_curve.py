@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from scripts import power_curve
 
-from servanda.cli.cost_page import plan_page, power_picture, sizes
 from servanda.cli.main import main
+from servanda.cli.plan import plan_page, power_picture, sizes
 from servanda.judgement.cost import cost_of
 from servanda.judgement.cost import power_curve as curve_of
 from servanda.report.html_shapes import Scale

@@ -16,8 +16,8 @@ T = TypeVar("T")
 _SHOWN = 60  # characters of a value that a message repeats
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """A hint for a name that is not known: the nearest one, or all of them.
+def did_you_mean(name: object, known: Collection[str]) -> str:
+    """A hint for a name that is not known, which may be no text: the nearest one, or all of them.
 
     >>> did_you_mean("k33", ["k3_nats", "tv"])
     "did you mean 'k3_nats'?"
@@ -26,22 +26,20 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     """
     import difflib  # only an error needs it
 
+    name = str(name)[:_SHOWN]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     near = near or [k for k in sorted(known) if len(name) > 1 and k.startswith(name[:2])][:1]
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
 
 
-def nearest(name: object, known: Collection[str]) -> str:
-    """did_you_mean of what may be no text, or a very long one."""
-    return did_you_mean(str(name)[:_SHOWN], known)
-
-
 def quoted(value: object) -> str:
     """A value as a message shows it: in quotes if it is text, and not for pages."""
-    if isinstance(value, str):
-        return repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…")
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return repr(cut(value, _SHOWN)) if isinstance(value, str) else cut(repr(value), _SHOWN)
+
+
+def cut(text: str, longest: int) -> str:
+    """A text of at most `longest` characters; what is cut off is an ellipsis."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 class Registry(Mapping[str, T]):

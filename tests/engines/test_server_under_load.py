@@ -14,11 +14,10 @@ import pytest
 import uvicorn
 
 from servanda.engines.server import parse, process
-from servanda.engines.server.app import Limits
+from servanda.engines.server.app import EventStream, Limits
 from servanda.engines.server.process import serve
 from servanda.engines.server.scheduler import Scheduler
 from servanda.engines.server.sockets import address, bound
-from servanda.engines.server.stream import EventStream
 from servanda.errors import MeasurementError
 from tests.clock import HOUR_S, Skipping, eventually
 from tests.engines.serving import WAIT_S, Gated, live, table_engine

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from servanda.cli.good_runs import ALPHA
+from servanda.cli.calibrate import ALPHA
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.recorded_run import recorded_run
 from servanda.rl.trend.changes import Reference

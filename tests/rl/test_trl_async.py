@@ -9,8 +9,7 @@ import pytest
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl import Monitor
-from servanda.rl.trl import MonitoredAsync
-from servanda.rl.trl_async import Origins
+from servanda.rl.trl import MonitoredAsync, Origins
 from tests.rl.monitor import verl_contracts
 
 torch = pytest.importorskip("torch")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.rl import DraftCounts, Monitor, package_version, verl_batch
+from servanda.rl import DraftCounts, Monitor, package_version, verl_observer
 from servanda.rl import verl as plugin
 from servanda.rl.verl_observer import CONTRACT, RECOMPUTE, STATE, Halted, Watch
 from tests.rl.monitor import verl_contracts
@@ -350,22 +350,22 @@ def test_an_unsupported_verl_is_refused_with_its_version_and_the_next_move(
 
 def test_drafts_and_labels_are_what_verl_knows_of_each_sequence():
     spec = {"spec_num_verify_steps": 5, "spec_num_draft_tokens": 15, "spec_num_accepted_tokens": 6}
-    assert verl_batch.drafts_of([spec, {"num_cached_tokens": 3}, None, spec]) == DraftCounts(
+    assert verl_observer.drafts_of([spec, {"num_cached_tokens": 3}, None, spec]) == DraftCounts(
         10, 30, 12
     )
-    assert verl_batch.drafts_of([{"num_cached_tokens": 3}, None]) is None  # absent is not zero
-    assert verl_batch.drafts_of([{**spec, "spec_num_accepted_tokens": 99}]) is None
+    assert verl_observer.drafts_of([{"num_cached_tokens": 3}, None]) is None  # absent is not zero
+    assert verl_observer.drafts_of([{**spec, "spec_num_accepted_tokens": 99}]) is None
     trainer = SimpleNamespace(
         config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout={"name": "no-such"}))
     )
     tags = [{"min_global_steps": 4, "max_global_steps": 5}, {"min_global_steps": 5}, {}]
     extra = [{"num_cached_tokens": 16}, {"num_cached_tokens": None}, None]
-    assert verl_batch._engine_labels(trainer, tags, extra) == {
+    assert verl_observer._engine_labels(trainer, tags, extra) == {
         "weight_version": ["4-5", "5", ""],
         "cached_tokens": ["16", "", ""],
     }
     trainer.config.actor_rollout_ref.rollout.clear()  # a configuration that names no engine
-    assert verl_batch._engine_labels(trainer, [{}], []) == {}
+    assert verl_observer._engine_labels(trainer, [{}], []) == {}
 
 
 def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):
@@ -430,7 +430,7 @@ class Keys:
 
 
 def drawn(step, share, size=16, ranks=2, padding=1):
-    from servanda.rl.verl_batch import chosen
+    from servanda.rl.verl_observer import chosen
 
     tags = [{"is_padding": i < padding} for i in range(size)]
     workers = SimpleNamespace(_dispatch_info={"actor": [*range(ranks)]})

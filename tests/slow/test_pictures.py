@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from servanda.cli.cost_page import plan_page
+from servanda.cli.plan import plan_page
 from servanda.judgement.breakdown import EValuePath
 from servanda.judgement.cost import cost_of
 from servanda.judgement.verdict import FORMATS
-from servanda.rl.sync_drill import grid
+from servanda.rl.sync_drill.report import page
 from servanda.runner import run
 from tests import kit
 from tests.gateway.controller.web import chromium
@@ -35,7 +35,7 @@ def wide_grid(_):
     classes = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
     groups = [norms(f"norms.{name}", *[1.0] * 36) for name in classes]
     groups += [response(f"layers.{i}.attn", "attn", i, follow=i % 2) for i in range(36)]
-    return grid.page(result(response("embed/lm_head", "tied"), *groups))
+    return page(result(response("embed/lm_head", "tied"), *groups))
 
 
 def plan(folder):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import click
@@ -13,7 +15,9 @@ from servanda.cli.options import DASH, shared, until
 from servanda.cli.referee_text import third_lines
 from servanda.cli.screen import next_step, show_verdict, watching
 from servanda.cli.stdout import show, show_json
-from servanda.cli.surface import compare_surface
+from servanda.contract.kernel_string import parse_kernel
+from servanda.engines import engine_names
+from servanda.engines.http import HTTPEngine
 from servanda.errors import MeasurementError
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.compare.contract import (
@@ -25,10 +29,48 @@ from servanda.runner.compare.contract import (
     plan_of,
     prepare,
 )
-from servanda.runner.compare.surface.difference import conclusion
+from servanda.runner.compare.prompts import plain_texts
+from servanda.runner.compare.surface.compare import compare_layers
+from servanda.runner.compare.surface.dialects import Client
+from servanda.runner.compare.surface.difference import LayerResult, conclusion, differs, lines
 from servanda.runner.compare.third_scorer import pair_score
 from servanda.runner.probe import Engines
 from servanda.runner.ray_engines import engines_on
+
+# The API layers of two servers, compared before their kernels.
+
+
+_TEXTS = 32  # of the workload, that both tokenizers are asked to encode
+
+
+def compare_surface(options: Options, say: Callable[..., None]) -> tuple[LayerResult, ...]:
+    """What differs above the kernels of two servers, said line by line; () of other kernels.
+
+    Raises:
+        ContractError, MeasurementError: as `prepare` and the servers do.
+    """
+    kernels = {
+        name: parse_kernel(text, engines=engine_names(), name=name)
+        for name, text in (("A", options.a), ("B", options.b))
+    }
+    if any(kernel.url is None for kernel in kernels.values()):
+        return ()
+    texts = plain_texts(options.prompts)[:_TEXTS]
+    findings: list[LayerResult] = []
+    with ExitStack() as opened:
+        a, b = (
+            Client(name, opened.enter_context(closing(HTTPEngine(kernel))))
+            for name, kernel in kernels.items()
+        )
+        for finding in compare_layers(a, b, texts):
+            findings.append(finding)
+            say(*lines(finding))
+            if finding.layer == "tokenizer" and finding.outcome == "differs":
+                break
+    differences = differs(findings)
+    say(*([f"surface   ✗ {conclusion(differences)}"] if differences else []), "")
+    return differences
+
 
 _VIOLATED = 1
 

@@ -21,6 +21,7 @@ from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import line
 from servanda.promotion.ledger.ledger import verify_at
 from servanda.promotion.run.history import DELIVERED, disagreements
+from servanda.registry import cut
 from servanda.report.format import count
 from servanda.report.table import table
 
@@ -144,5 +145,4 @@ def _what(entry: Entry) -> str:
         left_out = f" ({why})" if (why := entry.body.get("why")) else ""
         texts = (f"{effect} to {entry.body.get('sink')}{left_out}",)
     text = next((text for text in texts if text and isinstance(text, str)), ", ".join(entry.body))
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return cut(" ".join(text.split()), _LONGEST)

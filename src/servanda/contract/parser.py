@@ -18,7 +18,7 @@ from servanda.contract.clause import TEXT
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.errors import ContractError, Problem, Where
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from servanda.contract.yaml_reader import Marks
@@ -217,7 +217,7 @@ def _problem(
         return Problem(message, where, hint or _retyped(wanted, found))
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
-        hint = nearest(found, choices) if isinstance(found, str) else ""
+        hint = did_you_mean(found, choices) if isinstance(found, str) else ""
         verb = "be" if at == len(path) else "hold"
         message = f"{name} cannot {verb} {_value_words(found).removeprefix('the text ')}"
         return Problem(message, where, hint or f"known: {', '.join(sorted(choices))}")
@@ -265,7 +265,7 @@ def _meant(name: str, keys: list[str]) -> tuple[str, str]:
     unspaced = re.fullmatch(r"(\w+)[: ](\S.{0,40})", name)
     if unspaced and unspaced[1] in keys:
         return unspaced[1], f"write {unspaced[1]}: {unspaced[2]}"
-    hint = nearest(name, keys)
+    hint = did_you_mean(name, keys)
     near = re.fullmatch(r"did you mean '(.*)'\?", hint)
     return (near[1] if near else ""), hint
 

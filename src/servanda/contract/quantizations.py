@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servanda.registry import nearest
+from servanda.registry import did_you_mean
 
 QUANTIZATIONS = (
     *("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32", "w4a16_g128"),
@@ -17,4 +17,4 @@ def quantization_hint(name: str) -> str:
     alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
     if len(alike) > 1:
         return f"which one: {' or '.join(alike)}? They are different kernels"
-    return nearest(name, QUANTIZATIONS)
+    return did_you_mean(name, QUANTIZATIONS)

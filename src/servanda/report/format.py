@@ -9,6 +9,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from servanda.contract.model import WHOLE
+from servanda.registry import cut
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -27,7 +28,7 @@ def line(text: str, longest: int = 0) -> str:
         " " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text
     )
     text = " ".join(visible.split())
-    return text if not longest or len(text) <= longest else text[: longest - 1] + "…"
+    return cut(text, longest) if longest else text
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -16,15 +16,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.trl_async import MonitoredAsync
 from servanda.rl.trl_batch import (
     SHARE,
     Waiting,
@@ -36,9 +38,14 @@ from servanda.rl.trl_batch import (
     tokens_of,
     weights_of,
 )
-from servanda.rl.trl_dump import Dumping
-from servanda.rl.trl_engine import drilled, instead_of_training, rollouts, trainee
-from servanda.rl.trl_follow import EngineFollow
+from servanda.rl.trl_engine import (
+    Rollouts,
+    drilled,
+    instead_of_training,
+    module_of,
+    rollouts,
+    trainee,
+)
 from servanda.rl.trl_setup import Recorder, check_tokens_kept, check_trl, gathered, labels_of
 
 if TYPE_CHECKING:
@@ -49,6 +56,329 @@ if TYPE_CHECKING:
     Base: Any = object
 else:
     Base = object
+
+
+# TRL: every generation of a GRPOTrainer as a dump for `servanda check DIR`.
+#
+#     class Trainer(Dumping, GRPOTrainer): ...
+#
+#     Trainer(..., dump="rollouts").train()
+
+
+_NEEDED = {"sampling_per_token_logps": "sampler", "old_per_token_logps": "trainer"}
+
+
+class Dumping(Base):
+    """A mixin for GRPOTrainer, listed before it, that writes all its sequences to a folder.
+
+    Without TRL's own logprobs before the update nothing could be compared, so this is an error;
+    Monitor(dump=) has those of the loss.
+
+    Args:
+        dump: the folder, which `servanda check` reads.
+        slices: as of Monitored.
+
+    Raises:
+        MeasurementError: a generation has no logprobs of the trainer or of the sampler.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        dump: str | Path,
+        slices: Sequence[str] | Mapping[str, str] = (),
+        **kwargs: Any,
+    ) -> None:
+        self.dump = Path(dump)
+        self._written = (0, 0)  # a step, and its generations so far
+        self.slices = dict(
+            slices if isinstance(slices, Mapping) else zip(slices, slices, strict=True)
+        )
+        super().__init__(*args, **kwargs)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        out = super()._generate_and_score_completions(inputs)
+        if self.model.training:  # an evaluation is not trained on
+            self._write(inputs, out)
+        return out
+
+    def _write(self, inputs: Sequence[Mapping[str, Any]], out: Mapping[str, Any]) -> None:
+        from servanda.rl.dumps.formats.parquet import Writer
+
+        mask_BT = loss_mask(out)
+        for name, side in _NEEDED.items():
+            if name not in out or bool(out[name][mask_BT.bool()].isnan().all()):
+                raise MeasurementError(
+                    f"TRL's batch has no logprobs of the {side} ({name}): a dump would compare "
+                    "nothing",
+                    hint="TRL has both with vLLM and its importance-sampling correction; otherwise "
+                    "use Monitored with Monitor(..., dump=)",
+                )
+        token_BT = tokens_of(out)
+        labels = {name: column_of(inputs, column) for name, column in self.slices.items()}
+        present_BT = token_BT >= 0
+        present_BT[:, -mask_BT.shape[1] :] &= out["completion_mask"].bool()
+        step = int(self.state.global_step) + 1  # as TRL logs it
+        before = self._written[1] if self._written[0] == step else 0
+        self._written = (step, before + 1)
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        Writer(self.dump, rank=rank + ranks * before).step(  # a file of each generation
+            step,
+            token_BT,
+            mask_BT,
+            out["old_per_token_logps"],
+            out["sampling_per_token_logps"],
+            present=present_BT,
+            groups=groups_of(out),
+            labels=labels_of(self, len(mask_BT)) | labels,
+            advantages=out["advantages"],
+        )
+
+
+# TRL: whether the engine of a GRPOTrainer follows its module, after the sync of a generation.
+
+
+class EngineFollow:
+    """Scores both sides after each sync; the first rank judges, each rank's engine is a replica.
+
+    Args:
+        trainer: a GRPOTrainer with an engine of its own, in this process or behind a server.
+        follow: judges the scores; True: one with the default probes and limit.
+        gather: sends one object and returns those of all ranks.
+
+    Raises:
+        ContractError: the trainer has no separate engine, or one of unknown sync.
+        MeasurementError: its module is sharded.
+    """
+
+    def __init__(
+        self, trainer: Any, follow: Follow | bool, gather: Callable[[Any], list[Any]]
+    ) -> None:
+        from servanda.rl.follow.follow import Follow
+        from servanda.rl.follow.sent_weights import SentWeights
+        from servanda.rl.sync_drill.weight_snapshot import Weights
+
+        module = module_of(trainer)
+        Weights(module, copy=False)  # refuses a part of a module
+        exact = all(p.dtype.itemsize >= 4 for p in module.parameters())
+        self.follow = follow if isinstance(follow, Follow) else Follow(module, exact=exact)
+        self.engine = trainee(trainer)
+        self.train_scores = SentWeights(
+            module, engine_dtype(trainer), lambda rows: exact_logprobs(module, rows)
+        )
+        self.gather, self.rank = gather, int(trainer.accelerator.process_index)
+        self._judged: int | None = None  # the last step
+
+    def after_sync(self, step: int) -> FollowStep | None:
+        """The conclusion, the same on every rank; None if this step was judged or is left out."""
+        if step == self._judged or step % self.follow.every:
+            return None
+        self._judged = step
+        scores = self.gather(self.engine.score(self.follow.probes))
+        infer = (
+            {f"rank {i}": rows for i, rows in enumerate(scores)} if len(scores) > 1 else scores[0]
+        )
+        found = None
+        if self.rank == 0:
+            found = self.follow.observe(step, self.train_scores(self.follow.probes), infer)
+        return self.gather(found)[0]
+
+
+def exact_logprobs(module: Any, rows: Any) -> Any:
+    """The logprobs of rows by the module's own forward pass, without accelerate's autocast."""
+    from servanda.rl.sync_drill.trainee import forward_logprobs
+
+    wrapped, own = vars(module).get("forward"), getattr(module, "_original_forward", None)
+    if wrapped is None or own is None:
+        return forward_logprobs(module, rows)
+    module.forward = own
+    try:
+        return forward_logprobs(module, rows)
+    finally:
+        module.forward = wrapped
+
+
+def engine_dtype(trainer: Any) -> str:
+    """The format that the engine rounds the weights to."""
+    draws = getattr(trainer, "rollout_func", None)
+    if isinstance(draws, Rollouts):
+        return str(draws.engine.kernel.dtype)
+    engine = getattr(trainer.vllm_generation, "llm", None)
+    dtype = getattr(
+        getattr(getattr(engine, "llm_engine", None), "model_config", None), "dtype", None
+    )
+    return "bfloat16" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+# TRL: the monitor inside AsyncGRPOTrainer (trl.experimental.async_grpo).
+#
+#     class Trainer(MonitoredAsync, AsyncGRPOTrainer): ...
+#
+#     Trainer(..., monitor=Monitor("verl-async")).train()
+#
+# The trainer's logprobs are those of its loss: before the update, and without a forward pass of
+# their own.  A batch of TRL does not name the weights that sampled a response; they are noted where
+# the response is taken from the queue, and found again by its logprobs, of which no two are alike.
+#
+# Axes: B responses of this rank, T trained tokens.
+
+
+_METHODS = ("compute_loss",)
+_KEPT = 1 << 16  # responses whose weights are remembered: far more than a queue holds
+
+Array = NDArray[Any]
+
+
+class Response(NamedTuple):
+    """The trained tokens of one response: both logprobs, and its advantage, [T] each."""
+
+    train: Array
+    infer: Array
+    advantage: Array
+
+
+class Origins:
+    """Who sampled a response: TRL's queue of rollouts, which notes what it hands out."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+        self.of: OrderedDict[bytes, tuple[int, str]] = OrderedDict()  # version, prompt group
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        sample = self._queue.get(*args, **kwargs)
+        trained_T = np.asarray(sample.completion_mask)[1:] != 0
+        key = key_of(np.asarray(sample.old_log_probs)[1:][trained_T])
+        self.of[key] = (int(sample.model_version), str(sample.group_id))
+        if len(self.of) > _KEPT:
+            self.of.popitem(last=False)
+        return sample
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+def key_of(infer_T: Array) -> bytes:
+    """A key of a response, from the sampler's logprobs of its trained tokens."""
+    data = np.ascontiguousarray(infer_T, dtype=np.float32).tobytes()
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+class MonitoredAsync(Base):
+    """A mixin for AsyncGRPOTrainer, listed before it, to check each step against a contract.
+
+    A step is judged after its update, by the logprobs before it; the contract can end the run
+    (`halt`).  Staleness and weight versions are TRL's own, counted in updates.
+
+    Args:
+        monitor: judges the steps; this class connects its ranks.
+        drafts: a DraftMeter of the engines, which the main process reads at each step.
+
+    Raises:
+        MeasurementError: this TRL or trainer is not supported, or a step computed no logprobs.
+        ContractError: the contract acts on tokens before the loss.
+    """
+
+    def __init__(self, *args: Any, monitor: Monitor, drafts: Any = None, **kwargs: Any) -> None:
+        check_trl(self, MonitoredAsync, _METHODS, "AsyncGRPOTrainer")
+        check_tokens_kept(monitor, "AsyncGRPOTrainer's loss is computed before a step is judged")
+        monitor.numbered_from(1)  # TRL logs a step after its update
+        self.monitor = monitor
+        self._responses: list[Response] = []
+        self._version = 0  # of the weights before the update, in TRL's count
+        super().__init__(*args, **kwargs)
+        self._drafts = drafts if self.accelerator.is_main_process else None
+        if self.rollout_queue is not None:
+            self.rollout_queue = Origins(self.rollout_queue)
+        if self.accelerator.num_processes > 1:
+            monitor.across(gathered)
+        self.add_callback(_judge(self))
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        seen: list[Any] = []
+        hook = model.register_forward_hook(lambda _module, _inputs, out: seen.append(out.log_probs))
+        try:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+        finally:
+            hook.remove()
+        if model.training and seen:
+            self._version = self.model_version
+            self._responses += _responses_of(inputs, seen[0].detach().flatten())
+        return loss
+
+    def _judge_step(self) -> bool:
+        """Judge the responses of a step, and log it; whether the run has to end."""
+        if not self._responses:
+            raise MeasurementError(
+                f"step {self.state.global_step} ended without a loss whose logprobs were seen",
+                hint="something replaced AsyncGRPOTrainer.compute_loss, or its fused head",
+            )
+        responses, self._responses = self._responses, []
+        step = self.monitor.observe(
+            *_padded(responses), weights=int(self.state.global_step) - 1, **self._known(responses)
+        )
+        for name, value in {**step.metrics, "servanda/active": 1.0}.items():
+            self._metrics["train"][name].append(float(value))
+        return "halt" in step.action
+
+    def _known(self, responses: list[Response]) -> dict[str, Any]:
+        """What is known of the responses beside their logprobs."""
+        own = (self.rollout_queue.of, self._version) if self.rollout_queue is not None else None
+        if self.accelerator.num_processes > 1:
+            own = gathered(own)[0]
+        origins, now = own or ({}, 0)
+        found = [origins.get(key_of(response.infer)) for response in responses]
+        updates = self.args.weight_sync_steps
+        rank = str(self.accelerator.process_index)
+        return {
+            "groups": [f"{rank}.{b}" if o is None else o[1] for b, o in enumerate(found)],
+            "staleness": [float("nan") if o is None else (now - o[0]) * updates for o in found],
+            "labels": {
+                "rank": [rank] * len(found),
+                "weight_version": ["" if o is None else str(o[0]) for o in found],
+            },
+            "advantages": _filled([r.advantage for r in responses], 0.0),
+            "drafts": self._drafts,
+        }
+
+
+def _responses_of(inputs: Any, logp_N: Any) -> list[Response]:
+    """The responses of a micro-batch; a packed position can serve several of them."""
+    selected = inputs["token_index"] >= 0
+    train_M = logp_N[inputs["token_index"][selected]].float().cpu().numpy()
+    infer_M, advantage_M, segment_M = (
+        inputs[name][selected].cpu().numpy()
+        for name in ("old_log_probs", "advantages", "segment_id")
+    )
+    starts = np.flatnonzero(np.diff(segment_M)) + 1
+    columns = (np.split(column, starts) for column in (train_M, infer_M, advantage_M))
+    return [Response(*parts) for parts in zip(*columns, strict=True)] if len(segment_M) else []
+
+
+def _padded(responses: list[Response]) -> tuple[Array, Array, Array]:
+    """Both logprobs and the mask, [B, T]."""
+    train_BT, infer_BT = (
+        _filled([getattr(r, side) for r in responses], np.nan) for side in ("train", "infer")
+    )
+    return train_BT, infer_BT, _filled([np.ones(len(r.train)) for r in responses], 0.0) > 0
+
+
+def _filled(rows: list[Array], rest: float) -> Array:
+    filled_BT = np.full((len(rows), max(map(len, rows))), rest, dtype=np.float32)
+    for row, values in zip(filled_BT, rows, strict=True):
+        row[: len(values)] = values
+    return filled_BT
+
+
+def _judge(trainer: MonitoredAsync) -> Any:
+    from transformers import TrainerCallback
+
+    class Judge(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if trainer._judge_step():
+                control.should_training_stop = True
+
+    return Judge()
+
 
 __all__ = [
     "Dumping",

@@ -8,13 +8,20 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import itertools
 import math
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from numbers import Real
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +29,9 @@ import numpy as np
 from servanda.contract.identity import Description, EvidenceKey, digest_of, same_policy
 from servanda.contract.model import Kernel, Path
 from servanda.engines.base import Engine, verb_of
-from servanda.engines.foreign_code import refuse_code_of_kernel
+from servanda.engines.foreign_code import refuse_code, refuse_code_of_kernel
 from servanda.engines.worker import spawn
-from servanda.errors import ContractError, IdentityError, MeasurementError
+from servanda.errors import ContractError, IdentityError, MeasurementError, Where
 from servanda.judgement.admission import (
     as_declared,
     path_of,
@@ -47,11 +54,12 @@ from servanda.judgement.clauses.service_level import (
 )
 from servanda.judgement.evidence import GoldenRun, Round
 from servanda.judgement.plan import Plan
+from servanda.judgement.rewards import REWARDS, file_and_function
 from servanda.judgement.schedule import Arrivals, Schedule, Unit
 from servanda.judgement.slices.columns import CLASS_FIELDS, codes
+from servanda.registry import cut, did_you_mean, quoted
 from servanda.runner.batch_invariance import measure_batches, measure_corners
 from servanda.runner.golden import measure_golden
-from servanda.runner.reward_scorer import Scorer, scorer_of
 from servanda.runner.round_files import SIDES, batch_of, in_order, peers, round_name
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
@@ -63,6 +71,122 @@ from servanda.traces.trace import Batch, Trace, align, answered, some, with_ends
 
 if TYPE_CHECKING:
     from servanda.judgement.plan import Plan
+
+
+# Scoring: the reward of a response, by a built-in rule or the contract's own function.
+#
+# The contract's own function is compiled from the text in the evidence key, so evidence of another
+# version of the file expires.  Its output goes to stderr: stdout is for the report.
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The reward of a contract, with a check of its range.
+
+    Args:
+        of: its name in the contract.
+        span: smallest and largest reward.
+        file: file of the function; "" for a built-in rule.
+    """
+
+    of: str
+    score: Callable[[dict[str, Any], str], Any]
+    span: tuple[float, float]
+    file: str = ""
+    # both kernels' threads score, but the contract's function may assume a single thread
+    _one: threading.Lock = field(default_factory=threading.Lock, compare=False)
+
+    def __call__(self, corpus: Corpus, row: int, answer: str, side: str) -> float:
+        """The reward of a side's response to a line.
+
+        Raises:
+            MeasurementError: the function raised, or returned no number within the range.
+        """
+        line = f"{corpus.file}:{corpus.prompts[row].line}"
+        answer_text = f"{side}'s answer {quoted(answer)} to {line}"
+        try:
+            with self._one, contextlib.redirect_stdout(sys.stderr):
+                value = self.score(corpus.given(row), answer)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # exit(0) in it would mean "holds"
+            raise MeasurementError(
+                f"the reward {self.of} failed on {answer_text}: {_error_text(error)}",
+                where=_place(error, self.file),
+                hint="correct the function; evidence that was measured with its old text expires",
+            ) from error
+        if not isinstance(value, Real | np.bool_) or math.isnan(value):
+            raise MeasurementError(
+                f"the reward {self.of} of {answer_text} is {quoted(value)}, and a number is wanted",
+                hint="return a number for every answer: 0 for a wrong one",
+            )
+        low, high = self.span
+        if not low <= (reward := float(value)) <= high:
+            raise MeasurementError(
+                f"the reward {self.of} of {answer_text} is {reward:g}, outside of the declared "
+                f"range {low:g} to {high:g}",
+                hint="declare the range that the reward has under reward.range",
+            )
+        return reward
+
+
+def scorer_of(plan: Plan) -> Scorer | None:
+    """The scorer of a plan's responses; None if no clause uses rewards.
+
+    Raises:
+        MeasurementError: the contract's own function cannot be loaded.
+    """
+    reward = plan.contract.reward
+    if not plan.reward or reward is None or reward.of is None:
+        return None
+    parts = file_and_function(reward.of)
+    if parts is None:
+        return Scorer(reward.of, REWARDS[reward.of].score, reward.range)
+    file, function = parts
+    refuse_code(plan.contract)
+    return Scorer(reward.of, _loaded(file, function, plan.reward_source), reward.range, file)
+
+
+def _loaded(file: str, function: str, source: str) -> Callable[[dict[str, Any], str], Any]:
+    """The function of a Python file, compiled from the text that was read."""
+    module = ModuleType(f"servanda_reward_{digest_of(source)}")
+    module.__file__ = file
+    sys.modules[module.__name__] = module  # for dataclasses, which look up the module of a class
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise MeasurementError(
+            f"the reward's file cannot be run: {_error_text(error)}",
+            where=_place(error, file),
+            hint="it runs in isolation: it can import installed packages, and no file next to it",
+        ) from error
+    scorer = getattr(module, function, None)
+    if not callable(scorer):
+        tree = ast.parse(source)
+        known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        raise MeasurementError(
+            f"{file} has no function {function!r}",
+            hint=did_you_mean(function, known) if known else f"define {function}(prompt, answer)",
+        )
+    return scorer
+
+
+def _error_text(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _place(error: BaseException, file: str) -> Where | None:
+    """The last line of a file in an error's traceback."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return Where(file, error.lineno or 1, error.offset or 1, (error.text or "").rstrip())
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    if not frames or not file:
+        return None
+    return Where(file, frames[-1].lineno or 1, 1, frames[-1].line or "")
 
 
 # Timing: blocks of requests, served sequentially while nothing else runs.
@@ -679,5 +803,4 @@ def _by_id(value: Any) -> Any:
 
 
 def _cut(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return "nothing" if value is None else cut(str(value), _SHOWN)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from servanda.errors import Problem, ServandaError, Where
+from servanda.registry import cut
 
 T = TypeVar("T")
 
@@ -204,4 +205,4 @@ def json_text(value: Any) -> str:
         text = json.dumps(value)
     except ValueError:  # a whole number of thousands of digits
         return _DIGITS
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return cut(text, _SHOWN)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from servanda.errors import EvidenceError
+from servanda.registry import cut
 
 T = TypeVar("T")
 _hints = lru_cache(maxsize=64)(get_type_hints)
@@ -105,9 +106,7 @@ def _float(data: Any, place: str) -> float:
 
 
 def _refuse(data: Any, wanted: str, place: str) -> Any:
-    shown = repr(data)
-    shown = shown if len(shown) <= 40 else shown[:39] + "…"
     raise EvidenceError(
-        f"{place or 'the file'} is {shown}, not {wanted}",
+        f"{place or 'the file'} is {cut(repr(data), 40)}, not {wanted}",
         hint="is this a verdict.json of servanda, and of this version?",
     )

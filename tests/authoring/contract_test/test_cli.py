@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
+from servanda.authoring.contract_test.files import read_tests
 from servanda.authoring.contract_test.model import SUFFIX
-from servanda.authoring.contract_test.parser import read_tests
 from servanda.cli.main import main
 from tests.authoring.contract_test.made import case, written
 from tests.transcripts import blocks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from servanda.authoring.contract_test.parser import read_tests
+from servanda.authoring.contract_test.files import read_tests
 from servanda.errors import ContractError
 
 GOOD = """\

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.authoring.contract_test.files import prepare_tests
-from servanda.authoring.contract_test.parser import read_tests
-from servanda.authoring.contract_test.run import run_test
+from servanda.authoring.contract_test.files import prepare_tests, read_tests, run_test
 from servanda.errors import ContractError, EvidenceError
 from servanda.runner import load
 from servanda.theory.stats.bets import weights_below

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from pydantic import BaseModel
 
-from servanda.authoring.diff.compare import changes
+from servanda.authoring.diff.compare import RULES, changes
 from servanda.authoring.diff.directions import REWRITTEN, Items, With
-from servanda.authoring.diff.rules import RULES
 from servanda.authoring.diff.values import BREAKING, MIRROR, Change
 from servanda.contract.model import Contract
 from servanda.contract.workload import NamedWorkload

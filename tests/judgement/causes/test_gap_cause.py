@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED
-from servanda.judgement.causes.cause_rules import Case
-from servanda.judgement.causes.gap_cause import ORDER, explain, explained
+from servanda.judgement.causes.gap_cause import ORDER, Case, explain, explained
 from servanda.judgement.causes.slice_search import FoundSlice
 from tests import transcripts
 from tests.judgement.causes.gaps import table

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from servanda.judgement.causes.cause_rules import RULES, Case
-from servanda.judgement.causes.gap_cause import causes_of
+from servanda.judgement.causes.gap_cause import RULES, Case, causes_of
 from servanda.judgement.causes.gap_shape import Transform, signatures_of
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.traces.trace import pair

@@ -23,8 +23,8 @@ from servanda.report.explain.contract import explain_contract
 from servanda.report.summary import headline
 from servanda.runner import run
 from servanda.runner.compare.reference import measure_pack
+from servanda.runner.measurement import scorer_of
 from servanda.runner.probe import Engines, probe
-from servanda.runner.reward_scorer import scorer_of
 from servanda.runner.round_files import read_rounds
 from servanda.runner.run_directory import opened
 from servanda.traces.corpus import Corpus

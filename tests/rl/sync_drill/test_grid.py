@@ -7,9 +7,8 @@ from html import unescape
 import pytest
 
 from servanda.cli.main import main
-from servanda.rl.sync_drill import grid
 from servanda.rl.sync_drill.drill import conclude
-from servanda.rl.sync_drill.grid import WHOLE, Box, boxes
+from servanda.rl.sync_drill.report import WHOLE, Box, boxes, page
 from servanda.rl.sync_drill.result import Baseline, Part, PoisonResult, Response
 
 
@@ -72,25 +71,25 @@ def test_each_group_has_one_box_with_its_shape_and_its_slope():
 
 
 def test_the_page_has_the_numbers_of_the_result():
-    page = grid.page(result(*EVERY))
-    drawn = rows(page)
+    text = page(result(*EVERY))
+    drawn = rows(text)
 
     heads = drawn["layer"]
     assert heads == ["attn", "mlp", "norms.input_layernorm", "embed/lm_head", "norms.norm"]
     assert [text[:4] for text in drawn["0"]] == ["0.97", "0.00", "1.00", "–", "–"]
     assert drawn["2"][1] == "–"  # the layer has no such group
     assert drawn["0"][1] == "0.00not synced"  # the shape in words, for those who do not see it
-    assert page.count('class="m-violated"') == 1 + 2 + 1  # legend, grid, and the list of groups
-    assert "0.67" in page and "640 probe tokens, 17 syncs" in page and "502 vocabulary ids" in page
-    assert "<title>" in page and "<script" not in page and " title=" not in page
+    assert text.count('class="m-violated"') == 1 + 2 + 1  # legend, grid, and the list of groups
+    assert "0.67" in text and "640 probe tokens, 17 syncs" in text and "502 vocabulary ids" in text
+    assert "<title>" in text and "<script" not in text and " title=" not in text
 
 
 def test_groups_that_are_not_synced_are_told_in_view():
-    page = grid.page(result(*EVERY))
+    text = page(result(*EVERY))
 
-    assert "never reaches the engine" in page
-    assert "0.80 ± 0.02" in page
-    assert "not tested: no effect on the trainer's scores" in unescape(page)
+    assert "never reaches the engine" in text
+    assert "0.80 ± 0.02" in text
+    assert "not tested: no effect on the trainer's scores" in unescape(text)
 
 
 def test_a_bundle_of_layers_fills_each_of_them():
@@ -109,8 +108,8 @@ def test_a_part_that_shows_nothing_is_not_called_synced():
 
 
 def test_one_group_and_none():
-    one = grid.page(result(response("lm_head", "head")))
-    none = grid.page(result())
+    one = page(result(response("lm_head", "head")))
+    none = page(result())
 
     assert rows(one)[WHOLE] == ["1.00synced"]
     assert "No group was tested." in none and "Measurements" in none

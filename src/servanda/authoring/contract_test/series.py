@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 
 Array = NDArray[Any]
 
@@ -242,7 +242,7 @@ def _arguments(call: re.Match[str], at: int) -> tuple[Ramp, ...]:
     name, inside = call[1], call[2]
     draw = DRAWS.get(name)
     if draw is None:
-        _refuse(f"no draw is named {quoted(name)}", at, nearest(name, DRAWS))
+        _refuse(f"no draw is named {quoted(name)}", at, did_you_mean(name, DRAWS))
     example = f"write {name}({', '.join(draw.takes)}): {draw.summary}"
     parts = inside.split(",") if inside.strip() else []
     if len(parts) != len(draw.takes):

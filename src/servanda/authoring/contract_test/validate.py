@@ -13,7 +13,7 @@ from servanda.errors import Problem
 from servanda.judgement.clauses.service_level import TIMINGS
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.rules import cuts_of
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 
 MOST_TOKENS = 20_000_000  # of one case; a minute of weighing
 
@@ -59,7 +59,7 @@ def _slice(test: ContractTest, plan: Plan, path: Place, name: str) -> Iterator[P
         message = f"slice {name!r} is split, and a series is for one of its parts"
         yield Problem(message, where, f"known: {', '.join(slices[name])}")
     else:
-        hint = nearest(name, [*known, REST])
+        hint = did_you_mean(name, [*known, REST])
         yield Problem(f"no slice is named {quoted(name)}", where, hint)
 
 
@@ -74,7 +74,7 @@ def _levels(
     ):
         for name in names if isinstance(names, dict) else ():
             if name not in known:
-                hint = nearest(name, known) if known else f"remove {part}"
+                hint = did_you_mean(name, known) if known else f"remove {part}"
                 yield Problem(f"no {what} {quoted(name)}", test.where(*path, part, name), hint)
 
 
@@ -86,7 +86,7 @@ def _expectation(
     for name in expectation.cells:
         if name not in clauses and name not in cells:
             own = [cell for cell in cells if cell.startswith(f"{name.partition(' on ')[0]} on ")]
-            hint = nearest(name, own or [*clauses, *cells])
+            hint = did_you_mean(name, own or [*clauses, *cells])
             message = f"no cell is named {quoted(name)}"
             yield Problem(message, test.where(*path, "cells", name), hint)
     legs = [leg.name for leg in course_of(plan.contract)]

@@ -4,17 +4,312 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
 
-from servanda.authoring.diff.directions import Custom, Items, Part, Rule, With, as_text
-from servanda.authoring.diff.rules import RULES
+from servanda.authoring.diff import clause_rules
+from servanda.authoring.diff.directions import (
+    NEVER,
+    Custom,
+    Handling,
+    Items,
+    Part,
+    Rule,
+    With,
+    as_text,
+    cosmetic,
+    higher,
+    inclusion,
+    lower,
+    other,
+    ranked,
+    wider,
+)
 from servanda.authoring.diff.values import MIRROR, Change, Pair, clause_text, flow_text
+from servanda.contract import clause, model, objective, policy, workload
 from servanda.contract.model import Clause, Contract, Place
 from servanda.contract.policy import Escalation
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.scope import slices_of
+from servanda.theory.sampling import Sampling
+
+# The rule of each field of the language; a test checks it against the models.
+#
+# Fields outside the contract's digest that only define places or display names are cosmetic. Fields
+# in the digest without a tighter direction are retargeted: other evidence is needed, and neither
+# version implies the other.
+
+
+Fields = Mapping[str, Handling]
+
+_WHERE_IT_RUNS = "the place where a kernel runs does not change its results"
+_ONE_KERNEL = "all servers of a pool run the same kernel"
+_OTHER_KERNEL = "it computes different numbers"
+_OTHER_DRAWS = "the tokens are sampled from another distribution"
+_RE_ROLL = "different random samples; picking among them would be uncorrected multiple testing"
+_FOR_PEOPLE = "it is for people"
+_NAME = other("the part is identified by it", says="removed, and added")
+
+_KERNEL: Fields = {
+    "engine": other(_OTHER_KERNEL),
+    "model": other("another file may hold other weights; evidence is keyed by their digest too"),
+    "adapter": other("another adapter has other weights; evidence is keyed by their digest too"),
+    "url": cosmetic(_WHERE_IT_RUNS),
+    "served": other("a server may have several models"),
+    "dialect": other("another kind of server"),
+    "logprobs": other("logprobs before and after the sampling are not the same numbers"),
+    "sampling_defaults": cosmetic("each row of traffic says what it was sampled with"),
+    "timeout_s": cosmetic(_WHERE_IT_RUNS),
+    "key_env": cosmetic(_WHERE_IT_RUNS),
+    "python": cosmetic(_WHERE_IT_RUNS),
+    "title": cosmetic(_FOR_PEOPLE),
+    "dtype": other(_OTHER_KERNEL),
+    "attention": other(_OTHER_KERNEL),
+    "device": other("another processor rounds otherwise"),
+    "quantization": other(_OTHER_KERNEL),
+    "head_dtype": other("logits are rounded otherwise"),
+    "path": other(_OTHER_KERNEL),
+    "batch_size": other("rounding depends on what runs together"),
+    "prefill_chunk": other("rounding depends on what runs together"),
+    "prefix_cache": other("a cached prefix is read, and not computed"),
+    "kv_cache": other("keys and values are rounded otherwise"),
+    "options": other("the engine runs with other arguments"),
+    "sampling": Part("train's own transform; without it, the workload's"),
+    "mask": other(_OTHER_DRAWS),
+    "routes": other(_OTHER_KERNEL),
+    "weights_from": other("other weights"),
+    "fault": other(_OTHER_KERNEL),
+}
+_SAMPLING: Fields = {
+    "temperature": other(_OTHER_DRAWS),
+    "top_k": other(_OTHER_DRAWS),
+    "top_p": other(_OTHER_DRAWS),
+    "min_p": other(_OTHER_DRAWS),
+}
+_WORKLOAD: Fields = {
+    "source": other("other tokens"),
+    "prompts": other("another file may hold other texts; evidence is keyed by their digest too"),
+    "mode": other("tokens that the infer kernel samples, or tokens that are given"),
+    "samples": other(_RE_ROLL),
+    "sampling": Part(""),
+    "round": other(_RE_ROLL),
+}
+_CLAUSE: Fields = {
+    "id": _NAME,
+    "metric": other("another quantity"),
+    "aggregate": clause_rules.AGGREGATE,
+    "at_most": Part("", scalar=clause_rules.LIMIT, none="tightened", says="lower is tightened"),
+    "at_least": Part("", scalar=clause_rules.LIMIT, none="tightened", says="higher is tightened"),
+    "clip": other("a mean of values with another cap is another quantity"),
+    "severity": ranked("warning", "error", "critical", why="a warning fails nothing"),
+    "mode": ranked("monitor", "enforce", why="a monitored clause fails nothing"),
+    "slices": Custom(
+        "superset is tightened", "judged by itself in more places", clause_rules.slices
+    ),
+    "workload": Custom("retargeted", "judged on other texts", clause_rules.workload),
+    "stages": inclusion("judged at more stages"),
+    "claim": Custom(
+        "retargeted",
+        "all tokens that such prompts generate, or only those that were measured",
+        clause_rules.claim,
+    ),
+    "required": ranked(
+        False, True, why="a value that cannot be measured is an error, and is not skipped"
+    ),
+    "load": Part("the conditions in which a time is measured"),
+    "over": other("another window of traffic"),
+}
+_STAGE: Fields = {
+    "sequences": clause_rules.SEQUENCES,
+    "share": clause_rules.SHARE,
+    "sample": clause_rules.SAMPLE,
+    "steps": clause_rules.STEPS,
+    "dwell": higher("each step is watched for longer", absent=0.0, time=True),
+    "approval": ranked("none", "required", why="a person has to agree"),
+    "if_inconclusive": ranked(
+        "wait",
+        "hold",
+        "roll_back",
+        why="each later word takes more traffic from a kernel that is not shown to conform",
+    ),
+}
+_CONTRACT: Fields = {
+    "apiVersion": other("another language"),
+    "kind": other("another document"),
+    "metadata": Part(""),
+    "kernels": Part(""),
+    "stable": Part("the kernel that serves when infer may not; limits may be relative to it"),
+    "weights": Part(""),
+    "bitwise": ranked(True, False, why="columns that are equal in every bit are then no evidence"),
+    "workload": Items(
+        "the texts that promises are judged on",
+        "workload",
+        says="item by item, by name; added, removed; another first is retargeted",
+        first="live traffic is the first, and so is the workload of a clause that names none",
+    ),
+    "workloads": With("workload", "a single one is one of several"),
+    "golden": Part("the texts that numerical promises are judged on"),
+    "labels": Items("labels cut live traffic", "label"),
+    "slices": Items("a part of the tokens that is judged by itself", "slice"),
+    "confidence": higher("a wrong answer is less likely"),
+    "claim": other("all tokens that such prompts generate, or only those that were measured"),
+    "reward": Part("the reward whose drift is bounded"),
+    "gradient": Part("the gradient whose bias is bounded"),
+    "numerical": Items("a promise", "clause", says="by `id`, through all sections; added, removed"),
+    "statistical": With("numerical", ""),
+    "runtime": Part(""),
+    "observability": Part(""),
+    "trend": Part("whether the gap has changed is one more question"),
+    "escalation": Items(
+        "the actions that follow from a verdict", "rule", says="by `when`; added, removed"
+    ),
+    "routing": Part(""),
+    "promotion": Part(""),
+}
+
+RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
+    {
+        model.Contract: _CONTRACT,
+        model.Metadata: {
+            "name": other("evidence and runs are kept by it"),
+            "version": cosmetic(_FOR_PEOPLE),
+            "title": cosmetic(_FOR_PEOPLE),
+            "description": cosmetic(_FOR_PEOPLE),
+            "annotations": cosmetic(_FOR_PEOPLE),
+        },
+        model.Kernels: {"train": Part(""), "infer": Part("")},
+        model.Kernel: _KERNEL,
+        Sampling: _SAMPLING,
+        workload.WorkloadSampling: {
+            **_SAMPLING,
+            "max_new_tokens": other("longer answers are other tokens"),
+            "seed": other(_RE_ROLL),
+        },
+        model.Weights: {
+            "identity": ranked(
+                None, "declared", "derived", "verified", why="a better proof of equal weights"
+            ),
+            "changes": other("one set of weights, or one per step"),
+        },
+        workload.Workload: _WORKLOAD,
+        workload.NamedWorkload: {**_WORKLOAD, "name": _NAME},
+        workload.Golden: {
+            "prompts": _WORKLOAD["prompts"],
+            "path": other("another program scores them"),
+        },
+        workload.LabelSource: {"source": other("traffic is cut by something else")},
+        clause.Trend: {
+            "reference": other("another file may hold other good runs; its digest tells"),
+            "digest": other("other good runs"),
+            "metrics": other("other quantities"),
+            "severity": _CLAUSE["severity"],
+            "mode": _CLAUSE["mode"],
+        },
+        clause.SliceRule: {
+            "name": _NAME,
+            "split": other("other tokens"),
+            "match": other("other tokens"),
+            "at": clause_rules.EDGES,
+            "most": clause_rules.MOST,
+        },
+        objective.Reward: {
+            "range": wider("the same bound, for more rewards"),
+            "of": other("another reward"),
+        },
+        objective.Gradient: {
+            "advantage": Part(
+                "", scalar=higher("the same bias, times more"), says="higher is tightened"
+            ),
+            "score_norm": Part(
+                "",
+                scalar=higher("the same bias, times more"),
+                says="higher is tightened; `logit_space` to or from a number is retargeted",
+            ),
+            "weighting": Part("", scalar=other("another estimator"), says="retargeted"),
+            "loss": other("another estimator"),
+            "clip_range": other("a share of another range"),
+            "ratio": other("another estimator"),
+        },
+        objective.GroupAdvantage: {
+            "group_size": higher("the largest advantage grows with the group"),
+            "std": other("advantages of another scale"),
+        },
+        objective.Weighting: dict.fromkeys(
+            objective.Weighting.model_fields, other("another estimator")
+        ),
+        model.Clause: _CLAUSE,
+        clause.Relative: {
+            "times": clause_rules.LIMIT,
+            "of": other("a multiple of something else"),
+        },
+        clause.Load: {
+            "concurrency": clause_rules.CONCURRENCY,
+            "new_tokens": other("other requests"),
+            "prompt_tokens": other("other requests"),
+        },
+        model.Runtime: {
+            "envelope": Part("the conditions in which promises were shown, and who serves outside"),
+            "clauses": With("numerical", ""),
+        },
+        model.Envelope: {
+            "batch_size": wider("shown, and served, in more conditions"),
+            "prompt_tokens": wider("shown, and served, in more conditions"),
+            "path": other(_OTHER_KERNEL),
+            "outside": ranked(
+                "infer", ("stable", "refuse"), why="infer promises nothing of what lies outside"
+            ),
+        },
+        model.Observability: {
+            "record": inclusion("more of what happened can be looked at"),
+            "clauses": With("numerical", ""),
+        },
+        policy.Escalation: {
+            "when": _NAME,
+            "do": clause_rules.ACTIONS,
+        },
+        policy.Routing: {
+            "mode": ranked(
+                "observe", "enforce", why="a failing slice is diverted from the infer kernel"
+            ),
+            "share": lower("the infer kernel serves less of the healthy traffic"),
+            "enter_evidence": lower("a slice is diverted on less evidence"),
+            "leave_evidence": higher("a slice returns on more evidence"),
+            "horizon": lower("a fault after a long good history is detected on less evidence"),
+            "keys": lower("fewer users are enough to divert a slice"),
+            "dwell": higher("a slice stays diverted for longer", time=True),
+            "longest_dwell": higher(
+                "a slice that fails repeatedly stays diverted for longer", time=True
+            ),
+            "moves_per_hour": lower("a flapping slice is left on stable sooner"),
+            "most_diverted": higher("more of the traffic may be diverted"),
+            "stable_in_flight": higher("stable can take more of the traffic", absent=0.0),
+            "sample": higher("more of the infer kernel's responses are scored"),
+            "sample_near": higher("more responses are scored where a decision is near"),
+            "mirror": higher("more of a diverted slice is measured"),
+            "budget": higher("the train kernel may score more"),
+            "expires": lower("a route that is not renewed ends sooner", time=True),
+            "without_snapshot": ranked(
+                "infer",
+                "stable",
+                why="while no route is known, nothing shows that infer is within its limits",
+            ),
+            "replicas": Part("where the users of a pool are served"),
+        },
+        policy.Replicas: dict.fromkeys(policy.Replicas.model_fields, cosmetic(_ONE_KERNEL)),
+        policy.Replica: dict.fromkeys(policy.Replica.model_fields, cosmetic(_ONE_KERNEL)),
+        policy.Promotion: {
+            "offline": Part(""),
+            "shadow": Part("a stage before all traffic"),
+            "canary": Part("a stage before all traffic"),
+            "full": Part("the clauses that are watched once the infer kernel serves all traffic"),
+            "valid_for": lower("evidence is renewed sooner", absent=NEVER, time=True),
+        },
+        policy.StageRule: _STAGE,
+    }
+)
+
 
 _NAMES = {"id", "name"}  # identifying keys of items
 _ONLY_RENAMED = "did it only change its name? evidence is kept by it"

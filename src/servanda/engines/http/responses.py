@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from servanda.errors import MeasurementError
+from servanda.registry import cut
 from servanda.traces.json_fields import LineError, unique_keys
 
 _SHOWN = 120  # characters of a server's words that a message repeats
@@ -232,8 +233,7 @@ def likeliest(
 
 def shortened(text: str) -> str:
     """At most a line of it."""
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+    return cut(" ".join(text.split()), _SHOWN)
 
 
 def _json_text(value: object) -> str:

@@ -4,34 +4,429 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import dataclasses
+import json
+import math
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servanda._version import __version__
-from servanda.engines.base import Engine
-from servanda.engines.server import parse
+from servanda.engines.base import Engine, streams, verb_of
+from servanda.engines.server import chat, parse, responses
 from servanda.engines.server.chat import chat_reply
 from servanda.engines.server.fault_injection import Fault, FaultInjector, FaultMiddleware
-from servanda.engines.server.handler import Handler
-from servanda.engines.server.request import MAX_LOGPROBS, CompletionRequest, RequestError
-from servanda.engines.server.responses import Head, completion_reply, failed, json_reply, not_found
-from servanda.engines.server.scheduler import QueueFullError, Scheduler
-from servanda.engines.server.stream import (
-    ClientDisconnected,
-    EventStream,
-    chunks,
-    unless_disconnected,
+from servanda.engines.server.jobs import Ended, Event, Failed, Job, Token, sequence_of
+from servanda.engines.server.parse import rendered
+from servanda.engines.server.request import (
+    MAX_LOGPROBS,
+    CompletionRequest,
+    RequestError,
+    refuse_misfits,
 )
-from servanda.errors import ServandaError
+from servanda.engines.server.responses import (
+    Choice,
+    Head,
+    completion_reply,
+    failed,
+    json_reply,
+    not_found,
+)
+from servanda.engines.server.scheduler import QueueFullError, Scheduler
+from servanda.errors import MeasurementError, ServandaError
 from servanda.theory.sampling import Sampling
+
+# Server-sent events: a chunk for each token, then the usage, then [DONE].
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientDisconnected(Exception):  # noqa: N818 - a client may leave
+    """The client has hung up."""
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
+    """What the work comes to; it is cancelled where the client hangs up first.
+
+    Raises:
+        ClientDisconnected: the client has hung up, or the work has given it up.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done() and not tasks[0].cancelled():
+            return tasks[0].result()
+        raise ClientDisconnected
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, allow_nan=False).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come, until the client hangs up; calls `ended` at the end.
+
+    Args:
+        idle_s: how long a client may read nothing of what waits for it; then it is given up.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[bytes], ended: Callable[[], None], idle_s: float
+    ) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]  # no one knows it yet
+        self._events, self._ended, self._idle_s = events, [ended], idle_s
+
+    def and_then(self, ended: Callable[[], None]) -> None:
+        """One more thing to do at the end."""
+        self._ended.append(ended)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in self._events:
+                await part(data, True)
+                await asyncio.sleep(0)  # neither call above need pause: others have their turn here
+            self._end()  # anyone who has read it all finds the place free
+            await part(b"", False)
+
+        async def part(data: bytes, more: bool) -> None:
+            task = asyncio.current_task()
+            late = asyncio.get_running_loop().call_later(self._idle_s, task.cancel)  # type: ignore
+            try:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+            finally:
+                late.cancel()
+
+        try:
+            with contextlib.suppress(ClientDisconnected):
+                await unless_disconnected(receive, sent())
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        while self._ended:
+            self._ended.pop(0)()
+
+
+Source = AsyncIterable[tuple[Choice, Token | None]]
+
+
+async def chunks(
+    request: CompletionRequest,
+    head: Head,
+    choices: Sequence[Choice],
+    source: Source,
+    failed: Callable[..., Any],
+) -> AsyncIterator[bytes]:
+    """The events of a reply.
+
+    Args:
+        source: (choice, its next token), and (choice, None) once it is over.
+        failed: makes the JSON of an error.
+    """
+    write = _chat_chunk if request.chat else _completion_chunk
+    kind = "chat.completion.chunk" if request.chat else "text_completion"
+    begun: set[int] = set()
+    ended: set[int] = set()
+    try:
+        async for choice, token in source:
+            if token is None and choice.index in ended:
+                continue
+            new = choice.index not in begun
+            begun.add(choice.index)
+            if token is None or token.end is not None:
+                ended.add(choice.index)
+            for entry in write(request, choice, token, new):
+                yield event(head.reply(kind, [entry]))
+        if request.include_usage:
+            yield event(head.reply(kind, [], usage=responses.usage(choices, request.n)))
+    except Exception as error:
+        yield event(failed(error))
+    yield DONE
+
+
+def _completion_chunk(
+    request: CompletionRequest, choice: Choice, token: Token | None, new: bool
+) -> list[Any]:
+    text = choice.prompt_text if request.echo and new else ""
+    entry: dict[str, Any] = {
+        "index": choice.index,
+        "text": text + (token.text if token else ""),
+        "logprobs": None,
+        "finish_reason": choice.why if token is None else token.end,
+        "stop_reason": None,
+    }
+    if request.logprobs is not None and token is not None:
+        offset = sum(len(t.word) for t in choice.tokens[:-1])
+        entry["logprobs"] = responses.logprobs_of([token], request, offset)
+    entry["token_ids"] = _ids(request, token)
+    entry["prompt_token_ids"] = list(choice.prompt) if new and request.return_token_ids else None
+    return [entry]
+
+
+def _ids(request: CompletionRequest, token: Token | None) -> list[int] | None:
+    return ([token.id] if token else []) if request.return_token_ids else None
+
+
+def _chat_chunk(
+    request: CompletionRequest, choice: Choice, token: Token | None, new: bool
+) -> list[Any]:
+    """The role comes first."""
+    entries: list[dict[str, Any]] = []
+    if new:
+        delta = {"role": "assistant", "content": ""}
+        entries.append({"index": choice.index, "delta": delta, "finish_reason": None})
+        entries[0]["prompt_token_ids"] = list(choice.prompt) if request.return_token_ids else None
+    entry: dict[str, Any] = {
+        "index": choice.index,
+        "delta": {"content": token.text if token else ""},
+        "logprobs": None,
+        "finish_reason": choice.why if token is None else token.end,
+    }
+    if request.logprobs is not None and token is not None:
+        entry["logprobs"] = chat.chat_logprobs([token], request.as_ids)
+    entry["token_ids"] = _ids(request, token)
+    return [*entries, entry]
+
+
+# One request from its fields to its answers: encode, refuse, queue, collect.
+
+
+T = TypeVar("T")
+_ROOM = 4096  # tokens of a sequence, where the engine has no limit of its own
+PLAIN = Sampling()  # type: ignore[call-arg]
+
+
+class Handler:
+    """Handles requests to an engine, through its queue."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.description = scheduler, scheduler.executor.description
+        self._engine = scheduler.executor.engine
+        self.longest = self.description.context or _ROOM
+        self.streams = streams(self._engine)
+
+    async def call(self, verb: Callable[..., T], *arguments: Any) -> T:
+        """A short call of the engine.
+
+        Raises:
+            RequestError: the engine does not like what it was given.
+        """
+        try:
+            return await asyncio.wrap_future(self.scheduler.call(verb, *arguments))
+        except ServandaError as error:
+            raise RequestError(_message_of(error)) from None
+
+    async def encode(self, text: str, param: str = "prompt") -> tuple[int, ...]:
+        if not self.description.encodes:
+            raise RequestError("the engine has no tokenizer: send token ids", param)
+        return tuple((await self.call(self._engine.encode, [text]))[0])
+
+    async def decode(self, ids: tuple[int, ...]) -> str:
+        if not self.description.decodes:
+            raise RequestError("the engine has no tokenizer: it cannot decode", "tokens")
+        self.refuse_unknown(ids, "tokens")
+        return await self.call(self.scheduler.executor.detokenizer.text, ids)
+
+    def refuse_unknown(self, ids: tuple[int, ...], param: str) -> None:
+        size = self.description.vocab_size
+        odd = next((i for i in ids if i < 0 or (size and i >= size)), None)
+        if odd is not None:
+            raise RequestError(f"{param} has the id {odd}, which is none of the {size}", param)
+
+    async def rendered(self, request: CompletionRequest) -> CompletionRequest:
+        """A chat, with its prompt by the model's template."""
+        try:
+            render = verb_of(self._engine, "render")
+        except MeasurementError as error:
+            raise RequestError(_message_of(error), "messages") from None
+        try:
+            tools = list(request.tools) or None
+            text = await asyncio.wrap_future(self.scheduler.call(render, request.messages, tools))
+        except ServandaError as error:
+            raise RequestError(_message_of(error), "messages") from None
+        except Exception as error:  # a template is a program that the model brings
+            raise RequestError(
+                f"the chat template refuses these messages: {type(error).__name__}: {error}",
+                "messages",
+            ) from None
+        return rendered(request, text)
+
+    async def choices(self, request: CompletionRequest) -> tuple[CompletionRequest, list[Choice]]:
+        """The choices of a request, still empty, and the request with its numbers filled in.
+
+        Raises:
+            RequestError: it cannot be run.
+        """
+        prompts = [await self.encode(p) if isinstance(p, str) else p for p in request.prompts]
+        refuse_misfits(request, prompts, self.description.vocab_size, self.longest)
+        self._refuse_unscored(request)
+        texts = list(request.prompts)
+        if request.echo and self.description.decodes:
+            texts = [await self.decode(p) if not isinstance(p, str) else p for p in texts]
+        room = self.longest - max(map(len, prompts))
+        numbers = {"logprobs": self._best(request.logprobs, "logprobs")}
+        numbers |= {"prompt_logprobs": self._best(request.prompt_logprobs, "prompt_logprobs")}
+        width = room if request.max_tokens is None else request.max_tokens
+        request = dataclasses.replace(request, max_tokens=width, **numbers)
+        choices = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            first = None
+            if request.prompt_logprobs is not None:
+                word = (await self.call(self.scheduler.executor.detokenizer.of, [prompt[0]]))[0]
+                first = Token(prompt[0], math.nan, word=word)
+            for _ in range(request.n):
+                text_or_none = text if isinstance(text, str) else ""
+                choices.append(Choice(len(choices), prompt, text_or_none, first=first))
+        return request, choices
+
+    def _best(self, k: int | None, name: str) -> int | None:
+        """How many top-k tokens, or a refusal in vLLM's words: clients read the limit there."""
+        most = min(self.description.vocab_size or MAX_LOGPROBS, MAX_LOGPROBS)
+        whole = k == -1 and self.description.vocab_size == most
+        if k is not None and not whole and not 0 <= k <= most:
+            raise RequestError(
+                f"Requested {name} of {k}, which is greater than max allowed: {most}", name
+            )
+        return most if whole else k
+
+    def _refuse_unscored(self, request: CompletionRequest) -> None:
+        """What this engine cannot report.
+
+        Raises:
+            RequestError: it is asked for.
+        """
+        description = self.description
+        if request.prompt_logprobs is not None and "prefill" not in description.scores:
+            raise RequestError("this engine does not score prompts", "prompt_logprobs")
+        if request.given is not None and "decode" not in description.scores:
+            raise RequestError("this engine does not decode given tokens", "trace_decode_token_ids")
+        if request.prompt_logprobs and not description.full_logits:
+            raise RequestError("this engine scores without likeliest tokens", "prompt_logprobs")
+        from_logits = request.given is not None or not self.streams
+        if request.logprobs and from_logits and not description.full_logits:
+            raise RequestError("this engine has no likeliest tokens", "logprobs")
+
+    def answers(
+        self, request: CompletionRequest, choices: list[Choice], aside: bool = False
+    ) -> Results:
+        """Queues a request.
+
+        Args:
+            aside: whether the engine that stands aside answers it, in test mode.
+
+        Raises:
+            QueueFullError: the queue has no place.
+        """
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, Event]]()
+
+        def emitter(choice: Choice, of_prompt: bool) -> Callable[[Event], None]:
+            def emit(event: Event) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended before the engine
+                    loop.call_soon_threadsafe(events.put_nowait, ((choice, of_prompt), event))
+
+            return emit
+
+        jobs = self._jobs(request, choices, emitter)
+        for job in jobs:
+            job.aside = aside
+        self.scheduler.put(jobs)
+        silent = [] if request.max_tokens else choices
+        return Results(self.scheduler, jobs, silent, events)
+
+    def _jobs(
+        self,
+        request: CompletionRequest,
+        choices: list[Choice],
+        emitter: Callable[[Choice, bool], Callable[[Event], None]],
+    ) -> list[Job]:
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        jobs: list[Job] = []
+        for choice in choices:
+            sequence, prompt = sequence_of(seed, choice.index), choice.prompt
+            if request.prompt_logprobs is not None:
+                choice.scored = []
+                if choice.index % request.n:
+                    choice.scored = choices[choice.index - choice.index % request.n].scored
+                elif len(prompt) > 1:
+                    emit, rest = emitter(choice, True), prompt[1:]
+                    job = Job(prompt[:1], len(rest), PLAIN, sequence, emit, rest, "prefill")
+                    jobs.append(dataclasses.replace(job, best=request.prompt_logprobs))
+            if request.max_tokens:
+                emit = emitter(choice, False)
+                job = Job(
+                    prompt, request.max_tokens, request.sampling, sequence, emit, request.given
+                )
+                more: Any = {"best": request.logprobs, "speaks": request.stream}
+                more |= {"salt": request.salt}
+                jobs.append(dataclasses.replace(job, **more))
+        return jobs
+
+
+class Results:
+    """A queued request: its tokens as they come, each put into its choice."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        jobs: list[Job],
+        silent: list[Choice],
+        events: asyncio.Queue[tuple[Any, Event]],
+    ) -> None:
+        self._batcher, self._jobs, self._events = scheduler, jobs, events
+        self._silent = silent  # choices of no token
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Choice, Token | None]]:
+        """(choice, its next token), and (choice, None) once it is over.
+
+        Raises:
+            Exception: what the engine raised.
+        """
+        left = len(self._jobs)
+        while left:
+            (choice, of_prompt), event = await self._events.get()
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Ended):
+                left -= 1
+                if not of_prompt:
+                    choice.text, choice.why = event.text, event.why
+                    yield choice, None
+                continue
+            (choice.scored if of_prompt else choice.tokens).append(event)
+            if not of_prompt:
+                yield choice, event
+        for choice in self._silent:
+            yield choice, None
+
+    def drop(self) -> None:
+        """No one waits for it any more."""
+        self._batcher.drop(self._jobs)
+
+
+def _message_of(error: ServandaError) -> str:
+    problem = error.problems[0]
+    return f"{problem.message} ({problem.hint})" if problem.hint else problem.message
+
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Faulty = Callable[[Mapping[str, Any]], Engine]  # a fault -> the served kernel with it

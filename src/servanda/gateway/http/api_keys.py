@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from servanda.contract import yaml_reader
 from servanda.contract.yaml_reader import Marks
 from servanda.errors import ContractError, Problem, Where
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 
 Role = Literal["client", "viewer", "operator", "admin", "gateway"]
 Right = Literal["ask", "read", "pin", "reload", "follow", "route"]
@@ -197,7 +197,7 @@ def _problems(data: list[Any], places: Marks, environ: Mapping[str, str]) -> Ite
             continue
         for field in holder:
             if field not in _FIELDS:
-                hint = nearest(field, _FIELDS)
+                hint = did_you_mean(field, _FIELDS)
                 hint = hint if hint.startswith("did") else f"keys: {', '.join(_FIELDS)}"
                 yield Problem("a holder has no such key", _bare(places.key((i, field))), hint)
         name = holder.get("name")
@@ -229,8 +229,8 @@ def _role(holder: dict[str, Any], at: Where | None) -> Iterator[Problem]:
     if role in ROLES:
         return
     hint = f"known: {', '.join(ROLES)}"
-    if isinstance(role, str) and nearest(role, ROLES).startswith("did"):
-        hint = nearest(role, ROLES)
+    if isinstance(role, str) and did_you_mean(role, ROLES).startswith("did"):
+        hint = did_you_mean(role, ROLES)
     yield Problem("a holder needs a role", at, hint)
 
 

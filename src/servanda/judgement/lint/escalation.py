@@ -13,7 +13,7 @@ from servanda.contract.model import EXTERNAL, Contract
 from servanda.judgement.clauses.scope import known_by_name, slices_of
 from servanda.judgement.lint.slices import is_number
 from servanda.judgement.slices.rules import OPERATORS
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 
 SUBJECTS = ("clause", "section", "diverted_traffic")
 STATES = ("violated", "holds", "inconclusive", "error")
@@ -41,7 +41,7 @@ def _when(path: Path, when: Mapping[str, Any], ids: set[str]) -> Iterator[Findin
     for name in when:
         if name not in known:
             message = f"when has no key {quoted(name)}"
-            yield Finding((*path, name), message, nearest(name, known), key=True)
+            yield Finding((*path, name), message, did_you_mean(name, known), key=True)
     subjects = [name for name in SUBJECTS if name in when]
     if len(subjects) != 1:
         if len(subjects) > 1 or set(when) <= set(known):
@@ -59,7 +59,7 @@ def _when(path: Path, when: Mapping[str, Any], ids: set[str]) -> Iterator[Findin
     names = ids if subject == "clause" else SECTIONS
     if not isinstance(when[subject], str) or when[subject] not in names:
         message = f"no {subject} is named {quoted(when[subject])}"
-        hint = nearest(when[subject], names) if names else "declare a clause"
+        hint = did_you_mean(when[subject], names) if names else "declare a clause"
         yield Finding((*path, subject), message, hint)
     if len(states) != 1 and set(when) <= set(known):
         yield Finding(
@@ -68,7 +68,7 @@ def _when(path: Path, when: Mapping[str, Any], ids: set[str]) -> Iterator[Findin
     for name in states:
         if when[name] not in STATES:
             message = f"{name} cannot be {quoted(when[name])}"
-            yield Finding((*path, name), message, nearest(when[name], STATES))
+            yield Finding((*path, name), message, did_you_mean(when[name], STATES))
 
 
 def _traffic(path: Path, value: Any) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def _do(path: Path, action: str | Mapping[str, Any], *, stable: bool) -> Iterato
     known = (*BARE, *WITH_VALUE)
     at = path if isinstance(action, str) else (*path, name)
     if name not in known:
-        yield Finding(at, f"no action is named {quoted(name)}", nearest(name, known), True)
+        yield Finding(at, f"no action is named {quoted(name)}", did_you_mean(name, known), True)
     elif name in BARE and not isinstance(action, str):
         yield Finding(at, f"{name} takes no value", f"write it as {name}", True)
     elif name in WITH_VALUE and not _fits(name, value):

@@ -12,7 +12,7 @@ from servanda.contract.finding import Finding
 from servanda.contract.model import EXTERNAL, Contract
 from servanda.contract.objective import Reward, Weighting
 from servanda.judgement.rewards import REWARDS, file_and_function
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 
 _AT = ("gradient", "weighting")
 
@@ -58,7 +58,7 @@ def _reward(reward: Reward) -> Iterator[Finding]:
         return
     parts = file_and_function(reward.of)
     if parts is None:
-        near = nearest(reward.of, REWARDS)
+        near = did_you_mean(reward.of, REWARDS)
         near += "" if near.endswith("?") else "."
         hint = f"{near} A reward of your own is rewards.py:score"
         yield Finding(("reward", "of"), f"no reward is named {quoted(reward.of)}", hint)

@@ -11,7 +11,7 @@ from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import Contract
 from servanda.judgement.slices.rules import FIELDS, LABEL, MOVED, OPERATORS, Field, field_of
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 
 _ANY_NUMBER = Field("context", "")  # placeholder for an unknown field
 
@@ -44,7 +44,7 @@ def field(path: Path, name: str, *, key: bool) -> Iterator[Finding]:
         hint = f"write {MOVED[name]}, and promise tv_contribution there instead of tv"
         yield Finding(path, message, hint, key=key)
     elif field_of(name) is None:
-        hint = nearest(name, [*FIELDS, "labels.<name>"])
+        hint = did_you_mean(name, [*FIELDS, "labels.<name>"])
         yield Finding(path, f"no field is named {quoted(name)}", hint, key=key)
 
 
@@ -95,7 +95,7 @@ def _condition(path: Path, operator: str, value: Any, sliced: Field) -> Iterator
     written = f"[{', '.join(texts[:2])}]"
     if operator not in OPERATORS:
         message = f"no operator is named {quoted(operator)}"
-        yield Finding(path, message, nearest(operator, OPERATORS), key=True)
+        yield Finding(path, message, did_you_mean(operator, OPERATORS), key=True)
     elif operator == "exists":
         if not isinstance(value, bool):
             yield Finding(path, "exists takes true or false", "write {exists: true}")
@@ -109,7 +109,7 @@ def _condition(path: Path, operator: str, value: Any, sliced: Field) -> Iterator
         for j, name in enumerate(value):
             if sliced.values and name not in sliced.values:
                 message = f"no {path[-2]} is {quoted(name)}"
-                yield Finding((*path, j), message, nearest(name, sliced.values))
+                yield Finding((*path, j), message, did_you_mean(name, sliced.values))
     elif sliced.is_text:
         what = "a class" if sliced.values else "a label"
         message = f"{what} is a text, {operator} compares numbers"

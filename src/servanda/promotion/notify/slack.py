@@ -8,6 +8,7 @@ from typing import Any, Literal
 from servanda.promotion.notify.base import Kind
 from servanda.promotion.notify.http_post import Hook
 from servanda.promotion.state import Effect
+from servanda.registry import cut
 from servanda.report.cell_text import shown, shown_interval, shown_limit, size
 from servanda.report.format import exact_percent
 
@@ -32,8 +33,7 @@ def section(level: Level, lines: Sequence[str], foot: str) -> dict[str, Any]:
     """
     head, *rest = map(_escaped, lines)
     text = "\n".join([f"{_ICONS[level]} *{head}*", *rest, f"`{_escaped(foot)}`"])
-    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-    block = {"type": "section", "text": {"type": "mrkdwn", "text": text}}
+    block = {"type": "section", "text": {"type": "mrkdwn", "text": cut(text, LONGEST)}}
     return {"text": f"servanda: {head}", "blocks": [block]}
 
 

@@ -41,7 +41,7 @@ from servanda.gateway.controller.web.metrics import Metrics, leads
 from servanda.gateway.controller.web.requests import PinRequest, RequestError
 from servanda.gateway.http.api_keys import Holder, Keys, Right
 from servanda.gateway.routing.state import Transition
-from servanda.registry import nearest, quoted
+from servanda.registry import did_you_mean, quoted
 from servanda.report.format import count, duration, line, percent, place
 from servanda.report.html import environment
 from servanda.traces.serialization import to_plain
@@ -160,7 +160,7 @@ class ControllerRoutes:
                 names = [route.name for route in self._controller.snapshot.slices]
                 if (name := pin_request.slice) not in names:  # the contract does not watch it
                     message = f"no slice is named {quoted(name)}"
-                    raise RequestError(404, message, nearest(name, names))
+                    raise RequestError(404, message, did_you_mean(name, names))
                 pin = self._controller.pin
                 return pin(
                     pin_request.slice,

@@ -14,7 +14,7 @@ from servanda.errors import EvidenceError, ServandaError
 from servanda.gateway.controller import messages
 from servanda.gateway.controller.messages import PromotionRoute
 from servanda.gateway.routing.model import PinTo, Pool, RequestFacts
-from servanda.registry import nearest
+from servanda.registry import did_you_mean
 from servanda.report.format import line
 from servanda.traces import json_fields
 from servanda.traces.json_fields import json_text
@@ -86,7 +86,7 @@ def body_of(data: bytes, *keys: str) -> dict[str, Any]:
     for key in body:
         if key not in keys:
             known = f"keys: {', '.join(keys)}" if keys else "send {}"
-            hint = nearest(key, keys) if keys else ""
+            hint = did_you_mean(key, keys) if keys else ""
             hint = hint if hint.startswith("did you") else known
             raise RequestError(400, f"the body has no key {json_text(key)}", hint)
     return body
