@@ -65,6 +65,7 @@ def state_line(weights, outcome="holds", *, tv=0.01, cells=None, **more):
     }
     line = {
         "schema": 2,
+        "generation": 0,
         "weights": weights,
         "step": weights,
         "at": 1000.0 + weights,

@@ -88,9 +88,10 @@ class SampleDump:
                 hint="pass tokens=, or leave out dump=",
             )
 
-    def write(self, batch: Batch, rank: int, step: int) -> Path | None:
+    def write(self, batch: Batch, rank: int, step: int, generation: int = 0) -> Path | None:
         share = max(self.share, self.next_share or 0.0)
-        drawn_B = uniforms(self.seed, f"keep.{rank}", batch.weights, batch.sequences)
+        stream = f"keep.{rank}.{generation}" if generation else f"keep.{rank}"
+        drawn_B = uniforms(self.seed, stream, batch.weights, batch.sequences)
         at = np.flatnonzero((drawn_B < share) & batch.selected_B)
         if not len(at):
             return None
@@ -122,6 +123,7 @@ class SampleDump:
             loss_weights=wide(batch.loss_weight_BT),
             loss_mask=wide(batch.loss_mask_BT),
             versions=wide(batch.version_BT),
+            generation=generation,
         )
 
 
@@ -235,7 +237,8 @@ class Monitor:
             labels: name -> text of each sequence, [B], such as {"env": [...]}.
             advantages: [B] or [B, T]; for two metrics, and stored in `dump` with the tokens.
             weights: number of updates of the trainer; default: one more than at the last call, also
-                after a restart, and 0 at the first.
+                after a restart, and 0 at the first.  Several generations of one optimizer step are
+                calls with the same number; `Step.generation` counts them.
             staleness: updates between sampling and training, [B] or [B, T]; NaN: unknown.
             tokens: ids, [B, T], or with the prompts before them; only for `dump`.
             selected: bools, [B]: whether the sequence was selected for scoring, before anything
@@ -355,6 +358,7 @@ class Monitor:
         plan, state = self._plan, self._state
         assert plan is not None
         groups, number = ranks.groups_of(parts), batch.weights + self._first
+        generation = state.generation_at(batch.weights)
         shared: list[Overlaps] = []
 
         def look() -> Sequence[str]:
@@ -362,7 +366,7 @@ class Monitor:
             return sample_problems(part for rank in shared for part in rank.sample)
 
         found, drafts, extras, notes = judged(
-            self._judge, state, parts, groups, number, follow, look
+            self._judge, state, parts, groups, number, generation, follow, look
         )
         verdict = found.quick
         names = [cut.name for cut in self._cuts]
@@ -374,7 +378,7 @@ class Monitor:
             state.would = batch.weights
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
         tokens = sum(part.tokens for part in parts)
-        self._remember(batch, groups, tokens)
+        self._remember(batch, generation, groups, tokens)
         ends = state.ends.copied()
         sample = [part for rank in shared for part in rank.sample]
         advice = self._causes.of(verdict.cells, number, sample, tokens)
@@ -396,6 +400,7 @@ class Monitor:
             lambda: found.verdict,
             lambda: ends.trend(least=1),
             step=number,
+            generation=generation,
             drafts=drafts,
         ).joined(follow)
         if not isinstance(batch, DeviceBatch) or {"correct", "mask"} & {*taken.action}:
@@ -407,10 +412,13 @@ class Monitor:
             self._plan = None  # a step without tokens does not fix the slices
         return step
 
-    def _remember(self, batch: Batch, groups: Mapping[str, TokenSum], tokens: int) -> None:
+    def _remember(
+        self, batch: Batch, generation: int, groups: Mapping[str, TokenSum], tokens: int
+    ) -> None:
         """Add a step to the state of the run."""
         state, number = self._state, batch.weights + self._first
         state.number, state.following = self._judge.number, batch.weights + 1
+        state.generation = generation
         if not tokens:
             return
         newest = state.ends.newest
@@ -433,7 +441,7 @@ class Monitor:
         """Write sample and state; a full disk gives a note at the next step, and stops no run."""
         try:
             if self._dump is not None:
-                self._dump.write(batch.on_host, rank, step.step)
+                self._dump.write(batch.on_host, rank, step.step, step.generation)
                 self._dump.next_share = sample
             if self._journal is not None and rank == 0:
                 entry = state_line(step, time.time())

@@ -36,6 +36,7 @@ class RunState:
         window: most steps that are judged together; number: steps judged so far.
         chart: its steps against good runs; None: not asked.
         following: number of updates of the next step, where the trainer does not give it.
+        generation: of the last step.
     """
 
     contract: str = ""
@@ -50,6 +51,12 @@ class RunState:
     number: int = 0
     chart: RunChart | None = None
     following: int = 0
+    generation: int = 0
+
+    def generation_at(self, weights: int) -> int:
+        """The number of the next generation in its step; a restart repeats the step."""
+        last = self.number and not self.resumed and weights == self.following - 1
+        return self.generation + 1 if last else 0
 
     def add(self, weights: int, groups: Mapping[str, TokenSum]) -> None:
         """Add a step; a repeated step after a restart replaces the later ones."""
@@ -135,10 +142,11 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
             state.window = int(entry["window"])
         state.number += 1
         state.following = int(entry["weights"]) + 1
+        state.generation = int(entry["generation"])
         if state.would is None and "halt" in (*entry["would"], *entry["action"]):
             state.would = int(entry["weights"])
         groups = {str(i): TokenSum(float(t), int(n)) for i, (t, n) in enumerate(entry["groups"])}
-        state.resumed = True
+        state.resumed = not state.generation  # the first of a step replaces an earlier one
         if (drafts := entry.get("drafts")) and len(state.drafts) < ENDS:
             counts = DraftCounts(**{**drafts, "by_depth": tuple(drafts["by_depth"])})
             state.drafts[int(entry["weights"])] = counts
@@ -147,7 +155,7 @@ def _recall(state: RunState, entry: Mapping[str, Any]) -> None:
         if state.chart is not None:
             sound = entry["tokens"] and entry["outcome"] != "error"
             values = scalars_of(entry["metrics"]) if sound else {}
-            state.chart.add(int(entry["weights"]), values)
+            state.chart.add(int(entry["weights"]), values, state.generation)
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
             f"step {entry.get('weights')} of the state file cannot be read: {error!r}",

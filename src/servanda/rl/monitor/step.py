@@ -63,6 +63,7 @@ class Step:
         cause: likely cause of the violated slices, or the problem of the data; "" if none.
         notes: omitted parts, with the reasons.
         step: the number of the step in the trainer's log; by default `weights`.
+        generation: how many were observed before in the same step: 0 unless it has several.
         drafts: what the engines of all ranks counted of their speculative decoding.
         follow: whether the engine follows the trainer; None: not observed.
     """
@@ -80,6 +81,7 @@ class Step:
     _verdict: Callable[[], Verdict]
     _trend: Callable[[], Trend | None]
     step: int = field(default=0, kw_only=True)
+    generation: int = field(default=0, kw_only=True)
     drafts: DraftCounts = field(default=DraftCounts(), kw_only=True)
     follow: FollowStep | None = field(default=None, kw_only=True)
 
@@ -174,6 +176,7 @@ def state_line(step: Step, at: float) -> dict[str, Any]:
             "schema": SCHEMA,
             "weights": step.weights,
             "step": step.step,
+            "generation": step.generation,
             "at": at,
             "name": verdict.contract,
             "contract": verdict.key.contract,
@@ -311,13 +314,14 @@ def judged(
     parts: Sequence[Part],
     groups: Mapping[str, TokenSum],
     step: int,
+    generation: int,
     follow: FollowStep | None,
     look: Callable[[], Sequence[str]],
 ) -> tuple[StepVerdict, DraftCounts, dict[str, float], list[str]]:
     """Judge a step from the parts of all ranks.
 
     Args:
-        step: its number in the trainer's log.
+        step: its number in the trainer's log; generation: its number in the step.
         look: finds out why the data of a red step is no evidence.
 
     Returns:
@@ -343,13 +347,13 @@ def judged(
             f"a step has about {own.tokens:,} tokens and about {judge.enough:,} decide: what a "
             f"step does not decide is judged on the last {judge.size:,} steps together"
         )
-    found = judge.add(StepSums(step, own), [*wrong, *problems], look)
+    found = judge.add(StepSums(step, own, generation=generation), [*wrong, *problems], look)
     found = found.beside(blind_spots(own.sequences, sum(p.offered for p in parts), state.left_out))
     if state.chart is not None:
         measured = metrics_of(parts, groups) | metrics | of_cells(found.quick)
         measured |= follow.metrics if follow is not None else {}
         values = {} if found.quick.outcome == "error" else scalars_of(measured)
-        found = found.compared(state.chart.add(weights, values))
+        found = found.compared(state.chart.add(weights, values, generation))
     return found, drafts, metrics, notes
 
 

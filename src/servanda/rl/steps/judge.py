@@ -45,7 +45,7 @@ class StepSums:
     """What a step is judged on.
 
     Args:
-        step: of the trainer.
+        step: of the trainer; generation: its number in the step, if that has several.
         trained: sums over its trained tokens; drawn: including those that a filter of the trainer
             removed, None if it removed none.
     """
@@ -53,6 +53,12 @@ class StepSums:
     step: int
     trained: Weighed
     drawn: Weighed | None = None
+    generation: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """In the order of a run."""
+        return self.step, self.generation
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ class StepJudge:
         if errors := (*errors, *failed):
             whole = partial(self._unsound, sums, part, errors[0])
             return StepVerdict(sums.step, whole(False), errors, partial(whole, True))
-        if self._window and sums.step <= self._window[-1][1].step:
+        if self._window and sums.place <= self._window[-1][1].place:
             # a run that went back: what began before has spent its share on the steps after it
             self._series.clear()
             self._window = []

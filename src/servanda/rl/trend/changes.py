@@ -425,9 +425,14 @@ class _Entry:
     """A step on the chart: S after it, and how often each metric was measured and missing."""
 
     step: int
+    generation: int
     state: NDArray[np.float64]
     known: tuple[int, ...]
     missing: tuple[int, ...]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.step, self.generation
 
 
 @dataclass
@@ -455,24 +460,28 @@ class RunChart:
     def metrics(self) -> tuple[str, ...]:
         return self.clause.metrics or self.reference.metrics
 
-    def add(self, step: int, values: Mapping[str, float]) -> tuple[CellVerdict, ...]:
+    def add(
+        self, step: int, values: Mapping[str, float], generation: int = 0
+    ) -> tuple[CellVerdict, ...]:
         """Add a step, and judge it; a step that the chart has replaces it and all later ones.
 
         Args:
+            generation: its number in the step, if that has several.
             values: name -> number, of what was measured; without any, the step counts as missing.
         """
-        if self._first is None or step <= self._first:
+        if self._first is None or (step, generation) <= (self._first, 0):
             self._first = step
             self._entries.clear()
             return tuple(self._cell(name, "not applicable", _FIRST) for name in self.metrics)
-        while self._entries and self._entries[-1].step >= step:
+        while self._entries and self._entries[-1].place >= (step, generation):
             self._entries.pop()
         of, none = self.reference, (0,) * len(self.reference.metrics)
-        last = self._entries[-1] if self._entries else _Entry(step, of.detector.start(), none, none)
+        last = self._entries[-1] if self._entries else _Entry(0, 0, of.detector.start(), none, none)
         x_M = of.row(values)
         lost = [math.isnan(x) for x in x_M]
         entry = _Entry(
             step,
+            generation,
             of.detector.advance(last.state, x_M),
             tuple(n + (not gone) for n, gone in zip(last.known, lost, strict=True)),
             tuple(n + gone for n, gone in zip(last.missing, lost, strict=True)),

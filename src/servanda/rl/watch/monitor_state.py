@@ -67,6 +67,7 @@ class StateLine(msgspec.Struct):
     outcome: Outcome
     cells: list[_Cell]
     step: int  # of the trainer's log
+    generation: int  # in the step
     name: str
     action: list[str]
     would: list[str]
@@ -87,7 +88,7 @@ class MonitorSource:
         self.path = path
         self._reference = reference
         self._chart = chart_for(reference, None)
-        self._values: list[tuple[int, dict[str, float]]] = []  # of the steps so far
+        self._values: list[tuple[int, int, dict[str, float]]] = []  # step, generation, numbers
         self.missing = self.left = ""
         self._file: Path | None = None
         self._name = ""
@@ -95,7 +96,7 @@ class MonitorSource:
         self._lines = 0
         self._begin = ""  # identity of the file: another file is another run
         self._step: int | None = None
-        self._furthest = -1
+        self._furthest: list[int] = []  # step and generation
         self._ends = RunEnds()
 
     def poll(self, *, final: bool) -> Iterator[WatchedStep]:
@@ -130,7 +131,7 @@ class MonitorSource:
                 begin = blake2b(stream.readline(_HEAD), digest_size=16).hexdigest()
                 if stream.seek(0, 2) < self._bytes or (self._bytes and begin != self._begin):
                     self._bytes = self._lines = 0
-                    self._furthest, self._ends = -1, RunEnds()
+                    self._furthest, self._ends = [], RunEnds()
                     self._chart, self._values = chart_for(self._reference, None), []
                 self._begin = begin
                 stream.seek(self._bytes)
@@ -147,20 +148,21 @@ class MonitorSource:
             step = 0 if self._step is None else self._step
             return WatchedStep(step, "error", why=f"{place}: {unreadable}")
         number = line.step
-        again = number <= self._furthest
+        at = [number, line.generation]
+        again = at <= self._furthest
         self._name, self._step = line.name, number
-        self._furthest = max(self._furthest, number)
+        self._furthest = max(self._furthest, at)
         cells = tuple(map(_cell, line.cells))
         if line.tokens:
             groups = {str(i): TokenSum(*sums) for i, sums in enumerate(line.groups)}
             # a run that went back repeats its steps
-            self._ends.add_groups(number, groups, anew=True)
+            self._ends.add_groups(number, groups, anew=not line.generation)
         outcome, cause = line.outcome, line.cause
         if self._chart is not None:
             own = {} if outcome == "error" or not line.tokens else scalars_of(line.metrics)
             own = {name: own[name] for name in self._chart.metrics if name in own}
-            self._values.append((line.weights, own))
-            trend = self._chart.add(line.weights, own)
+            self._values.append((line.weights, line.generation, own))
+            trend = self._chart.add(line.weights, own, line.generation)
             cells = (*(cell for cell in cells if cell.section != TREND), *trend)
             outcome, cause = joined_outcome(outcome, trend), cause or changed(trend)
         return WatchedStep(
@@ -196,10 +198,10 @@ class MonitorSource:
         for name in _STORED:
             setattr(self, f"_{name}", state[name])
         self._ends = RunEnds.from_plain(state)
-        self._values = [(step, values) for step, values in state["values"]]
-        for step, values in self._values:
+        self._values = [*map(tuple, state["values"])]
+        for step, generation, values in self._values:
             if self._chart is not None:
-                self._chart.add(step, values)
+                self._chart.add(step, values, generation)
 
 
 def read_state(path: str | Path) -> tuple[WatchedStep, ...]:

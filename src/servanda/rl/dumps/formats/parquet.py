@@ -72,6 +72,7 @@ class Writer:
         routes: Any = None,
         routes_train: Any = None,
         replays: bool = False,
+        generation: int = 0,
     ) -> Path:
         """Write the sequences of a step; writing a step again replaces it.
 
@@ -100,6 +101,7 @@ class Writer:
                 Rows of the token that is fed are passed as routes[:, :-1].  -1 where unknown.
             routes_train: those of the trainer's forward pass, as routes.
             replays: whether the trainer replays the sampler's experts, so that both are equal.
+            generation: its number in the step, if that has several; each has its own file.
 
         Returns:
             The file.
@@ -151,9 +153,12 @@ class Writer:
                 raise EvidenceError(
                     f"{len(token_S)} sequences, and {len(columns['sequence.reward'])} rewards"
                 )
-        return self._write(at, columns)
+        name = (
+            f"step_{at:06}.rank{self.rank}{f'.generation{generation}' * bool(generation)}.parquet"
+        )
+        return self._write(at, name, columns)
 
-    def _write(self, step: int, columns: Mapping[str, Any]) -> Path:
+    def _write(self, step: int, name: str, columns: Mapping[str, Any]) -> Path:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -177,7 +182,7 @@ class Writer:
         about = {KEY: SCHEMA.encode(), b"step": str(step).encode()}
         table = table.replace_schema_metadata(about)
         longest = max((len(tokens) for tokens in columns["token_ids"]), default=1)
-        path = self.folder / f"step_{step:06}.rank{self.rank}.parquet"
+        path = self.folder / name
         part = path.with_name(f".{path.name}.{os.getpid()}")
         self.folder.mkdir(parents=True, exist_ok=True)
         try:  # a reader sees a complete file or none
@@ -235,7 +240,7 @@ def is_text(name: str) -> bool:
 
 __all__ = ["Writer"]
 
-_FILE = re.compile(r"[^/]*/step_(?P<step>\d+)\.rank(?P<rank>\d+)\.parquet")
+_FILE = re.compile(r"[^/]*/step_(?P<step>\d+)\.rank(?P<rank>\d+)(\.generation\d+)?\.parquet")
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
 _AGAIN = "write the step again, or remove the file"
 _HOLED = np.array([None])  # placeholder for ids or flags that contain a null
