@@ -314,7 +314,11 @@ class MonitoredAsync(Base):
             )
         responses, self._responses = self._responses, []
         step = self.monitor.observe(
-            *_padded(responses), weights=int(self.state.global_step) - 1, **self._known(responses)
+            _filled([r.train for r in responses], np.nan),
+            _filled([r.infer for r in responses], np.nan),
+            _filled([np.ones(len(r.train)) for r in responses], 0.0) > 0,
+            weights=int(self.state.global_step) - 1,
+            **self._known(responses),
         )
         for name, value in {**step.metrics, "servanda/active": 1.0}.items():
             self._metrics["train"][name].append(float(value))
@@ -352,14 +356,6 @@ def _responses_of(inputs: Any, logp_N: Any) -> list[Response]:
     starts = np.flatnonzero(np.diff(segment_M)) + 1
     columns = (np.split(column, starts) for column in (train_M, infer_M, advantage_M))
     return [Response(*parts) for parts in zip(*columns, strict=True)] if len(segment_M) else []
-
-
-def _padded(responses: list[Response]) -> tuple[Array, Array, Array]:
-    """Both logprobs and the mask, [B, T]."""
-    train_BT, infer_BT = (
-        _filled([getattr(r, side) for r in responses], np.nan) for side in ("train", "infer")
-    )
-    return train_BT, infer_BT, _filled([np.ones(len(r.train)) for r in responses], 0.0) > 0
 
 
 def _filled(rows: list[Array], rest: float) -> Array:

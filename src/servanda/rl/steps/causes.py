@@ -116,7 +116,8 @@ class RunCauses:
         gaps = frozenset(c.slice for c in red if c.section == "statistical")
         notes = [c.note for c in red if c.section not in ("statistical", TREND) and c.note]
         if gaps:
-            self._keep(step, sample)
+            last = {known: of for known, of in self._last.items() if known < step}
+            self._last = dict([*last.items(), (step, sample)][-_LAST:])
             self._search(gaps, tokens)
         advice = self._advice if gaps else None
         if not notes:
@@ -124,12 +125,6 @@ class RunCauses:
             return Advice("", change) if change else advice
         causes = [*notes, *([advice.cause] if advice is not None else [])]
         return Advice("", "; ".join(causes))
-
-    def _keep(self, step: int, sample: Sequence[Rollouts]) -> None:
-        self._last = {known: of for known, of in self._last.items() if known < step}
-        self._last[step] = sample
-        if len(self._last) > _LAST:
-            del self._last[min(self._last)]
 
     def _search(self, red: frozenset[str], tokens: int) -> None:
         if red != self._red:

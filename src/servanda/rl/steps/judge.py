@@ -342,12 +342,6 @@ def within(atoms: Atoms, bits: int) -> tuple[TokenSum, TokenSum]:
     return inside, outside
 
 
-def _mean(atoms: Atoms, bits: int) -> float:
-    """Mean (1 - w)^+ of the tokens in those slices, or of all without slices; 0 without tokens."""
-    inside, outside = within(atoms, bits)
-    return (inside if bits else outside).mean or 0.0
-
-
 def limits_of(violated: Iterable[CellVerdict]) -> dict[str, float | None]:
     """The exceeded limit on mean TV of each violated slice and of the whole, if any."""
     limits: dict[str, float | None] = {}
@@ -377,7 +371,11 @@ def fewest(
     while True:
         without = _bits(names, left)
         rest = {key: sums for key, sums in atoms.items() if not key & without}
-        means = {name: _mean(rest, _bits(names, [name])) for name in limits}
+        means = {}
+        for name in limits:
+            bits = _bits(names, [name])
+            inside, outside = within(rest, bits)
+            means[name] = (inside if bits else outside).mean or 0.0  # of all, for the whole
         beyond = any(means[n] > limit for n, limit in limits.items() if limit is not None)
         open_ = [name for name in limits if name in names and name not in left]
         if not beyond or not open_:

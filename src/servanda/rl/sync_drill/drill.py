@@ -98,7 +98,7 @@ def conclude(
         syncs=syncs,
         tokens=tokens,
         seconds=seconds,
-        warnings=(*_warnings(baseline, shaky, cause), *_of_the_stream(stream, cause)),
+        warnings=tuple(_warnings(baseline, shaky, stream, cause)),
         blind_spots=tuple(_blind_spots(groups, unprobed)),
         stream=stream,
     )
@@ -152,14 +152,13 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _warnings(baseline: Baseline, shaky: Sequence[str], cause: str) -> Iterator[str]:
+def _warnings(
+    baseline: Baseline, shaky: Sequence[str], stream: StreamNames | None, cause: str
+) -> Iterator[str]:
     if shaky and cause:
         yield f"response slope neither right nor clearly wrong: {_few(shaky)}"
     if baseline.distance > 2 * baseline.idle and not cause:
         yield "the engine had other weights before the first sync"
-
-
-def _of_the_stream(stream: StreamNames | None, cause: str) -> Iterator[str]:
     if stream and stream.missing and not cause:
         yield (
             f"synced, though no name in the stream stands for them: {_few(stream.missing)}; pass "

@@ -186,9 +186,9 @@ def matched(
     order = [("", ""), *(pair for pair, _ in prefixes.most_common(4))]
     for name, options in forms.items():
         tried = (
-            [plain.get(_moved(part, *pair), ()) for part in needed]
+            [plain.get(added + p.removeprefix(cut), ()) * p.startswith(cut) for p in needed]
             for needed in options
-            for pair in order
+            for cut, added in order
         )
         complete = next((parts for parts in tried if all(parts)), [])
         found[name] = tuple(part for parts in complete for part in parts)
@@ -233,7 +233,3 @@ def _prefixes(name: str, plain: Iterable[str]) -> Iterator[tuple[str, str]]:
                 added = other.removesuffix(tail)
                 if not _DIGITS.search(added):
                     yield (f"{head}." if head else "", added)
-
-
-def _moved(name: str, removed: str, added: str) -> str:
-    return added + name.removeprefix(removed) if name.startswith(removed) else ""

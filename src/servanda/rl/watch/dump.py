@@ -16,7 +16,7 @@ from typing import Any
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.escalation import actions_of
-from servanda.rl.dumps.checks import Finding, Soundness, of_step
+from servanda.rl.dumps.checks import Soundness, of_step
 from servanda.rl.dumps.formats import FORMATS, Dump, Refused, open_dump
 from servanda.rl.dumps.statistics import (
     DumpStatistics,
@@ -27,7 +27,7 @@ from servanda.rl.dumps.statistics import (
     data_lines,
     sides,
 )
-from servanda.rl.dumps.storage import Place, answering, place
+from servanda.rl.dumps.storage import answering, place
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import FirstSequences, RunCauses
@@ -209,7 +209,9 @@ class DumpSource:
             if format_ is not None and format_ not in FORMATS:
                 raise
             # there is a dump, not an empty folder
-            if path.exists() and any(_sure(name, path) for name in names):
+            folder = path if path.is_dir() else path.parent
+            found = [FORMATS[name].sniff(folder) for name in names] if path.exists() else []
+            if any(dump is not None and dump.sure for dump in found):
                 raise
             self.missing = error.problems[0].message
         return None
@@ -294,17 +296,15 @@ class DumpSource:
         alone = (*found, *sides(self._judge.plan.contract, agreement))
         if not again:
             self._sound.join(sound)  # content that a later step may not repeat
-            self._count(alone, alike(agreement))
+            counts = {
+                finding.check: finding.odd[:2] for finding in alone if finding.odd is not None
+            }
+            for name, (odd, whole) in {**counts, "sides": alike(agreement)}.items():
+                before = self._odd.get(name, (0, 0))
+                self._odd[name] = before[0] + odd, before[1] + whole
         findings = tuple(of_step(f, self._odd.get(f.check, (0, 0))) for f in alone)
         lines = data_lines(findings, refused, part.sequences)
         return [line.text for line in lines if line.level == "error"]
-
-    def _count(self, findings: Sequence[Finding], alike: tuple[int, int]) -> None:
-        """Add the odd items of a step."""
-        counts = {finding.check: finding.odd[:2] for finding in findings if finding.odd is not None}
-        for name, (odd, whole) in {**counts, "sides": alike}.items():
-            before = self._odd.get(name, (0, 0))
-            self._odd[name] = before[0] + odd, before[1] + whole
 
     def head(self) -> tuple[str, ...]:
         if self._contract is None:
@@ -384,11 +384,6 @@ class DumpSource:
         of = self.options
         wanted = [of.format, of.preset, of.contract and str(of.contract)]
         return [*wanted, self._chart.reference.digest] if self._chart is not None else wanted
-
-
-def _sure(name: str, path: Place) -> bool:
-    dump = FORMATS[name].sniff(path if path.is_dir() else path.parent)
-    return dump is not None and dump.sure
 
 
 def _stamp(dump: Dump, step: int) -> str:

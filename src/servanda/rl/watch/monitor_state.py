@@ -266,15 +266,21 @@ def read_line(data: bytes, place: str) -> StateLine:
 
 def _cell(cell: _Cell) -> CellVerdict:
     low, high = _number(cell.low), _number(cell.high)
-    trend = cell.clause == TREND
+    section: Section = "statistical"
+    if cell.clause == TREND:
+        section = TREND
+    elif cell.metric in GUARDS:
+        section = "observability"
+    elif cell.metric == DRAFT_ACCEPTANCE:
+        section = "runtime"
     return CellVerdict(
         cell.clause,
-        TREND if trend else _section(cell.metric),
+        section,
         cell.metric,
         cell.aggregate,
         cell.slice,
         cell.outcome,
-        kind="guard" if trend else "certificate",
+        kind="guard" if section == TREND else "certificate",
         claim="realised",
         enforced=cell.enforced,
         value=_number(cell.value),
@@ -285,12 +291,6 @@ def _cell(cell: _Cell) -> CellVerdict:
         threshold=_number(cell.threshold),
         steps=cell.steps,
     )
-
-
-def _section(metric: str) -> Section:
-    if metric in GUARDS:
-        return "observability"
-    return "runtime" if metric == DRAFT_ACCEPTANCE else "statistical"
 
 
 def _follow(follow: _Follow | None) -> str:

@@ -186,7 +186,9 @@ def _alerts(
     if VIOLATED in raised:
         worst = step.worst()
         of_cell = worst is not None and worst.outcome == "violated"
-        yield alert("violated", _violated(red), worst if of_cell else None)
+        text = f"violated on {', '.join(map(format.place, red[:3]))}" if red else "violated"
+        text += f" and {count(len(red) - 3, 'more slice')}" if len(red) > 3 else ""
+        yield alert("violated", text, worst if of_cell else None)
     else:
         for name in red:
             yield alert("slice red", f"{format.place(name)} became red", step.worst(name))
@@ -211,12 +213,6 @@ def _alerts(
             yield alert("measured again", _calm("measured again", since))
         elif name == TREND:
             yield alert("trend back", _calm(f"trend below x{GROWS:g}", since))
-
-
-def _violated(red: list[str]) -> str:
-    more = f" on {', '.join(map(format.place, red[:3]))}" if red else ""
-    more += f" and {count(len(red) - 3, 'more slice')}" if len(red) > 3 else ""
-    return f"violated{more}"
 
 
 def _calm(what: str, since: int) -> str:

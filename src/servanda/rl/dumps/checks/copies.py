@@ -101,7 +101,9 @@ class Copies:
             draw = digest.digest()
             digest.update(train_K[own].data)
             scores = int.from_bytes(digest.digest()[:8], "little")
-            distinct = _distinct(bits_K[own])
+            distinct = len(set(bits_K[own][:LONG_TOKENS].tolist()))
+            if distinct < DISTINCT:  # counted only as far as needed
+                distinct = len(set(bits_K[own].tolist()))
             self._values = max(self._values, distinct)
             self._sum = (self._sum + scores) % (1 << 64)  # whatever their order
             if trained < LONG_TOKENS:
@@ -233,12 +235,6 @@ class Copies:
             return Finding("copies", "warning", text, numbers, repeats.first)
         text = "no sequence occurs twice, in a step or across steps"
         return Finding("copies", "ok", text, numbers, odd=(0, self.long, UNSOUND))
-
-
-def _distinct(bits_K: Array) -> int:
-    """The number of distinct logprobs, counted only as far as needed."""
-    few = len(set(bits_K[:LONG_TOKENS].tolist()))
-    return few if few >= DISTINCT else len(set(bits_K.tolist()))
 
 
 # Ends: responses that stop without an end token.

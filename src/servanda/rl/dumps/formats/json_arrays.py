@@ -210,7 +210,8 @@ class Lines:
             return [value for value, line in pairs for _ in line.place_S]
 
         def column(name: str) -> Array:
-            parts = [line.per_token.get(name) or _nothing(len(line.mask)) for line in lines]
+            none = (np.full(len(line.mask), np.nan).tobytes() for line in lines)
+            parts = [line.per_token.get(name) or nan for line, nan in zip(lines, none, strict=True)]
             return np.frombuffer(b"".join(parts))
 
         places = [place for line in lines for place in line.place_S]
@@ -229,7 +230,3 @@ class Lines:
             },
             {name: column(name) for name in columns},
         )
-
-
-def _nothing(tokens: int) -> bytes:
-    return np.full(tokens, np.nan).tobytes()

@@ -64,7 +64,10 @@ class SlimeImporter:
             for at, sample in enumerate(samples):
                 place = f"{file.name}:{at + 1}"
                 try:
-                    row = _row(sample if recorded is None else _with(sample, recorded), newest)
+                    if recorded is not None:
+                        unread = {"unread": True} if recorded.unread else {}
+                        sample = {**sample, **(unread or {ROUTES: recorded.routes(sample)})}
+                    row = _row(sample, newest)
                 except Unusable as unusable:
                     refused.add(str(unusable), place)
                     continue
@@ -103,13 +106,6 @@ def _samples(payload: Mapping[str, Any], file: base.File) -> list[Mapping[str, A
     return [
         {"shard": shard, **{key: column[at] for key, column in own.items()}} for at in range(count)
     ]
-
-
-def _with(sample: Mapping[str, Any], recorded: Recorded) -> Mapping[str, Any]:
-    """The sample with the experts that the sampler recorded."""
-    if recorded.unread:
-        return {**sample, "unread": True}
-    return {**sample, ROUTES: recorded.routes(sample)}
 
 
 def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:

@@ -67,7 +67,7 @@ def part(parameter: Any) -> Tensor:
 def part_place(parameter: Any) -> FlatPlace:
     shape, count = tuple(parameter.ds_shape), parameter.ds_numel
     size = parameter.partition_numel()
-    first = min(_rank(parameter) * size, count)
+    first = min(torch.distributed.get_rank(parameter.ds_process_group) * size, count)
     return FlatPlace(shape, first, min(first + size, count))
 
 
@@ -103,9 +103,3 @@ def gathered(parameter: Any, values: Tensor) -> Tensor:
     parts = [torch.empty_like(padded) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(parts, padded, group)
     return torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape)
-
-
-def _rank(parameter: Any) -> int:
-    from torch import distributed
-
-    return distributed.get_rank(parameter.ds_process_group)

@@ -63,8 +63,11 @@ def digest_line(module: nn.Module, trail: DigestTrail) -> str:
     """What the digests of one server show, as text."""
     groups = weight_groups(Weights(module, copy=False).aliases)
     number = len(trail.returned)
-    trail = DigestTrail(*(_filled(each) for each in astuple(trail)))
+    trail = DigestTrail(
+        *({name: d for name, d in each.items() if d != _EMPTY} for each in astuple(trail))
+    )
     equal = equal_tensors(module, trail.returned)
+    still = sorted(name for name, d in trail.idle.items() if trail.randomised.get(name) == d)
     covered = {source for sources in equal.values() for source in sources}
     rest = [group.name for group in groups if not covered.issuperset(group.tensors)]
     parts = [
@@ -77,7 +80,7 @@ def digest_line(module: nn.Module, trail: DigestTrail) -> str:
         f"{label}: {_few(names)}"
         for label, names in (
             ("changed by a sync of unchanged weights", unequal(trail.found, trail.idle)),
-            ("not changed by a sync of random weights", _same(trail.idle, trail.randomised)),
+            ("not changed by a sync of random weights", still),
             ("not as before after the last sync", unequal(trail.idle, trail.returned)),
         )
         if names
@@ -88,14 +91,6 @@ def digest_line(module: nn.Module, trail: DigestTrail) -> str:
 def unequal(before: Digests, after: Digests) -> list[str]:
     """Names of tensors that do not have the same digest at both times."""
     return sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
-
-
-def _filled(digests: Digests) -> Digests:
-    return {name: digest for name, digest in digests.items() if digest != _EMPTY}
-
-
-def _same(before: Digests, after: Digests) -> list[str]:
-    return sorted(name for name, digest in before.items() if after.get(name) == digest)
 
 
 def equal_tensors(module: nn.Module, digests: Digests) -> dict[str, tuple[str, ...]]:
