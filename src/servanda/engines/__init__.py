@@ -81,6 +81,9 @@ def open_engine(kernel: Kernel) -> Engine:
     Raises:
         MeasurementError: no such engine, its library is missing, or it refuses the kernel.
     """
+    from servanda.engines.foreign_code import refuse_code_of_kernel  # imports this package
+
+    refuse_code_of_kernel(kernel, "kernel")
     name = kernel.engine
     if name == "transformers" and "ranks" in (kernel.options or {}):
         from servanda.engines import rank_processes  # its ranks come back here, each in a process

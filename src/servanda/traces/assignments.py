@@ -22,6 +22,7 @@ from servanda.traces.json_fields import (
     text_of,
     time_of,
     whole_of,
+    words,
 )
 
 MARK = "pool"  # key of an assignment that a request does not have
@@ -94,7 +95,9 @@ def assignment_of(data: Mapping[str, Any]) -> Assignment:
     """
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
-            raise LineError(f"an assignment has no key {key!r}", did_you_mean(key, _KNOWN))
+            raise LineError(
+                f"an assignment has no key {words(repr(key))}", did_you_mean(key, _KNOWN)
+            )
     for key in ("run", "leg", "at", "key", MARK):
         if data.get(key) is None:
             raise LineError(f"{key!r} is missing")

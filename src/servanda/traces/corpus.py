@@ -12,7 +12,7 @@ from typing import Any
 
 from servanda.errors import ContractError, Where
 from servanda.registry import did_you_mean
-from servanda.traces.json_fields import LineError, parse_line, read_lines
+from servanda.traces.json_fields import LineError, parse_line, read_lines, words
 
 _KEYS = (
     "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer', "
@@ -96,10 +96,12 @@ def _prompt(line: str, where: Where) -> Prompt:
     data = parse_line(line, "prompt", nan=True)
     found = media(data) or [part_of(data.get("messages")) or part_besides_text(data.get("prompt"))]
     if found[0]:
-        raise LineError(f"{found[0]!r}: {NOT_READ}", "leave out the prompts that have them")
+        raise LineError(
+            f"{words(repr(found[0]))}: {NOT_READ}", "leave out the prompts that have them"
+        )
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
-            raise LineError(f"a line has no key {key!r}: {did_you_mean(key, _KNOWN)}")
+            raise LineError(f"a line has no key {words(repr(key))}: {did_you_mean(key, _KNOWN)}")
     text, ids = data.get("prompt"), data.get("token_ids")
     if "messages" in data:
         raise LineError("'messages' need a chat template: render them to 'prompt' first")

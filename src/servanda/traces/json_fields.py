@@ -23,6 +23,13 @@ _SHOWN = 40  # most characters of a value in a message
 _LINE = 120  # and of a line
 _REPORTED = 20  # problems printed per file; the rest is counted
 _DIGITS = "a number of too many digits"
+# whether messages leave out the words of files and of servers: engines.foreign_code decides
+hides_data: Callable[[], bool] = bool
+
+
+def words(text: str) -> str:
+    """The words of a file or of a server, as a message repeats them."""
+    return f"[{len(text)} characters]" if hides_data() else text
 
 
 class LineError(Exception):
@@ -57,7 +64,7 @@ def read_lines(
         if not line.strip():
             continue
         start = line if len(line) <= _LINE else f"{line[: _LINE - 3]}..."
-        where = Where(file, number, 1, start)
+        where = Where(file, number, 1, "" if hides_data() else start)
         try:
             values.append(read(line, where))
         except json.JSONDecodeError as wrong:
@@ -106,7 +113,7 @@ def unique_keys(pairs: list[tuple[str, Any]], noun: str = "key") -> dict[str, An
     if len(values) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
-        raise LineError(f"the {noun} {twice!r} is there twice")
+        raise LineError(f"the {noun} {words(repr(twice))} is there twice")
     return values
 
 
@@ -204,4 +211,4 @@ def json_text(value: Any) -> str:
         text = json.dumps(value)
     except ValueError:  # a whole number of thousands of digits
         return _DIGITS
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return words(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…")

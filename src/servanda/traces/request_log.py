@@ -28,6 +28,7 @@ from servanda.traces.json_fields import (
     text_of,
     time_of,
     whole_of,
+    words,
 )
 
 _ANSWER = ("token_ids", "logprobs", "best", "finish", "fingerprint")
@@ -108,7 +109,7 @@ def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
     """
     for key in data:
         if key not in _KNOWN and not key.startswith("x-"):
-            raise LineError(f"a line has no key {key!r}", did_you_mean(key, _KNOWN))
+            raise LineError(f"a line has no key {words(repr(key))}", did_you_mean(key, _KNOWN))
     for key in _ALWAYS:
         if data.get(key) is None:
             raise LineError(f"{key!r} is missing")

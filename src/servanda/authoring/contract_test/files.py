@@ -12,6 +12,7 @@ from servanda.authoring.contract_test.parser import read_tests
 from servanda.authoring.contract_test.results import SuiteResult
 from servanda.authoring.contract_test.run import run_test
 from servanda.contract.model import Contract
+from servanda.engines.foreign_code import refuse_outside
 from servanda.errors import ContractError, Problem
 from servanda.runner import load
 from servanda.runner.finished_run import read, reread_as_measured
@@ -76,6 +77,7 @@ def prepare_tests(file: Path) -> tuple[PreparedTest, ...]:
 
 def _prepare_test(file: Path, test: ContractTest) -> PreparedTest:
     path = file.parent / test.contract
+    refuse_outside([(path, test.where("contract"))], file.parent)
     if not path.is_file():
         raise ContractError(
             f"{path} is no file" if path.exists() else f"there is no {path}",
@@ -95,10 +97,10 @@ def _recorded(file: Path, test: ContractTest, folder: Path) -> dict[str, Recordi
     for i, case in enumerate(test.cases):
         if case.recorded is None or case.recorded in recordings:
             continue
-        root = file.parent / case.recorded
+        root, where = file.parent / case.recorded, test.where("cases", i, "recorded")
+        refuse_outside([(root, where)], file.parent)
         if not any(root.glob(f"{ATTEMPT}*")):
             hint = f"`servanda check CONTRACT --run-dir {root}` measures one"
-            where = test.where("cases", i, "recorded")
             problems.append(Problem(f"{root} is no run directory", where, hint))
             continue
         with reread_as_measured(root, read(root), folder) as run:
