@@ -80,7 +80,9 @@ def trainee(model, before=lambda _: None):
 
 
 def drilled(mouth, ear, journal, adapted, handler):
-    """Run a drill, say of each call (its number, what, digest), and wait for leave to go on.
+    """Run a drill, say of each call (its number, what, digest), and wait for leave to go on, or
+    for the number of a signal, which this process then sends to its own main thread: another
+    thread may take one from outside, and Python's handler then runs some time later.
 
     `handler` is what a trainer does about SIGTERM: "exit" by itself, or "" for nothing.
     """
@@ -93,7 +95,8 @@ def drilled(mouth, ear, journal, adapted, handler):
         nonlocal calls
         calls += 1
         mouth.send((calls, what, digest(model)))
-        ear.recv()  # what came meanwhile is heard when this returns
+        if signum := ear.recv():
+            signal.raise_signal(signum)
 
     try:
         with suppress(Interrupted):
