@@ -302,9 +302,9 @@ def heard(child, says, tell, hear):
     with suppress(EOFError):
         while True:
             said.append(says.recv())
-            signum = hear(said[-1][0])
+            signum = hear(said[-1][0]) or 0
             with suppress(ConnectionError):  # it may be gone
-                tell.send(signum)
+                os.write(tell.fileno(), bytes([signum]))
     child.join()
     return said
 
@@ -318,7 +318,7 @@ def signalled(processes, journal, adapted, number, signum, *, handler="", early=
 
     def hear(at):
         if early and at == number - 1:
-            tell.send(None)
+            os.write(tell.fileno(), bytes(1))
         if at != number - early:
             return None
         if early or signum == signal.SIGKILL:
