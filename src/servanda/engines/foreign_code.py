@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,13 +57,10 @@ class Code:
 
 def code_of(contract: Contract) -> tuple[Code, ...]:
     """Everything that measuring a contract would run of others' code."""
-    codes = [
-        code for place, kernel in kernels_of(contract) for code in code_of_kernel(kernel, place)
-    ]
     reward = (contract.reward and contract.reward.of) or ""
-    if parts := file_and_function(reward):
-        codes.append(Code(("reward", "of"), f"runs {parts[1]} of {parts[0]}"))
-    return (*codes, *metrics_of(contract))
+    parts = file_and_function(reward)
+    own = [Code(("reward", "of"), f"runs {parts[1]} of {parts[0]}")] if parts else []
+    return (*_of_kernels(contract, code_of_kernel), *own, *metrics_of(contract))
 
 
 def metrics_of(contract: Contract) -> Iterator[Code]:
@@ -76,9 +73,13 @@ def metrics_of(contract: Contract) -> Iterator[Code]:
 
 def keys_of(contract: Contract) -> tuple[Code, ...]:
     """Every key of this machine's environment that measuring a contract would send."""
-    return tuple(
-        key for place, kernel in kernels_of(contract) for key in key_of_kernel(kernel, place)
-    )
+    return tuple(_of_kernels(contract, key_of_kernel))
+
+
+def _of_kernels(
+    contract: Contract, of: Callable[[Kernel, Place], Iterator[Code]]
+) -> Iterator[Code]:
+    return (code for place, kernel in kernels_of(contract) for code in of(kernel, place))
 
 
 def kernels_of(contract: Contract) -> Iterator[tuple[Place, Kernel]]:
@@ -140,10 +141,8 @@ def refuse_code(contract: Contract) -> None:
     Raises:
         ContractError: naming each place.
     """
-    asked = [
-        ask for place, kernel in kernels_of(contract) for ask in _server_of_kernel(kernel, place)
-    ]
-    _refuse((*code_of(contract), *keys_of(contract), *asked), contract)
+    asked = _of_kernels(contract, _server_of_kernel)
+    _refuse((*code_of(contract), *keys_of(contract), *asked), contract.where)
 
 
 def refuse_outside(files: Iterable[tuple[str | Path, Where | None]], folder: Path) -> None:
@@ -166,7 +165,7 @@ def refuse_outside(files: Iterable[tuple[str | Path, Where | None]], folder: Pat
     # behind a link that was committed may lie another repository: that one is not the contract's
     top = next((top for top in tops if top == top.resolve()), tops[-1].resolve())
     found = [(next(_faults(Path(name), top), ""), where) for name, where in files]
-    _raise([Problem(f"{f}, and --no-code refuses it", at, _INSIDE) for f, at in found if f])
+    _raise([(fault, where, _INSIDE) for fault, where in found if fault])
 
 
 def _faults(path: Path, top: Path) -> Iterator[str]:
@@ -199,8 +198,7 @@ def refuse_metrics(contract: Contract, marks: Marks) -> None:
     Raises:
         ContractError: naming each place.
     """
-    if code_is_refused():
-        _raise([_problem(code, marks.near(code.place)) for code in metrics_of(contract)])
+    _refuse(metrics_of(contract), lambda *place: marks.near(place))
 
 
 def refuse_code_of_kernel(kernel: Kernel, name: str) -> None:
@@ -211,18 +209,16 @@ def refuse_code_of_kernel(kernel: Kernel, name: str) -> None:
         ContractError: naming each key.
     """
     parts = (code_of_kernel, key_of_kernel, _server_of_kernel)
-    _refuse([code for of in parts for code in of(kernel, (name,))], None)
+    _refuse((code for of in parts for code in of(kernel, (name,))), lambda *_: None)
 
 
-def _refuse(codes: Sequence[Code], contract: Contract | None) -> None:
+def _refuse(codes: Iterable[Code], where: Callable[..., Where | None]) -> None:
     if code_is_refused():
-        _raise([_problem(code, contract and contract.where(*code.place)) for code in codes])
+        _raise([(str(code), where(*code.place), code.hint) for code in codes])
 
 
-def _problem(code: Code, where: Where | None) -> Problem:
-    return Problem(f"{code}, and --no-code refuses it", where, code.hint)
-
-
-def _raise(problems: Sequence[Problem]) -> None:
-    if problems:
-        raise ContractError.all(problems)
+def _raise(found: Sequence[tuple[str, Where | None, str]]) -> None:
+    if found:
+        raise ContractError.all(
+            [Problem(f"{what}, and --no-code refuses it", at, hint) for what, at, hint in found]
+        )

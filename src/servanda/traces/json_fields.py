@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_ID = 2**31 - 1
+_MOST = sys.float_info.max
 _LEAST = -9999.0  # servers' placeholder for -inf
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
 _SHOWN = 40  # most characters of a value in a message
@@ -156,12 +158,9 @@ def logprob_of(value: Any, place: str) -> float:
 
 
 def number_of(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
         raise LineError(f"{place} is {json_text(value)}, not a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise LineError(f"{place} is {json_text(value)}, not a number") from None
+    return float(value)
 
 
 def whole_of(value: Any, place: str) -> int:
@@ -205,10 +204,10 @@ def time_of(value: Any) -> float:
     return at
 
 
-def json_text(value: Any) -> str:
-    """A value as JSON, in at most 40 characters."""
+def json_text(value: Any, most: int = _SHOWN) -> str:
+    """A value as JSON, in at most so many characters."""
     try:
         text = json.dumps(value)
     except ValueError:  # a whole number of thousands of digits
         return _DIGITS
-    return words(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…")
+    return words(text if len(text) <= most else f"{text[: most - 1]}…")

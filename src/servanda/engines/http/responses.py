@@ -15,7 +15,7 @@ from typing import Any
 
 from servanda.errors import MeasurementError
 from servanda.traces import json_fields
-from servanda.traces.json_fields import LineError, unique_keys, words
+from servanda.traces.json_fields import LineError, json_text, unique_keys, words
 
 _SHOWN = 120  # characters of a server's words that a message repeats
 _HEAD = 8  # token ids of a list that a message shows
@@ -65,7 +65,7 @@ class Part:
     def wrong(self, wanted: str, hint: str = _ODD) -> MeasurementError:
         """The error that this value is; `wanted` says what it should have been."""
         field = self.place or "the reply"
-        shown = words(shortened(_json_text(self.value)))
+        shown = json_text(self.value, _SHOWN)
         return MeasurementError(
             f"{self.url}{self.endpoint}: {field} is {shown}, not {wanted}", hint=hint
         )
@@ -237,14 +237,6 @@ def shortened(text: str) -> str:
     """At most a line of it."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
-
-
-def _json_text(value: object) -> str:
-    """A value as JSON has it; a number of ten thousand digits cannot be written out."""
-    try:
-        return json.dumps(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__}"
 
 
 def _head(ids: Sequence[int]) -> str:
