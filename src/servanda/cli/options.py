@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from servanda.contract.fields import seconds
-from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE
+from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE, exported
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DASH = "-"  # standard input or output
@@ -110,22 +108,11 @@ def _ledger_place(text: str) -> str:
     return text
 
 
-@contextmanager
-def _exported(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value  # of child processes too
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        os.environ.update({} if before is None else {name: before})
-
-
 def _export(ctx: click.Context, _: click.Parameter, value: bool | tuple[str, ...]) -> None:
     """Refuse what a contract names, or allow hosts, while the command runs."""
     if value:
         name, text = (NO_CODE, "1") if value is True else (ALLOWED_HOSTS, " ".join(value))
-        ctx.with_resource(_exported(name, text))
+        ctx.with_resource(exported(name, text))
 
 
 LOG_ROWS = "A file of rows, or a folder of .jsonl files.  Repeatable."

@@ -125,8 +125,7 @@ def preflight_command(
     if (script is None and len(words) + bool(checkpoint) != 1) or (script and checkpoint):
         raise click.UsageError("give FILE.py:NAME, --checkpoint DIR --url URL, or --trl SCRIPT")
     if checkpoint is None and code_is_refused():
-        hint = "look at the file, then call without --no-code; or give --checkpoint and --url"
-        raise click.UsageError(f"it runs a file, and --no-code refuses it\n  hint: {hint}")
+        raise click.UsageError("a file runs, and --no-code refuses it: give --checkpoint and --url")
     if journal is not None and left is not None:
         raise click.UsageError("give --journal or --restore, not both")
     from servanda.rl.sync_drill.drill import preflight, restore

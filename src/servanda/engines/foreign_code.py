@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,6 +134,18 @@ def code_is_refused() -> bool:
 
 
 json_fields.hides_data = code_is_refused
+
+
+@contextmanager
+def exported(name: str, value: str) -> Iterator[None]:
+    """A variable of this process, and of those that it starts, within the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if before is None else {name: before})
 
 
 def refuse_code(contract: Contract) -> None:

@@ -9,10 +9,11 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from servanda.errors import Problem, ServandaError, Where
+from servanda.registry import did_you_mean
 
 T = TypeVar("T")
 
@@ -107,6 +108,18 @@ def parse_line(line: str, noun: str = "request", nan: bool = False) -> dict[str,
     if "\\u" in line and _SURROGATE.search(json.dumps(data, ensure_ascii=False)):
         raise LineError("a lone surrogate is not text")
     return data
+
+
+def check_keys(
+    data: Mapping[str, Any], noun: str, known: Collection[str], needed: Iterable[str] = ()
+) -> None:
+    """Refuse a line of another key, unless it begins with x-, or without one that is needed."""
+    for key in data:
+        if key not in known and not key.startswith("x-"):
+            raise LineError(f"{noun} has no key {words(repr(key))}", did_you_mean(key, known))
+    for key in needed:
+        if data.get(key) is None:
+            raise LineError(f"{key!r} is missing")
 
 
 def unique_keys(pairs: list[tuple[str, Any]], noun: str = "key") -> dict[str, Any]:

@@ -57,8 +57,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
         if not inside:
-            hint = f"files of contract tests end in {SUFFIX}"
-            raise ContractError(f"{path} holds no contract test", hint=hint)
+            raise ContractError(f"{path} holds no contract test", hint=f"it ends in {SUFFIX}")
         files += inside
     return list(dict.fromkeys(files))
 
@@ -86,8 +85,7 @@ def _prepare_test(file: Path, test: ContractTest) -> PreparedTest:
         )
     contract = load.load(path)
     corpora, golden = load.corpora(contract)
-    text = path.read_text(encoding="utf-8-sig")
-    recorded = _recorded(file, test, path.parent)
+    text, recorded = path.read_text(encoding="utf-8-sig"), _recorded(file, test, path.parent)
     return PreparedTest(file, test, path, text, contract, corpora, golden, recorded)
 
 
