@@ -9,9 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from servanda.cli import main
 from servanda.cli.commands import FIRST, GROUPS
 from servanda.cli.main import _load
 from servanda.contract.hub_name import hub_parts
@@ -20,6 +18,7 @@ from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE, is_allowed
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner.load import load, read_corpus
 from tests import kit
+from tests.kit import servanda
 
 SECRET = "hunter2-abcdef"
 MODEL = Path(__file__).parents[2] / "models/tiny-lm"
@@ -44,10 +43,6 @@ NAME_NO_FILE = ("contract diff", "contract list")  # they read the text of a con
 OTHERS = {"bisect", "compare", "preflight", "contract calibrate", "contract derive"} | {
     f"tools {name}" for name in ("kld", "selftest")
 }
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 def test_the_matrix_has_every_command_with_the_option():
@@ -137,53 +132,61 @@ def shows_nothing(done, top):
     return SECRET not in said and "Traceback" not in said
 
 
-def absolute(top):
-    return top.parent / "secret.env"
+def linked(path, name, target):
+    (path.parent / name).symlink_to(target)
+    return name
 
 
-def upwards(_):
-    return "../../secret.env"
+def prompts(place):
+    """A contract whose prompts lie elsewhere; `place` makes their name, of its path."""
+    return lambda path, _: ("prompts.jsonl", str(place(path)))
 
 
-def linked(top):
-    (top / "kernels/mine.jsonl").symlink_to("../../secret.env")
-    return "mine.jsonl"
+def asks(host):
+    def text(_, server):
+        return Q, f'openai_http, url: "http://{host.format(at=server.at)}"'
+
+    return text
 
 
-def in_a_linked_folder(top):
-    (top / "kernels/data").symlink_to(top.parent)
-    return "data/secret.env"
-
-
-def environment(_):
-    return "/proc/self/environ"
-
-
-def in_git(_):
-    return "../.git/config"
-
-
-def pipe(top):
-    os.mkfifo(top / "kernels/pipe.jsonl")
+def pipe(path):
+    os.mkfifo(path.parent / "pipe.jsonl")
     return "pipe.jsonl"
 
 
-def looped(top):
-    (top / "kernels/loop.jsonl").symlink_to("loop.jsonl")
-    return "loop.jsonl"
+Q, OUT, ASKS = "table, model: q.json", "leads out of the repository", "kernels.infer.url asks"
+# what a stranger writes: (a text of the contract, another one), and how it is refused
+HOSTILE = {
+    "absolute": (prompts(lambda path: path.parents[2] / "secret.env"), OUT),
+    "upwards": (prompts(lambda _: "../../secret.env"), OUT),
+    "link": (prompts(lambda path: linked(path, "my.jsonl", "../../secret.env")), OUT),
+    "folder": (prompts(lambda path: linked(path, "data", "../..") + "/secret.env"), OUT),
+    "environment": (prompts(lambda _: "/proc/self/environ"), OUT),
+    "git": (prompts(lambda _: "../.git/config"), "leads into .git"),
+    "pipe": (prompts(pipe), "is a pipe or a device"),
+    "loop": (prompts(lambda path: linked(path, "loop.jsonl", "loop.jsonl")), "there is no "),
+    "metadata": (asks("169.254.169.254"), ASKS),
+    "server": (asks("{at}"), ASKS),
+    "user": (asks("allowed@{at}"), ASKS),
+    "backslash": (asks("allowed\\\\@{at}"), ASKS),
+    "code": (lambda *_: (Q, f"{Q}, python: python"), "python runs the interpreter"),
+}
 
 
-PLACES = (absolute, upwards, linked, in_a_linked_folder, environment, in_git, pipe, looped)
-
-
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("verb", [verb for verb in READERS if verb not in NAME_NO_FILE])
-def test_no_command_opens_a_file_outside_of_the_repository(verb, place, repository):
-    path = written(repository, "prompts.jsonl", str(place(repository)))
+def test_no_command_does_what_a_stranger_writes(verb, hostile, repository, server, monkeypatch):
+    monkeypatch.setenv(ALLOWED_HOSTS, "allowed 127.0.0.1:1")
+    (repository / "kernels/python").write_text("#!/bin/sh\ntouch ran\n")
+    (repository / "kernels/python").chmod(0o755)
+    text, said = HOSTILE[hostile]
+    path = repository / "kernels/toy.kernelcontract.yaml"
+    written(repository, *text(path, server))
     done = called(verb, path)
-    assert done.exit_code == 2, done.output
-    assert shows_nothing(done, repository)
-    assert "refuses it" in done.output or place is looped
+    assert done.exit_code == 2 and said in done.output, done.output
+    assert path.name in done.output and (said != ASKS or "--allow-host HOST" in done.output)
+    assert shows_nothing(done, repository) and server.asked == []
+    assert not (repository / "ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -270,18 +273,6 @@ def test_an_ordinary_contract_works(repository):
     path = written(repository, "prompts.jsonl", "data/p.jsonl")
     for verb in ("contract lint", "contract plan", "contract list", "check"):
         assert called(verb, path).exit_code == 0
-
-
-@pytest.mark.parametrize("host", ["169.254.169.254", "{at}", "user@{at}", "allowed\\\\@{at}"])
-@pytest.mark.parametrize("verb", [verb for verb in READERS if verb not in NAME_NO_FILE])
-def test_no_command_asks_a_server_that_is_not_allowed(verb, host, repository, server, monkeypatch):
-    monkeypatch.setenv(ALLOWED_HOSTS, "allowed 127.0.0.1:1")
-    url = f"http://{host.format(at=server.at)}"
-    path = written(repository, "table, model: q.json", f'openai_http, url: "{url}"')
-    done = called(verb, path)
-    assert done.exit_code == 2 and "kernels.infer.url asks" in done.output, done.output
-    assert f"{path.name}" in done.output and "--allow-host HOST" in done.output
-    assert server.asked == [] and shows_nothing(done, repository)
 
 
 def test_a_kernel_string_is_held_to_the_allowed_hosts_as_well(repository, server):
