@@ -17,7 +17,6 @@ from servanda._version import __version__
 from servanda.cli.commands import FIRST, GONE, GROUPS, HINTS, MODULES
 from servanda.errors import ServandaError
 from servanda.registry import did_you_mean
-from servanda.traces.json_fields import words
 
 _FAILED, _INTERRUPTED = 4, 130
 _HELP: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
@@ -131,6 +130,8 @@ class _Servanda(_Commands):
                 click.echo(f"this command needs {module}, which is not installed here", err=True)
                 click.echo(f"  hint: pip install 'servanda[{extra}]'", err=True)
                 sys.exit(_FAILED)
+            from servanda.traces.json_fields import words
+
             click.echo(f"servanda failed: {type(error).__name__}: {words(str(error))}", err=True)
             click.echo(
                 "  hint: this is a bug of servanda; SERVANDA_TRACEBACK=1 shows where", err=True
