@@ -32,7 +32,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
-from servanda.engines.cache import whole_file
+from servanda.contract.text_file import whole
 from servanda.engines.folder import checkpoint_folder, end_tokens, read_json, token_digest
 from servanda.engines.llamacpp import last_error, llama
 from servanda.engines.safetensors import StoredTensor, read_stored, weights_digest
@@ -98,11 +98,11 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
     """
     folder = checkpoint_folder(str(folder))
     config, stored = read_json(folder / "config.json"), read_stored(folder)
-    with whole_file(path, HINT) as made:
+    with whole(path, HINT) as made:
         if kind in _WRITTEN:
             _write(folder, config, stored, made, kind)
             return
-        with whole_file(path.with_suffix(".f32"), HINT) as plain:
+        with whole(path.with_suffix(".f32"), HINT) as plain:
             _write(folder, config, stored, plain, "f32")
             _quantize(plain, made, kind)
             plain.unlink()

@@ -4,6 +4,9 @@ import json
 from functools import partial
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from servanda.cli.main import main
 from servanda.contract import parser
 from servanda.engines.table import Table
 from servanda.judgement.lint import linter
@@ -11,6 +14,12 @@ from tests.table_pair import TablePair
 
 TOKENS = ["a", "b", "c", "d", "<eos>"]
 BASE = [0.35, 0.25, 0.2, 0.1, 0.1]
+
+
+def servanda(*words, **options):
+    """What a command prints, and its exit code; as a user calls it."""
+    options = {"prog_name": "servanda", "catch_exceptions": False, **options}
+    return CliRunner().invoke(main, [*map(str, words)], **options)
 
 
 def table(folder, name, rows, *, weights="toy", tokens=TOKENS):

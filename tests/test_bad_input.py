@@ -97,7 +97,7 @@ def test_a_contract_that_is_not_text(tmp_path):
         ('{"labels": {}}', "either 'prompt' or 'token_ids'"),
         ('{"prompt": ""}', "at least one character"),
         ('{"prompt": "a", "token_ids": [1]}', "either 'prompt' or 'token_ids'"),
-        ('{"token_ids": [1.5]}', "whole number"),
+        ('{"token_ids": [1.5]}', "not a token id"),
         ('{"prompt": "a", "labels": 3}', "'labels' is an object"),
         ('{"messages": []}', "chat template"),
         ('{"prompt": "a", "lables": {}}', "did you mean 'labels'?"),

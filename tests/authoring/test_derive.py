@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servanda.authoring.derive.budget import Request
 from servanda.authoring.derive.derivation import derive
 from servanda.authoring.derive.sizes import Requirement
-from servanda.cli.main import main
 from servanda.contract.model import Kernel
 from servanda.contract.objective import GroupAdvantage, Weighting
 from servanda.errors import ContractError
@@ -25,10 +23,7 @@ from servanda.theory.bounds.sequence import sequence_tv_from_osc, sequence_tv_fr
 from servanda.theory.stats.interval import units_expected
 from tests import kit
 from tests.drawn import examples
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
+from tests.kit import servanda
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -285,12 +284,9 @@ def test_an_alias_may_be_used_and_an_anchor_moved_and_its_value_has_the_place_of
 
 def test_an_alias_bomb_is_refused_early():
     levels = "".join(f"x-{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20))
-    started = time.perf_counter()
-
     problems = problems_of("x-0: &a0 [x, x, x]\n" + levels)
 
     assert "more than 100000 values" in problems[0].message
-    assert time.perf_counter() - started < 20
 
 
 def test_a_long_line_is_cut_without_moving_the_caret():

@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from servanda.cli import main
 from servanda.contract.model import Kernel
 from servanda.contract.text_file import MAX_BYTES, content
 from servanda.engines import open_engine
@@ -14,6 +12,7 @@ from servanda.errors import MeasurementError
 from servanda.gateway.controller.web.client import key_from
 from servanda.runner import load
 from tests import kit
+from tests.kit import servanda
 
 SAYS = {
     "larger": f"it has 1,099,511,627,776 bytes, and at most {MAX_BYTES:,} are read",
@@ -29,10 +28,6 @@ VERBS = {
     "serve": (),
     "contract diff": ("good.kernelcontract.yaml",),
 }
-
-
-def servanda(*words, **options):
-    return CliRunner().invoke(main, [*map(str, words)], **options)
 
 
 @pytest.fixture(params=SAYS)

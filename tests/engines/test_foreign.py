@@ -5,9 +5,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from servanda.cli import main
 from servanda.contract.model import Kernel
 from servanda.engines import BUILTIN, engine_names
 from servanda.engines.base import ENGINES
@@ -17,6 +15,7 @@ from servanda.runner import load
 from servanda.runner.run import check as check_contract
 from servanda.runner.run import in_process
 from tests import kit
+from tests.kit import servanda
 
 REWARD = """
 reward: {of: rewards.py:score, range: [0, 1]}
@@ -24,10 +23,6 @@ reward: {of: rewards.py:score, range: [0, 1]}
 RUNS = (
     "from pathlib import Path\nPath({mark!r}).touch()\ndef score(prompt, answer):\n    return 1.0\n"
 )
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 @pytest.fixture
@@ -75,43 +70,6 @@ def test_the_reward_runs_only_without_no_code(reward, tmp_path):
     done = servanda(*check)
     assert "runs code: reward.of" in done.output
     assert mark.exists()
-
-
-VERBS = {
-    "contract lint": (),
-    "contract explain": (),
-    "contract plan": (),
-    "check": (),
-    "tools measure": ("--side", "train", "-o", "x.pack"),
-    "promote": ("--ledger", "l.db"),
-    "serve": (),
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_that_loads_a_contract_refuses(verb, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path, mark = python_of(tmp_path)
-    option = servanda(*verb.split(), path, *VERBS[verb], "--no-code")
-    monkeypatch.setenv(NO_CODE, "1")
-    variable = servanda(*verb.split(), path, *VERBS[verb])
-    for done in (option, variable):
-        assert done.exit_code == 2, done.output
-        assert "kernels.infer.python runs the interpreter" in done.output
-    assert not mark.exists()
-
-
-def test_contract_tests_refuse_as_well(tmp_path):
-    path, mark = python_of(tmp_path)
-    tests = tmp_path / "toy.kerneltest.yaml"
-    tests.write_text(
-        "apiVersion: servanda.dev/v1alpha1\nkind: ContractTest\nmetadata: {name: toy}\n"
-        f"contract: {path.name}\n"
-        "cases: [{name: any, traffic: gap(0.01)x32, expect: [{verdict: holds}]}]\n"
-    )
-    done = servanda("contract", "test", tests, "--no-code")
-    assert (done.exit_code, mark.exists()) == (2, False)
-    assert "kernels.infer.python runs the interpreter" in done.output
 
 
 def test_the_option_ends_with_the_call(reward):

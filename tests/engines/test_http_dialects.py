@@ -21,7 +21,7 @@ from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 from tests.engines.replaying import replaying
 
-QUICK = Limits(connect_s=5.0, read_s=5.0, retry=RetryPolicy(tries=1))
+QUICK = Limits(connect_s=60.0, read_s=60.0, retry=RetryPolicy(tries=1))
 ONE = Batch((0,), ((5, 6),), 3)
 MODELS = {"data": [{"id": "m", "max_model_len": 64}]}
 

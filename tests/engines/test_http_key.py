@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from servanda.cli import main
 from servanda.contract.model import Kernel
 from servanda.engines.http import HTTPEngine
 from servanda.errors import MeasurementError
@@ -15,6 +13,7 @@ from tests.engines.replaying import records, replaying
 
 pytest.importorskip("uvicorn")
 from tests.engines.serving import Locked, live, table_engine
+from tests.kit import servanda
 
 KEY, NAME = "sk-Tq8mNf0oWk3rT8xQeY1bVhA", "TOY_KEY"
 WRONG = "sk-another-key-of-somebody"
@@ -44,10 +43,6 @@ def contract(tmp_path, server, monkeypatch):
     of_a_server = f'engine: openai_http, url: "{server.url}", key_env: {NAME}'
     path.write_text(path.read_text().replace("engine: table, model: q.json", of_a_server))
     return path
-
-
-def servanda(*words):
-    return CliRunner().invoke(main, [*map(str, words)])
 
 
 def holding(folder, text):

@@ -19,7 +19,7 @@ from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch
 from tests.engines.replaying import replaying
 
-QUICK = Limits(connect_s=5.0, read_s=5.0, retry=RetryPolicy(tries=1))
+QUICK = Limits(connect_s=60.0, read_s=60.0, retry=RetryPolicy(tries=1))
 LAYERS, PICKED, WORDS, EXPERTS = 3, 4, 32, 16
 EXPERTS_OF = np.stack(
     [[np.random.default_rng((t, layer)).permutation(EXPERTS)[:PICKED] for layer in range(LAYERS)]

@@ -372,7 +372,7 @@ def test_a_slow_or_hanging_server_outlasts_an_impatient_client(fault):
     for kind in ("hang", "slow"):
         client = fault(kind=kind, seconds=3600)
         with pytest.raises(httpx2.ReadTimeout):
-            client.post(URL, json=BODY, timeout=0.2)
+            client.post(URL, json=BODY, timeout=httpx2.Timeout(WAIT_S, read=0.1))
     assert fault(kind="slow", seconds=0).post(URL, json=BODY).status_code == 200
 
 

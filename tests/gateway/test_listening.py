@@ -12,7 +12,7 @@ from servanda.errors import MeasurementError
 from servanda.gateway.http import listener
 from servanda.gateway.http.listener import HEAD_BYTES, Listener, bind
 
-WAIT_S = 30  # for what comes at once, unless the test is red
+WAIT_S = 60  # for what comes at once, unless the test is red
 
 
 async def sizes(scope, receive, send):

@@ -15,7 +15,7 @@ from servanda.gateway.proxy.gateway import Gateway
 from tests.gateway.fakes.leader_stub import Stub
 from tests.gateway.fakes.upstream import Upstream
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class World:

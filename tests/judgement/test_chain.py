@@ -7,9 +7,7 @@ import re
 import numpy as np
 import pytest
 from benchmarks.theory.random_kernels import distributions, near
-from click.testing import CliRunner
 
-from servanda.cli.main import main
 from servanda.judgement.bound_chain.assumptions import Rest, rest
 from servanda.judgement.bound_chain.chain import chain
 from servanda.report.chain_text import chain_text
@@ -20,6 +18,7 @@ from servanda.theory.bounds.sequence import sequence_tv_from_osc, sequence_tv_fr
 from servanda.theory.bounds.theorem import THEOREMS
 from servanda.theory.sampling import Sampling, processed_logprobs
 from tests import kit
+from tests.kit import servanda
 from tests.test_examples import EXAMPLES
 
 PROMPTS = ((0,), (1,), (2,))
@@ -45,10 +44,6 @@ def numbers(found, clause):
     """(what, number) of a path; None where it says nothing."""
     steps = [step for step in found.steps if step.clause == clause]
     return {step.what: None if step.vacuous else step.number for step in steps}
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
 
 
 # each number by its theorem

@@ -91,7 +91,7 @@ def stepped(trainer, *batches):
     model = Model().train()
     for i in range(len(SAMPLED)):
         trainer.rollout_queue._queue.put(sample(i))
-        trainer.rollout_queue.get(timeout=1)
+        trainer.rollout_queue.get(timeout=60)
     for which in batches:
         trainer.compute_loss(model, {**packed(*which), "which": which})
     trainer.state.global_step += 1

@@ -6,9 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from servanda.cli import main
 from servanda.contract.identity import Description, differences
 from servanda.engines import BUILTIN
 from servanda.engines.base import ENGINES
@@ -21,6 +19,7 @@ from servanda.runner.compare.contract import CONTRACT, Options, compare, costed,
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 from servanda.runner.probe import Engines
 from tests import kit
+from tests.kit import servanda
 from tests.report.made import verdict
 
 ROOT = Path(__file__).parents[2]
@@ -356,10 +355,6 @@ def test_what_a_plan_decides_is_what_a_run_decides(tables):
 
 
 # the command line
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 ON = ("--prompts", "prompts.jsonl", "--preset", "nvfp4", "--max-new-tokens", "6")

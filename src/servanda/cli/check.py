@@ -178,10 +178,9 @@ def _check_contract(
     data, name, folder = contract_bytes(contract, _NEITHER)
     named = load.read(data, name, folder)
     if not quiet:
-        for code in code_of(named):
-            click.echo(f"runs code: {code}", err=True)
-        for key in keys_of(named):
-            click.echo(f"sends a key: {key}", err=True)
+        said = [f"runs code: {code}" for code in code_of(named)]
+        for line in (*said, *(f"sends a key: {key}" for key in keys_of(named))):
+            click.echo(line, err=True)
     with engines_on(on, actors) as open_, watching(quiet) as watch:
         verdict = run.check(
             named,

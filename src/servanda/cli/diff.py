@@ -86,6 +86,7 @@ _BREAKING = 1
     help="Accept a breaking change that metadata.version announces, such as 2.0.0 after 1.4.2.",
 )
 @shared("--format", type=click.Choice([*FORMATS]))
+@shared("--no-code")
 def diff_command(
     files: tuple[str, ...], since: str | None, reader: Side, semver: bool, format_: str
 ) -> None:

@@ -24,7 +24,7 @@ _CLASH = 1
 
 @click.command("list")
 @click.argument("folder", type=FILE, default=".")
-@shared("--format")
+@shared("--format", "--no-code")
 def list_command(folder: Path, format_: str) -> None:
     """List every *.kernelcontract.yaml under FOLDER by name and version, with what changed.
 

@@ -130,7 +130,9 @@ class _Servanda(_Commands):
                 click.echo(f"this command needs {module}, which is not installed here", err=True)
                 click.echo(f"  hint: pip install 'servanda[{extra}]'", err=True)
                 sys.exit(_FAILED)
-            click.echo(f"servanda failed: {type(error).__name__}: {error}", err=True)
+            from servanda.traces.json_fields import words
+
+            click.echo(f"servanda failed: {type(error).__name__}: {words(str(error))}", err=True)
             click.echo(
                 "  hint: this is a bug of servanda; SERVANDA_TRACEBACK=1 shows where", err=True
             )

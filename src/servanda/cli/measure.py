@@ -68,14 +68,8 @@ def measure_command(
         return
     held, tokens = pack.schedule, len(pack.answers["generate"].token_N)
     if format_ == "json":
-        data = {
-            "file": str(output),
-            "kernel": str(held.kernel),
-            "groups": held.groups,
-            "tokens": tokens,
-            "bytes": output.stat().st_size,
-            "digest": pack.digest,
-        }
+        data = {"file": str(output), "kernel": str(held.kernel), "groups": held.groups}
+        data |= {"tokens": tokens, "bytes": output.stat().st_size, "digest": pack.digest}
         show_json(data)
         return
     size = output.stat().st_size / (1 << 20)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from servanda.contract.fields import seconds
-from servanda.engines.foreign_code import NO_CODE
+from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE, exported
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DASH = "-"  # standard input or output
@@ -110,21 +108,11 @@ def _ledger_place(text: str) -> str:
     return text
 
 
-@contextmanager
-def _code_refused() -> Iterator[None]:
-    before = os.environ.get(NO_CODE)
-    os.environ[NO_CODE] = "1"  # of child processes too
-    try:
-        yield
-    finally:
-        os.environ.pop(NO_CODE)
-        os.environ.update({} if before is None else {NO_CODE: before})
-
-
-def _refuse_code(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    """Refuse code that a contract names while the command runs."""
+def _export(ctx: click.Context, _: click.Parameter, value: bool | tuple[str, ...]) -> None:
+    """Refuse what a contract names, or allow hosts, while the command runs."""
     if value:
-        ctx.with_resource(_code_refused())
+        name, text = (NO_CODE, "1") if value is True else (ALLOWED_HOSTS, " ".join(value))
+        ctx.with_resource(exported(name, text))
 
 
 LOG_ROWS = "A file of rows, or a folder of .jsonl files.  Repeatable."
@@ -209,11 +197,22 @@ _share(
 )
 _share(
     "--no-code",
-    "Refuse contracts and kernels that run their own code or send an API key.  "
+    "Refuse contracts and kernels that run their own code, send an API key, ask a server that "
+    "--allow-host does not name, or read files outside their repository.  "
     "[env var: SERVANDA_NO_CODE]",
     is_flag=True,
     expose_value=False,
-    callback=_refuse_code,
+    callback=_export,
+)
+_share(
+    "--allow-host",
+    "Server that kernels may ask under --no-code, such as 127.0.0.1:8000.  Repeatable.",
+    metavar="HOST[:PORT]",
+    multiple=True,
+    envvar=ALLOWED_HOSTS,
+    show_envvar=True,
+    expose_value=False,
+    callback=_export,
 )
 _share(
     "--notify",
@@ -322,6 +321,8 @@ def shared(*names: str, help: str = "", **changes: Any) -> Callable[[Command], C
         help: after what the option says everywhere.
         changes: further attributes, such as a default.
     """
+    if "--no-code" in names:
+        names = (*names, "--allow-host")
     return together(*(_option(name, help, changes) for name in names))
 
 

@@ -13,6 +13,7 @@ import click
 from servanda.cli.options import FILE, duration, shared
 from servanda.cli.screen import watching
 from servanda.cli.stdout import show, show_json
+from servanda.engines.foreign_code import code_is_refused
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _is_first_rank() -> bool:
     type=click.Choice(["text", "json", "html"]),
     help="html draws the groups as a grid.",
 )
-@shared("--quiet")
+@shared("--quiet", "--no-code")
 def preflight_command(
     words: tuple[str, ...],
     script: Path | None,
@@ -123,6 +124,8 @@ def preflight_command(
         raise click.UsageError("--checkpoint DIR and --url URL need each other")
     if (script is None and len(words) + bool(checkpoint) != 1) or (script and checkpoint):
         raise click.UsageError("give FILE.py:NAME, --checkpoint DIR --url URL, or --trl SCRIPT")
+    if checkpoint is None and code_is_refused():
+        raise click.UsageError("a file runs, and --no-code refuses it: give --checkpoint and --url")
     if journal is not None and left is not None:
         raise click.UsageError("give --journal or --restore, not both")
     from servanda.rl.sync_drill.drill import preflight, restore

@@ -27,8 +27,7 @@ def presets_command(show: str | None, format_: str) -> None:
         return
     listed = {name: PRESETS[name] for name in PRESETS.names()}
     if format_ == "json":
-        rows = [{"name": name, "of": of, "title": title(name)} for name, of in listed.items()]
-        show_json(rows)
+        show_json([{"name": n, "of": of, "title": title(n)} for n, of in listed.items()])
         return
     width = max(map(len, listed))
     for kind in dict.fromkeys(listed.values()):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 HUB = "hf://"
-_NAME = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^\s@]+))?")
+_NAME = re.compile(r"hf://(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[^\s@\\]*))?")
 
 
 def is_hub_name(model: str | None) -> bool:

@@ -24,37 +24,22 @@ _INSTALL = {
     "`vllm:MODEL@bfloat16,python=.venvs/vllm` on the command line; "
     "docs/how-to/engines.md says how one is made",
 }
-# keys of a kernel that an engine may not have (`keys` of its class): what it lacks, the next move
+# keys of a kernel that an engine may not have (`keys` of its class): what it lacks
 _OF_SOME = {
-    "attention": (
-        "has no choice of the backend of its attention",
-        "write attention: sdpa, or use engine: transformers",
-    ),
-    "adapter": (
-        "takes no adapter",
-        "merge the adapter into the checkpoint, or use engine: transformers or vllm",
-    ),
-    "device": (
-        "has no choice of its device here",
-        "remove the key device: vllm takes what its build is for, the others the CPU",
-    ),
-    "head_dtype": (
-        "has no choice of the precision of its head",
-        "remove the key head_dtype, or use engine: transformers",
-    ),
-    "routes": (
-        "cannot replay the experts that infer recorded",
-        "remove the key routes, or use engine: transformers",
-    ),
-    "prefill_chunk": (
-        "has no choice of the steps of a prefill",
-        "remove the key prefill_chunk, or use engine: transformers; vllm has the option "
-        "max_num_batched_tokens",
-    ),
-    "prefix_cache": (
-        "has no prefix cache of its own here",
-        "remove the key prefix_cache, or use engine: transformers",
-    ),
+    "attention": "has no choice of the backend of its attention",
+    "adapter": "takes no adapter",
+    "device": "has no choice of its device here",
+    "head_dtype": "has no choice of the precision of its head",
+    "routes": "cannot replay the experts that infer recorded",
+    "prefill_chunk": "has no choice of the steps of a prefill",
+    "prefix_cache": "has no prefix cache of its own here",
+}
+_INSTEAD = {
+    "attention": "write attention: sdpa, or use engine: transformers",
+    "adapter": "merge the adapter into the checkpoint, or use engine: transformers or vllm",
+    "device": "remove the key device: vllm takes what its build is for, the others the CPU",
+    "prefill_chunk": "remove the key prefill_chunk, or use engine: transformers; vllm has the "
+    "option max_num_batched_tokens",
 }
 
 
@@ -81,6 +66,9 @@ def open_engine(kernel: Kernel) -> Engine:
     Raises:
         MeasurementError: no such engine, its library is missing, or it refuses the kernel.
     """
+    from servanda.engines.foreign_code import refuse_code_of_kernel  # imports this package
+
+    refuse_code_of_kernel(kernel, "kernel")
     name = kernel.engine
     if name == "transformers" and "ranks" in (kernel.options or {}):
         from servanda.engines import rank_processes  # its ranks come back here, each in a process
@@ -102,8 +90,8 @@ def open_engine(kernel: Kernel) -> Engine:
     make = ENGINES[name]
     for key, value in _asked(kernel).items():
         if key not in getattr(make, "keys", ()):
-            lacks, hint = _OF_SOME[key]
-            raise MeasurementError(f"engine {name!r} {lacks}: {key}={value}", hint=hint)
+            hint = _INSTEAD.get(key, f"remove the key {key}, or use engine: transformers")
+            raise MeasurementError(f"engine {name!r} {_OF_SOME[key]}: {key}={value}", hint=hint)
     if (kind := kernel.kv_cache) is not None:
         nothing = MeasurementError(
             f"engine {name!r} has no choice of its KV cache: kv_cache={kind}",

@@ -21,6 +21,7 @@ from servanda.contract.hub_name import is_hub_name
 from servanda.contract.identity import DEFAULT, digest_of
 from servanda.engines.hub_cache import cached_folder, missing_hint, repository_of
 from servanda.errors import MeasurementError, Where
+from servanda.traces import json_fields
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SAVED_ANEW = "copy the folder again, or write it anew with save_pretrained"
@@ -139,6 +140,8 @@ def weight_files(folder: Path) -> list[Path]:
         with reading(folder / INDEX):
             places = read_json(folder / INDEX)["weight_map"]
             names = sorted(set(places.values()))
+            if odd := [name for name in names if Path(name).name != name or "\\" in name]:
+                raise ValueError(f"{odd[0]!r} is no name of a file beside it")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         other = sorted(p.name for p in folder.glob("*.bin"))
@@ -195,10 +198,12 @@ def read_json(file: Path) -> dict[str, Any]:
         try:
             value = json.loads(text)
         except json.JSONDecodeError as error:
-            line = (text.splitlines() or [""])[error.lineno - 1 : error.lineno]
+            line = text.splitlines()[error.lineno - 1 : error.lineno]
             raise MeasurementError(
                 f"this is not JSON: {error.msg}",
-                where=Where(str(file), error.lineno, error.colno, *line),
+                where=Where(
+                    str(file), error.lineno, error.colno, "".join(map(json_fields.words, line))
+                ),
                 hint=SAVED_ANEW,
             ) from None
         if not isinstance(value, dict):
@@ -214,7 +219,7 @@ def reading(file: Path, hint: str = SAVED_ANEW) -> Iterator[None]:
     except MeasurementError:
         raise
     except Exception as error:  # the readers raise anything, bare Exception included
-        reason = str(error).strip() or type(error).__name__
+        reason = (not json_fields.hides_data() and str(error).strip()) or type(error).__name__
         raise MeasurementError(
             f"{str(file)!r} cannot be read: {reason.splitlines()[0]}", hint=hint
         ) from error

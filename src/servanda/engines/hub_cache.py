@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from servanda.contract.hub_name import hub_parts
+from servanda.engines.foreign_code import code_is_refused, is_allowed
 from servanda.errors import MeasurementError
 
 DOWNLOAD = "SERVANDA_HUB_DOWNLOAD"
@@ -41,7 +42,9 @@ def cached_folder(model: str) -> Path:
             hint="pip install huggingface_hub, or name the model's folder",
         ) from None
     repo, revision = parts
-    download = os.environ.get(DOWNLOAD) == "1"
+    download = os.environ.get(DOWNLOAD) == "1" and (
+        not code_is_refused() or is_allowed(constants.ENDPOINT)
+    )
     try:
         folder = huggingface_hub.snapshot_download(
             repo, revision=revision, local_files_only=not download, allow_patterns=[*_FILES]

@@ -26,6 +26,7 @@ from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.engines.base import ENGINES
+from servanda.engines.foreign_code import code_is_refused
 from servanda.engines.local_engine import LocalEngine
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints
@@ -59,7 +60,8 @@ class OnnxRuntimeEngine(LocalEngine):
 
         file = folder.model_file(kernel.model, ".onnx", "ONNX Runtime reads ONNX files", _MADE)
         place = file.parent
-        if not (place / "config.json").is_file() and (place.parent / "config.json").is_file():
+        above = not code_is_refused() and not (place / "config.json").is_file()
+        if above and (place.parent / "config.json").is_file():
             place = place.parent
         folder.refuse_bare(place)
         config_json = folder.read_json(place / "config.json")

@@ -34,6 +34,7 @@ from servanda.engines.recorded_file import (
 )
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
+from servanda.traces.json_fields import words
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace, some
 
@@ -181,7 +182,9 @@ class RecordedEngine:
         encoded = self.recorded.head["encoded"]
         for text in texts:
             if text not in encoded:
-                raise self._lacks(f"token ids of {text[:40]!r}", "give the prompts of the file")
+                raise self._lacks(
+                    f"token ids of {words(repr(text[:40]))}", "give the prompts of the file"
+                )
         return [list(encoded[text]) for text in texts]
 
     def vocabulary(self) -> list[str]:

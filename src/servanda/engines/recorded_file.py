@@ -32,7 +32,9 @@ from servanda.contract.model import Kernel
 from servanda.contract.workload import Path as Scoring
 from servanda.contract.workload import Workload
 from servanda.engines.arrow import from_parquet, from_table
+from servanda.engines.folder import reading
 from servanda.errors import MeasurementError
+from servanda.traces.json_fields import words
 from servanda.traces.trace import Batch, Trace, some
 
 FORMAT = 2
@@ -254,7 +256,7 @@ class Recorded:
                 odd.append(HEAD)
             if odd:
                 raise MeasurementError(
-                    f"{file} is damaged: {odd[0]} is not what its digest says", hint=anew
+                    f"{file} is damaged: {words(odd[0])} is not what its digest says", hint=anew
                 )
             kind = Recorded if head["schedule"] is None else Pack
             if kind is not cls:
@@ -271,13 +273,13 @@ class Recorded:
             ) from None
         except zipfile.BadZipFile as error:
             raise MeasurementError(
-                f"{file} is no {cls.noun}, or only a part of one: {error}", hint=anew
+                f"{file} is no {cls.noun}, or only a part of one: {words(str(error))}", hint=anew
             ) from None
         except MeasurementError:
             raise
-        except Exception as error:  # zlib speaks of damage in an error of its own
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise MeasurementError(f"{file} cannot be read: {reason}", hint=anew) from None
+        except Exception:  # zlib speaks of damage in an error of its own
+            with reading(Path(file), anew):
+                raise
         return found
 
     @property

@@ -24,6 +24,7 @@ from servanda.engines.local_engine import LocalEngine, stacked
 from servanda.errors import MeasurementError
 from servanda.theory.divergence.precision import CAPTURES, rounded
 from servanda.theory.sampling import Ints, Sampling
+from servanda.traces.json_fields import words
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace
 
@@ -88,7 +89,7 @@ class Table:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MeasurementError(
-                f"{file}: not a table of next-token probabilities ({error!r})",
+                f"{file}: not a table of next-token probabilities ({words(repr(error))})",
                 hint='{"tokens": ["a", "."], "eos": ".", "order": 1, "rows": {"": [0.9, 0.1]}}',
             ) from None
         table._check(file)
@@ -97,19 +98,20 @@ class Table:
     def _check(self, file: str) -> None:
         if self.capture not in CAPTURES:
             raise MeasurementError(
-                f"{file}: logprobs cannot be recorded as {self.capture!r}",
+                f"{file}: logprobs cannot be recorded as {words(repr(self.capture))}",
                 hint=f"capture is one of {', '.join(CAPTURES)}",
             )
         if "" not in self.rows:
             raise MeasurementError(f"{file}: the table has no row '' for unknown contexts")
         for context, row in self.rows.items():
+            name = words(repr(context))
             if len(row) != len(self.tokens):
                 raise MeasurementError(
-                    f"{file}: row {context!r} has {len(row)} values for {len(self.tokens)} tokens"
+                    f"{file}: row {name} has {len(row)} values for {len(self.tokens)} tokens"
                 )
             if not all(p >= 0 for p in row) or abs(math.fsum(row) - 1) > _SUM_SLACK:
                 raise MeasurementError(
-                    f"{file}: row {context!r} is no distribution (sum {math.fsum(row)!r})"
+                    f"{file}: row {name} is no distribution (sum {words(repr(math.fsum(row)))})"
                 )
 
     @cached_property

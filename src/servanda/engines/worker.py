@@ -32,6 +32,7 @@ from servanda.engines.base import verb_of
 from servanda.engines.child_process import environment_of, interpreter_of
 from servanda.errors import MeasurementError, ServandaError
 from servanda.theory.sampling import Sampling
+from servanda.traces import json_fields
 from servanda.traces.latency import Timing
 from servanda.traces.trace import Batch, Trace
 
@@ -294,11 +295,13 @@ def _serve(calls: IO[bytes], replies: IO[bytes]) -> None:
             problem = error.problems[0]
             _send(replies, {"error": problem.message, "hint": problem.hint})
         except Exception as error:
-            traceback.print_exc()
+            if not json_fields.hides_data():
+                traceback.print_exc()
+            said = json_fields.words(str(error))
             _send(
                 replies,
                 {
-                    "error": f"{verb!r} failed: {type(error).__name__}: {error}",
+                    "error": f"{verb!r} failed: {type(error).__name__}: {said}",
                     "hint": "this is the engine's own failure; try a smaller batch_size, or "
                     "another dtype or attention",
                 },

@@ -13,6 +13,7 @@ from pathlib import Path
 from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Contract, Place
 from servanda.contract.text_file import content
+from servanda.engines.foreign_code import refuse_outside
 from servanda.errors import EvidenceError
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden
 from servanda.judgement.plan import Plan
@@ -20,7 +21,7 @@ from servanda.judgement.verdict import Verdict
 from servanda.runner import load
 from servanda.runner.golden import read_golden
 from servanda.runner.load import compile
-from servanda.runner.round_files import SIDES, read_rounds
+from servanda.runner.round_files import read_rounds
 from servanda.runner.run_directory import ATTEMPT, opened
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
@@ -92,16 +93,10 @@ def reread_as_measured(root: Path, verdict: Verdict, folder: Path) -> Iterator[F
     Raises:
         EvidenceError, ContractError, MeasurementError: as in `reread`.
     """
-    text = verdict.circumstances.contract_text
-    place = next((cell.where for cell in verdict.cells if cell.where), None)
-    if not text or place is None:
-        raise EvidenceError(
-            f"{root} keeps no text of its contract",
-            hint="`servanda check FILE` keeps it; a run by other doors does not",
-        )
-    path = Path(place.file)
+    hint = "`servanda check FILE` keeps it; a run by other doors does not"
+    path = _own_path(root, verdict, hint)
     path = path if path.parent.is_dir() else folder / path.name
-    with _finished(root, verdict, text, path, named=True) as run:
+    with _finished(root, verdict, verdict.circumstances.contract_text, path, named=True) as run:
         yield run
 
 
@@ -142,17 +137,22 @@ def _contract(root: Path, verdict: Verdict, named: Path | None) -> tuple[str, Pa
     """Text and path of a run's contract."""
     if named is not None:
         return _read(named), named
-    text = verdict.circumstances.contract_text
-    place = next((cell.where for cell in verdict.cells if cell.where), None)
-    if not text or place is None:
-        raise EvidenceError(f"{root} keeps no text of its contract", hint=_NAME_IT)
-    path = Path(place.file)
+    path = _own_path(root, verdict, _NAME_IT)
     if not path.is_file():
         raise EvidenceError(
             f"{root} was measured for {path}, which is not there from here",
             hint=f"go to the folder that `servanda check` was called in, or {_NAME_IT}",
         )
     return _read(path), path  # the current file, which may have changed since
+
+
+def _own_path(root: Path, verdict: Verdict, hint: str) -> Path:
+    """The path of the contract, as a run keeps it beside its text."""
+    place = next((cell.where for cell in verdict.cells if cell.where), None)
+    if not verdict.circumstances.contract_text or place is None:
+        raise EvidenceError(f"{root} keeps no text of its contract", hint=hint)
+    refuse_outside([(place.file, None)], root)
+    return Path(place.file)
 
 
 def _read(path: Path) -> str:
@@ -170,18 +170,9 @@ def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:
         return {}
     return {
         place: _written(Path(os.path.relpath(path, new)).as_posix())
-        for place, path in _files(contract)
-        if path and not is_hub_name(path)
+        for place, path in load.named_files(contract)
+        if place[-1] in ("model", "adapter", "prompts") and not is_hub_name(path)
     }
-
-
-def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
-    kernels = {("kernels", side): getattr(contract.kernels, side) for side in SIDES}
-    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
-        if kernel is not None:
-            yield (*place, "model"), kernel.model
-            yield (*place, "adapter"), kernel.adapter
-    yield from load.text_files(contract)
 
 
 def _written(path: str) -> str:

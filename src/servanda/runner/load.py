@@ -18,7 +18,7 @@ from servanda.contract.text_file import MAX_BYTES, content
 from servanda.contract.workload import Golden, NamedWorkload, Workload
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
-from servanda.engines.foreign_code import refuse_code, refuse_metrics
+from servanda.engines.foreign_code import kernels_of, refuse_code, refuse_metrics, refuse_outside
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
 from servanda.judgement.lint import linter
@@ -53,6 +53,7 @@ def bytes_of(path: Path, hint: str = NO_CONTRACT) -> bytes:
     """
     if str(path).startswith(("http:", "https:")):
         hint = "of servers: `servanda compare A B`, `servanda tools selftest URL`"
+    refuse_outside([(path, None)], path.parent)
     with ContractError.of_system(f"{path} cannot be read", hint=hint):
         return content(path, MAX_BYTES)
 
@@ -65,14 +66,17 @@ def read(data: bytes, name: str, folder: Path) -> Contract:
     """
     contract = beside(parse(data, name), folder)
     refuse_code(contract)
+    files = [(place, name) for place, name in named_files(contract) if not is_hub_name(name)]
+    refuse_outside([(name, contract.where(*place)) for place, name in files], folder)
     missing = [
         Problem(
             f"there is no {name}",
             contract.where(*place),
             "paths of a contract start from the contract's own folder",
         )
-        for place, name in [*text_files(contract), *_models(contract), *_reward_file(contract)]
-        if not Path(name).exists()
+        for place, name in files
+        # the engine itself refuses a missing model, and only a trend needs its reference
+        if place[0] not in ("stable", "trend") and not Path(name).exists()
     ]
     missing += _fault_values(contract)
     if missing:
@@ -123,16 +127,15 @@ def _parsed(text: str, name: str, faults: tuple[str, ...]) -> Contract:
 
 def _fault_values(contract: Contract) -> Iterator[Problem]:
     """Check the values of faults: lint knows only their names."""
-    kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
-    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
-        for name, value in ((kernel and kernel.fault) or {}).items():
+    for place, kernel in kernels_of(contract):
+        for name, value in (kernel.fault or {}).items():
             problem = FAULTS[name].problem(value)
             if problem is not None:
                 yield replace(problem, where=contract.where(*place, "fault", name))
 
 
-def text_files(contract: Contract) -> Iterator[tuple[Place, str]]:
-    """Place and name of every file of texts; a trainer's workload has none."""
+def named_files(contract: Contract) -> Iterator[tuple[Place, str]]:
+    """Place and name of every file and folder that a contract names; of texts first."""
     given = contract.workloads or {}
     named = given.items() if isinstance(given, Mapping) else enumerate(given)
     parts: list[tuple[Place, Workload | Golden | None]] = [
@@ -143,19 +146,13 @@ def text_files(contract: Contract) -> Iterator[tuple[Place, str]]:
     yield from (
         ((*place, "prompts"), part.prompts) for place, part in parts if part and part.prompts
     )
-
-
-def _models(contract: Contract) -> Iterator[tuple[Place, str]]:
-    for side in ("train", "infer"):
-        kernel: Kernel = getattr(contract.kernels, side)
-        # the engine itself refuses a missing model
-        for name in ("model", "adapter", "python"):
-            place = getattr(kernel, name)
-            if place is not None and not is_hub_name(place):
-                yield ("kernels", side, name), place
-        draft = draft_of(kernel.options)
-        if draft is not None and not is_hub_name(draft):
-            yield ("kernels", side, "options"), draft
+    for place, kernel in kernels_of(contract):
+        files = {name: getattr(kernel, name) for name in ("model", "adapter", "python")}
+        files["options"] = draft_of(kernel.options)
+        yield from (((*place, name), file) for name, file in files.items() if file is not None)
+    yield from _reward_file(contract)
+    if contract.trend and contract.trend.reference:
+        yield ("trend", "reference"), contract.trend.reference
 
 
 def _reward_file(contract: Contract) -> Iterator[tuple[Place, str]]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.engines.base import Engine
-from servanda.engines.foreign_code import NO_CODE
+from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE
 from servanda.engines.worker import Worker, spawn
 from servanda.errors import MeasurementError
 from servanda.runner.measurement import Open
@@ -41,8 +41,9 @@ class RemoteEngine:
         self, cluster: Cluster, kernel: Kernel, side: str, options: Mapping[str, Any]
     ) -> None:
         self._cluster = cluster
-        place, refused = str(FilePath.cwd()), os.environ.get(NO_CODE, "")
-        self._actor = cluster.actor(_Host, options, place, refused, kernel, side)
+        # --no-code holds on every node
+        refused = {k: os.environ[k] for k in (NO_CODE, ALLOWED_HOSTS) if k in os.environ}
+        self._actor = cluster.actor(_Host, options, str(FilePath.cwd()), refused, kernel, side)
 
     def _call(self, verb: str, *arguments: Any) -> Any:
         return self._cluster.task(self._actor.call.remote(verb, *arguments)).result()
@@ -82,11 +83,10 @@ class RemoteEngine:
 class _Host:
     """The actor: it keeps the engine in a child process, as this machine would."""
 
-    def __init__(self, folder: str, refused: str, kernel: Kernel, side: str) -> None:
+    def __init__(self, folder: str, refused: dict[str, str], kernel: Kernel, side: str) -> None:
         with suppress(OSError):
             os.chdir(folder)  # a relative path of a model means the same folder as here
-        if refused:  # --no-code holds on every node
-            os.environ[NO_CODE] = refused
+        os.environ.update(refused)
         self._kernel, self._side = kernel, side
         self._engine: Worker | None = None
 

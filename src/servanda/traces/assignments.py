@@ -14,6 +14,7 @@ from servanda.errors import EvidenceError, Where
 from servanda.registry import did_you_mean
 from servanda.traces.json_fields import (
     LineError,
+    check_keys,
     json_text,
     labels_of,
     name_of,
@@ -92,12 +93,7 @@ def assignment_of(data: Mapping[str, Any]) -> Assignment:
     Raises:
         LineError: not a valid assignment.
     """
-    for key in data:
-        if key not in _KNOWN and not key.startswith("x-"):
-            raise LineError(f"an assignment has no key {key!r}", did_you_mean(key, _KNOWN))
-    for key in ("run", "leg", "at", "key", MARK):
-        if data.get(key) is None:
-            raise LineError(f"{key!r} is missing")
+    check_keys(data, "an assignment", _KNOWN, ("run", "leg", "at", "key", MARK))
     pool, because = data[MARK], text_of(data.get("because"), "'because'")
     if pool not in _POOLS:
         raise LineError(f"'pool' is {json_text(pool)}, and a user is served by infer or stable")

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from servanda.errors import ContractError, Where
-from servanda.registry import did_you_mean
-from servanda.traces.json_fields import LineError, parse_line, read_lines
+from servanda.traces.json_fields import LineError, check_keys, ids_of, parse_line, read_lines, words
 
 _KEYS = (
     "a line has 'prompt' (text) or 'token_ids', and may have 'labels', 'group', 'answer', "
@@ -96,10 +95,10 @@ def _prompt(line: str, where: Where) -> Prompt:
     data = parse_line(line, "prompt", nan=True)
     found = media(data) or [part_of(data.get("messages")) or part_besides_text(data.get("prompt"))]
     if found[0]:
-        raise LineError(f"{found[0]!r}: {NOT_READ}", "leave out the prompts that have them")
-    for key in data:
-        if key not in _KNOWN and not key.startswith("x-"):
-            raise LineError(f"a line has no key {key!r}: {did_you_mean(key, _KNOWN)}")
+        raise LineError(
+            f"{words(repr(found[0]))}: {NOT_READ}", "leave out the prompts that have them"
+        )
+    check_keys(data, "a line", _KNOWN)
     text, ids = data.get("prompt"), data.get("token_ids")
     if "messages" in data:
         raise LineError("'messages' need a chat template: render them to 'prompt' first")
@@ -107,8 +106,6 @@ def _prompt(line: str, where: Where) -> Prompt:
         raise LineError("a line has either 'prompt' or 'token_ids'")
     if text is not None and (not isinstance(text, str) or not text):
         raise LineError("'prompt' is a text of at least one character")
-    if ids is not None and not _are_ids(ids):
-        raise LineError("'token_ids' is a list of at least one whole number >= 0")
     labels = data.get("labels", {})
     if not isinstance(labels, dict):
         raise LineError("'labels' is an object of texts")
@@ -118,23 +115,16 @@ def _prompt(line: str, where: Where) -> Prompt:
     return Prompt(
         line=where.line,
         text=text or "",
-        token_ids=tuple(ids) if ids is not None else None,
+        token_ids=ids_of(ids, "'token_ids'") if ids is not None else None,
         labels={str(k): str(v) for k, v in labels.items() if v is not None},
         group=str(group) if group is not None else None,
         answer=str(answer) if answer is not None else None,
     )
 
 
-def _are_ids(ids: object) -> bool:
-    if not isinstance(ids, Sequence) or isinstance(ids, str) or not ids:
-        return False
-    return all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
-
-
 # Images, video and sound beside a text, by the names that trainers and servers give them.
 #
 # Nothing here reads them: token ids hold a placeholder for an image, and not what it shows.
-
 
 _KINDS = ("image", "video", "audio")
 # beside those that begin with a kind, such as images, image_url, image_grid_thw, video_grid_thw

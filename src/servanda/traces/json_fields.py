@@ -7,23 +7,32 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from servanda.errors import Problem, ServandaError, Where
-from servanda.registry import cut
+from servanda.registry import cut, did_you_mean
 
 T = TypeVar("T")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_ID = 2**31 - 1
+_MOST = sys.float_info.max
 _LEAST = -9999.0  # servers' placeholder for -inf
 _SLACK = 1e-5  # a softmax in float32 may exceed 1 by rounding
 _SHOWN = 40  # most characters of a value in a message
 _LINE = 120  # and of a line
 _REPORTED = 20  # problems printed per file; the rest is counted
 _DIGITS = "a number of too many digits"
+# whether messages leave out the words of files and of servers: engines.foreign_code decides
+hides_data: Callable[[], bool] = bool
+
+
+def words(text: str) -> str:
+    """The words of a file or of a server, as a message repeats them."""
+    return f"[{len(text)} characters]" if hides_data() else text
 
 
 class LineError(Exception):
@@ -58,7 +67,7 @@ def read_lines(
         if not line.strip():
             continue
         start = line if len(line) <= _LINE else f"{line[: _LINE - 3]}..."
-        where = Where(file, number, 1, start)
+        where = Where(file, number, 1, "" if hides_data() else start)
         try:
             values.append(read(line, where))
         except json.JSONDecodeError as wrong:
@@ -101,13 +110,25 @@ def parse_line(line: str, noun: str = "request", nan: bool = False) -> dict[str,
     return data
 
 
+def check_keys(
+    data: Mapping[str, Any], noun: str, known: Collection[str], needed: Iterable[str] = ()
+) -> None:
+    """Refuse a line of another key, unless it begins with x-, or without one that is needed."""
+    for key in data:
+        if key not in known and not key.startswith("x-"):
+            raise LineError(f"{noun} has no key {words(repr(key))}", did_you_mean(key, known))
+    for key in needed:
+        if data.get(key) is None:
+            raise LineError(f"{key!r} is missing")
+
+
 def unique_keys(pairs: list[tuple[str, Any]], noun: str = "key") -> dict[str, Any]:
     """A JSON object; repeated keys are refused."""
     values = dict(pairs)
     if len(values) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
-        raise LineError(f"the {noun} {twice!r} is there twice")
+        raise LineError(f"the {noun} {words(repr(twice))} is there twice")
     return values
 
 
@@ -150,12 +171,9 @@ def logprob_of(value: Any, place: str) -> float:
 
 
 def number_of(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
         raise LineError(f"{place} is {json_text(value)}, not a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise LineError(f"{place} is {json_text(value)}, not a number") from None
+    return float(value)
 
 
 def whole_of(value: Any, place: str) -> int:
@@ -199,10 +217,10 @@ def time_of(value: Any) -> float:
     return at
 
 
-def json_text(value: Any) -> str:
-    """A value as JSON, in at most 40 characters."""
+def json_text(value: Any, most: int = _SHOWN) -> str:
+    """A value as JSON, in at most so many characters."""
     try:
         text = json.dumps(value)
     except ValueError:  # a whole number of thousands of digits
         return _DIGITS
-    return cut(text, _SHOWN)
+    return words(cut(text, most))

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servanda.errors import EvidenceError, Where
-from servanda.registry import did_you_mean
 from servanda.traces.assignments import is_assignment
 from servanda.traces.json_fields import (
     LineError,
+    check_keys,
     id_of,
     ids_of,
     items,
@@ -106,12 +106,7 @@ def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
     Raises:
         LineError: not a valid request.
     """
-    for key in data:
-        if key not in _KNOWN and not key.startswith("x-"):
-            raise LineError(f"a line has no key {key!r}", did_you_mean(key, _KNOWN))
-    for key in _ALWAYS:
-        if data.get(key) is None:
-            raise LineError(f"{key!r} is missing")
+    check_keys(data, "a line", _KNOWN, _ALWAYS)
     index, served = whole_of(data["index"], "'index'"), whole_of(data["served"], "'served'")
     if served <= index:
         raise LineError(

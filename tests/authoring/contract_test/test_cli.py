@@ -7,21 +7,16 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from servanda.authoring.contract_test.files import read_tests
 from servanda.authoring.contract_test.model import SUFFIX
-from servanda.cli.main import main
 from tests.authoring.contract_test.made import case, written
+from tests.kit import servanda
 from tests.transcripts import blocks
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
 
 
 @pytest.fixture

@@ -242,7 +242,7 @@ def test_a_train_engine_that_loads_for_another_contract_keeps_no_route_from_bein
         clock.now += 400
         looked = Thread(target=leader._worker.settle, daemon=True)
         looked.start()
-        looked.join(30)
+        looked.join(60)
         assert leader.snapshot.valid_until > before.valid_until
         pinned = leader.pin("first=a", "stable", 60, actor="ann", reason="x")
         assert [one.after for one in pinned] == ["active, pinned to stable"]
@@ -275,7 +275,7 @@ def test_a_store_that_hangs_keeps_no_gateway_waiting_for_whoever_looks(
     assert asked.wait(60)
     following.start()
     try:
-        assert heard.wait(30)
+        assert heard.wait(60)
     finally:
         answers.set()
         looking.join()

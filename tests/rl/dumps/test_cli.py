@@ -5,15 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from servanda.cli.main import main
+from tests.kit import servanda
 from tests.rl.dumps import made
 from tests.rl.dumps.formats import made as trainers
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)], prog_name="servanda")
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from servanda.cli.main import main
 from servanda.contract.model import Kernel
 from servanda.engines.faults import FAULTS
 from servanda.engines.transformers import TransformersEngine
@@ -18,6 +16,7 @@ from servanda.rl.dumps.third_scorer import chosen
 from servanda.runner.batch_invariance import PLAIN
 from servanda.runner.compare.side_distance import CAP, side_distances
 from servanda.traces.trace import Batch
+from tests.kit import servanda
 from tests.rl.dumps import made
 from tests.trainers import MODELS
 
@@ -59,10 +58,6 @@ def dump(folder, train, infer, steps=(3,)):
             groups=[str(i) for i in range(ROWS)],
         )
     return folder
-
-
-def servanda(*words):
-    return CliRunner().invoke(main, [*map(str, words)], catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ class Wire:
     """An all-gather between threads that passes bytes, as processes would."""
 
     def __init__(self, size, order=None):
-        self.barrier = Barrier(size, timeout=20)
+        self.barrier = Barrier(size, timeout=60)
         self.sent = [b""] * size
         self.order = order or range(size)
 

@@ -294,14 +294,17 @@ def started(processes, target, *arguments):
 
 
 def heard(child, says, tell, hear):
-    """All that a drill says until its process ends; `hear` is told of each call's number."""
+    """All that a drill says until its process ends.
+
+    `hear` is told of each call's number, and has the signal that the drill gets there, if any.
+    """
     said = []
     with suppress(EOFError):
         while True:
             said.append(says.recv())
-            hear(said[-1][0])
+            signum = hear(said[-1][0]) or 0
             with suppress(ConnectionError):  # it may be gone
-                tell.send("go on")
+                os.write(tell.fileno(), bytes([signum]))
     child.join()
     return said
 
@@ -315,9 +318,12 @@ def signalled(processes, journal, adapted, number, signum, *, handler="", early=
 
     def hear(at):
         if early and at == number - 1:
-            tell.send("go on")
-        if at == number - early:
-            os.kill(child.pid, signum)
+            os.write(tell.fileno(), bytes(1))
+        if at != number - early:
+            return None
+        if early or signum == signal.SIGKILL:
+            return os.kill(child.pid, signum)
+        return signum
 
     said = heard(child, says, tell, hear)
     return child.exitcode, said
@@ -409,9 +415,10 @@ def test_a_second_sigterm_during_the_way_back_waits_for_the_weights(processes, t
     sent = []
 
     def hear(at):
-        if at != "end" and at >= 8 and len(sent) < 3:
-            os.kill(child.pid, signal.SIGTERM)
-            sent.append(at)
+        if at == "end" or at < 8 or len(sent) == 3:
+            return None
+        sent.append(at)
+        return signal.SIGTERM
 
     said = heard(child, says, tell, hear)
     assert len(sent) >= 2

@@ -5,6 +5,7 @@
 
 import copy
 import hashlib
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -82,6 +83,9 @@ def trainee(model, before=lambda _: None):
 def drilled(mouth, ear, journal, adapted, handler):
     """Run a drill, say of each call (its number, what, digest), and wait for leave to go on.
 
+    Leave is one byte, the number of a signal that the drill gets then, or 0.  In the middle of a
+    longer message a signal would leave the rest of it in the pipe, for the next call to read.
+
     `handler` is what a trainer does about SIGTERM: "exit" by itself, or "" for nothing.
     """
     model = module(adapted=adapted)
@@ -93,7 +97,8 @@ def drilled(mouth, ear, journal, adapted, handler):
         nonlocal calls
         calls += 1
         mouth.send((calls, what, digest(model)))
-        ear.recv()  # what came meanwhile is heard when this returns
+        if signum := os.read(ear.fileno(), 1)[0]:
+            signal.raise_signal(signum)
 
     try:
         with suppress(Interrupted):

@@ -5,18 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from servanda.cli.commands import FIRST
-from servanda.cli.main import main
 from servanda.rl.watch.state_file import locked
+from tests.kit import servanda
 from tests.rl.watch.made import state_line
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny-dump"
-
-
-def servanda(*arguments):
-    return CliRunner().invoke(main, [*map(str, arguments)], prog_name="servanda")
 
 
 @pytest.fixture

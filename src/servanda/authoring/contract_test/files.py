@@ -34,6 +34,7 @@ from servanda.contract.finding import Finding
 from servanda.contract.model import Contract
 from servanda.contract.parser import Tongue, refused
 from servanda.contract.stages import Leg, course_of
+from servanda.engines.foreign_code import refuse_outside
 from servanda.errors import ContractError, EvidenceError, Problem, Where
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.escalation import asked_for
@@ -552,8 +553,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
         if not inside:
-            hint = f"files of contract tests end in {SUFFIX}"
-            raise ContractError(f"{path} holds no contract test", hint=hint)
+            raise ContractError(f"{path} holds no contract test", hint=f"it ends in {SUFFIX}")
         files += inside
     return list(dict.fromkeys(files))
 
@@ -572,6 +572,7 @@ def prepare_tests(file: Path) -> tuple[PreparedTest, ...]:
 
 def _prepare_test(file: Path, test: ContractTest) -> PreparedTest:
     path = file.parent / test.contract
+    refuse_outside([(path, test.where("contract"))], file.parent)
     if not path.is_file():
         raise ContractError(
             f"{path} is no file" if path.exists() else f"there is no {path}",
@@ -580,8 +581,7 @@ def _prepare_test(file: Path, test: ContractTest) -> PreparedTest:
         )
     contract = load.load(path)
     corpora, golden = load.corpora(contract)
-    text = path.read_text(encoding="utf-8-sig")
-    recorded = _recorded(file, test, path.parent)
+    text, recorded = path.read_text(encoding="utf-8-sig"), _recorded(file, test, path.parent)
     return PreparedTest(file, test, path, text, contract, corpora, golden, recorded)
 
 
@@ -591,10 +591,10 @@ def _recorded(file: Path, test: ContractTest, folder: Path) -> dict[str, Recordi
     for i, case in enumerate(test.cases):
         if case.recorded is None or case.recorded in recordings:
             continue
-        root = file.parent / case.recorded
+        root, where = file.parent / case.recorded, test.where("cases", i, "recorded")
+        refuse_outside([(root, where)], file.parent)
         if not any(root.glob(f"{ATTEMPT}*")):
             hint = f"`servanda check CONTRACT --run-dir {root}` measures one"
-            where = test.where("cases", i, "recorded")
             problems.append(Problem(f"{root} is no run directory", where, hint))
             continue
         with reread_as_measured(root, read(root), folder) as run:

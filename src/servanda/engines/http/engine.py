@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path, base_of
 from servanda.engines.base import ENGINES, about_of, padded_best, refuse_misfits
+from servanda.engines.foreign_code import refuse_code_of_kernel
 from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects import detect
 from servanda.engines.http.dialects.base import (
@@ -340,12 +341,13 @@ ENGINES.add("openai_http", HTTPEngine)
 
 
 def _address(kernel: Kernel) -> str:
-    """The url of a kernel, if it is the address of a server."""
+    """The url of a kernel, if it is the address of a server that may be asked."""
     if server_url(kernel.url or "") is None:
         raise MeasurementError(
             f"engine 'openai_http' needs the url of a server, and has {kernel.url!r}",
             hint="write `url: http://127.0.0.1:8000` beside the engine",
         )
+    refuse_code_of_kernel(kernel, "kernel")
     return base_of(kernel.url or "")
 
 

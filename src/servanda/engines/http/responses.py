@@ -15,7 +15,8 @@ from typing import Any
 
 from servanda.errors import MeasurementError
 from servanda.registry import cut
-from servanda.traces.json_fields import LineError, unique_keys
+from servanda.traces import json_fields
+from servanda.traces.json_fields import LineError, json_text, unique_keys, words
 
 _SHOWN = 120  # characters of a server's words that a message repeats
 _HEAD = 8  # token ids of a list that a message shows
@@ -54,9 +55,10 @@ class Part:
         except (ValueError, RecursionError, LineError) as error:
             body = text.decode(errors="replace") if isinstance(text, bytes) else text
             page = body.lstrip()[:1] == "<"
-            content = "an HTML page" if page else f"no JSON ({shortened(str(error))})"
+            content = "an HTML page" if page else f"no JSON ({words(shortened(str(error)))})"
+            said = words(repr(shortened(shown(body).strip())))
             raise MeasurementError(
-                f"{url}{endpoint} answered with {content}: {shortened(shown(body).strip())!r}",
+                f"{url}{endpoint} answered with {content}: {said}",
                 hint="is it the right server? A gateway between may answer in its place",
             ) from None
         return cls(value, "", url, endpoint)
@@ -64,13 +66,14 @@ class Part:
     def wrong(self, wanted: str, hint: str = _ODD) -> MeasurementError:
         """The error that this value is; `wanted` says what it should have been."""
         field = self.place or "the reply"
-        shown = shortened(_json_text(self.value))
+        shown = json_text(self.value, _SHOWN)
         return MeasurementError(
             f"{self.url}{self.endpoint}: {field} is {shown}, not {wanted}", hint=hint
         )
 
     def refuse(self, what: str, hint: str) -> MeasurementError:
         """The error of a field whose value is well formed."""
+        what = f"{self.place or 'the reply'} is refused" if json_fields.hides_data() else what
         return MeasurementError(f"{self.url}{self.endpoint}: {what}", hint=hint)
 
     def __getitem__(self, key: str) -> Part:
@@ -101,7 +104,7 @@ class Part:
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
         for key, value in self.value.items():
-            yield key, self._part(value, self._at(key))
+            yield key, self._part(value, self._at(words(key)))
 
     def text(self) -> str:
         if not isinstance(self.value, str):
@@ -234,14 +237,6 @@ def likeliest(
 def shortened(text: str) -> str:
     """At most a line of it."""
     return cut(" ".join(text.split()), _SHOWN)
-
-
-def _json_text(value: object) -> str:
-    """A value as JSON has it; a number of ten thousand digits cannot be written out."""
-    try:
-        return json.dumps(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__}"
 
 
 def _head(ids: Sequence[int]) -> str:

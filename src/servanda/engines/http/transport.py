@@ -22,6 +22,7 @@ from servanda.engines.http.responses import Part, shortened
 from servanda.engines.http_policy import KERNEL, RetryPolicy, read_body, retry_after
 from servanda.engines.tls import TRUST_HINT, by_tls, distrusted, trusted
 from servanda.errors import MeasurementError
+from servanda.traces.json_fields import words
 
 _MISSING = (404, 405, 501)  # of an endpoint that another kind of server has
 _EVENT = "data:"
@@ -238,14 +239,14 @@ class Transport:
             return
         body = self._body(endpoint, response).decode(errors="replace")
         reason = shortened(self._key.hidden(body).strip())
-        what = f"answered with status {status}" + (f": {reason}" if reason else "")
+        what = f"answered with status {status}" + (f": {words(reason)}" if reason else "")
         hint = "look at the server's log"
         if status in self.limits.retry.statuses:
             raise _Passing(what, hint, retry_after(response.headers))
         if status in (401, 403):
             hint = self._key.next_move
         elif 300 <= status < 400:
-            to = self._key.hidden(response.headers.get("location", "nowhere"))
+            to = words(self._key.hidden(response.headers.get("location", "nowhere")))
             hint = f"redirects are not followed: if {to} is the server, name it as kernels.*.url"
         elif status == 404:
             hint = "is it the right server, and the right `dialect` and `served`?"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servanda.gateway.controller.messages import Message
-from servanda.traces.json_fields import LineError
+from servanda.traces.json_fields import LineError, json_text
 from servanda.traces.request_log import Request, request_of, unanswered
 
 NO_ROW = "a row that cannot be read"
@@ -297,7 +297,7 @@ def _chance(value: Any) -> float:
         return 1.0
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not _RAREST <= value <= 1.0:
-        raise LineError(f"'x-chance' is {value!r}, not a probability of {_RAREST:g} to 1")
+        raise LineError(f"'x-chance' is {json_text(value)}, not a probability of {_RAREST:g} to 1")
     return float(value)
 
 

@@ -18,6 +18,7 @@ from servanda.engines.http.responses import Best, Part
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
+from servanda.traces.json_fields import words
 
 Meaning = Literal["raw", "processed"]
 Request = tuple[str, Mapping[str, Any]]  # endpoint and body
@@ -247,7 +248,7 @@ def only_model(transport: Transport, served: str | None) -> tuple[str, Part]:
     """
     listed = transport.ask("/v1/models")["data"]
     models = {part["id"].text(): part for part in listed.items()}
-    names = ", ".join(models)
+    names = words(", ".join(models))
     if served is not None and served not in models:
         raise MeasurementError(
             f"{transport.url} serves no model {served!r}, only {names or 'none at all'}",

@@ -23,6 +23,7 @@ from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 from servanda.rl.sync_drill.trainee import Rows
 from servanda.theory.sampling import Floats
+from servanda.traces.json_fields import words
 from servanda.traces.trace import Batch
 
 # What vLLM and SGLang offer besides scoring: to load a checkpoint, and the version and the digests
@@ -120,7 +121,7 @@ def _done(transport: Transport, endpoint: str, body: Mapping[str, Any], missing:
     if not isinstance(reply, dict) or reply.get("success") is False or reply.get("error"):
         raise MeasurementError(
             f"{transport.url}{endpoint} answered with status 200, and reports an error: "
-            f"{shortened(text)}",
+            f"{words(shortened(text))}",
             hint=f"the server's log has the reason; {_SHARED}",
         )
 

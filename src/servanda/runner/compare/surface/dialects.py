@@ -12,6 +12,7 @@ from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import StatusError
 from servanda.errors import MeasurementError
 from servanda.runner.compare.surface.cases import Conversation
+from servanda.traces.json_fields import words
 
 _CALL_TOKENS = 128  # most new tokens of a response with a tool call
 # sampling parameters that a server's defaults may set
@@ -132,7 +133,7 @@ class Client:
 
 
 def _refusal(refused: StatusError) -> str:
-    return refused.text or f"status {refused.status}"
+    return words(refused.text) or f"status {refused.status}"
 
 
 def _tools(chat: Conversation) -> dict[str, Any]:
