@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
@@ -22,7 +21,6 @@ KINDS = {
     "guard": "validity check",
 }
 SCOPES = {"population": "all such tokens", "realised": "these tokens"}
-STEP = re.compile(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?")  # a slice of single training steps
 GIVEN_UP = "stopped early: broken as a whole"
 
 

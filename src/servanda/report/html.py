@@ -249,7 +249,7 @@ def _place(cell: CellVerdict, slices: SlicesOf) -> str:
     """A cell's slice, as code, with its definition."""
     if cell.place == WHOLE or cell.section == "numerical":
         return cell_text.where(cell)
-    words = slices.of(cell.place)
+    words = slices.of_cell(cell)
     return f"slice `{words.name}`" + (f" ({words.definition})" if words.definition else "")
 
 

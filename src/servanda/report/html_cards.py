@@ -102,8 +102,8 @@ def _sits(verdict: Verdict) -> list[Line]:
     found = drift(portrait, own)
     # slices on which a statistical clause is violated, the whole left out
     red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
-    names = [name for name in dict.fromkeys(c.place for c in red) if name != WHOLE]
-    broken = [n.replace("-", " ", 1) if cell_text.STEP.fullmatch(n) else n for n in names]
+    names = {c.place: c.place.replace("-", " ", 1) if c.steps else c.place for c in red}
+    broken = [name for place, name in names.items() if place != WHOLE]
     if found is None and broken:
         return [
             Line(f"On {broken[0]}.", strong=True),
