@@ -10,7 +10,7 @@ import click
 
 from servanda.cli.options import FILE, refuse_given, shared
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show, show_as, show_json
 
 if TYPE_CHECKING:
     from servanda.runner.measurement import Watch
@@ -110,9 +110,6 @@ def _by_settings(file: Path, command: str | None, format_: str) -> None:
     with ContractError.of_system(f"{file} cannot be read", hint="name a file with one a line"):
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     found = bisect_settings([s for s in lines if s and not s.startswith("#")], command)
-    if format_ == "json":
-        probes = [{"settings": some, "outcome": outcome} for some, outcome in found.probes.items()]
-        show_json({**vars(found), "probes": probes})
-    else:
-        show("\n".join(setting_lines(found)))
+    probes = [{"settings": some, "outcome": outcome} for some, outcome in found.probes.items()]
+    show_as(format_, {**vars(found), "probes": probes}, "\n".join(setting_lines(found)))
     sys.exit(3 if found.undecided else _DIFFERENT)

@@ -16,6 +16,7 @@ import click
 
 from servanda.cli.gateway_options import config_of, leader_of
 from servanda.cli.gateway_pools import PoolName, Waits, replicas_of
+from servanda.cli.options import LOCAL
 from servanda.contract.model import Contract
 from servanda.engines.server.sockets import address
 from servanda.errors import ContractError, MeasurementError
@@ -45,7 +46,6 @@ class Places:
     given: Sequence[str] = ()
 
 
-_OWN = ("127.0.0.1", "localhost", "::1")
 _output_lock = threading.RLock()  # a signal may say something in between
 
 
@@ -244,7 +244,7 @@ def _print_users(config: Config, url: str, host: str, urls: Mapping[str, str], l
     _print(f"serving users at {url}/v1 from {pools}  (Ctrl-C stops it)")
     if leads:
         _print(f"{config.without} serves (routing.without_snapshot) until the leader is ready")
-    if host not in _OWN and not (config.keys and config.keys.clients):
+    if host not in LOCAL and not (config.keys and config.keys.clients):
         _print(f"! {host} is open to everyone who can reach this machine, and no key is required")
 
 
