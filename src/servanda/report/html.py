@@ -20,9 +20,9 @@ from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.cell_text import KINDS
-from servanda.report.chain_text import chain_text
+from servanda.report.chain_text import chain_text, number
 from servanda.report.consequence import advice_rows
-from servanda.report.format import count, number
+from servanda.report.format import count
 from servanda.report.html_cards import cards, described
 from servanda.report.html_details import curves, fingerprints, matrix, numbers
 from servanda.report.html_ladder import deciding, drawn_track, ladder, rung_picture
@@ -79,9 +79,7 @@ def _tree(steps: Sequence[Step]) -> tuple[ImpliedStep, ...]:
     return tuple(
         ImpliedStep(
             steps[i].what,
-            "vacuous"
-            if steps[i].vacuous
-            else f"≤ {number(steps[i].number)} {steps[i].unit}".strip(),
+            number(steps[i]) if steps[i].vacuous else f"≤ {number(steps[i])}",
             KINDS.get(steps[i].standing, steps[i].standing),
             steps[i].theorem,
             steps[i].vacuous,

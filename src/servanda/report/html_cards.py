@@ -154,7 +154,7 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
     entropy = "" if worst.entropy_nats is None else f", entropy {number(worst.entropy_nats)} nats"
     return [
         Line(
-            f"p {chance(worst.p_train)} (train kernel), {chance(worst.p_infer)} (infer kernel)"
+            f"p {number(worst.p_train)} (train kernel), {number(worst.p_infer)} (infer kernel)"
             f"{rank}",
             strong=True,
         ),
@@ -164,11 +164,6 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
             f"{count(worst.prompt_tokens, 'token')}{of}"
         ),
     ]
-
-
-def chance(p: float) -> str:
-    """A probability, with at most three digits wherever it lies."""
-    return number(p)
 
 
 def _missed(verdict: Verdict) -> list[Line]:

@@ -143,7 +143,8 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
 
     filled = [i for i, sums in enumerate(bins) if sums.n]
     means = {i: bins[i].mean("tv") or 0.0 for i in filled}
-    noises = {i: _most(of("self_train", i), of("self_infer", i)) for i in filled}
+    sides = {i: (of("self_train", i), of("self_infer", i)) for i in filled}
+    noises = {i: max((v for v in s if v is not None), default=None) for i, s in sides.items()}
     rings = {i: of("stable", i) for i in filled}
     most = max(means.values())
     near = [v for v in noises.values() if v and v > most / 1e4]
@@ -171,10 +172,6 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
         )
         drawn.append(Bin(label, f"{bins[i].n:,}", number(mean), number(noise), marks))
     return Curve(title, unit, tuple(drawn), scale, any(r is not None for r in rings.values()))
-
-
-def _most(*values: float | None) -> float | None:
-    return max((v for v in values if v is not None), default=None)
 
 
 def bin_label(name: str, i: int) -> str:
