@@ -92,7 +92,10 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def explains(found: FoundSlice) -> str:
+def explains(found: FoundSlice | None) -> str:
+    """How much of the excess lies there; "" without a slice."""
+    if found is None:
+        return ""
     return (
         f"{100 * found.share:.0f} % of the excess over the other tokens lies there "
         f"({found.inside:.2g} against {found.outside:.2g})"
@@ -137,30 +140,26 @@ RULES["raw_logprobs"] = _problem("coherence")
 
 @rule("stale_replica")
 def _(case: Case) -> str:
-    found = _label(case, *INFRASTRUCTURE)
+    found = _of_engine(case)
     if found is None or not grows(case.signatures):
         return ""
     return f"its gap grows x{case.signatures.growth:.2g}; {explains(found)}"
 
 
-@rule("one_engine")
-def _(case: Case) -> str:
-    found = _label(case, *INFRASTRUCTURE)
-    return explains(found) if found else ""
+RULES["one_engine"] = lambda case: explains(_of_engine(case))
 
 
 @rule("one_kind")
 def _(case: Case) -> str:
     main = case.main
-    if main is None or not main.first[0].startswith(LABEL) or _label(case, *INFRASTRUCTURE):
+    if main is None or not main.first[0].startswith(LABEL) or _of_engine(case):
         return ""
     return explains(main)
 
 
-def _label(case: Case, *names: str) -> FoundSlice | None:
-    main = case.main
-    first = "" if main is None else main.first[0]
-    return main if first.startswith(LABEL) and first.removeprefix(LABEL) in names else None
+def _of_engine(case: Case) -> FoundSlice | None:
+    """The main slice, if it is of one part of the infrastructure."""
+    return case.sliced(*(LABEL + name for name in INFRASTRUCTURE))
 
 
 @rule("old_weights")
@@ -181,10 +180,7 @@ def _(case: Case) -> str:
     return explains(found)
 
 
-@rule("vocabulary")
-def _(case: Case) -> str:
-    found = case.sliced("outcome.token_id")
-    return explains(found) if found else ""
+RULES["vocabulary"] = lambda case: explains(case.sliced("outcome.token_id"))
 
 
 @rule("end_of_answer")
@@ -194,7 +190,7 @@ def _(case: Case) -> str:
         late = case.sliced("context.position")
         if late is not None and "gte" in late.first[1] and late.tokens <= _END:
             found = late
-    return explains(found) if found else ""
+    return explains(found)
 
 
 @rule("blocks")
@@ -207,18 +203,13 @@ def _(case: Case) -> str:
     return explains(main)
 
 
-@rule("batch")
-def _(case: Case) -> str:
-    found = case.sliced("context.row")
-    return explains(found) if found else ""
+RULES["batch"] = lambda case: explains(case.sliced("context.row"))
 
 
 @rule("attention_window")
 def _(case: Case) -> str:
     found = case.sliced("context.length", "context.position")
-    if found is None or "gte" not in found.first[1]:
-        return ""
-    if found.outside > found.inside / _JUMP:
+    if found is None or "gte" not in found.first[1] or found.outside > found.inside / _JUMP:
         return ""
     edge = found.first[1]["gte"]
     return f"from about {edge:g} tokens on; {explains(found)}"

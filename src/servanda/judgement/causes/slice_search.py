@@ -85,7 +85,8 @@ def find_slices(
         best = _best(chosen, left_K[chosen_K])
         if best is None:
             break
-        inside, outside, excess, more = _contrast(chosen, left_K[chosen_K], best)
+        of_K = left_K[chosen_K]
+        inside, outside, excess, more = _contrast(chosen, of_K, best.mask(chosen))
         whole = excess + more if whole is None else whole
         bound = min(TIMES * outside, 1.0)
         if inside < limit or excess < _LEAST_SHARE * whole:
@@ -95,16 +96,18 @@ def find_slices(
         if log_e < log_price(shared(alpha, MOST)):
             break
         share = min(excess / max(whole, 1e-300), 1.0)
-        inside, outside, *_ = _contrast(table, left_K, best)
+        inside, outside, *_ = _contrast(table, left_K, inside_K)
         tokens = float(inside_K.mean())
         found.append(FoundSlice(best.match, inside, outside, share, tokens, groups, log_e, bound))
         left_K &= ~inside_K
     return tuple(found)
 
 
-def _contrast(table: TokenTable, left_K: Array, of: Candidate) -> tuple[float, float, float, float]:
+def _contrast(
+    table: TokenTable, left_K: Array, inside_K: Array
+) -> tuple[float, float, float, float]:
     """Mean gap of a slice, and of similar tokens outside; its excess over these, and the rest's."""
-    inside_K = left_K & of.mask(table)
+    inside_K = left_K & inside_K
     base_K = table.expected(left_K & ~inside_K)
     over_K = table.gap_K - base_K
     return (
@@ -120,19 +123,16 @@ def measured(table: TokenTable, match: Mapping[str, Mapping[str, Any]]) -> Found
     inside_K = mask_of(match, table)
     if inside_K.all() or not inside_K.any():
         return None
-    base_K = table.expected(~inside_K)
-    over_K = table.gap_K - base_K
-    own, rest = float(over_K[inside_K].sum()), float(over_K[~inside_K].sum())
-    gap, base = (float(column_K[inside_K].mean()) for column_K in (table.gap_K, base_K))
+    gap, base, own, rest = _contrast(table, np.ones(len(table), dtype=bool), inside_K)
     share = own / max(own + max(rest, 0.0), 1e-300)
     groups = len(np.unique(table.group_K[inside_K]))
     return FoundSlice(match, gap, base, share, float(inside_K.mean()), groups, 0.0, 0.0)
 
 
-def halves(table: TokenTable, seed: int = 0) -> tuple[Array, Array]:
+def halves(table: TokenTable) -> tuple[Array, Array]:
     """Masks of the tokens that choose and of those that test, by whole prompt groups."""
     groups = int(table.group_K.max(initial=-1)) + 1
-    first_G = np.random.default_rng(seed).permutation(groups) < _CHOOSING * groups
+    first_G = np.random.default_rng(0).permutation(groups) < _CHOOSING * groups
     return first_G[table.group_K], ~first_G[table.group_K]
 
 
