@@ -12,8 +12,8 @@ from servanda.cli.stdout import show, show_as, show_json
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement import plan as planning
+from servanda.judgement.bound_chain.chain import Chain
 from servanda.judgement.bound_chain.chain import chain as chain_of
-from servanda.judgement.bound_chain.steps import Chain
 from servanda.registry import did_you_mean
 from servanda.report.chain_text import chain_text
 from servanda.report.explain.contract import explain_contract

@@ -12,8 +12,7 @@ from servanda.contract import yaml_reader
 from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
-from servanda.judgement.bound_chain.chain import chain
-from servanda.judgement.bound_chain.steps import Step
+from servanda.judgement.bound_chain.chain import Step, chain
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import gates
 from servanda.judgement.verdict import FORMATS, Verdict

@@ -16,8 +16,14 @@ from servanda.contract.clause import SliceRule
 from servanda.judgement.breakdown import Advice, CorrectionForecast, Estimate, SliceAdvice
 from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED, Cause
 from servanda.judgement.causes.gap_shape import WORST, Signatures, signatures_of
-from servanda.judgement.causes.sequence_search import OddSequences, find_sequences
-from servanda.judgement.causes.slice_search import FoundSlice, find_slices, mask_of, measured
+from servanda.judgement.causes.slice_search import (
+    FoundSlice,
+    OddSequences,
+    find_sequences,
+    find_slices,
+    mask_of,
+    measured,
+)
 from servanda.judgement.causes.switches import REMEDIES
 from servanda.judgement.causes.token_table import Array, TokenTable
 from servanda.judgement.contract_text import slice_text
