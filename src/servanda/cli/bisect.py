@@ -84,7 +84,7 @@ def bisect_command(
 
 
 def _by_modules(a: str, b: str, format_: str, options: dict[str, Any], watch: Watch) -> None:
-    from servanda.cli import bisect_page, bisect_text
+    from servanda.cli import bisect_result
     from servanda.runner.bisect.modules import bisect_kernels
 
     sequences, width = (
@@ -96,14 +96,14 @@ def _by_modules(a: str, b: str, format_: str, options: dict[str, Any], watch: Wa
         outliers = [module.name for module, _ in found.outliers]
         show_json({"outcome": found.outcome, "outliers": outliers, **vars(found)})
     elif format_ == "html":
-        show(bisect_page.module_page(found))
+        show(bisect_result.module_page(found))
     else:
-        show("\n".join(bisect_text.module_lines(found)))
+        show("\n".join(bisect_result.module_lines(found)))
     sys.exit(0 if found.outcome == "same" else _DIFFERENT)
 
 
 def _by_settings(file: Path, command: str | None, format_: str) -> None:
-    from servanda.cli.bisect_text import setting_lines
+    from servanda.cli.bisect_result import setting_lines
     from servanda.errors import ContractError
     from servanda.runner.bisect.settings import bisect_settings
 

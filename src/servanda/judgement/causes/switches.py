@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from shlex import quote
 
-from servanda.contract.kernel_writer import kernel_string
+from servanda.contract.kernel_string import kernel_string
 from servanda.contract.model import Kernels
 from servanda.errors import ContractError
 from servanda.judgement.causes.catalogue import UNEXPLAINED
