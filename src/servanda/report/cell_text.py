@@ -125,9 +125,8 @@ def worst_promise(cells: Iterable[CellVerdict]) -> CellVerdict | None:
 
 def excess(cell: CellVerdict) -> float:
     """The value in units of its limit; 0 where there is none, and for guards."""
-    if cell.section == "observability":
-        return 0.0
-    if cell.value is None or not cell.limit or math.isnan(cell.value):
+    guard = cell.section == "observability"
+    if guard or cell.value is None or not cell.limit or math.isnan(cell.value):
         return 0.0
     if cell.metric == DRAFT_ACCEPTANCE:  # a share: what was lost, in units of what may be
         return (1 - cell.value) / (1 - cell.limit)

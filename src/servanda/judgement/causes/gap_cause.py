@@ -14,7 +14,7 @@ import numpy as np
 
 from servanda.contract.clause import SliceRule
 from servanda.judgement.breakdown import Advice, CorrectionForecast, Estimate, SliceAdvice
-from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED, Cause
+from servanda.judgement.causes.catalogue import CAUSES, REMEDIES, UNEXPLAINED, Cause
 from servanda.judgement.causes.gap_shape import WORST, Signatures, signatures_of
 from servanda.judgement.causes.slice_search import (
     FoundSlice,
@@ -24,7 +24,6 @@ from servanda.judgement.causes.slice_search import (
     mask_of,
     measured,
 )
-from servanda.judgement.causes.switches import REMEDIES
 from servanda.judgement.causes.token_table import Array, TokenTable
 from servanda.judgement.contract_text import slice_text
 from servanda.judgement.slices.rules import LABEL, modulo
@@ -315,9 +314,8 @@ def _(case: Case) -> str:
 @rule("penalty")
 def _(case: Case) -> str:
     s = case.signatures
-    if s.repeated is None or abs(s.repeated) < _PENALTY_Z:
-        return ""
-    if (s.repeated_share or 0.0) < _PENALTY_SHARE:
+    share = s.repeated_share or 0.0
+    if s.repeated is None or abs(s.repeated) < _PENALTY_Z or share < _PENALTY_SHARE:
         return ""
     way = "less" if s.repeated > 0 else "more"
     return f"tokens that a response repeats are {way} likely to the engine, {s.repeated:+.0f} σ"
