@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.contract.kernel_string import DTYPES, parse_kernel, shown
-from servanda.contract.kernel_writer import kernel_string
+from servanda.contract.kernel_string import DTYPES, kernel_string, parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.errors import ContractError

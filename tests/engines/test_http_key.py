@@ -237,8 +237,8 @@ def test_a_gateway_sends_the_key_that_its_contract_names(
     environ, sent, said, server, contract, monkeypatch
 ):
     pytest.importorskip("aiohttp")
-    from servanda.cli.gateway_options import config_of
     from servanda.cli.gateway_pools import Waits, urls_of
+    from servanda.cli.serve_processes import config_of
 
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -252,8 +252,8 @@ def test_a_gateway_sends_the_key_that_its_contract_names(
 
 def test_a_gateway_without_a_key_says_which_variable_holds_it(server, contract):
     pytest.importorskip("aiohttp")
-    from servanda.cli.gateway_options import config_of
     from servanda.cli.gateway_pools import Waits, urls_of
+    from servanda.cli.serve_processes import config_of
 
     contract.write_text(contract.read_text().replace(f", key_env: {NAME}", ""))
     loaded, lines = load(contract), []

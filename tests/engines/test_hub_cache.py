@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from servanda.contract.hub_name import hub_parts
-from servanda.contract.kernel_string import parse_kernel
-from servanda.contract.kernel_writer import kernel_string
+from servanda.contract.kernel_string import kernel_string, parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.folder import checkpoint_folder

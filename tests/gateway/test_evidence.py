@@ -8,8 +8,8 @@ import threading
 import httpx2
 import pytest
 
-from servanda.cli.gateway_options import config_of
 from servanda.cli.gateway_pools import Waits, urls_of
+from servanda.cli.serve_processes import config_of
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
 from servanda.gateway.proxy import gateway

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.theory.random_kernels import distributions, near
 
-from servanda.judgement.bound_chain.assumptions import Rest, rest
-from servanda.judgement.bound_chain.chain import chain
+from servanda.judgement.bound_chain.chain import Rest, chain, rest
 from servanda.report.chain_text import chain_text
 from servanda.runner import run
 from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, policy_gradient_bias, ratio_budget

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from servanda.judgement.causes.sequence_search import find_sequences
-from servanda.judgement.causes.slice_search import ALPHA, find_slices
+from servanda.judgement.causes.slice_search import ALPHA, find_sequences, find_slices
 from tests.judgement.causes.gaps import table
 
 DRAWS = 240

@@ -13,7 +13,7 @@ import click
 
 from servanda.cli.options import FILE, LOG_ROWS, shared
 from servanda.cli.promotion_options import ledger_key
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show_as
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.audit import Audit, render
 from servanda.gateway.routing.state import Transition
@@ -63,10 +63,8 @@ def audit_command(
                 time.sleep(_EVERY_S)
                 _print_moves(audit.read())
         audited = audit.result
-        if format_ == "json":
-            show_json({**to_plain(audited), "beyond": audited.beyond, "exit": audited.exit_code})
-        else:
-            show(render(audited))
+        more = {"beyond": audited.beyond, "exit": audited.exit_code}
+        show_as(format_, {**to_plain(audited), **more}, render(audited))
     sys.exit(audited.exit_code)
 
 

@@ -10,7 +10,7 @@ import click
 
 from servanda.cli.options import FILE, refuse_given, shared
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show, show_as, show_json
 
 if TYPE_CHECKING:
     from servanda.runner.measurement import Watch
@@ -84,7 +84,7 @@ def bisect_command(
 
 
 def _by_modules(a: str, b: str, format_: str, options: dict[str, Any], watch: Watch) -> None:
-    from servanda.cli import bisect_page, bisect_text
+    from servanda.cli import bisect_result
     from servanda.runner.bisect.modules import bisect_kernels
 
     sequences, width = (
@@ -96,23 +96,20 @@ def _by_modules(a: str, b: str, format_: str, options: dict[str, Any], watch: Wa
         outliers = [module.name for module, _ in found.outliers]
         show_json({"outcome": found.outcome, "outliers": outliers, **vars(found)})
     elif format_ == "html":
-        show(bisect_page.module_page(found))
+        show(bisect_result.module_page(found))
     else:
-        show("\n".join(bisect_text.module_lines(found)))
+        show("\n".join(bisect_result.module_lines(found)))
     sys.exit(0 if found.outcome == "same" else _DIFFERENT)
 
 
 def _by_settings(file: Path, command: str | None, format_: str) -> None:
-    from servanda.cli.bisect_text import setting_lines
+    from servanda.cli.bisect_result import setting_lines
     from servanda.errors import ContractError
     from servanda.runner.bisect.settings import bisect_settings
 
     with ContractError.of_system(f"{file} cannot be read", hint="name a file with one a line"):
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     found = bisect_settings([s for s in lines if s and not s.startswith("#")], command)
-    if format_ == "json":
-        probes = [{"settings": some, "outcome": outcome} for some, outcome in found.probes.items()]
-        show_json({**vars(found), "probes": probes})
-    else:
-        show("\n".join(setting_lines(found)))
+    probes = [{"settings": some, "outcome": outcome} for some, outcome in found.probes.items()]
+    show_as(format_, {**vars(found), "probes": probes}, "\n".join(setting_lines(found)))
     sys.exit(3 if found.undecided else _DIFFERENT)

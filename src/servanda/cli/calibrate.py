@@ -17,7 +17,7 @@ from servanda.authoring.calibrate.recorder import accept, closed_rounds
 from servanda.authoring.calibrate.rewrite import rewritten
 from servanda.cli.options import DASH, FILE, shared
 from servanda.cli.output import refuse_place, write_text
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show, show_as
 from servanda.engines.faults import signatures
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.clauses.base import CellVerdict
@@ -58,10 +58,8 @@ def calibrate_trend(
     reference = Reference.of(runs, ALPHA, metrics or None)
     if save is not None:
         reference.write(save)
-    if format_ == "json":
-        show_json({**reference.to_plain(), "digest": reference.digest})
-    else:
-        show("\n".join(_lines(reference)))
+    data = {**reference.to_plain(), "digest": reference.digest}
+    show_as(format_, data, "\n".join(_lines(reference)))
     if save is not None:
         click.echo(f"wrote {save}", err=format_ == "json")
         if format_ != "json":
@@ -95,19 +93,10 @@ def _lines(reference: Reference) -> list[str]:
         *table(rows, right=range(1, 6)),
         "",
         f"{reference.promise}.",
-        *_few(reference),
-    ]
-
-
-def _few(reference: Reference) -> list[str]:
-    runs = reference.detector.runs
-    more = [
         "It covers runs of the same set-up: model, engine, precision, learning rate and batch.  "
-        f"Later than {reference.detector.steps} steps the rate is an estimate."
+        f"Later than {of.steps} steps the rate is an estimate.",
+        *([f"For 1/20, record {19 - of.runs} more good runs."] if of.runs < 19 else []),
     ]
-    if runs < 19:
-        more.append(f"For 1/20, record {19 - runs} more good runs.")
-    return more
 
 
 _SEED = 20260607  # the same run gives the same limits
@@ -217,11 +206,10 @@ def calibrate(
         plan = run.planned(text)
         caught = power_of(replace(plan, attempt=1), run.weighed(plan), signatures.catalogue())
     aside = str(save) == DASH  # only the contract goes to stdout then
-    if format_ == "json":
-        data = {"contract_text": text, "warnings": _warnings(verdict, calibration)}
-        show_json({**calibration.to_dict(), **data, "caught": caught}, err=aside)
-    else:
-        show("\n".join(_calibrate_lines(run_dir, run, calibration, caught)), err=aside)
+    more = {"warnings": _warnings(verdict, calibration), "caught": caught}
+    data = {**calibration.to_dict(), "contract_text": text, **more}
+    lines = _calibrate_lines(run_dir, run, calibration, caught)
+    show_as(format_, data, "\n".join(lines), err=aside)
     if save is not None:
         places = moved(run.plan.contract, run.path.parent, save.parent)
         write_text(save, rewritten(text, places))

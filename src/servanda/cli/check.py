@@ -107,16 +107,12 @@ class _ByTarget(click.Command):
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
             if row is not None and isinstance(param, click.Option):
-                sections.setdefault(_section(param), []).append(row)
+                of = {"Options for a contract": _CONTRACT_NAMES, "Options for a dump": _DUMP_NAMES}
+                heading = next((h for h, names in of.items() if param.name in names), "Options")
+                sections.setdefault(heading, []).append(row)
         for heading in sorted(sections):
             with formatter.section(heading):
                 formatter.write_dl(sections[heading])
-
-
-def _section(param: click.Parameter) -> str:
-    if param.name in _CONTRACT_NAMES:
-        return "Options for a contract"
-    return "Options for a dump" if param.name in _DUMP_NAMES else "Options"
 
 
 def _names(options: Callable[[Any], Any]) -> frozenset[str]:

@@ -210,6 +210,7 @@ def derive(
     if golden is not None:
         read_corpus(golden)
     rows = [len(lines) for lines in corpus.groups]
+    file, colon, function = reward_gap.rpartition(":")
     derivation = derived(
         Request(
             name=name_of(output.name.removesuffix(_SUFFIX)) if output else "derived",
@@ -218,7 +219,7 @@ def derive(
             prompts=_beside(prompts, place),
             golden=None if golden is None else _beside(golden, place),
             lines=(max(rows), sum(rows) / len(rows)),
-            reward_of=_reward(reward_gap, place),
+            reward_of=f"{_beside(file, place)}:{function}" if colon else reward_gap,
             advantage=group or advantage,
             capture=min(map(_capture, (train, infer)), key=lambda name: CAPTURES[name]),
             **budget,
@@ -317,9 +318,3 @@ def _capture(kernel: Kernel) -> str:
 def _beside(path: str | Path, place: Path) -> str:
     """A path as a file of a folder says it."""
     return Path(os.path.relpath(path, place)).as_posix()
-
-
-def _reward(of: str, place: Path) -> str:
-    """A reward by its name, or by the file it is in, as a contract in that folder names it."""
-    file, colon, function = of.rpartition(":")
-    return f"{_beside(file, place)}:{function}" if colon else of

@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from servanda.errors import ContractError, MeasurementError
+from servanda.cli.options import host_and_port, needing
+from servanda.errors import ContractError
 
 
 @click.command()
@@ -44,28 +45,16 @@ def envoy(leaders: tuple[str, ...], grpc_at: str, http_at: str) -> None:
 
     Exit codes: 0 it was stopped; 2 the call is wrong; 4 it could not start.
     """
-    addresses = (_address("--grpc", grpc_at), _address("--http", http_at))
+    addresses = (host_and_port("--grpc", grpc_at), host_and_port("--http", http_at))
     key = os.environ.get("SERVANDA_GATEWAY_KEY", "").strip()
     if not key:
         raise ContractError(
             "the leader requires a key of gateways, and SERVANDA_GATEWAY_KEY is empty",
             hint="export it: the key of a holder with the role gateway in the leader's --keys",
         )
-    try:
+    with needing("the service for Envoy", "gateway,envoy"):
         from servanda.gateway.envoy import service
         from servanda.gateway.envoy.leader_routes import LeaderRoutes
-    except ImportError as error:
-        raise MeasurementError(
-            f"the service for Envoy needs {error.name}, which is not installed",
-            hint="pip install 'servanda[gateway,envoy]'",
-        ) from None
     service.refuse_missing()
     service.serve(LeaderRoutes(leaders, key, click.echo), *addresses, click.echo)
     sys.exit(0)
-
-
-def _address(option: str, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if ":" not in text or not port.isdigit() or int(port) > 65535:
-        raise click.UsageError(f"{option} is HOST:PORT, not {text!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)

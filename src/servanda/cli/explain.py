@@ -8,12 +8,12 @@ import click
 
 from servanda.cli.input import contract_at
 from servanda.cli.options import DASH, shared
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show, show_as, show_json
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement import plan as planning
+from servanda.judgement.bound_chain.chain import Chain
 from servanda.judgement.bound_chain.chain import chain as chain_of
-from servanda.judgement.bound_chain.steps import Chain
 from servanda.registry import did_you_mean
 from servanda.report.chain_text import chain_text
 from servanda.report.explain.contract import explain_contract
@@ -40,10 +40,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
     """
     if chain:
         bounds = _chain(Path(what))
-        if format_ == "json":
-            show_json(bounds.to_dict())
-        else:
-            show(chain_text(bounds))
+        show_as(format_, bounds.to_dict(), chain_text(bounds))
         return
     if what != DASH and not Path(what).exists():
         text = explain_name(what)
@@ -52,10 +49,7 @@ def explain(what: str, chain: bool, format_: str) -> None:
                 f"{what!r} is neither a file nor a metric, a validity check or a slice field",
                 hint=did_you_mean(what, names()),
             )
-        if format_ == "json":
-            show_json({"name": what, "text": text})
-        else:
-            show(text)
+        show_as(format_, {"name": what, "text": text}, text)
         return
     if Path(what).is_dir():
         raise ContractError(f"{what} is a folder", hint="of a run directory: explain --chain")

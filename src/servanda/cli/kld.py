@@ -8,12 +8,11 @@ import click
 
 from servanda.cli.options import FILE, shared
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show_as
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
-from servanda.engines.base import Engine
 from servanda.engines.foreign_code import refuse_code_of_kernel
-from servanda.engines.kld_file import KldFile, read_kld
+from servanda.engines.kld_file import read_kld
 from servanda.report.format import number, percent
 from servanda.runner.kld import KldReport, compared_kld, written_kld
 from servanda.runner.load import read_corpus
@@ -71,32 +70,18 @@ def kld_command(
         try:
             watch(Progress("loading the kernel", 1, 1))
             if known is not None:
-                _show_comparison(known, engine, bos, named.batch_size, format_)
+                found = compared_kld(known, engine, bos=bos, batch_size=named.batch_size)
+                show_as(format_, found, "\n".join(_lines(known.path, found)))
             elif texts is not None and output is not None:
                 ids = encoded(read_corpus(texts), engine)
                 options = {"bos": bos, "batch_size": named.batch_size}
                 count = written_kld(output, engine, ids, width=context, **options)
-                _show_file(output, count, context, format_)
+                size = output.stat().st_size / (1 << 20)
+                text = f"{output}: {count} texts of {context} tokens, {size:.1f} MiB"
+                data = {"file": str(output), "texts": count, "context": context}
+                show_as(format_, data, text)
         finally:
             engine.close()
-
-
-def _show_file(output: Path, count: int, context: int, format_: str) -> None:
-    if format_ == "json":
-        show_json({"file": str(output), "texts": count, "context": context})
-        return
-    size = output.stat().st_size / (1 << 20)
-    show(f"{output}: {count} texts of {context} tokens, {size:.1f} MiB")
-
-
-def _show_comparison(
-    base: KldFile, engine: Engine, bos: int | None, batch_size: int, format_: str
-) -> None:
-    found = compared_kld(base, engine, bos=bos, batch_size=batch_size)
-    if format_ == "json":
-        show_json(found)
-    else:
-        show("\n".join(_lines(base.path, found)))
 
 
 def _lines(path: Path, found: KldReport) -> list[str]:

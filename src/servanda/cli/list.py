@@ -11,7 +11,7 @@ import click
 
 from servanda.authoring.diff.history import ContractFile, ContractVersions, Step, versions_by_name
 from servanda.cli.options import FILE, shared
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show_as
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.report.format import count, line
@@ -39,10 +39,7 @@ def list_command(folder: Path, format_: str) -> None:
         except ContractError as error:
             wrong[str(file)] = error
     by_name = versions_by_name(listed)
-    if format_ == "json":
-        show_json(_data(by_name, wrong))
-    else:
-        show("\n".join(_text(by_name, wrong)))
+    show_as(format_, _data(by_name, wrong), "\n".join(_text(by_name, wrong)))
     if wrong:
         sys.exit(ContractError.exit_code)
     if any(shelf.clashes for shelf in by_name):

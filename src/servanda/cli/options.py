@@ -12,9 +12,11 @@ from click.core import ParameterSource
 
 from servanda.contract.fields import seconds
 from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE, exported
+from servanda.errors import MeasurementError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DASH = "-"  # standard input or output
+LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that only this machine reaches
 
 
 def duration(text: str | float) -> float:
@@ -100,6 +102,34 @@ def refuse_given(names: Iterable[str], why: str) -> None:
     """
     if options := given(names):
         raise click.UsageError(f"{why}: leave out {', '.join(options)}")
+
+
+def host_and_port(option: str, text: str) -> tuple[str, int]:
+    """Where to listen, from an option.
+
+    Raises:
+        click.UsageError: the text is not HOST:PORT.
+    """
+    host, _, port = text.rpartition(":")
+    if ":" not in text or not port.isdigit() or int(port) > 65535:
+        raise click.UsageError(f"{option} is HOST:PORT, not {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+@contextmanager
+def needing(what: str, extras: str) -> Iterator[None]:
+    """Imports that only an installation with these extras can do.
+
+    Raises:
+        MeasurementError: one of them is not there.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MeasurementError(
+            f"{what} needs {error.name}, which is not installed",
+            hint=f"pip install 'servanda[{extras}]'",
+        ) from None
 
 
 def _ledger_place(text: str) -> str:
@@ -323,11 +353,10 @@ def shared(*names: str, help: str = "", **changes: Any) -> Callable[[Command], C
     """
     if "--no-code" in names:
         names = (*names, "--allow-host")
-    return together(*(_option(name, help, changes) for name in names))
-
-
-def _option(name: str, more: str, changes: dict[str, Any]) -> Callable[[Any], Any]:
-    attributes = {**_SHARED[name], **changes}
-    attributes["help"] = f"{attributes['help']}  {more}".strip()
-    names = (name, *filter(None, [attributes.pop("name", None)]))
-    return click.option(*names, **attributes)
+    options = []
+    for option in names:
+        attributes = {**_SHARED[option], **changes}
+        attributes["help"] = f"{attributes['help']}  {help}".strip()
+        parameter = filter(None, [attributes.pop("name", None)])
+        options.append(click.option(option, *parameter, **attributes))
+    return together(*options)

@@ -12,7 +12,7 @@ import click
 
 from servanda.cli.options import FILE, duration, shared
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show, show_as, show_json
 from servanda.engines.foreign_code import code_is_refused
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 
@@ -166,10 +166,8 @@ def preflight_command(
             called(restored)
         if not _is_first_rank():
             return
-        if format_ == "json":
-            show_json({"restored": str(left)})
-        else:
-            show(f"weights restored bit for bit and synced; {left} removed")
+        text = f"weights restored bit for bit and synced; {left} removed"
+        show_as(format_, {"restored": str(left)}, text)
         return
     with stdout:
         result = called(drilled)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import shared, together
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show_as
 from servanda.errors import EvidenceError
 from servanda.promotion.ledger.ledger import Ledger, open_ledger
 from servanda.promotion.notify.base import Sink
@@ -63,10 +63,7 @@ def ledger_key() -> bytes:
 
 def print_story(history: History, format_: str) -> None:
     now = time.time()
-    if format_ == "json":
-        show_json(report.data(history, now=now))
-    else:
-        show(report.text(history, now=now))
+    show_as(format_, report.data(history, now=now), report.text(history, now=now))
 
 
 def code_of(history: History) -> int:

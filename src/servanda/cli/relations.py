@@ -32,6 +32,7 @@ from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
 
 _MARK = {"holds": "✓", "violated": "✗", "inconclusive": "?", "untestable": "–"}
+_STATES = {"untestable": "not testable: ", "violated": "violated: "}
 _FLOAT32_NATS = 1e-3  # rounding of float32 is smaller
 _STANDS_OUT = 100.0  # times the median difference of the other relations
 _TEXTS = 64  # prompts of the file that are used
@@ -150,7 +151,8 @@ def relations_command(
 
             for finding in relations(subject, cases, options, told):
                 found.append(finding)
-                say(f"{_MARK[finding.outcome]} {finding.relation:<8} {_answer(finding)}")
+                state = _STATES.get(finding.outcome, "")
+                say(f"{_MARK[finding.outcome]} {finding.relation:<8} {state}{finding.answer}")
                 if finding.example is not None:
                     say(f"  again: {_command(what, side, finding, options, between)}")
     finally:
@@ -159,14 +161,11 @@ def relations_command(
         say(sentence)
     if aside:
         show_json(_data(what, side, found, options, subject))
-    sys.exit(_exit_code({one.outcome for one in found}))
-
-
-def _exit_code(outcomes: set[str]) -> int:
-    """1 where any relation is violated; 3 where one is undecided, or none can be tested."""
+    outcomes = {one.outcome for one in found}
     if "violated" in outcomes:
-        return 1
-    return 0 if outcomes <= {"holds", "untestable"} and "holds" in outcomes else 3
+        sys.exit(1)
+    # undecided, too, where none can be tested
+    sys.exit(0 if outcomes <= {"holds", "untestable"} and "holds" in outcomes else 3)
 
 
 def _kernel(what: str, side: str | None) -> Kernel:
@@ -211,11 +210,6 @@ def _cases(
         drawn = uniforms(seed, "prompt", 0, 8 * longest) * (about.vocab_size or _IDS)
         texts = [tuple(map(int, drawn))]
     return Cases(texts, longest, max_new_tokens, requests, largest, seed, given)
-
-
-def _answer(finding: Finding) -> str:
-    state = {"untestable": "not testable: ", "violated": "violated: "}.get(finding.outcome, "")
-    return f"{state}{finding.answer}"
 
 
 def _command(what: str, side: str | None, finding: Finding, options: Options, between: int) -> str:

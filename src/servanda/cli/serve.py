@@ -15,8 +15,7 @@ import click
 
 from servanda.cli import serve_processes
 from servanda.cli.gateway_pools import Waits, urls_of
-from servanda.cli.options import FILE, duration, refuse_given, shared
-from servanda.errors import MeasurementError
+from servanda.cli.options import FILE, duration, host_and_port, needing, refuse_given, shared
 from servanda.runner.load import load
 
 if TYPE_CHECKING:
@@ -220,14 +219,17 @@ def serve(
         raise click.UsageError("--log-file-age and --log-keep must be longer than 0 s")
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key is the private key of a certificate: give --tls-cert too")
-    _refuse_missing()
+    with needing("a gateway", "gateway"):
+        import servanda.gateway.controller.web.app
+        import servanda.gateway.http.listener
+        import servanda.gateway.proxy.app  # noqa: F401 - what is missing is said before all else
     from servanda.gateway.controller.process import Settings
     from servanda.gateway.controller.store import LEASE_S, is_server
     from servanda.gateway.proxy.config import LogFiles
 
     terms = load(contract)
     urls = {} if leader_only else urls_of(terms, infer, stable)
-    admin_host, admin_port = _address(admin)
+    admin_host, admin_port = host_and_port("--admin", admin)
     place = state or str(Path("runs") / f"{terms.metadata.name}-gateway")
     if is_server(place):
         _refuse_alone(leader_only, keys)
@@ -275,25 +277,6 @@ def _refuse_alone(leader_only: bool, keys: Path | None) -> None:
         )
 
 
-def _refuse_missing() -> None:
-    try:
-        import servanda.gateway.controller.web.app
-        import servanda.gateway.http.listener
-        import servanda.gateway.proxy.app  # noqa: F401 - what is missing is said before all else
-    except ImportError as error:
-        raise MeasurementError(
-            f"a gateway needs {error.name}, which is not installed",
-            hint="pip install 'servanda[gateway]'",
-        ) from None
-
-
 def _new_holders(*roles: Role) -> serve_processes.KeyHolders:
     """Keys for this start."""
     return tuple((role, role, secrets.token_urlsafe(32)) for role in roles)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if ":" not in text or not port.isdigit() or int(port) > 65535:
-        raise click.UsageError(f"--admin is HOST:PORT, not {text!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)

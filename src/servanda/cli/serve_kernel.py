@@ -6,15 +6,13 @@ from pathlib import PurePath
 
 import click
 
-from servanda.cli.options import shared
+from servanda.cli.options import LOCAL, needing, shared
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names, open_engine
 from servanda.engines.child_process import interpreter_of
-from servanda.errors import ContractError, MeasurementError, Where
+from servanda.errors import ContractError, Where
 from servanda.runner.compare.sides import refuse_missing
-
-_OWN = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command("serve-kernel")
@@ -56,22 +54,17 @@ def serve_kernel_command(
     spec = parse_kernel(kernel, engines=engine_names())
     refuse_missing(spec, kernel, "kernel")
     _refuse_elsewhere(spec, kernel)
-    try:
+    with needing("a server", "serve"):
         from servanda.engines.server.app import Limits
         from servanda.engines.server.process import serve
         from servanda.engines.server.sockets import address, bound
-    except ImportError as error:
-        raise MeasurementError(
-            f"a server needs {error.name}, which is not installed",
-            hint="pip install 'servanda[serve]'",
-        ) from None
     name = served or PurePath(spec.model or "").name
     together = max_batch or spec.batch_size
     with bound(host, port) as listening_socket:
         at = f"http://{address(host, listening_socket.getsockname()[1])}"
         if spec.fault is not None:
             click.echo(f"it is wrong on purpose: fault={', '.join(spec.fault)}", err=True)
-        if host not in _OWN:
+        if host not in LOCAL:
             click.echo(
                 f"{host} is for all who can reach this machine: there is no key and no limit of "
                 "clients" + (", and anybody may misbehave it" if test_mode else ""),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import FILE, shared, together
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show, show_as, show_json
 from servanda.errors import ContractError
 from servanda.gateway.controller.web import text as slices
 from servanda.report.format import line
@@ -41,10 +41,7 @@ def status(gateway: str | None, key_file: Path | None, format_: str) -> None:
     """
     client = admin_client(gateway, key_file)
     now = client.status()
-    if format_ == "json":
-        show_json(now)
-    else:
-        show(slices.text(now, client.url))
+    show_as(format_, now, slices.text(now, client.url))
 
 
 @click.command()

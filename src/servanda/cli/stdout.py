@@ -23,3 +23,11 @@ def show(text: str, *, err: bool = False) -> None:
 def show_json(data: Any, *, err: bool = False) -> None:
     """Print data; a number that does not exist is null, an infinite one a text."""
     show(json.dumps(to_plain(data), indent=1), err=err)
+
+
+def show_as(format_: str, data: Any, text: str, *, err: bool = False) -> None:
+    """Print data for the format json, and a text for any other."""
+    if format_ == "json":
+        show_json(data, err=err)
+    else:
+        show(text, err=err)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import FILE, shared
-from servanda.cli.stdout import show, show_json
+from servanda.cli.stdout import show_as
 from servanda.contract.identity import difference_lines
 from servanda.engines.folder import config_values, read_json
 from servanda.report.format import count, number, percent
@@ -60,10 +60,8 @@ def weights_command(a: Path, b: Path, format_: str) -> None:
     found = checkpoint_origins(a, b)
     config = _config(a, b)
     same = not config and all(origin.kind in SAME for origin in found)
-    if format_ == "json":
-        show_json({"same": same, "config": config, "tensors": found})
-    else:
-        show("\n".join(_lines(a, b, found, config)))
+    data = {"same": same, "config": config, "tensors": found}
+    show_as(format_, data, "\n".join(_lines(a, b, found, config)))
     sys.exit(0 if same else _DIFFERENT)
 
 
@@ -82,8 +80,12 @@ def _lines(a: Path, b: Path, found: Sequence[TensorOrigin], config: Sequence[str
         of_kind = [origin for origin in found if origin.kind == kind]
         if not of_kind:
             continue
+        by = ""
+        if kind in ("rounded", "changed"):
+            errors = [origin.error for origin in of_kind]
+            by = f", by {number(min(errors))} to {number(max(errors))} of their norm"
         glyph = "✓" if kind in SAME else "✗" if kind != "changed" else "~"
-        yield f"{glyph} {count(len(of_kind), 'tensor')}: {meaning}{_errors(of_kind)}"
+        yield f"{glyph} {count(len(of_kind), 'tensor')}: {meaning}{by}"
         if kind not in ("equal", "rounded", "changed"):
             yield from _named(of_kind)
     yield from (f"✗ {line}" for line in config)
@@ -104,13 +106,6 @@ def conclusion(found: Sequence[TensorOrigin]) -> str:
     if kinds <= {*SAME, "changed"}:
         return "B has other weights than A, each in its place"
     return "B is not A: see the tensors that are marked ✗"
-
-
-def _errors(of_kind: Sequence[TensorOrigin]) -> str:
-    if of_kind[0].kind not in ("rounded", "changed"):
-        return ""
-    errors = [origin.error for origin in of_kind]
-    return f", by {number(min(errors))} to {number(max(errors))} of their norm"
 
 
 def _named(of_kind: Sequence[TensorOrigin]) -> Iterator[str]:

@@ -21,8 +21,7 @@ GRADES: tuple[Grade, ...] = get_args(Grade)  # strongest first
 
 def digest_of(value: object) -> str:
     """The digest of any JSON value, 16 bytes in hex."""
-    text = json.dumps(value, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return digest_of_bytes(json.dumps(value, sort_keys=True).encode())
 
 
 def digest_of_bytes(data: bytes) -> str:

@@ -120,9 +120,8 @@ class _Reader:
         if engine not in self.engines:
             address = re.match(r"[\w.-]+:[0-9]{2,5}(?![0-9])", text)  # HOST:PORT
             hint = f"did you mean 'http://{text}'?" if address else ""
-            raise self.wrong(
-                0, f"no engine is named {engine!r}", hint or did_you_mean(engine, self.engines)
-            )
+            hint = hint or did_you_mean(engine, self.engines)
+            raise self.wrong(0, f"no engine is named {engine!r}", hint)
         return self._options(engine, colon_at=len(engine))
 
     def _options(self, engine: str, colon_at: int) -> Kernel:
@@ -191,10 +190,9 @@ class _Reader:
     def _rounding(self, text: str, at: int, fields: dict[str, Any], places: dict[str, int]) -> None:
         dtype, plus, quantization = text.partition("+")
         if dtype not in DTYPES:
+            hint = did_you_mean(dtype, DTYPES)
             if dtype in QUANTIZATIONS:
                 hint = f"a dtype comes first: @bfloat16+{dtype}"
-            else:
-                hint = did_you_mean(dtype, DTYPES)
             raise self.wrong(at, f"no dtype is named {dtype!r}", hint)
         fields["dtype"], places["dtype"] = dtype, at
         if plus:
@@ -214,9 +212,8 @@ class _Reader:
             whose = "a url" if keys is SERVER_KEYS else "a kernel string"
             hint = did_you_mean(key, keys)
             if keys is SERVER_KEYS and key in ("model", "dtype", *KEYS):
-                hint = (
-                    "a server runs as it was started: remove it; `served` names one of its models"
-                )
+                hint = "a server runs as it was started: remove it; "
+                hint += "`served` names one of its models"
             raise self.wrong(at, f"{whose} has no key {key!r}", hint)
         if not self.text.startswith("=", equals):
             raise self.wrong(equals, f"{key} has no value", f"write {key}=...")
@@ -235,9 +232,8 @@ class _Reader:
             fields.setdefault("options", {})[option] = _json(value)
             return end
         if key in _CHOICES and value not in _CHOICES[key]:
-            raise self.wrong(
-                start, f"{key} cannot be {value!r}", f"one of {', '.join(_CHOICES[key])}"
-            )
+            hint = f"one of {', '.join(_CHOICES[key])}"
+            raise self.wrong(start, f"{key} cannot be {value!r}", hint)
         if key == "dialect" and not is_dialect(value):
             raise self.wrong(start, f"no dialect is named {value!r}", dialect_hint(value))
         if key in ("batch_size", "prefill_chunk", "prefix_cache"):
@@ -289,3 +285,56 @@ def shown(kernel: Kernel) -> str:
     if kernel.engine == "pack":
         return f"reference pack {PurePath(kernel.model or '').name}"
     return str(kernel)
+
+
+# Kernels written as strings: the inverse of `parse_kernel`.
+
+
+def kernel_string(kernel: Kernel) -> str:
+    """The string of a kernel: `parse_kernel` gives the same kernel back.
+
+    Raises:
+        ContractError: the kernel has a sampling of its own, or no model.
+    """
+    if kernel.url is not None and kernel.sampling is None and kernel.engine == SERVER:
+        plain = Kernel(engine=SERVER, url=kernel.url)  # type: ignore[call-arg]
+        return kernel.url + _keys(kernel, plain, SERVER_KEYS)
+    if kernel.sampling is not None or (kernel.model is None and kernel.engine in NEED_A_MODEL):
+        what = "a sampling of its own" if kernel.sampling is not None else "no model"
+        raise ContractError(
+            f"a kernel with {what} has no kernel string", hint="write a contract for it"
+        )
+    if kernel.model is None:
+        return kernel.engine + _keys(kernel, Kernel(engine=kernel.engine), KEYS)  # type: ignore[call-arg]
+    plain = Kernel(engine=kernel.engine, model=kernel.model)  # type: ignore[call-arg]
+    if kernel.engine == "pack" and kernel == plain and kernel.model.endswith(PACK):
+        return kernel.model
+    text = f"{kernel.engine}:{_written(kernel.model, marks=',@')}"
+    if kernel.engine not in ("table", "pack") or kernel.dtype != plain.dtype or kernel.quantization:
+        text += f"@{kernel.dtype}" + (f"+{kernel.quantization}" if kernel.quantization else "")
+    return text + _keys(kernel, plain, KEYS)
+
+
+def _keys(kernel: Kernel, plain: Kernel, keys: Sequence[str]) -> str:
+    """The keys by which a kernel differs from the plain one."""
+    text = ""
+    for key in keys:
+        value = getattr(kernel, key)
+        if value == getattr(plain, key):
+            continue
+        if key == "fault":
+            for fault, setting in value.items():
+                text += f",fault={fault}"
+                if setting is not True:
+                    text += f":{_written(json.dumps(setting))}"
+        else:
+            text += f",{key}={_written(str(value))}"
+    for option, value in (kernel.options or {}).items():
+        text += f",{OPTION}{option}={_written(json.dumps(value))}"
+    return text
+
+
+def _written(value: str, marks: str = ",") -> str:
+    """A value as it is, or as a JSON text where it holds a mark of the grammar."""
+    plain = value and not any(c in value for c in '"' + marks) and value.isprintable()
+    return value if plain and value == value.strip() else json.dumps(value)

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Literal
@@ -16,6 +14,7 @@ from pydantic import Field, PrivateAttr
 
 from servanda.contract.clause import WHOLE, Claim, Clause, Place, Section, SliceRule, Trend
 from servanda.contract.fields import Device, Name, Number, Range, Value, Whole
+from servanda.contract.identity import digest_of
 from servanda.contract.objective import Gradient, Reward
 from servanda.contract.policy import Escalation, Promotion, Routing
 from servanda.contract.speculation import brief, moved_options
@@ -314,8 +313,7 @@ class Contract(Value):
     @property
     def digest(self) -> str:
         """Of the meaning; comments do not count, and of the order of keys the first workload."""
-        text = json.dumps(self.meaning, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return digest_of(self.meaning)
 
 
 def _named(workloads: Any) -> dict[str, Any]:

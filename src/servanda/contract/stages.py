@@ -130,10 +130,9 @@ def _legs(stage: Stage, rule: StageRule | None) -> list[Leg]:
         dwell_s=rule.dwell or 0.0,
         if_inconclusive=rule.if_inconclusive,
     )
-    steps = rule.steps or ((FIRST_STEP,) if stage == "canary" else ())
+    made = [leg]
     if stage == "canary":
+        steps = rule.steps or (FIRST_STEP,)
         made = [replace(leg, step=i, share=share) for i, share in enumerate(steps)]
-    else:
-        made = [leg]
     # an approval is needed before the next stage, not before each step
     return [*made[:-1], replace(made[-1], approval=rule.approval == "required")]

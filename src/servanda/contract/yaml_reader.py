@@ -179,9 +179,8 @@ def read(
     source = Source(text, file)
     odd = _NOT_TEXT.search(source.text)
     if odd and "\udc80" <= odd[0] <= "\udcff":
-        source.refuse(
-            odd.start(), f"byte 0x{ord(odd[0]) - 0xDC00:02x} is not UTF-8", "save as UTF-8"
-        )
+        message = f"byte 0x{ord(odd[0]) - 0xDC00:02x} is not UTF-8"
+        source.refuse(odd.start(), message, "save as UTF-8")
     if odd:
         source.refuse(odd.start(), f"character U+{ord(odd[0]):04X} cannot stand here", "remove it")
     node = _compose(source)
@@ -288,13 +287,10 @@ class _Reading:
             spot = at if empty else value_node.start_mark.index
             if name in first:
                 before, line = first[name]
-                self._add_problem(
-                    at,
-                    f"the key {written!r} is given twice; first in line {line}"
-                    if before == written
-                    else f"{before!r} and {written!r} are two words for one key",
-                    "keep one of them",
-                )
+                message = f"{before!r} and {written!r} are two words for one key"
+                if before == written:
+                    message = f"the key {written!r} is given twice; first in line {line}"
+                self._add_problem(at, message, "keep one of them")
                 continue
             first[name] = (written, self.source.line(at))
             value = self.value(value_node, (*path, name), spot, at)
@@ -309,19 +305,15 @@ class _Reading:
         key = self._scalar(node, at, plain=plain) if isinstance(node, ScalarNode) else node
         if isinstance(key, str):
             return key
-        self._add_problem(
-            at,
-            "a key is text",
-            "put it in quotes" if isinstance(node, ScalarNode) else "use a name",
-        )
+        hint = "put it in quotes" if isinstance(node, ScalarNode) else "use a name"
+        self._add_problem(at, "a key is text", hint)
         return None
 
     def _scalar(self, node: Node, offset: int, *, plain: bool) -> Any:
         text: str = node.value
         if odd := _NOT_VALUE.search(text):
-            self._add_problem(
-                offset, f"this text holds character U+{ord(odd[0]):04X}", "remove the escape"
-            )
+            message = f"this text holds character U+{ord(odd[0]):04X}"
+            self._add_problem(offset, message, "remove the escape")
             return _NOT_VALUE.sub("?", text)
         if not plain or (len(text) > MAX_DIGITS and not _INT.fullmatch(text)):
             return text
@@ -331,9 +323,8 @@ class _Reading:
             return match[1] is not None
         if _INT.fullmatch(text):
             if len(text) > MAX_DIGITS:
-                self._add_problem(
-                    offset, f"a number of {len(text)} digits is too long", "shorten it"
-                )
+                message = f"a number of {len(text)} digits is too long"
+                self._add_problem(offset, message, "shorten it")
                 return 0
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if _FLOAT.fullmatch(text):

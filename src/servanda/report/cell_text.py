@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 
 from servanda.contract.model import WHOLE
@@ -22,7 +21,6 @@ KINDS = {
     "guard": "validity check",
 }
 SCOPES = {"population": "all such tokens", "realised": "these tokens"}
-STEP = re.compile(r"step-(\d+)(?:-to-(\d+))?(?: (.+))?")  # a slice of single training steps
 GIVEN_UP = "stopped early: broken as a whole"
 
 
@@ -127,9 +125,8 @@ def worst_promise(cells: Iterable[CellVerdict]) -> CellVerdict | None:
 
 def excess(cell: CellVerdict) -> float:
     """The value in units of its limit; 0 where there is none, and for guards."""
-    if cell.section == "observability":
-        return 0.0
-    if cell.value is None or not cell.limit or math.isnan(cell.value):
+    guard = cell.section == "observability"
+    if guard or cell.value is None or not cell.limit or math.isnan(cell.value):
         return 0.0
     if cell.metric == DRAFT_ACCEPTANCE:  # a share: what was lost, in units of what may be
         return (1 - cell.value) / (1 - cell.limit)

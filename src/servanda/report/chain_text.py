@@ -6,7 +6,7 @@ import string
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from servanda.judgement.bound_chain.steps import Chain, Step
+from servanda.judgement.bound_chain.chain import Chain, Step
 from servanda.report import format
 from servanda.report.format import count
 from servanda.report.table import table

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.breakdown import Advice, CorrectionForecast, Estimate
+from servanda.judgement.breakdown import Advice, Estimate
 from servanda.judgement.causes.drift_location import contrast, explains, parted
 from servanda.judgement.token_profile import Portrait, Sums
 from servanda.judgement.verdict import Verdict
@@ -18,9 +18,7 @@ from servanda.report.summary import flips
 
 def consequence(verdict: Verdict) -> list[str]:
     """One line on the tokens that are hit, and one on where they are; [] where nothing is known."""
-    if verdict.outcome != "violated":
-        return []
-    if not (affected := _affected(verdict)):
+    if verdict.outcome != "violated" or not (affected := _affected(verdict)):
         return []
     found = drift(verdict.portraits.get("infer"), verdict.portraits.get("self_infer"))
     return [affected, *([f"where: {found.place}; {found.text}."] if found else [])]
@@ -144,9 +142,11 @@ def correction_lines(advice: Advice) -> Iterator[str]:
         )
     else:
         names = " or ".join(c.text for c in (first, *rivals))
+        masked = first.masked.value
+        masks = f"masks {percent(masked)} of the tokens" if masked else "masks no token"
         yield (
             f"{names}: predicted error {estimated(first.error)}, without a correction "
-            f"{estimated(none.error)}; {_masked(first)}"
+            f"{estimated(none.error)}; it {masks}"
         )
     yield (
         f"error: bound of the bias, and noise of an update of {_updates(advice)}, in units of "
@@ -162,12 +162,6 @@ def correction_lines(advice: Advice) -> Iterator[str]:
 
 def _updates(advice: Advice) -> str:
     return count(advice.update_tokens, "token")
-
-
-def _masked(one: CorrectionForecast) -> str:
-    if not one.masked.value:
-        return "it masks no token"
-    return f"it masks {percent(one.masked.value)} of the tokens"
 
 
 def estimated(of: Estimate) -> str:

@@ -12,17 +12,16 @@ from servanda.contract import yaml_reader
 from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
-from servanda.judgement.bound_chain.chain import chain
-from servanda.judgement.bound_chain.steps import Step
+from servanda.judgement.bound_chain.chain import Step, chain
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import gates
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format, summary
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.cell_text import KINDS
-from servanda.report.chain_text import chain_text
+from servanda.report.chain_text import chain_text, number
 from servanda.report.consequence import advice_rows
-from servanda.report.format import count, number
+from servanda.report.format import count
 from servanda.report.html_cards import cards, described
 from servanda.report.html_details import curves, fingerprints, matrix, numbers
 from servanda.report.html_ladder import deciding, drawn_track, ladder, rung_picture
@@ -79,9 +78,7 @@ def _tree(steps: Sequence[Step]) -> tuple[ImpliedStep, ...]:
     return tuple(
         ImpliedStep(
             steps[i].what,
-            "vacuous"
-            if steps[i].vacuous
-            else f"≤ {number(steps[i].number)} {steps[i].unit}".strip(),
+            number(steps[i]) if steps[i].vacuous else f"≤ {number(steps[i])}",
             KINDS.get(steps[i].standing, steps[i].standing),
             steps[i].theorem,
             steps[i].vacuous,
@@ -249,7 +246,7 @@ def _place(cell: CellVerdict, slices: SlicesOf) -> str:
     """A cell's slice, as code, with its definition."""
     if cell.place == WHOLE or cell.section == "numerical":
         return cell_text.where(cell)
-    words = slices.of(cell.place)
+    words = slices.of_cell(cell)
     return f"slice `{words.name}`" + (f" ({words.definition})" if words.definition else "")
 
 

@@ -102,8 +102,8 @@ def _sits(verdict: Verdict) -> list[Line]:
     found = drift(portrait, own)
     # slices on which a statistical clause is violated, the whole left out
     red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
-    names = [name for name in dict.fromkeys(c.place for c in red) if name != WHOLE]
-    broken = [n.replace("-", " ", 1) if cell_text.STEP.fullmatch(n) else n for n in names]
+    names = {c.place: c.place.replace("-", " ", 1) if c.steps else c.place for c in red}
+    broken = [name for place, name in names.items() if place != WHOLE]
     if found is None and broken:
         return [
             Line(f"On {broken[0]}.", strong=True),
@@ -154,7 +154,7 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
     entropy = "" if worst.entropy_nats is None else f", entropy {number(worst.entropy_nats)} nats"
     return [
         Line(
-            f"p {chance(worst.p_train)} (train kernel), {chance(worst.p_infer)} (infer kernel)"
+            f"p {number(worst.p_train)} (train kernel), {number(worst.p_infer)} (infer kernel)"
             f"{rank}",
             strong=True,
         ),
@@ -164,11 +164,6 @@ def numbers_of(worst: Worst, *, prompts: bool = True) -> list[Line]:
             f"{count(worst.prompt_tokens, 'token')}{of}"
         ),
     ]
-
-
-def chance(p: float) -> str:
-    """A probability, with at most three digits wherever it lies."""
-    return number(p)
 
 
 def _missed(verdict: Verdict) -> list[Line]:

@@ -65,16 +65,18 @@ def matrix(verdict: Verdict, slices: SlicesOf | None = None) -> Matrix:
         head = heads.setdefault(key, (cell_text.quantity(cell), {}))
         head[1][format.line(cell.clause, 40)] = None
     wide = [key for key, by_slice in metrics.items() if len(by_slice) > 1]
-    names = dict.fromkeys(
-        c.place for c in verdict.cells if any(c.place in metrics[k] for k in wide)
-    )
+    words = {cell.place: slices.of_cell(cell) for cell in verdict.cells}
     columns = [(heads[k][0], ", ".join(heads[k][1])) for k in wide]
-    rows = [(slices.of(s), tuple(tuple(metrics[k].get(s, ())) for k in wide)) for s in names]
+    rows = [
+        (words[place], tuple(tuple(metrics[k].get(place, ())) for k in wide))
+        for place in words
+        if any(place in metrics[k] for k in wide)
+    ]
     single = [
-        (f"{heads[key][0]} ({', '.join(heads[key][1])})", slices.of(name).name, tuple(entries))
+        (f"{heads[key][0]} ({', '.join(heads[key][1])})", words[place].name, tuple(entries))
         for key, by_slice in metrics.items()
         if key not in wide
-        for name, entries in by_slice.items()
+        for place, entries in by_slice.items()
     ]
     return Matrix(tuple(columns), tuple(rows), tuple(single))
 
@@ -141,7 +143,8 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
 
     filled = [i for i, sums in enumerate(bins) if sums.n]
     means = {i: bins[i].mean("tv") or 0.0 for i in filled}
-    noises = {i: _most(of("self_train", i), of("self_infer", i)) for i in filled}
+    sides = {i: (of("self_train", i), of("self_infer", i)) for i in filled}
+    noises = {i: max((v for v in s if v is not None), default=None) for i, s in sides.items()}
     rings = {i: of("stable", i) for i in filled}
     most = max(means.values())
     near = [v for v in noises.values() if v and v > most / 1e4]
@@ -169,10 +172,6 @@ def _curve(name: str, bins: Sequence[Sums], peers: Mapping[str, Portrait]) -> Cu
         )
         drawn.append(Bin(label, f"{bins[i].n:,}", number(mean), number(noise), marks))
     return Curve(title, unit, tuple(drawn), scale, any(r is not None for r in rings.values()))
-
-
-def _most(*values: float | None) -> float | None:
-    return max((v for v in values if v is not None), default=None)
 
 
 def bin_label(name: str, i: int) -> str:
@@ -266,7 +265,7 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
     ]
     columns = (
         f"{format.line(cell.clause)}: {cell_text.quantity(cell)}",
-        slices.of(cell.place).name if cell.section != "numerical" else cell_text.where(cell),
+        slices.of_cell(cell).name if cell.section != "numerical" else cell_text.where(cell),
         show(cell.value),
         cell_text.interval(cell),
         cell_text.signed_limit(cell),

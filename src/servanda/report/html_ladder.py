@@ -148,7 +148,7 @@ def ladder(verdict: Verdict, slices: SlicesOf | None = None) -> Ladder | None:
     places = {id(cell): names[i] for i, cell in enumerate(verdict.cells)}
     splits: dict[str, list[LadderRow]] = {}
     for cell in [*drawn, *whole]:
-        words = slices.of(cell.place)
+        words = slices.of_cell(cell)
         split = "" if cell.place != WHOLE else WHOLE
         row = _row(cell, scale, words, places[id(cell)])
         splits.setdefault(words.split or split, []).append(row)

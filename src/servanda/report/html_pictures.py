@@ -292,18 +292,14 @@ def _bars(portrait: Portrait) -> list[tuple[float, float, float]]:
         bars = []
         for i in range(first, len(RATIO_EDGES), each):
             ends = RATIO_EDGES[i - 1], RATIO_EDGES[min(i - 1 + each, len(RATIO_EDGES) - 1)]
+            # a bit further out, so that rounding puts no edge of a bar into the middle
+            places = (_place(sign * end * (1 + 1e-9)) for end in ends)
             n = sum(counts[i : i + each]) + (counts[-1] if i + each >= len(RATIO_EDGES) else 0)
-            left, right = sorted(_place(sign * end) for end in _outward(ends))
-            bars.append((left, right, n / total))
+            bars.append((*sorted(places), n / total))
         sides.append(bars)
     near = sum(sum(counts[:first]) for counts in portrait.ratios) / total
     middle = (50 - _MIDDLE, 50 + _MIDDLE, near)
     return [*reversed(sides[0]), middle, *sides[1]]
-
-
-def _outward(ends: tuple[float, float]) -> tuple[float, float]:
-    """A bit further out, so that rounding puts no edge of a bar into the middle."""
-    return ends[0] * (1 + 1e-9), ends[1] * (1 + 1e-9)
 
 
 def _histogram(portrait: Portrait, noise: Portrait | None) -> Markup:

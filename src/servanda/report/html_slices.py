@@ -12,9 +12,7 @@ from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.slices.rules import modulo
 from servanda.report import format
-from servanda.report.cell_text import STEP
 
-_STEPS = "single training steps"
 _SIGNS = {"gte": "≥", "gt": ">", "lte": "≤", "lt": "<"}
 # field -> (what it is of a token or request, the unit of its number)
 _FIELDS = {
@@ -63,16 +61,20 @@ class SlicesOf(NamedTuple):
 
     rules: Mapping[str, SliceRule]
 
+    def of_cell(self, cell: CellVerdict) -> SliceWords:
+        """The place of a cell: a slice, or training steps and the slice if it is not the whole."""
+        inner = self.of(cell.slice)
+        if cell.steps is None:
+            return inner
+        first, last = cell.steps
+        text = f"training step {first}" if first == last else f"training steps {first} to {last}"
+        more = "" if cell.slice == WHOLE else f", {inner.definition or inner.name}"
+        return SliceWords(format.line(cell.place), text + more, "single training steps")
+
     def of(self, name: str) -> SliceWords:
         """A slice by its name, which may be a value or a bucket of a split."""
         if name == WHOLE:
             return SliceWords("whole traffic", "", "")
-        if step := STEP.fullmatch(name):
-            first, last, rest = step.groups()
-            text = f"training steps {first} to {last}" if last else f"training step {first}"
-            inner = self.of(rest) if rest else None
-            more = f", {inner.definition or inner.name}" if inner else ""
-            return SliceWords(format.line(name), text + more, _STEPS)
         rule = self.rules.get(name)
         if rule is not None and rule.match is not None:
             terms = [_match(field, of) for field, of in rule.match.items()]

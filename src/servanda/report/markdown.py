@@ -33,13 +33,8 @@ def render(verdict: Verdict) -> str:
         lines += ["", *advice]
     lines += ["", *_table(cells[:_WORST])]
     if cells[_WORST:]:
-        lines += [
-            "",
-            *_folded(
-                f"{count(len(cells) - _WORST, 'more cell')} (clause × slice)",
-                _table(cells[_WORST:]),
-            ),
-        ]
+        title = f"{count(len(cells) - _WORST, 'more cell')} (clause × slice)"
+        lines += ["", *_folded(title, _table(cells[_WORST:]))]
     if verdict.blind_spots:
         spots = [f"- {plain(spot.text)}" for spot in verdict.blind_spots]
         lines += ["", "Not examined by this run:", "", *spots]

@@ -35,6 +35,8 @@ def render(verdict: Verdict) -> str:
     rules = list(dict.fromkeys(cell.clause for cell in verdict.cells))
     results = [_result(verdict, cell, rules.index(cell.clause)) for cell in verdict.cells]
     first = {cell.clause: cell for cell in reversed(verdict.cells)}
+    texts = (f"Not examined: {format.line(spot.text)}" for spot in verdict.blind_spots)
+    notes = [{"level": "note", "message": {"text": text}} for text in texts]
     run = {
         "tool": {
             "driver": {
@@ -49,13 +51,7 @@ def render(verdict: Verdict) -> str:
                 "executionSuccessful": verdict.outcome != "error",
                 "exitCode": verdict.exit_code,
                 "exitCodeDescription": str(headline(verdict)),
-                "toolExecutionNotifications": [
-                    {
-                        "level": "note",
-                        "message": {"text": f"Not examined: {format.line(spot.text)}"},
-                    }
-                    for spot in verdict.blind_spots
-                ],
+                "toolExecutionNotifications": notes,
             }
         ],
         "results": results,

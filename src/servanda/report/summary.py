@@ -12,7 +12,6 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import Gate
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import (
-    STEP,
     excess,
     measured,
     reason,
@@ -85,14 +84,15 @@ def _failed(bad: Sequence[CellVerdict], cells: Sequence[CellVerdict]) -> str:
     return f"{line(why, 200).removeprefix('the data is not sound: ')}."
 
 
-def _places(names: Collection[str], other: str = "") -> str:
+def _places(names: Collection[str], steps: Collection[str] = (), other: str = "") -> str:
     """How many slices and how many training steps, and whether the whole; "" of none.
 
     Args:
+        steps: those names that are of training steps.
         other: before the nouns, such as "other ".
     """
-    steps = sum(STEP.fullmatch(name) is not None for name in names)
-    counts = {"slice": len({*names} - {WHOLE}) - steps, "step": steps}
+    of_steps = sum(name in steps for name in names)
+    counts = {"slice": len({*names} - {WHOLE}) - of_steps, "step": of_steps}
     parts = ["the whole traffic"] if WHOLE in names else []
     parts += [count(n, f"{other}{noun}") for noun, n in counts.items() if n]
     return " and ".join(", ".join(parts).rsplit(", ", 1))
@@ -110,11 +110,11 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
     if not any(c.section == "statistical" for c in bad):
         return f"The infer kernel breaks {_names(bad)}."
     slices = list(dict.fromkeys(c.place for c in bad))
+    steps = {c.place: range(c.steps[0], c.steps[1] + 1) for c in bad if c.steps}
     if WHOLE in slices:
         clauses = {c.clause for c in bad}
         what = "" if len(clauses) > 1 else f"{line(bad[0].clause, 40)} on "
-        return f"The infer kernel breaks {what}{_places(slices)}."
-    steps = {c.place: range(c.steps[0], c.steps[1] + 1) for c in bad if c.steps}
+        return f"The infer kernel breaks {what}{_places(slices, steps)}."
     listed = [
         _listed("slice", [name for name in slices if name not in steps]),
         _listed("step", [name.removeprefix("step-") for name in steps], {*chain(*steps.values())}),
@@ -142,9 +142,10 @@ def _rest(cells: Sequence[CellVerdict]) -> str:
     broken = {c.place for c in sampled if c.outcome != "holds"}
     fine = {c.place for c in sampled} - broken
     undecided = {c.place for c in sampled if c.outcome == "inconclusive"} - {WHOLE}
-    text = _places(fine, "other " if broken else "")
+    steps = {c.place for c in sampled if c.steps}
+    text = _places(fine, steps, "other " if broken else "")
     if not text:
-        return f"{_places(undecided)} not decided." if undecided else "No slice holds."
+        return f"{_places(undecided, steps)} not decided." if undecided else "No slice holds."
     return f"{text[0].upper()}{text[1:]} {'hold' if len(fine) > 1 else 'holds'}."
 
 

@@ -159,10 +159,10 @@ def _sequences(verdict: Verdict) -> str:
 
 
 def _row(cell: CellVerdict) -> list[str]:
-    show = partial(of_cell, cell)
+    show, what = partial(of_cell, cell), quantity(cell)
     absent = "not measured" if certified(cell) or cell.kind == "fact" else ""
     return [
-        _clause(cell),
+        cell.clause if what == cell.clause else f"{cell.clause}: {what}",
         cell.place,
         absent if cell.value is None else show(cell.value),
         interval(cell),
@@ -170,11 +170,6 @@ def _row(cell: CellVerdict) -> list[str]:
         show(cell.floor),
         short_size(cell),
     ]
-
-
-def _clause(cell: CellVerdict) -> str:
-    what = quantity(cell)
-    return what if what == cell.clause else f"{cell.clause}: {what}"
 
 
 def _notes(cell: CellVerdict, verdict: Verdict) -> list[str]:
@@ -185,9 +180,10 @@ def _notes(cell: CellVerdict, verdict: Verdict) -> list[str]:
         tested = f"{_TESTED[cell.metric]}: " if cell.metric in _TESTED else ""
         notes = [f"{tested}{cell.note or 'not decided'} ({found}, rejected at {number(at)})"]
     if cell.threshold is not None:
+        nats = " nats" if cell.metric.endswith("_nats") else ""  # a metric's name ends in its unit
         notes.append(
-            f"a share of tokens: {cell.aggregate} stays within "
-            f"{cell.threshold:g}{_nats(cell.metric)} if at most {percent(cell.limit)} exceed it"
+            f"a share of tokens: {cell.aggregate} stays within {cell.threshold:g}{nats} if at most "
+            f"{percent(cell.limit)} exceed it"
         )
     if cell.outcome == "inconclusive" and cell.more:
         notes.append(f"about {count(cell.more, 'more prompt group')} would decide")
@@ -218,11 +214,6 @@ def _never_negative(cell: CellVerdict) -> bool:
         return CHAIN[cell.metric].nonnegative
     metric = DIVERGENCES.get(cell.metric)
     return metric is not None and "logits" in metric.forms and metric.span_of("logits")[0] == 0
-
-
-def _nats(metric: str) -> str:
-    """The unit of a threshold: a metric's name ends in it."""
-    return " nats" if metric.endswith("_nats") else ""
 
 
 def _spent(verdict: Verdict) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 from servanda.contract.hub_name import moved_path
 from servanda.contract.model import Contract
 from servanda.judgement.breakdown import Advice
-from servanda.judgement.causes.catalogue import CAUSES, RAW, UNEXPLAINED
+from servanda.judgement.causes.catalogue import CAUSES, RAW, REMEDIES, UNEXPLAINED, Sides
 from servanda.judgement.causes.gap_cause import advise, explain
-from servanda.judgement.causes.switches import REMEDIES, Sides
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.evidence import Round
 from servanda.judgement.plan import Plan

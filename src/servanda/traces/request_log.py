@@ -111,8 +111,7 @@ def request_of(data: dict[str, Any], where: Where | None = None) -> Request:
     if served <= index:
         raise LineError(
             f"'served' is {served} at index {index}: the infer kernel received this request and "
-            "the "
-            f"{index} before it",
+            f"the {index} before it",
             "count every request that was sent to the infer kernel on this step, this one included",
         )
     request = Request(

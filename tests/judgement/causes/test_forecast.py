@@ -9,9 +9,8 @@ import pytest
 
 from servanda.contract.model import Kernel, Kernels
 from servanda.judgement.breakdown import Advice
-from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED
+from servanda.judgement.causes.catalogue import CAUSES, REMEDIES, UNEXPLAINED, Sides
 from servanda.judgement.causes.gap_cause import advise, explain
-from servanda.judgement.causes.switches import REMEDIES, Sides
 from servanda.report.consequence import advice_lines
 from servanda.theory.bounds.sequence import shortfall
 from servanda.traces.serialization import from_plain, to_plain

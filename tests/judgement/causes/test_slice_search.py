@@ -7,9 +7,9 @@ import pytest
 
 from servanda.contract.clause import SliceRule
 from servanda.contract.model import Contract
-from servanda.judgement.causes.sequence_search import find_sequences
 from servanda.judgement.causes.slice_search import (
     ALPHA,
+    find_sequences,
     find_slices,
     halves,
     mask_of,

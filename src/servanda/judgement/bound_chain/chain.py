@@ -1,4 +1,4 @@
-# Paths: from a clause's number to all its consequences.
+# The bound chain: paths from a clause's number to all its consequences.
 #
 # Only the whole traffic has whole responses, so clauses on other slices start no path.
 
@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from servanda.contract.clause import WHOLE, Clause, Section
+from servanda.contract.clause import WHOLE, Clause, Section, printed_metric
 from servanda.contract.model import Contract
-from servanda.judgement.bound_chain.assumptions import rest
-from servanda.judgement.bound_chain.steps import STANDINGS, Chain, Step, follow, joined, weakest
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, chain_metric
 from servanda.judgement.clauses.gradient import (
@@ -23,9 +22,225 @@ from servanda.judgement.clauses.gradient import (
 )
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.verdict import Verdict
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.bounds.sequence import is_vacuous
 from servanda.theory.bounds.theorem import THEOREMS, Standing
 from servanda.theory.sampling import Sampling
+
+# Steps of the chain: a number, its theorem, and its assumptions.
+
+
+# from the strongest to the weakest guarantee
+STANDINGS: tuple[Standing, ...] = (
+    "certificate",
+    "fact",
+    "conditional bound",
+    "estimate",
+    "diagnostic",
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One number of the chain: `what` is at most `number`.
+
+    Args:
+        clause: the start of its path; level: number of steps from there.
+        theorem: a name in THEOREMS; "" for the clause's own number.
+        standing: weakest guarantee on the path; assumes: names in ASSUMPTIONS, of the whole path.
+        enforced: whether the clause at its start is enforced.
+        vacuous: whether the number is no smaller than the range of the quantity.
+    """
+
+    clause: str
+    level: int
+    what: str
+    number: float
+    unit: str = ""
+    theorem: str = ""
+    standing: Standing = "certificate"
+    assumes: tuple[str, ...] = ()
+    enforced: bool = True
+    vacuous: bool = False
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The implications of a contract's numbers.
+
+    Args:
+        shown: whether they start from a verdict's upper bounds instead of limits.
+        tokens: most tokens of a whole response; None: unknown, so that no bound for one exists.
+        steps: path by path, each number after its premise.
+        rests: all assumptions of the steps.
+        left_out: (clause, reason why no or no further consequence follows).
+    """
+
+    contract: str
+    shown: bool
+    tokens: int | None
+    steps: tuple[Step, ...]
+    rests: tuple[Rest, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    @property
+    def vacuous(self) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.vacuous)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; a vacuous number is null."""
+        data = asdict(self)
+        for step in data["steps"]:
+            theorem = step.pop("theorem")
+            law = THEOREMS[theorem] if theorem else None
+            step["number"] = None if step["vacuous"] else step["number"]
+            step["theorem"] = law and {
+                "name": law.name,
+                "statement": law.statement,
+                "source": law.source,
+                "sharp": law.sharp,
+            }
+        data["left_out"] = [{"clause": c, "reason": reason} for c, reason in self.left_out]
+        return data
+
+
+def follow(
+    start: Step,
+    theorem: str,
+    what: str,
+    *inputs: float,
+    unit: str = "",
+    most: float = math.inf,
+    adds: tuple[str, ...] = (),
+) -> Step:
+    """The step that a theorem adds to its premises.
+
+    Args:
+        most: the largest value of the quantity; a bound of at least this is vacuous.
+        adds: assumptions of the path beyond the theorem's own.
+    """
+    law = THEOREMS[theorem]
+    number = float(law.function(*inputs))
+    return replace(
+        start,
+        level=start.level + 1,
+        what=what,
+        number=number,
+        unit=unit,
+        theorem=theorem,
+        standing=weakest(start.standing, law.standing),
+        assumes=joined(start.assumes, (*law.assumes, *adds)),
+        vacuous=is_vacuous(number, most),
+    )
+
+
+def weakest(*standings: Standing) -> Standing:
+    """The weakest of several guarantee types."""
+    return max(standings, key=STANDINGS.index)
+
+
+def joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    """The union in order."""
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+# The assumptions of a chain, and the state of each.  A test can only reject.
+
+
+State = Literal["kept", "not rejected", "rejected", "open", "declared", "untested", "not testable"]
+
+_DECLARED = ("reward_range", "advantage", "score_norm")
+_BY_DEFAULT = "sampler_fidelity"  # a validity check in every plan with sampled tokens
+
+
+@dataclass(frozen=True)
+class Rest:
+    """An assumption of the chain with its state.
+
+    Args:
+        said: the state as text, with its tests and their sample sizes.
+    """
+
+    name: str
+    text: str
+    state: State
+    said: str
+
+
+def rest(name: str, contract: Contract, verdict: Verdict | None) -> Rest:
+    """The state of an assumption for a contract or a run of it."""
+    text = ASSUMPTIONS[name].text
+    return Rest(name, text, *_state(name, contract, verdict))
+
+
+def _state(name: str, contract: Contract, verdict: Verdict | None) -> tuple[State, str]:
+    assumption = ASSUMPTIONS[name]
+    if assumption.kept_by:
+        if any(w.source == "trainer" for w in contract.all_workloads.values()):
+            return "untested", "a trainer samples the tokens, and nothing here tests it"
+        return "kept", f"kept by construction: {assumption.kept_by}"
+    if name == "same_filters":
+        return _filters(contract)
+    if name == "same_reward" and contract.reward is not None and contract.reward.of is not None:
+        of = contract.reward.of
+        return "kept", f"kept by construction for {of}: one function for both kernels' responses"
+    if name == "reward_range" and contract.reward is None:
+        return "untested", "no range is declared: read the drift as a share of it"
+    if name == "one_ratio":
+        if contract.gradient is not None and contract.gradient.ratio == "bypass":
+            return "declared", "declared, not tested"
+        return "untested", "not declared: write gradient: {ratio: bypass} where it is so"
+    if assumption.tested_by:
+        tested = _tested(assumption.tested_by, contract, verdict)
+        if tested is not None:
+            return tested
+        if name in _DECLARED:
+            return "declared", "declared, not tested"
+        return (
+            "untested",
+            f"not tested; {' or '.join(map(printed_metric, assumption.tested_by))} could reject it",
+        )
+    if name in _DECLARED:
+        return "declared", "declared, not tested"
+    return "not testable", "not testable by any run"
+
+
+def _filters(contract: Contract) -> tuple[State, str]:
+    kernels = contract.kernels
+    own = [k.sampling for k in (kernels.train, kernels.infer) if k.sampling is not None]
+    given = [*own, *(workload.sampling for workload in contract.all_workloads.values())]
+    if not any(sampling.filters for sampling in given):
+        if any(w.source == "trainer" for w in contract.all_workloads.values()):
+            return "declared", "declared: nothing is filtered, and a trainer samples the tokens"
+        return "kept", "kept by construction: the contract filters nothing"
+    if kernels.train.mask == "replayed":
+        return "declared", "declared: the train kernel reuses the tokens that the infer kernel kept"
+    return "untested", "not tested: each side keeps its own tokens; mask: replayed shares them"
+
+
+def _tested(
+    by: tuple[str, ...], contract: Contract, verdict: Verdict | None
+) -> tuple[State, str] | None:
+    """The results of the metrics that can reject it; None without such a metric."""
+    if verdict is None:
+        metrics = {clause.metric for _, _, clause in contract.clauses()}
+        if contract.statistical:
+            metrics.add(_BY_DEFAULT)
+        there = [printed_metric(name) for name in by if name in metrics]
+        return ("open", f"tested by {' and '.join(there)} as it runs") if there else None
+    cells = [cell for cell in verdict.cells if cell.metric in by and cell.place == WHOLE]
+    cells = [cell for cell in cells if cell.outcome != "not applicable"]
+    for cell in cells:
+        # a measured reward outside its range is an error; a large gap breaks no assumption
+        rejecting = ("error",) if cell.metric == "reward_gap" else ("violated", "error")
+        if cell.outcome in rejecting:
+            return "rejected", f"REJECTED by {printed_metric(cell.metric)}"
+    tried = [cell for cell in cells if cell.outcome in ("holds", "violated")]
+    if tried:
+        counts = (f"{cell.n:,} {cell.units}, by {printed_metric(cell.metric)}" for cell in tried)
+        return "not rejected", f"not rejected on {' and on '.join(counts)}"
+    return ("open", f"{printed_metric(cells[0].metric)} has not decided yet") if cells else None
+
 
 # The start of a path of the chain: the clause's number and its assumptions.
 #
@@ -49,8 +264,47 @@ def tokens_of(contract: Contract, workload: str) -> int | None:
     return declared.sampling.max_new_tokens if written or declared.source == "prompts" else None
 
 
+_EVERYWHERE = "every_context"
+# display names of clauses at the end of the chain
+_ITSELF = {
+    "policy_gradient_bias": "bias of the policy gradient",
+    "ratio_budget": "share of the clip range used",
+    "reward_gap": "gap of your own reward, up or down",
+}
+_NEXT_TV = "TV of the next token"
+_ALL = 1.0  # of the clip range: all of it is used
+
+
+def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
+    """Every number of a contract, or of a verdict on it, with its consequences.
+
+    Args:
+        verdict: a verdict on this contract; its certified upper bounds replace the limits.
+    """
+    steps: list[Step] = []
+    left_out: list[tuple[str, str]] = []
+    for section, _, clause in contract.clauses():
+        if section in ("runtime", "observability"):
+            continue
+        try:
+            for step in _Path(contract, section, clause, verdict).steps():
+                steps.append(step)  # noqa: PERF402 - what came before a path ends stays
+        except LeaveOut as reason:
+            left_out.append((clause.id, str(reason)))
+    names = dict.fromkeys(name for step in steps for name in step.assumes)
+    widths = [tokens_of(contract, name) for name in contract.all_workloads]
+    return Chain(
+        contract=contract.metadata.name,
+        shown=verdict is not None,
+        tokens=widths[0] if widths else None,
+        steps=tuple(steps),
+        rests=tuple(rest(name, contract, verdict) for name in names),
+        left_out=tuple(left_out),
+    )
+
+
 @dataclass(frozen=True)
-class Start:
+class _Path:
     """A clause of a contract with its cell on the whole traffic."""
 
     contract: Contract
@@ -164,48 +418,6 @@ class Start:
         """Most tokens of a response of its workload."""
         return tokens_of(self.contract, self.contract.workload_of(self.clause))
 
-
-_EVERYWHERE = "every_context"
-# display names of clauses at the end of the chain
-_ITSELF = {
-    "policy_gradient_bias": "bias of the policy gradient",
-    "ratio_budget": "share of the clip range used",
-    "reward_gap": "gap of your own reward, up or down",
-}
-_NEXT_TV = "TV of the next token"
-_ALL = 1.0  # of the clip range: all of it is used
-
-
-def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
-    """Every number of a contract, or of a verdict on it, with its consequences.
-
-    Args:
-        verdict: a verdict on this contract; its certified upper bounds replace the limits.
-    """
-    steps: list[Step] = []
-    left_out: list[tuple[str, str]] = []
-    for section, _, clause in contract.clauses():
-        if section in ("runtime", "observability"):
-            continue
-        try:
-            for step in _Path(contract, section, clause, verdict).steps():
-                steps.append(step)  # noqa: PERF402 - what came before a path ends stays
-        except LeaveOut as reason:
-            left_out.append((clause.id, str(reason)))
-    names = dict.fromkeys(name for step in steps for name in step.assumes)
-    widths = [tokens_of(contract, name) for name in contract.all_workloads]
-    return Chain(
-        contract=contract.metadata.name,
-        shown=verdict is not None,
-        tokens=widths[0] if widths else None,
-        steps=tuple(steps),
-        rests=tuple(rest(name, contract, verdict) for name in names),
-        left_out=tuple(left_out),
-    )
-
-
-@dataclass(frozen=True)
-class _Path(Start):
     def steps(self) -> Iterator[Step]:
         """Yield the steps of the path.
 

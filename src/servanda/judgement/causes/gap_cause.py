@@ -14,11 +14,16 @@ import numpy as np
 
 from servanda.contract.clause import SliceRule
 from servanda.judgement.breakdown import Advice, CorrectionForecast, Estimate, SliceAdvice
-from servanda.judgement.causes.catalogue import CAUSES, UNEXPLAINED, Cause
+from servanda.judgement.causes.catalogue import CAUSES, REMEDIES, UNEXPLAINED, Cause
 from servanda.judgement.causes.gap_shape import WORST, Signatures, signatures_of
-from servanda.judgement.causes.sequence_search import OddSequences, find_sequences
-from servanda.judgement.causes.slice_search import FoundSlice, find_slices, mask_of, measured
-from servanda.judgement.causes.switches import REMEDIES
+from servanda.judgement.causes.slice_search import (
+    FoundSlice,
+    OddSequences,
+    find_sequences,
+    find_slices,
+    mask_of,
+    measured,
+)
 from servanda.judgement.causes.token_table import Array, TokenTable
 from servanda.judgement.contract_text import slice_text
 from servanda.judgement.slices.rules import LABEL, modulo
@@ -92,7 +97,10 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def explains(found: FoundSlice) -> str:
+def explains(found: FoundSlice | None) -> str:
+    """How much of the excess lies there; "" without a slice."""
+    if found is None:
+        return ""
     return (
         f"{100 * found.share:.0f} % of the excess over the other tokens lies there "
         f"({found.inside:.2g} against {found.outside:.2g})"
@@ -137,30 +145,26 @@ RULES["raw_logprobs"] = _problem("coherence")
 
 @rule("stale_replica")
 def _(case: Case) -> str:
-    found = _label(case, *INFRASTRUCTURE)
+    found = _of_engine(case)
     if found is None or not grows(case.signatures):
         return ""
     return f"its gap grows x{case.signatures.growth:.2g}; {explains(found)}"
 
 
-@rule("one_engine")
-def _(case: Case) -> str:
-    found = _label(case, *INFRASTRUCTURE)
-    return explains(found) if found else ""
+RULES["one_engine"] = lambda case: explains(_of_engine(case))
 
 
 @rule("one_kind")
 def _(case: Case) -> str:
     main = case.main
-    if main is None or not main.first[0].startswith(LABEL) or _label(case, *INFRASTRUCTURE):
+    if main is None or not main.first[0].startswith(LABEL) or _of_engine(case):
         return ""
     return explains(main)
 
 
-def _label(case: Case, *names: str) -> FoundSlice | None:
-    main = case.main
-    first = "" if main is None else main.first[0]
-    return main if first.startswith(LABEL) and first.removeprefix(LABEL) in names else None
+def _of_engine(case: Case) -> FoundSlice | None:
+    """The main slice, if it is of one part of the infrastructure."""
+    return case.sliced(*(LABEL + name for name in INFRASTRUCTURE))
 
 
 @rule("old_weights")
@@ -181,10 +185,7 @@ def _(case: Case) -> str:
     return explains(found)
 
 
-@rule("vocabulary")
-def _(case: Case) -> str:
-    found = case.sliced("outcome.token_id")
-    return explains(found) if found else ""
+RULES["vocabulary"] = lambda case: explains(case.sliced("outcome.token_id"))
 
 
 @rule("end_of_answer")
@@ -194,7 +195,7 @@ def _(case: Case) -> str:
         late = case.sliced("context.position")
         if late is not None and "gte" in late.first[1] and late.tokens <= _END:
             found = late
-    return explains(found) if found else ""
+    return explains(found)
 
 
 @rule("blocks")
@@ -207,18 +208,13 @@ def _(case: Case) -> str:
     return explains(main)
 
 
-@rule("batch")
-def _(case: Case) -> str:
-    found = case.sliced("context.row")
-    return explains(found) if found else ""
+RULES["batch"] = lambda case: explains(case.sliced("context.row"))
 
 
 @rule("attention_window")
 def _(case: Case) -> str:
     found = case.sliced("context.length", "context.position")
-    if found is None or "gte" not in found.first[1]:
-        return ""
-    if found.outside > found.inside / _JUMP:
+    if found is None or "gte" not in found.first[1] or found.outside > found.inside / _JUMP:
         return ""
     edge = found.first[1]["gte"]
     return f"from about {edge:g} tokens on; {explains(found)}"
@@ -318,9 +314,8 @@ def _(case: Case) -> str:
 @rule("penalty")
 def _(case: Case) -> str:
     s = case.signatures
-    if s.repeated is None or abs(s.repeated) < _PENALTY_Z:
-        return ""
-    if (s.repeated_share or 0.0) < _PENALTY_SHARE:
+    share = s.repeated_share or 0.0
+    if s.repeated is None or abs(s.repeated) < _PENALTY_Z or share < _PENALTY_SHARE:
         return ""
     way = "less" if s.repeated > 0 else "more"
     return f"tokens that a response repeats are {way} likely to the engine, {s.repeated:+.0f} σ"

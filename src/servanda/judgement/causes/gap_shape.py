@@ -216,20 +216,10 @@ def _ratio(table: TokenTable, base_K: Array, of_K: Array) -> float | None:
     return inside / outside
 
 
-def _by_sequence(table: TokenTable, base_K: Array) -> tuple[Array, Array, Array]:
-    """Sums of the gap and of the expected gap of each sequence, and its tokens, [Q]."""
-    _, code_K = np.unique(table.sequence_K, return_inverse=True)
-    return (
-        np.bincount(code_K, table.gap_K),
-        np.bincount(code_K, base_K),
-        np.bincount(code_K),
-    )
-
-
 def _concentration(table: TokenTable, base_K: Array) -> float:
     """Within steps: where a gap grows, the sequences of late steps are not few odd ones."""
-    x_Q, b_Q, n_Q = _by_sequence(table, base_K)
-    _, first_Q = np.unique(table.sequence_K, return_index=True)
+    _, first_Q, code_K = np.unique(table.sequence_K, return_index=True, return_inverse=True)
+    x_Q, b_Q, n_Q = (np.bincount(code_K, of_K) for of_K in (table.gap_K, base_K, None))
     step_Q, worst = table.step_K[first_Q], 0.0
     for step in np.unique(step_Q):
         x_P, b_P, n_P = (column[step_Q == step] for column in (x_Q, b_Q, n_Q))

@@ -167,19 +167,15 @@ def _part(
     part = {name: np.repeat(column, length_S)[usable_N] for name, column in of_S.items()}
     recorded = columns(pair, (Prompt(1),) * size, NUMBERS)
     part |= {name: column[usable_N] for name, column in recorded.items()}
+    # whether the sequence has sampled each token before
+    sequence_N, repeated_N = np.repeat(of_S["sequence"], length_S), trace.token_N >= 0
+    _, first_N = np.unique(np.stack([sequence_N, trace.token_N]), axis=1, return_index=True)
+    repeated_N[first_N] = False
     part |= {
         "step": np.full(int(usable_N.sum()), step),
         "train": pair.train.columns["logp"][usable_N],
         "infer": trace.columns["logp"][usable_N],
         "token": trace.token_N[usable_N],
-        "repeated": _repeated(trace.token_N, np.repeat(of_S["sequence"], length_S))[usable_N],
+        "repeated": repeated_N[usable_N],
     }
     return part
-
-
-def _repeated(token_N: Array, sequence_N: Array) -> Array:
-    """Whether the sequence has sampled each token before."""
-    repeated_N = np.ones(len(token_N), dtype=bool)
-    _, first = np.unique(np.stack([sequence_N, token_N]), axis=1, return_index=True)
-    repeated_N[first] = False
-    return repeated_N & (token_N >= 0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from servanda.contract.clause import (
     SAMPLE_RATIO,
+    STAGES,
     WHOLE,
     Clause,
     Relative,
@@ -23,7 +25,7 @@ from servanda.contract.fields import VARIABLE, duration_text
 from servanda.contract.finding import Finding
 from servanda.contract.key_aliases import Path
 from servanda.contract.model import EXTERNAL, Contract, Kernel, base_of
-from servanda.contract.policy import Replica
+from servanda.contract.policy import Replica, StageRule
 from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
 from servanda.contract.server_dialects import dialect_hint, is_dialect
 from servanda.contract.workload import Workload
@@ -35,7 +37,6 @@ from servanda.judgement.lint.escalation import escalation
 from servanda.judgement.lint.objective import learning, trend
 from servanda.judgement.lint.runtime import RUNTIME_METRICS, envelope, runtime
 from servanda.judgement.lint.slices import slices
-from servanda.judgement.lint.stages import promotion, stages
 from servanda.judgement.slices.rules import Known
 from servanda.registry import did_you_mean, quoted
 from servanda.theory.divergence.base import DIVERGENCES, Divergence
@@ -43,9 +44,6 @@ from servanda.theory.divergence.calibration import CALIBRATION
 
 if TYPE_CHECKING:
     from servanda.contract.yaml_reader import Marks
-
-
-# Lint of the clauses: a metric in its section, and a limit that can both hold and fail.
 
 
 # Lint of the bound chain: declarations that a metric needs, and limits that can hold and fail.
@@ -85,14 +83,10 @@ def chain(
             if CHAIN[name].known != metric.known:
                 hint += "; gradient: {loss: token_mean} concerns tokens"
             yield Finding((*path, "slices", j), message, hint)
-    if clause.at_least is not None:
-        message = f"a divergence is kept small: {name} takes at_most"
-        hint = "remove at_least" if clause.at_most is not None else "write at_most"
-        yield Finding((*path, "at_least"), message, hint, key=True)
-    elif clause.at_most is None:
-        hint = f"write {metric.example}"
-        yield Finding(path, f"clause {clause.id!r} has no limit", hint)
-    elif not isinstance(clause.at_most, float):
+    yield from _no_upper_limit(path, clause, name, f"write {metric.example}")
+    if clause.at_least is not None or clause.at_most is None:
+        return
+    if not isinstance(clause.at_most, float):
         message = f"{name} follows from what the contract declares: its limit is a number"
         yield Finding((*path, "at_most"), message, f"write {metric.example}")
     elif clause.at_most < 0 or (clause.at_most == 0 and clause.percentile is None):
@@ -161,6 +155,9 @@ def mass_gap(path: Path, clause: Clause) -> Iterator[Finding]:
     elif isinstance(limit, Relative) or not 0 < limit < 1:
         message = "the limit of a mass gap is a number between 0 and 1"
         yield Finding((*path, "at_most"), message, "write at_most: 0.01")
+
+
+# Lint of the clauses: a metric in its section, and a limit that can both hold and fail.
 
 
 COVERAGE = "rescored_ratio"
@@ -353,22 +350,23 @@ def _limit(path: Path, section: Section, clause: Clause, metric: Divergence) -> 
     elif limit >= top:
         cut = " after clip" if clipped else ""
         message = f"{metric.name} is at most {top:g}{cut}: a limit of {limit:g} can never fail"
-        yield Finding(
-            at, message, f"write a limit below {top:g}" + (", or raise clip" if cut else "")
-        )
+        hint = f"write a limit below {top:g}" + (", or raise clip" if cut else "")
+        yield Finding(at, message, hint)
     elif limit == low == 0 and section == "statistical" and clause.percentile is None:
         message = "a sample cannot certify 0"
         hint = "move the clause to numerical: it measures every position of the golden texts"
         yield Finding(at, message, hint)
 
 
-def _no_upper_limit(path: Path, clause: Clause, name: str) -> Iterator[Finding]:
+def _no_upper_limit(
+    path: Path, clause: Clause, name: str, advice: str = "add at_most: 0.02"
+) -> Iterator[Finding]:
     if clause.at_least is not None:
         message = f"a divergence is kept small: {name} takes at_most"
         hint = "remove at_least" if clause.at_most is not None else "write at_most"
         yield Finding((*path, "at_least"), message, hint, key=True)
     elif clause.at_most is None:
-        yield Finding(path, f"clause {clause.id!r} has no limit", "add at_most: 0.02")
+        yield Finding(path, f"clause {clause.id!r} has no limit", advice)
 
 
 def _calibration(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
@@ -419,9 +417,7 @@ def _relative(
 _SERVER = "openai_http"
 URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 _ADDRESS = "write url: http://127.0.0.1:8000"
-_OF_SERVERS = (
-    *("url", "served", "dialect", "logprobs", "sampling_defaults", "timeout_s", "key_env"),
-)
+_OF_SERVERS = ("url", "served", "dialect", "logprobs", "sampling_defaults", "timeout_s", "key_env")
 
 
 def kernels(
@@ -493,9 +489,8 @@ def _fault(path: Path, kernel: Kernel, faults: Collection[str]) -> Iterator[Find
     for name in kernel.fault:
         if name not in faults:
             hint = did_you_mean(name, faults) if faults else "no fault can be injected here"
-            yield Finding(
-                (*path, "fault", name), f"no fault is named {quoted(name)}", hint, key=True
-            )
+            message = f"no fault is named {quoted(name)}"
+            yield Finding((*path, "fault", name), message, hint, key=True)
 
 
 def check(
@@ -751,3 +746,67 @@ def labels(contract: Contract) -> Iterator[Finding]:
         if source.startswith("request."):
             hint = f"write {_METADATA}<key>, such as {_METADATA}tenant"
         yield Finding(("labels", name, "from"), message, hint)
+
+
+# Lint of the stages: of a promotion, and of a clause.
+
+
+# keys of each stage, besides prompt_groups; other keys would have no effect
+_ONLY = {"steps": ("canary",), "share": ("shadow",), "sample": STAGES[1:]}
+
+
+def promotion(contract: Contract) -> Iterator[Finding]:
+    """Check the sizes and shares of the stages, and the stable kernel."""
+    for stage in STAGES:
+        rule = getattr(contract.promotion, stage)
+        if rule is not None:
+            yield from _stage(("promotion", stage), stage, rule)
+            if stage != "offline" and contract.stable is None:
+                mirrors = stage == "shadow"
+                needs = "answers what shadow mirrors" if mirrors else f"takes over if {stage} fails"
+                message = f"there is no stable: kernel, which {needs}"
+                hint = "declare stable: with the kernel that serves today, or end the promotion "
+                yield Finding(("promotion", stage), message, hint + "offline", key=True)
+    last = [stage for stage in STAGES if contract.promotion.has(stage)][-1]
+    rule = getattr(contract.promotion, last)
+    if rule is not None and rule.approval == "required":
+        message = f"{last} is the last stage: no stage after it needs an approval"
+        hint = "remove it" if last == STAGES[-1] else "add promotion.full, or remove it"
+        yield Finding(("promotion", last, "approval"), message, hint, key=True)
+
+
+def _stage(path: Path, stage: str, rule: StageRule) -> Iterator[Finding]:
+    first, limit = rule.sequences
+    at = (*path, "prompt_groups")
+    if first < 1:
+        message = f"the first evaluation at {stage} needs at least 1 prompt group, not {first}"
+        yield Finding(at, message, "write [first evaluation, limit], such as [400, 6000]")
+    elif first > limit:
+        message = f"the first evaluation at {stage} ({first}) comes after the limit ({limit})"
+        yield Finding(at, message, f"did you mean [{limit}, {first}]?")
+    for name, stages in _ONLY.items():
+        if getattr(rule, name) is not None and stage not in stages:
+            message = f"{stage} has no {name}: that is a matter of {', '.join(stages)}"
+            yield Finding((*path, name), message, "remove it", key=True)
+    steps = rule.steps
+    if steps is not None and stage in _ONLY["steps"]:
+        rising = all(low < high for low, high in itertools.pairwise((0.0, *steps)))
+        if not steps or not rising or steps[-1] > 1:
+            message = "the steps of a canary are shares that increase, above 0 and at most 1"
+            yield Finding((*path, "steps"), message, "write them in order, such as [0.01, 0.1]")
+
+
+def stages(path: Path, contract: Contract, clause: Clause) -> Iterator[Finding]:
+    """Check the stages of a clause: at least one, each once, and existing."""
+    at = (*path, "stages")
+    if not clause.stages:
+        message = f"clause {clause.id!r} is judged at no stage"
+        yield Finding(at, message, "remove stages: a clause is judged at every one")
+    elif not any(contract.promotion.has(stage) for stage in clause.stages):
+        named = ", ".join(dict.fromkeys(clause.stages))
+        message = f"clause {clause.id!r} is judged at {named} only, which promotion does not have"
+        hint = f"add promotion.{clause.stages[0]}, or remove stages"
+        yield Finding(at, message, hint)
+    for j, stage in enumerate(clause.stages):
+        if stage in clause.stages[:j]:
+            yield Finding((*at, j), f"stage {stage!r} is listed twice", "remove one")

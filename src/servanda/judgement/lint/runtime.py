@@ -102,9 +102,8 @@ def _limit(
     if getattr(clause, other) is not None:
         message = f"{clause.metric} takes {metric.limit}"
         has = getattr(clause, metric.limit) is not None
-        yield Finding(
-            (*path, other), message, f"remove {other}" if has else f"write {metric.limit}", key=True
-        )
+        hint = f"remove {other}" if has else f"write {metric.limit}"
+        yield Finding((*path, other), message, hint, key=True)
         return
     limit = getattr(clause, metric.limit)
     at = (*path, metric.limit)
@@ -176,9 +175,8 @@ def _path(contract: Contract) -> Iterator[Finding]:
     if envelope is None or envelope.path != "decode":
         return
     why = "and the envelope promises decode: scoring a prompt does not certify decoding"
+    hint = "write path: decode, or promise prefill in runtime.envelope.path"
     if contract.kernels.infer.path == "prefill":
-        hint = "write path: decode, or promise prefill in runtime.envelope.path"
         yield Finding(("kernels", "infer", "path"), f"infer runs by prefill, {why}", hint)
     if contract.golden is not None and contract.golden.path == "prefill":
-        hint = "write path: decode, or promise prefill in runtime.envelope.path"
         yield Finding(("golden", "path"), f"golden texts are prefilled, {why}", hint)

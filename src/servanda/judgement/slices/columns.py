@@ -53,19 +53,12 @@ def _recorded(pair: TracePair, field: str) -> Array:
         return np.repeat(trace.prompt_tokens_S, trace.length_S).astype(np.float64)
     if field == "context.row":
         return np.repeat(trace.sequence_S, trace.length_S).astype(np.float64)
-    if field == "outcome.flipped_layers" and (flipped_N := _flipped(pair)) is not None:
-        return flipped_N
+    train_NLK, infer_NLK = pair.train.routes, trace.routes
+    if field == "outcome.flipped_layers" and train_NLK is not None and infer_NLK is not None:
+        return router_flip(train_NLK, infer_NLK) * infer_NLK.shape[1]
     if field == "outcome.token_id":
         return np.where(trace.token_N < 0, np.nan, trace.token_N)
     return column(field, trace.columns, len(trace.token_N))
-
-
-def _flipped(pair: TracePair) -> Array | None:
-    """Layers whose experts differ, [N]; NaN if one is not recorded.  None if none is."""
-    train_NLK, infer_NLK = pair.train.routes, pair.infer.routes
-    if train_NLK is None or infer_NLK is None:
-        return None
-    return router_flip(train_NLK, infer_NLK) * infer_NLK.shape[1]
 
 
 def class_of(token: str) -> str:

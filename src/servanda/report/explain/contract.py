@@ -83,14 +83,13 @@ def _head(plan: Plan) -> str:
     ]
     for schedule in plan.schedules:
         corpus = schedule.corpus
-        lines += [
-            _fill(
-                f"The run draws prompts at random from {PurePath(corpus.file).name} "
-                f"({len(corpus):,} lines). The first evaluation is after {schedule.first:,} "
-                "prompt groups (a group is a prompt, or lines that belong together), and the run "
-                f"stops when every cell is decided, at the latest after {schedule.last:,}."
-            )
-        ]
+        text = (
+            f"The run draws prompts at random from {PurePath(corpus.file).name} "
+            f"({len(corpus):,} lines). The first evaluation is after {schedule.first:,} prompt "
+            "groups (a group is a prompt, or lines that belong together), and the run stops when "
+            f"every cell is decided, at the latest after {schedule.last:,}."
+        )
+        lines.append(_fill(text))
     return "\n".join([*lines, _fill(_ANSWERS)])
 
 
@@ -143,7 +142,10 @@ def promise(cell: Cell) -> str:
     unit = DIVERGENCES[metric].unit if metric in DIVERGENCES else ""
     if metric in RUNTIME_METRICS:
         unit, which = RUNTIME_METRICS[metric].unit, RUNTIME_METRICS[metric].limit
-        return f"{_aggregated(clause, meaning)} {_limit(clause, which, unit)}."
+        how = " on average" if clause.aggregate == "mean" else ""
+        if clause.percentile is not None:
+            how = f" {clause.percentile:g} % of the requests"
+        return f"{_upper(meaning)}:{how} {_limit(clause, which, unit)}."
     if cell.section == "numerical":
         where = "at every position of the golden texts"
         if (clause.aggregate or "max") != "max":
@@ -156,12 +158,6 @@ def promise(cell: Cell) -> str:
         return f"{_upper(meaning)}: at most {share} of {tokens}, may exceed {above}."
     cut = f" Each value counts as at most {clause.clip:g}." if clause.clip is not None else ""
     return f"{_upper(meaning)}: its mean over {tokens}, {_limit(clause, 'at_most', unit)}.{cut}"
-
-
-def _aggregated(clause: Clause, meaning: str) -> str:
-    if clause.percentile is not None:
-        return f"{_upper(meaning)}: {clause.percentile:g} % of the requests"
-    return f"{_upper(meaning)}: on average" if clause.aggregate == "mean" else f"{_upper(meaning)}:"
 
 
 def _limit(clause: Clause, which: str, unit: str) -> str:
@@ -182,14 +178,8 @@ def _relative(limit: Relative) -> str:
 def _sizes(plan: Plan, cells: list[Cell]) -> Iterator[str]:
     """What each slice needs and what the run has for it, and what would decide sooner."""
     unit = _unit(cells[0])
-    rows: list[tuple[str, ...]] = [
-        (
-            f"slice ({unit})",
-            "run offers up to",
-            "needs at best",
-            "at half the limit",
-        )
-    ]
+    heads = (f"slice ({unit})", "run offers up to", "needs at best", "at half the limit")
+    rows: list[tuple[str, ...]] = [heads]
     short: list[str] = []
     for cell in cells:
         assert cell.kind.certificate
@@ -262,10 +252,8 @@ def _row(course: tuple[Leg, ...], i: int) -> tuple[str, ...]:
     following = course[i + 1] if i + 1 < len(course) else None
     asks = leg.approval and following is not None and following.stage != leg.stage
     undecided = {"wait": "goes on", "hold": "halts", "roll_back": "rolls back"}
-    then = [
-        *(["an approval"] if asks else []),
-        f"undecided: {undecided[leg.if_inconclusive]}",
-    ]
+    then = [f"undecided: {undecided[leg.if_inconclusive]}"]
+    then = ["an approval", *then] if asks else then
     return (
         leg.name,
         leg.traffic,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from servanda.contract.clause import METRIC_ALIASES, printed_metric
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
@@ -146,19 +146,15 @@ def explain_guard(name: str) -> str | None:
         return None
     printed = printed_metric(stored)
     names = f"  names    {printed}; in verdicts and logs: {stored}\n"
+    always = any(guard.metric == stored for guard in DEFAULT_GUARDS)
     return (
         f"{name}: {of_guard(stored)}.\n"
         "  a validity check: where it fails, the statistical promises are inconclusive, because\n"
         "  their numbers would not be what they claim to be.  It never makes a contract pass.\n"
         f"{names if printed != stored else ''}"
-        f"  clause   under observability.clauses; {_written(stored)}"
+        f"  clause   under observability.clauses; it applies "
+        f"{'even if it is not written' if always else 'only where it is written'}"
     )
-
-
-def _written(name: str) -> str:
-    if any(guard.metric == name for guard in DEFAULT_GUARDS):
-        return "it applies even if it is not written"
-    return "it applies only where it is written"
 
 
 def explain_field(name: str) -> str | None:
@@ -179,10 +175,6 @@ def _example(name: str, values: tuple[str, ...] | None) -> str:
     return f"split: {name}}} or {{name: x, match: {{{name}: {{in: [{value}]}}}}"
 
 
-# each says what a name means, or None where it is none of its own
-EXPLAINERS: list[Callable[[str], str | None]] = [explain_metric, explain_guard, explain_field]
-
-
 def names() -> Collection[str]:
     """Everything that has an explanation of its own."""
     return [
@@ -197,4 +189,4 @@ def names() -> Collection[str]:
 
 def explain_name(name: str) -> str | None:
     """The meaning of a metric, a validity check or a slice field; None for another name."""
-    return next((text for explain in EXPLAINERS if (text := explain(name)) is not None), None)
+    return explain_metric(name) or explain_guard(name) or explain_field(name)

@@ -124,27 +124,21 @@ def token_errors(
     )
 
 
-def _band(low: float, high: float) -> tuple[float, float]:
-    return low, high
-
-
 # as trainers offer them, at the thresholds of their documentation
 CORRECTIONS: Mapping[str, Correction] = {
     "none": Correction("no correction", PSI["naive"]()),
     "tis": Correction("token TIS at 2", PSI["tis"](2.0)),
-    "icepop": Correction("token mask (MIS, IcePop) at 0.5 to 5", PSI["icepop"](_band(0.5, 5.0))),
-    "reject": Correction("token rejection at 0.5 to 2", PSI["reject"](_band(0.5, 2.0))),
+    "icepop": Correction("token mask (MIS, IcePop) at 0.5 to 5", PSI["icepop"]((0.5, 5.0))),
+    "reject": Correction("token rejection at 0.5 to 2", PSI["reject"]((0.5, 2.0))),
     "clip": Correction("token clip at 0.8 to 1.2", PSI["clip"](0.2)),
     "seq_tis": Correction("sequence TIS at 2", PSI["tis"](2.0), "sequence"),
-    "seq_mis": Correction(
-        "sequence mask (MIS) at 0.5 to 2", PSI["mis"](_band(0.5, 2.0)), "sequence"
-    ),
+    "seq_mis": Correction("sequence mask (MIS) at 0.5 to 2", PSI["mis"]((0.5, 2.0)), "sequence"),
     "geometric": Correction(
-        "geometric rejection at 0.999 to 1.001", PSI["reject"](_band(0.999, 1.001)), "mean"
+        "geometric rejection at 0.999 to 1.001", PSI["reject"]((0.999, 1.001)), "mean"
     ),
     "geometric_tis": Correction(
         "token TIS at 2, geometric mask at 0.999 to 1.002",
         PSI["tis"](2.0),
-        kept=PSI["reject"](_band(0.999, 1.002)),
+        kept=PSI["reject"]((0.999, 1.002)),
     ),
 }

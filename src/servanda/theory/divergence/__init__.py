@@ -9,7 +9,6 @@ from servanda.theory.divergence import (  # noqa: F401
     hellinger,
     kl,
     le_cam,
-    linf,
     osc,
     routes,
     topk,

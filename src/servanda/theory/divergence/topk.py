@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from servanda.theory.divergence.base import DIVERGENCES, Form, Span, divergence
+from servanda.theory.divergence.base import DIVERGENCES, Span, divergence
 from servanda.theory.divergence.chi2 import chi2_terms
 from servanda.theory.divergence.hellinger import hellinger2_terms
 from servanda.theory.divergence.kl import js_terms, kl_reverse_terms, kl_terms
@@ -75,10 +75,8 @@ def _bracket(rows: TopRows, lower_R: Floats, upper_R: Floats, span: Span) -> Flo
 
 def _form(name: str, source: str) -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
     metric = DIVERGENCES[name]
-    form: Form = "topk"
-    return divergence(
-        name, needs=form, unit=metric.unit, span=metric.span_of("logits"), source=source
-    )
+    span = metric.span_of("logits")
+    return divergence(name, needs="topk", unit=metric.unit, span=span, source=source)
 
 
 @_form("tv", "overlap of the returned tokens, and the most that the tails can add to it")

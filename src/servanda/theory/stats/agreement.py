@@ -140,17 +140,10 @@ class Agreement:
         return cls(tokens, equal, int((n_B > 0).sum()), distance=mean * (tokens - equal))
 
     def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(
-            self.tokens + other.tokens,
-            self.equal + other.equal,
-            self.sequences + other.sequences,
-            tuple(a + b for a, b in zip(self.identical, other.identical, strict=True)),
-            self.identical_tokens + other.identical_tokens,
-            self.distance + other.distance,
-            self.close + other.close,
-            self.differing + other.differing,
-            self.apart + other.apart,
-        )
+        mine, theirs = vars(self), vars(other)
+        sums = {name: mine[name] + theirs[name] for name in mine if name != "identical"}
+        pairs = zip(self.identical, other.identical, strict=True)
+        return Agreement(identical=tuple(a + b for a, b in pairs), **sums)
 
     @property
     def everywhere(self) -> bool:

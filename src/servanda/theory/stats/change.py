@@ -79,7 +79,9 @@ class Detector:
         """
         x_M = np.asarray(x_M, dtype=np.float64)
         most_F = [fold.threshold + CLIP for fold in self.folds]
-        after_FDM = _advanced(state_FDM, self._z(x_M), self.sides)
+        centre_FM = np.array([fold.centre_M for fold in self.folds])
+        scale_FM = np.array([fold.scale_M for fold in self.folds])
+        after_FDM = _advanced(state_FDM, (x_M - centre_FM) / scale_FM, self.sides)
         return np.minimum(after_FDM, np.array(most_F)[:, None, None])
 
     def values(self, state_FDM: Array) -> Array:
@@ -95,11 +97,6 @@ class Detector:
         each = min(scales, CLIP) - ALLOWANCE
         most = max(fold.threshold for fold in self.folds)
         return math.floor(most / each) + 1 if each > 0 else math.inf
-
-    def _z(self, x_M: Array) -> Array:
-        centre_FM = np.array([fold.centre_M for fold in self.folds])
-        scale_FM = np.array([fold.scale_M for fold in self.folds])
-        return (x_M - centre_FM) / scale_FM
 
 
 def detector(

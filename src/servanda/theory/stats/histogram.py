@@ -94,12 +94,6 @@ def bin_of(log_ratio_N: ArrayLike) -> NDArray[np.signedinteger]:
     return bin_N
 
 
-def _magnitudes() -> Floats:
-    """The far end of each bin above 0 except the last, ascending."""
-    form = _Format.of(np.dtype(np.float64))
-    return ((np.arange(1, _SIDE, dtype=np.int64) + form.base) << form.shift).view(np.float64)
-
-
 def edges() -> tuple[Floats, Floats]:
     """The closed interval of log ratios of each bin, (least_K, most_K), nats.
 
@@ -107,7 +101,9 @@ def edges() -> tuple[Floats, Floats]:
     bin from half a unit above it: so the far end is the next float32 further out. Neighbours
     overlap by this amount.  The last bin ends at the largest float.
     """
-    far = _magnitudes()
+    form = _Format.of(np.dtype(np.float64))
+    # the far end of each bin above 0 except the last, ascending
+    far = ((np.arange(1, _SIDE, dtype=np.int64) + form.base) << form.shift).view(np.float64)
     near_P = np.r_[0.0, far]
     outward = np.nextafter(far.astype(np.float32), np.float32(np.inf)).astype(np.float64)
     far_P = np.r_[outward, np.inf]

@@ -30,10 +30,9 @@ _SUMS = 5  # tokens, lag, lag^2, |d|, lag |d|
 
 @dataclass(frozen=True)
 class LagLine:
-    """|d| = gap + slope * lag, nats; intervals of 95 %."""
+    """|d| = gap + slope * lag, nats; an interval of 95 %."""
 
     gap: float
-    gap_interval: tuple[float, float]
     slope: float
     slope_interval: tuple[float, float]
 
@@ -92,15 +91,12 @@ class LagSplit:
         if n < _LEAST or not math.isfinite(slope):
             return None
         rng = np.random.default_rng(_SEED)
-        gap_R, slope_R = _lines(rng.multinomial(n, [1 / n] * n, size=RESAMPLES) @ sums_KS)
+        _, slope_R = _lines(rng.multinomial(n, [1 / n] * n, size=RESAMPLES) @ sums_KS)
         # a bootstrap over few units is too narrow
         reach = math.sqrt(n / (n - 1)) * student_t(0.975, n - 1) / NormalDist().inv_cdf(0.975)
-        ends = (
-            tuple(v + reach * (np.quantile(v_R[np.isfinite(v_R)], q) - v) for q in (0.025, 0.975))
-            for v, v_R in ((gap, gap_R), (slope, slope_R))
-        )
-        (gap_low, gap_high), (low, high) = (map(float, pair) for pair in ends)
-        return LagLine(float(gap), (gap_low, gap_high), float(slope), (low, high))
+        ends = np.quantile(slope_R[np.isfinite(slope_R)], (0.025, 0.975))
+        low, high = slope + reach * (ends - slope)
+        return LagLine(float(gap), float(slope), (float(low), float(high)))
 
 
 def _lines(sums_RS: Array) -> tuple[Array, Array]:

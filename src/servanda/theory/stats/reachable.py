@@ -61,10 +61,10 @@ def reach(
         return mixed(n * growth, weights_above(limit, best)) >= violated
 
     return Reach(
-        _last(lambda m: below(m, False)),
-        _first(lambda m: above(m, False)),
-        _last(lambda m: below(m, True)),
-        _first(lambda m: above(m, True)),
+        _edge(lambda m: below(m, False), 0.0, 1.0),
+        _edge(lambda m: above(m, False), 1.0, 0.0),
+        _edge(lambda m: below(m, True), 0.0, 1.0),
+        _edge(lambda m: above(m, True), 1.0, 0.0),
     )
 
 
@@ -75,21 +75,10 @@ def _growth(bets: Floats, mean: float, limit: float, fill: float, *, even: bool)
     return growth - np.log1p(bets * limit)
 
 
-def _last(decides: Callable[[float], bool]) -> float | None:
-    """The largest decided mean, if small ones are decided."""
-    if not decides(0.0):
+def _edge(decides: Callable[[float], bool], inside: float, outside: float) -> float | None:
+    """The last decided mean on the way from `inside` to `outside`; None if there is none."""
+    if not decides(inside):
         return None
-    return _edge(decides, 0.0, 1.0)
-
-
-def _first(decides: Callable[[float], bool]) -> float | None:
-    """The smallest decided mean, if large ones are decided."""
-    if not decides(1.0):
-        return None
-    return _edge(decides, 1.0, 0.0)
-
-
-def _edge(decides: Callable[[float], bool], inside: float, outside: float) -> float:
     for _ in range(_STEPS):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if decides(middle) else (inside, middle)

@@ -94,15 +94,11 @@ def _bins(train_N: Array, infer_N: Array, left_out_N: Array) -> Array:
     odd_N &= ~left_out_N
     if odd_N.any():
         # -inf of train gives -inf, and a difference may exceed the range of float32
-        bin_N[odd_N] = _exactly(train_N[odd_N], infer_N[odd_N])
+        train_N, infer_N = (of_N[odd_N].astype(np.float64) for of_N in (train_N, infer_N))
+        usable_N = np.isfinite(infer_N) & (train_N < np.inf)
+        with np.errstate(invalid="ignore", over="ignore"):
+            bin_N[odd_N] = bin_of(np.where(usable_N, train_N - infer_N, np.nan))
     return bin_N
-
-
-def _exactly(train_N: Array, infer_N: Array) -> Array:
-    train_N, infer_N = train_N.astype(np.float64), infer_N.astype(np.float64)
-    usable_N = np.isfinite(infer_N) & (train_N < np.inf)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return bin_of(np.where(usable_N, train_N - infer_N, np.nan))
 
 
 def _starts(atom_N: Array, left_out_N: Array, atoms: int) -> NDArray[np.int64]:
