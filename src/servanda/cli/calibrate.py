@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-from servanda.authoring.calibrate.base import Calibration, Limit
 from servanda.authoring.calibrate.default_clauses import standard
+from servanda.authoring.calibrate.limits import Calibration, Limit
 from servanda.authoring.calibrate.limits import calibrate as calibrated
 from servanda.authoring.calibrate.recorder import accept, closed_rounds
 from servanda.authoring.calibrate.rewrite import rewritten

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from servanda.authoring.calibrate.limits import record_floor
+from servanda.authoring.calibrate.limits import Resampled, record_floor
 from servanda.authoring.calibrate.recorder import closed_rounds
-from servanda.authoring.calibrate.resample import Resampled
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.runner import run
 from servanda.runner.finished_run import reread
