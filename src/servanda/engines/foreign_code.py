@@ -47,7 +47,9 @@ class Code:
 
 def code_of(contract: Contract) -> tuple[Code, ...]:
     """Everything that measuring a contract would run of others' code."""
-    codes = [code for place, kernel in _kernels(contract) for code in code_of_kernel(kernel, place)]
+    codes = [
+        code for place, kernel in kernels_of(contract) for code in code_of_kernel(kernel, place)
+    ]
     reward = (contract.reward and contract.reward.of) or ""
     if parts := file_and_function(reward):
         codes.append(Code(("reward", "of"), f"runs {parts[1]} of {parts[0]}"))
@@ -65,11 +67,12 @@ def metrics_of(contract: Contract) -> Iterator[Code]:
 def keys_of(contract: Contract) -> tuple[Code, ...]:
     """Every key of this machine's environment that measuring a contract would send."""
     return tuple(
-        key for place, kernel in _kernels(contract) for key in key_of_kernel(kernel, place)
+        key for place, kernel in kernels_of(contract) for key in key_of_kernel(kernel, place)
     )
 
 
-def _kernels(contract: Contract) -> Iterator[tuple[Place, Kernel]]:
+def kernels_of(contract: Contract) -> Iterator[tuple[Place, Kernel]]:
+    """The place and the kernel of each side, and of `stable` where there is one."""
     yield ("kernels", "train"), contract.kernels.train
     yield ("kernels", "infer"), contract.kernels.infer
     if contract.stable is not None:

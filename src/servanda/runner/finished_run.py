@@ -13,6 +13,7 @@ from pathlib import Path
 from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Contract, Place
 from servanda.contract.text_file import content
+from servanda.engines.foreign_code import kernels_of
 from servanda.errors import EvidenceError
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden
 from servanda.judgement.plan import Plan
@@ -20,7 +21,7 @@ from servanda.judgement.verdict import Verdict
 from servanda.runner import load
 from servanda.runner.golden import read_golden
 from servanda.runner.load import compile
-from servanda.runner.round_files import SIDES, read_rounds
+from servanda.runner.round_files import read_rounds
 from servanda.runner.run_directory import ATTEMPT, opened
 
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*\.[A-Za-z0-9_/-]+|[A-Za-z_./-]*/[A-Za-z0-9_-]+")
@@ -169,24 +170,19 @@ def moved(contract: Contract, old: Path, new: Path) -> dict[Place, str]:
     if old.resolve() == new.resolve():
         return {}
     return {
-        place: _written(Path(os.path.relpath(path, new)).as_posix())
+        # unquoted if it can only be parsed as this text
+        place: there if _PLAIN.fullmatch(there) else json.dumps(there, ensure_ascii=False)
         for place, path in _files(contract)
         if path and not is_hub_name(path)
+        for there in [Path(os.path.relpath(path, new)).as_posix()]
     }
 
 
 def _files(contract: Contract) -> Iterator[tuple[Place, str | None]]:
-    kernels = {("kernels", side): getattr(contract.kernels, side) for side in SIDES}
-    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
-        if kernel is not None:
-            yield (*place, "model"), kernel.model
-            yield (*place, "adapter"), kernel.adapter
+    for place, kernel in kernels_of(contract):
+        yield (*place, "model"), kernel.model
+        yield (*place, "adapter"), kernel.adapter
     yield from load.text_files(contract)
-
-
-def _written(path: str) -> str:
-    """A path as YAML: unquoted if it can only be parsed as this text."""
-    return path if _PLAIN.fullmatch(path) else json.dumps(path, ensure_ascii=False)
 
 
 def read(path: Path) -> Verdict:

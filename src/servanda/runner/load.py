@@ -18,7 +18,7 @@ from servanda.contract.text_file import MAX_BYTES, content
 from servanda.contract.workload import Golden, NamedWorkload, Workload
 from servanda.engines import engine_names
 from servanda.engines.faults import FAULTS
-from servanda.engines.foreign_code import refuse_code, refuse_metrics
+from servanda.engines.foreign_code import kernels_of, refuse_code, refuse_metrics
 from servanda.errors import ContractError, Problem
 from servanda.judgement import plan as planning
 from servanda.judgement.lint import linter
@@ -123,9 +123,8 @@ def _parsed(text: str, name: str, faults: tuple[str, ...]) -> Contract:
 
 def _fault_values(contract: Contract) -> Iterator[Problem]:
     """Check the values of faults: lint knows only their names."""
-    kernels = {("kernels", side): getattr(contract.kernels, side) for side in ("train", "infer")}
-    for place, kernel in (*kernels.items(), (("stable",), contract.stable)):
-        for name, value in ((kernel and kernel.fault) or {}).items():
+    for place, kernel in kernels_of(contract):
+        for name, value in (kernel.fault or {}).items():
             problem = FAULTS[name].problem(value)
             if problem is not None:
                 yield replace(problem, where=contract.where(*place, "fault", name))

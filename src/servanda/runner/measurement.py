@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from numbers import Real
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -68,10 +68,6 @@ from servanda.traces.latency import Timing
 from servanda.traces.serialization import from_plain
 from servanda.traces.token_history import with_history
 from servanda.traces.trace import Batch, Trace, align, answered, some, with_ends
-
-if TYPE_CHECKING:
-    from servanda.judgement.plan import Plan
-
 
 # Scoring: the reward of a response, by a built-in rule or the contract's own function.
 #

@@ -46,7 +46,11 @@ class Plain(Dialect):
 
     def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
         choice = openai_token_ids.only_choice(reply)
-        _same_length(reply, choice, sequence)
+        echo = choice.get("prompt_token_ids")
+        if echo is not None:
+            same_prompt(echo, sequence.prompt)
+        else:  # one that does not even say how long the prompt was is not believed
+            same_number(reply["usage"]["prompt_tokens"], sequence.prompt)
         ids = choice.get("token_ids")
         if ids is None:
             names = choice["logprobs"]["tokens"].items()
@@ -58,12 +62,3 @@ class Plain(Dialect):
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
         return openai_token_ids.streamed(event, before)
-
-
-def _same_length(reply: Part, choice: Part, sequence: SequenceRequest) -> None:
-    """A server that says nothing of the prompt it ran, not even its length, is not believed."""
-    echo = choice.get("prompt_token_ids")
-    if echo is not None:
-        same_prompt(echo, sequence.prompt)
-        return
-    same_number(reply["usage"]["prompt_tokens"], sequence.prompt)
