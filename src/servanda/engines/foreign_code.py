@@ -47,9 +47,8 @@ class Code:
 
 def code_of(contract: Contract) -> tuple[Code, ...]:
     """Everything that measuring a contract would run of others' code."""
-    codes = [
-        code for place, kernel in kernels_of(contract) for code in code_of_kernel(kernel, place)
-    ]
+    kernels = kernels_of(contract)
+    codes = [code for place, kernel in kernels for code in code_of_kernel(kernel, place)]
     reward = (contract.reward and contract.reward.of) or ""
     if parts := file_and_function(reward):
         codes.append(Code(("reward", "of"), f"runs {parts[1]} of {parts[0]}"))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
-from servanda.engines.base import padded_best
+from servanda.engines.base import about_of, padded_best
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.latency import Timing
@@ -77,12 +77,8 @@ class TrafficReplayEngine:
             [len(answer) for answer in tokens],
             [t for answer in tokens for t in answer],
             columns | padded_best([step for answer in best for step in answer], k),
-            {
-                "path": "decode",
-                "batch_size": str(self.kernel.batch_size),
-                "sampling": sampling.model_dump_json(),
-                "requests": digest_of([_launch(request) for request in launched]),
-            },
+            about_of(batch, self.kernel, "decode", sampling)
+            | {"requests": digest_of([_launch(request) for request in launched])},
             lost_S=[bool(request.lost) for request in requests],
         )
 

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 TEXTS = 32  # texts that are used at most
 _COARSE: dict[str, Any] = {"dtype": "bfloat16"}
-# the keys of train that no rung has
-_PLAIN = dict.fromkeys(("quantization", "kv_cache", "head_dtype", "routes", "fault")) | {
-    "title": ""
-}
+# what no rung has of train
+_PLAIN = dict.fromkeys(("quantization", "kv_cache", "head_dtype", "routes", "fault"))
 RUNGS: Mapping[str, dict[str, Any]] = {
     "bfloat16": _COARSE,
     "bfloat16, head in float32": {**_COARSE, "head_dtype": "float32"},

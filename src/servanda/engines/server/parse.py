@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterable, Mapping
 from typing import Any
 
@@ -130,11 +129,6 @@ def prompts_of(value: Any) -> tuple[str | tuple[int, ...], ...]:
             "prompt is a text, token ids, or a list of either; none is empty", "prompt"
         )
     return tuple(p if isinstance(p, str) else tuple(p) for p in prompts)
-
-
-def rendered(request: CompletionRequest, text: str) -> CompletionRequest:
-    """A chat, with its prompt."""
-    return dataclasses.replace(request, prompts=(text,))
 
 
 def _ids(value: Any) -> bool:

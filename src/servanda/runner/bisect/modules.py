@@ -102,9 +102,9 @@ class TensorErrors:
         on_a: tuple[Recording, Recording],
     ) -> None:
         """The noise: each side against itself, on the same inputs in another batch."""
-        from servanda.engines.transformers_modules import errors, record, with_rows
+        from servanda.engines.transformers_modules import errors, record
 
-        part, given = with_rows(chunk, rows), of_a.take(rows)
+        part, given = replace(chunk.take(rows), together=len(rows)), of_a.take(rows)
         for engine, whole in zip((a, b), on_a, strict=True):
             before, again = whole.take(rows), record(engine, part, path, given=given)
             _raise(self.noise, _finite(errors(before, again)))
