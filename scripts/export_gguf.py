@@ -32,9 +32,9 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
-from servanda.engines.cache import whole_file
 from servanda.engines.folder import checkpoint_folder, end_tokens, read_json, token_digest
 from servanda.engines.llamacpp import last_error, llama
+from servanda.engines.safe_file import whole_file
 from servanda.engines.safetensors import StoredTensor, read_stored, weights_digest
 from servanda.errors import MeasurementError, ServandaError
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.engines.cache import whole_file
+from servanda.engines.safe_file import whole_file
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import log_softmax
 
@@ -113,7 +113,7 @@ def write_kld(
     """
     texts, width = token_CT.shape
     vocabulary = None
-    with whole_file(path, "free space, or name another file") as made, made.open("wb") as file:
+    with whole_file(path) as made, made.open("wb") as file:
         for logits_RV in rows:
             if vocabulary is None:
                 vocabulary = logits_RV.shape[1]

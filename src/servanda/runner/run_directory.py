@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from servanda.contract.identity import EvidenceKey
 from servanda.engines.arrow import from_table, to_parquet, to_table
-from servanda.engines.cache import hold
+from servanda.engines.safe_file import hold
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.traces.trace import Trace
 

@@ -36,14 +36,10 @@ def order(version: str) -> Key:
     parts = (match["pre"] or "").split(".")
     # a number comes before a text, and none after both
     pre = tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts if match["pre"])
-    return (0, _numbers(match["numbers"]), pre == (), pre)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    numbers = [int(part) for part in text.split(".")]
+    numbers = [int(part) for part in match["numbers"].split(".")]
     while len(numbers) > 1 and not numbers[-1]:
         numbers.pop()
-    return tuple(numbers)
+    return (0, tuple(numbers), pre == (), pre)
 
 
 def advice(old: str, new: str) -> str:

@@ -1,7 +1,7 @@
 # Any engine behind the OpenAI API, in vLLM's dialect: the server of demos and tests.
 #
-#   parse, request    what a request asks, and what is refused
-#   scheduler, jobs   the queue, and the one thread that owns the engine: jobs to engine verbs
+#   parse             what a request asks, and what is refused
+#   scheduler         the queue, and the one thread that owns the engine: jobs to engine verbs
 #   responses         tokens to JSON
 #   fault_injection   a transport that fails on purpose
 #   app               the routes, and one request: encode, queue, collect its results

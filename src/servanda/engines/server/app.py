@@ -28,8 +28,7 @@ from servanda.engines.server.fault_injection import (
     FaultMiddleware,
     disconnected,
 )
-from servanda.engines.server.jobs import Ended, Event, Failed, Job, Token, sequence_of
-from servanda.engines.server.request import (
+from servanda.engines.server.parse import (
     MAX_LOGPROBS,
     CompletionRequest,
     RequestError,
@@ -44,7 +43,16 @@ from servanda.engines.server.responses import (
     json_reply,
     not_found,
 )
-from servanda.engines.server.scheduler import QueueFullError, Scheduler
+from servanda.engines.server.scheduler import (
+    Ended,
+    Event,
+    Failed,
+    Job,
+    QueueFullError,
+    Scheduler,
+    Token,
+    sequence_of,
+)
 from servanda.errors import MeasurementError, ServandaError
 from servanda.theory.sampling import Sampling
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from servanda.engines.server.request import RequestError
+from servanda.engines.server.parse import RequestError
 from servanda.theory.sampling import uniforms
 
 Kind = Literal["hang", "drop", "status", "garble", "slow", "kernel"]

@@ -19,9 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from servanda.engines.server.jobs import Token
-from servanda.engines.server.request import CompletionRequest, RequestError
-from servanda.engines.server.scheduler import QueueFullError
+from servanda.engines.server.parse import CompletionRequest, RequestError
+from servanda.engines.server.scheduler import QueueFullError, Token
 from servanda.errors import ServandaError
 
 # Answers as messages of a chat.

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from servanda.contract.text_file import whole
-from servanda.engines.cache import hold
+from servanda.engines.safe_file import hold
 from servanda.errors import ContractError, MeasurementError
 from servanda.rl.watch.step import Source
 from servanda.rl.watch.transitions import WatchState

@@ -162,10 +162,7 @@ _ALONE = 32  # most modules that are swapped one by one
 def drawn(b: Any, prompts: Sequence[Sequence[int]], width: int, seed: int = 0) -> Batch:
     """Prompts with the continuations that B draws at temperature 1."""
     batch = Batch(tuple(range(len(prompts))), tuple(tuple(p) for p in prompts), width)
-    trace = b.generate(batch, PLAIN, seed)
-    ends = trace.length_S.cumsum()
-    given = [part.tolist() for part in np.split(trace.token_N, ends[:-1])]
-    return Batch(batch.sequence_S, batch.prompts, width, tuple(map(tuple, given)))
+    return replace(batch, continuations=b.generate(batch, PLAIN, seed).continuations)
 
 
 def bisect_modules(
