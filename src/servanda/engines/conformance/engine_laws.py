@@ -1,4 +1,4 @@
-# Laws of an engine as a whole: what it says of itself, its texts, what it refuses, and its end.
+# Laws of an engine as a whole: its description, its texts, the requests it refuses, and its end.
 
 from __future__ import annotations
 
