@@ -66,7 +66,7 @@ SHARED = {
 # established nouns and adjectives of the field
 NOUNS = {
     *("authoring", "finding", "kernel_string", "padding"),
-    *("recorded", "rescoring", "rounding", "routing", "sampling", "training"),
+    *("recorded", "rescoring", "rounding", "routing", "sampling"),
 }
 
 

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import servanda as sv
-from servanda.authoring.calibrate.limits import FEWEST
-from servanda.authoring.calibrate.resample import Resampled
+from servanda.authoring.calibrate.limits import FEWEST, Resampled
 from servanda.cli import main
 from servanda.engines.table import TableEngine
 from servanda.runner import run

@@ -13,8 +13,7 @@ from servanda.contract.hub_name import hub_parts
 from servanda.contract.kernel_string import kernel_string, parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.engines.folder import checkpoint_folder
-from servanda.engines.hub_cache import DOWNLOAD
+from servanda.engines.folder import DOWNLOAD, checkpoint_folder
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner.load import load
 from tests.test_command_line import servanda

@@ -22,12 +22,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from servanda.engines.low_precision.formats import QUANTIZED
-from servanda.engines.low_precision.grids import E2M1, E4M3, E5M2
-from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
+from servanda.engines.low_precision.formats import E2M1, E4M3, E5M2, QUANTIZED
 from servanda.engines.low_precision.model import (
+    ROUNDED,
     QuantizedExperts,
     QuantizedLinear,
+    RoundedCache,
     product_of_torch,
     quantize_,
     take_over,

@@ -20,8 +20,7 @@ from servanda.engines import open_engine
 from servanda.engines.base import streams
 from servanda.engines.faults import FAULTS
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.jobs import sequence_of
-from servanda.engines.server.scheduler import SEED
+from servanda.engines.server.scheduler import SEED, sequence_of
 from servanda.engines.server.sockets import bound
 from servanda.engines.table import TableEngine
 from servanda.theory.sampling import Sampling, processed_logprobs

@@ -18,8 +18,7 @@ from starlette.testclient import TestClient
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.server.app import Limits, Server
-from servanda.engines.server.jobs import Ended, Job
-from servanda.engines.server.scheduler import SEED, QueueFullError, Scheduler
+from servanda.engines.server.scheduler import SEED, Ended, Job, QueueFullError, Scheduler
 from servanda.engines.table import TableEngine
 from servanda.theory.sampling import Sampling
 from servanda.traces.trace import Batch

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from servanda.contract.model import Kernel
 from servanda.engines import vllm_launch
-from servanda.engines.vllm_rows import KEY, Reported, Tap, TapProcessor, trace_of
+from servanda.engines.vllm_launch import KEY, Reported, Tap, TapProcessor, trace_of
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, seed_of
 from servanda.traces.trace import Batch

@@ -13,7 +13,8 @@ from servanda.engines import open_engine
 from servanda.engines.recorded_file import HEAD, Pack
 from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.verdict import Verdict
-from servanda.runner import reference_pack, run
+from servanda.runner import run
+from servanda.runner.compare import reference
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 from servanda.runner.golden import bounded_names
 from servanda.theory.divergence.base import LogitRows, exact
@@ -286,7 +287,7 @@ def near(made, folder, metric="tv", aggregate="mean", limit=0.2, more="", run_di
 @pytest.fixture
 def cut(monkeypatch, tmp_path):
     """A contract and a pack that kept only the three best of five tokens."""
-    monkeypatch.setattr(reference_pack, "TOP", 3)
+    monkeypatch.setattr(reference, "TOP", 3)
     q = {"": kit.moved(kit.BASE, 0.1)}
     path, pair = kit.write(tmp_path, q=q, golden=kit.golden(tmp_path), last=96, limit=0.3)
     pack = measure_pack(run.load(path), "train", tmp_path / "p.pack", open=run.in_process)

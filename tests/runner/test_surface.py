@@ -13,10 +13,14 @@ from servanda.contract.model import Kernel
 from servanda.engines.http import HTTPEngine
 from servanda.engines.table import TableEngine
 from servanda.errors import MeasurementError
-from servanda.runner.compare.surface.cases import TOOL_PROMPTS
-from servanda.runner.compare.surface.compare import compare_layers
-from servanda.runner.compare.surface.dialects import Client
-from servanda.runner.compare.surface.difference import conclusion, differs, lines
+from servanda.runner.compare.surface import (
+    TOOL_PROMPTS,
+    Client,
+    compare_layers,
+    conclusion,
+    differs,
+    lines,
+)
 
 pytest.importorskip("uvicorn")
 from tests.engines.serving import live, table_engine

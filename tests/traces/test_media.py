@@ -5,7 +5,7 @@ import json
 import pytest
 
 from servanda.engines.server import parse
-from servanda.engines.server.request import RequestError
+from servanda.engines.server.parse import RequestError
 from servanda.errors import ContractError
 from servanda.traces.corpus import NOT_READ, Corpus, is_medium
 

@@ -52,17 +52,13 @@ def json_schema(engines: Collection[str], faults: Collection[str]) -> dict[str, 
     escalation = parts["Escalation"]["properties"]
     escalation["when"] |= _when()
     escalation["do"]["items"] = _action()
-    for (*_, alias), stored in ALIASES.items():
-        _add_alias(parts["Kernels"], str(alias), stored)
+    kernels = parts["Kernels"]
+    for (*_, alias), stored in ALIASES.items():  # a required key: one of its names, not both
+        kernels["properties"][str(alias)] = kernels["properties"][stored]
+        kernels["required"] = [name for name in kernels["required"] if name != stored]
+        one = {"oneOf": [{"required": [stored]}, {"required": [str(alias)]}]}
+        kernels["allOf"] = [*kernels.get("allOf", []), one]
     return _titled("KernelContract", schema)
-
-
-def _add_alias(part: dict[str, Any], alias: str, stored: str) -> None:
-    """Let a mapping have a required key under a second name: one of the two, not both."""
-    part["properties"][alias] = part["properties"][stored]
-    part["required"] = [name for name in part["required"] if name != stored]
-    one = {"oneOf": [{"required": [stored]}, {"required": [alias]}]}
-    part["allOf"] = [*part.get("allOf", []), one]
 
 
 def schema_of_tests() -> dict[str, Any]:

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from servanda.authoring.calibrate.base import Calibration, Limit
 from servanda.authoring.calibrate.default_clauses import standard
+from servanda.authoring.calibrate.limits import Calibration, Limit, accept, closed_rounds
 from servanda.authoring.calibrate.limits import calibrate as calibrated
-from servanda.authoring.calibrate.recorder import accept, closed_rounds
 from servanda.authoring.calibrate.rewrite import rewritten
 from servanda.cli.options import DASH, FILE, shared
 from servanda.cli.output import refuse_place, write_text

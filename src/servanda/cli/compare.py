@@ -30,9 +30,14 @@ from servanda.runner.compare.contract import (
     prepare,
 )
 from servanda.runner.compare.prompts import plain_texts
-from servanda.runner.compare.surface.compare import compare_layers
-from servanda.runner.compare.surface.dialects import Client
-from servanda.runner.compare.surface.difference import LayerResult, conclusion, differs, lines
+from servanda.runner.compare.surface import (
+    Client,
+    LayerResult,
+    compare_layers,
+    conclusion,
+    differs,
+    lines,
+)
 from servanda.runner.compare.third_scorer import pair_score
 from servanda.runner.probe import Engines
 from servanda.runner.ray_engines import engines_on

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from servanda.contract.hub_name import is_hub_name
 from servanda.engines.checkpoint import tensor_digests
-from servanda.engines.folder import read_json, reading
-from servanda.engines.hub_cache import cached_folder
+from servanda.engines.folder import cached_folder, read_json, reading
 from servanda.errors import MeasurementError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -25,7 +25,6 @@ from collections.abc import Generator, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from pathlib import Path as FilePath
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -439,7 +438,7 @@ def name_of_kind(file_type: str) -> str:
     return (kind + (f"_{size[0]}" if size else "")).lower()
 
 
-def refuse_other_kind(file: FilePath, held: str, kind: str) -> None:
+def refuse_other_kind(file: Path, held: str, kind: str) -> None:
     """A file that holds something else than its kernel says.
 
     Raises:

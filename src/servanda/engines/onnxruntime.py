@@ -76,7 +76,9 @@ class OnnxRuntimeEngine(LocalEngine):
         options.log_severity_level = 3  # errors: they are raised as well
         with folder.reading(file, "copy the file again, with the data beside it"):
             self._session: Any = onnxruntime.InferenceSession(file, options, [_PROVIDER])
-            digest = digest_of([folder.file_digest(part) for part in _parts(file)])
+            # large tensors lie in files beside it, whose names begin with its own
+            parts = sorted(p for p in file.parent.iterdir() if p.name.startswith(file.name))
+            digest = digest_of([folder.file_digest(part) for part in parts])
         self._value = onnxruntime.OrtValue.ortvalue_from_numpy
         self._read_layout(file)
         about = self._session.get_modelmeta()
@@ -217,11 +219,6 @@ def _refuse_other_quantization(file: Path, held: str | None, kernel: Kernel) -> 
         f"{kernel.quantization or 'none'}",
         hint=f"{right} for this file, or name another",
     )
-
-
-def _parts(file: Path) -> list[Path]:
-    """The file, and those beside it that hold its large tensors: their names begin with its own."""
-    return sorted(part for part in file.parent.iterdir() if part.name.startswith(file.name))
 
 
 def _fingerprint(kernel: Kernel) -> dict[str, str]:

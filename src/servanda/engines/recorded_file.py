@@ -202,11 +202,9 @@ class Recording:
 
     def _write(self, member: str, data: bytes) -> None:
         assert self._zip is not None, "the recording is finished"
-        # Parquet compresses by itself
-        stored = member.endswith(".parquet")
-        compress = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
         info = zipfile.ZipInfo(member, _EPOCH)
-        info.compress_type = compress
+        stored = member.endswith(".parquet")  # it compresses by itself
+        info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
         with self._written():
             self._zip.writestr(info, data)
 

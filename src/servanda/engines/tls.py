@@ -91,7 +91,9 @@ class Certificate:
             context.load_cert_chain(self._chain, self._key, password=_no_password)
         except (OSError, ValueError) as error:
             for file in self.files:
-                _refuse_unreadable(file)
+                hint = "--tls-cert and --tls-key are PEM files"
+                with ContractError.of_system(f"{file} cannot be read", hint=hint):
+                    file.read_bytes()
             raise ContractError(
                 f"{' and '.join(map(str, self.files))} are no certificate with its private key: "
                 f"{_reason(error)}",
@@ -108,13 +110,6 @@ def _of_listener() -> ssl.SSLContext:
 
 def _no_password() -> str:
     raise ValueError("the private key is encrypted")
-
-
-def _refuse_unreadable(file: Path) -> None:
-    with ContractError.of_system(
-        f"{file} cannot be read", hint="--tls-cert and --tls-key are PEM files"
-    ):
-        file.read_bytes()
 
 
 def _reason(error: Exception) -> str:

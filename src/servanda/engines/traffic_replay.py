@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
-from servanda.engines.base import padded_best
+from servanda.engines.base import about_of, padded_best
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.latency import Timing
@@ -70,19 +70,18 @@ class TrafficReplayEngine:
         ]
         k = max((len(step) for steps in best for step in steps), default=0)
         columns = {"logp": np.array([v for answer in logp for v in answer], dtype=np.float64)}
-        # in dispatch order, whatever order the batch has them in
-        launched = sorted(requests, key=lambda request: request.index)
+        launched = sorted(requests, key=lambda request: request.index)  # whatever the batch's order
+        # beside the answer, wherever the log keeps it now
+        said = [
+            [r.at, r.served, r.prompt, r.group, r.key, dict(r.sampling), dict(r.labels)]
+            for r in launched
+        ]
         return Trace.of(
             batch,
             [len(answer) for answer in tokens],
             [t for answer in tokens for t in answer],
             columns | padded_best([step for answer in best for step in answer], k),
-            {
-                "path": "decode",
-                "batch_size": str(self.kernel.batch_size),
-                "sampling": sampling.model_dump_json(),
-                "requests": digest_of([_launch(request) for request in launched]),
-            },
+            about_of(batch, self.kernel, "decode", sampling) | {"requests": digest_of(said)},
             lost_S=[bool(request.lost) for request in requests],
         )
 
@@ -129,9 +128,3 @@ class TrafficReplayEngine:
             f"a log of served requests cannot {verb}",
             hint="it contains responses of the infer kernel only, and cannot generate or score",
         )
-
-
-def _launch(request: Request) -> list[object]:
-    """What was said of a request beside its answer, wherever the log keeps it now."""
-    launch = (request.at, request.served, request.prompt, request.group, request.key)
-    return [*launch, dict(request.sampling), dict(request.labels)]

@@ -38,9 +38,14 @@ from servanda.engines.base import ENGINES
 from servanda.engines.checkpoint import quiet
 from servanda.engines.folder import reading
 from servanda.engines.local_engine import LocalEngine, Step
-from servanda.engines.low_precision.head import set_head_dtype_
-from servanda.engines.low_precision.kv_cache import ROUNDED, RoundedCache
-from servanda.engines.low_precision.model import check_quantization, quantize_, take_over
+from servanda.engines.low_precision.model import (
+    ROUNDED,
+    RoundedCache,
+    check_quantization,
+    quantize_,
+    set_head_dtype_,
+    take_over,
+)
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.expert_columns import gate_column, route_column

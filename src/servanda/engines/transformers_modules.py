@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -310,8 +310,3 @@ def _other_form(kwargs: dict[str, Any], code: _Side) -> dict[str, Any]:
 def module_classes(engine: Any) -> dict[str, str]:
     """The class of each module by its name; the model itself is ""."""
     return {name: type(module).__name__ for name, module in engine.model.named_modules()}
-
-
-def with_rows(batch: Batch, rows: Sequence[int]) -> Batch:
-    """Some rows of a batch, which run together."""
-    return replace(batch.take(rows), together=len(rows))

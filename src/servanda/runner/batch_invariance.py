@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from servanda.contract.model import Path
 from servanda.engines.base import Engine
 from servanda.errors import ContractError
 from servanda.judgement.clauses.batch_invariance import Company
 from servanda.judgement.clauses.numerical import Corner, CornerRun
+from servanda.judgement.plan import Plan
 from servanda.runner.golden import against_itself, both, exact_columns
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.corpus import joined
 from servanda.traces.trace import Batch, Trace
-
-if TYPE_CHECKING:
-    from servanda.judgement.plan import Plan
 
 Ids = tuple[int, ...]
 PATHS: tuple[Path, ...] = ("decode", "prefill")  # padded on the left, and on the right

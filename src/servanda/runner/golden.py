@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.judgement.admission import path_of
 from servanda.judgement.evidence import GoldenRun
+from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import NOISE_STRIDE
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.divergence.base import DIVERGENCES, LogitRows, exact
@@ -30,9 +31,6 @@ from servanda.theory.divergence.topk_rows import TopK, TopRows
 from servanda.theory.sampling import log_softmax
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace, TracePair
-
-if TYPE_CHECKING:
-    from servanda.judgement.plan import Plan
 
 Pieces = Iterator[NDArray[np.floating]]
 _JOINT = "joint."

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TEXTS = 32  # texts that are used at most
 _COARSE: dict[str, Any] = {"dtype": "bfloat16"}
+# what no rung has of train
+_PLAIN = dict.fromkeys(("quantization", "kv_cache", "head_dtype", "routes", "fault"))
 RUNGS: Mapping[str, dict[str, Any]] = {
     "bfloat16": _COARSE,
     "bfloat16, head in float32": {**_COARSE, "head_dtype": "float32"},
@@ -62,17 +64,14 @@ def measured_ladder(plan: Plan, open_: Open, watch: Watch) -> tuple[Rung, ...]:
     with ExitStack() as stack:
         reference = _opened(stack, open_, train, "train")
         texts = _texts(plan, reference)
-        rungs = [_candidate(plan, open_, reference, texts)]
+        infer = plan.contract.kernels.infer
+        rungs = [_rung(str(infer), infer, open_, reference, texts, candidate=True)]
         for number, (name, keys) in enumerate(RUNGS.items()):
             watch(Progress("precision ladder", number, len(RUNGS)))
-            rungs.append(_rung(name, _with(train, keys), open_, reference, texts))
+            kernel = train.model_copy(update={**_PLAIN, "title": "", **keys})
+            rungs.append(_rung(name, kernel, open_, reference, texts))
         watch(Progress("precision ladder", len(RUNGS), len(RUNGS)))
     return tuple(rungs)
-
-
-def _with(train: Kernel, keys: Mapping[str, Any]) -> Kernel:
-    plain = {"quantization": None, "kv_cache": None, "head_dtype": None, "routes": None}
-    return train.model_copy(update={**plain, "title": "", "fault": None, **keys})
 
 
 def _opened(stack: ExitStack, open_: Open, kernel: Kernel, side: str) -> Engine:
@@ -91,11 +90,6 @@ def _texts(plan: Plan, reference: Engine) -> list[tuple[int, ...]]:
             hint="write golden: {prompts: data/golden.jsonl} into the contract",
         )
     return ids[:TEXTS]
-
-
-def _candidate(plan: Plan, open_: Open, reference: Engine, texts: list[tuple[int, ...]]) -> Rung:
-    kernel = plan.contract.kernels.infer
-    return _rung(str(kernel), kernel, open_, reference, texts, candidate=True)
 
 
 def _rung(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
@@ -15,14 +14,12 @@ from servanda.engines.arrow import to_parquet, to_table
 from servanda.engines.base import Engine
 from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.cost import Lengths, Probe
+from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
 from servanda.runner.measurement import Open, Progress, Watch
 from servanda.runner.round_files import batch_of, in_order
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import Batch, Trace
-
-if TYPE_CHECKING:
-    from servanda.judgement.plan import Plan
 
 PROBED = 16  # sequences
 _WARM = 2  # warm-up: the first call of a library has initialisation

@@ -128,7 +128,9 @@ class Task:
                     )
             node, seconds, value = ray.get(self.reference)
         except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from None
+            if "failed to import on the worker" in str(error.cause):
+                raise _other(f"a node of the cluster lacks servanda {__version__}") from None
+            raise error.cause from None
         except ray.exceptions.RayError as error:
             first = str(error).partition("\n")[0]
             raise MeasurementError(
@@ -142,14 +144,6 @@ class Task:
         """End the work together with its process."""
         with suppress(Exception):  # the cluster may be gone
             _ray().cancel(self.reference, force=True)
-
-
-def _cause(error: Any) -> BaseException:
-    """The error that a task raised; that of a node without this package says how to install it."""
-    cause = error.cause
-    if "failed to import on the worker" in str(cause):
-        return _other(f"a node of the cluster lacks servanda {__version__}")
-    return cause
 
 
 def _other(message: str) -> MeasurementError:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import DRAWS
 from servanda.judgement.evidence import Round
+from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule, Unit
 from servanda.runner.run_directory import RunDirectory
 from servanda.traces.trace import Batch, Trace, TracePair, align, some
-
-if TYPE_CHECKING:
-    from servanda.judgement.plan import Plan
 
 SIDES = ("train", "infer")
 STABLE = ("stable", "stable_train")  # the stable kernel's samples, and train's scores of them

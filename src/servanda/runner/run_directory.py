@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from servanda.contract.identity import EvidenceKey
-from servanda.engines.arrow import from_table, to_table
+from servanda.engines.arrow import from_table, to_parquet, to_table
 from servanda.engines.file_lock import hold
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.traces.trace import Trace
@@ -118,11 +118,9 @@ class RunDirectory:
             ) from None
 
     def write(self, name: str, trace: Trace) -> None:
-        sink = pa.BufferOutputStream()
-        pq.write_table(to_table(trace), sink, compression="zstd")
-        self._write(f"{name}.parquet", sink.getvalue())
+        self._write(f"{name}.parquet", to_parquet(to_table(trace)))
 
-    def _write(self, name: str, data: bytes | pa.Buffer) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         path = self.path / name
         partial = path.with_name(path.name + _PARTIAL)
         try:

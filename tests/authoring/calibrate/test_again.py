@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servanda.authoring.calibrate.recorder import closed_rounds
-from servanda.authoring.calibrate.resample import Resampled, draw_counts, top_share
+from servanda.authoring.calibrate.limits import Resampled, closed_rounds, draw_counts, top_share
 from servanda.judgement.clauses.statistical import Certificate, Feed, total
 from servanda.runner import run
 from servanda.runner.finished_run import reread

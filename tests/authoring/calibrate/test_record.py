@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from servanda.authoring.calibrate.limits import record_floor
-from servanda.authoring.calibrate.recorder import closed_rounds
-from servanda.authoring.calibrate.resample import Resampled
+from servanda.authoring.calibrate.limits import Resampled, closed_rounds, record_floor
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.runner import run
 from servanda.runner.finished_run import reread

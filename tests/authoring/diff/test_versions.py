@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from servanda.authoring.diff.versions import advice, order
+from servanda.authoring.diff.difference import advice, order
 
 # of item 11 of Semantic Versioning 2.0.0, and around it
 IN_ORDER = [

@@ -40,7 +40,11 @@ def rewritten(text: str, values: Mapping[Place, str], notes: Mapping[Place, str]
             start = match.end()
         if place in notes and (start, end) not in spans:
             line = text.rfind("\n", 0, start) + 1
-            above[line] = above.get(line, "") + _comment(text, line, notes[place])
+            # with the indentation and the line end of the next line
+            old = text[line:].split("\n", 1)[0]
+            indent = old[: len(old) - len(old.lstrip(" \t"))]
+            note = f"{indent}# {notes[place]}" + ("\r\n" if old.endswith("\r") else "\n")
+            above[line] = above.get(line, "") + note
         if spans.setdefault((start, end), value) != value:
             raise ContractError(
                 f"one text stands for two limits through an alias, which are now "
@@ -52,13 +56,6 @@ def rewritten(text: str, values: Mapping[Place, str], notes: Mapping[Place, str]
     for (start, end), value in sorted(edits.items(), reverse=True):
         text = f"{text[:start]}{value}{text[end:]}"
     return text
-
-
-def _comment(text: str, line: int, note: str) -> str:
-    """A comment line with the indentation and the line end of the next line."""
-    old = text[line:].split("\n", 1)[0]
-    indent = old[: len(old) - len(old.lstrip(" \t"))]
-    return f"{indent}# {note}" + ("\r\n" if old.endswith("\r") else "\n")
 
 
 def _node(node: Node, place: Sequence[str | int]) -> Node:

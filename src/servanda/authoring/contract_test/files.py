@@ -153,8 +153,7 @@ def _read(text: str, name: str) -> ContractTest | list[Problem]:
         ]
         if not problems:
             return test.placed(marks.near)
-    places = {id(p): (p.where.line, p.where.column) if p.where else (0, 0) for p in problems}
-    return sorted(problems, key=lambda p: places[id(p)])
+    return sorted(problems, key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0))
 
 
 def _contradictions(test: ContractTest) -> Iterator[Finding]:

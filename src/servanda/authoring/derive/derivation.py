@@ -6,18 +6,355 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from servanda.authoring.derive.budget import Request, refuse_nonsense
-from servanda.authoring.derive.contract_text import DerivedClause, contract_text
-from servanda.authoring.derive.infeasible import refuse_horizon, refuse_unresolved, too_many
 from servanda.authoring.derive.sizes import Requirement, RunSize
+from servanda.contract.model import Kernel
+from servanda.contract.objective import GroupAdvantage
+from servanda.contract.workload import WorkloadSampling
+from servanda.errors import ContractError
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.theory.bounds.drift import osc_from_rounding
-from servanda.theory.bounds.sequence import osc_for_reward_drift
-from servanda.theory.divergence.precision import CAPTURES
+from servanda.judgement.contract_text import Parts, completed
+from servanda.theory.bounds.drift import osc_from_rounding, rounding_eps
+from servanda.theory.bounds.sequence import osc_for_reward_drift, sequence_tv_gaussian
+from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, eta
+
+# The derived contract as text, with the reason of every limit beside it.
+
+
+_WIDTH = 100
+_SEED = 7
+_NAMES = {
+    "reward_drift": "the drift of any reward",
+    "reward_gap": "the gap of your reward",
+    "policy_gradient_bias": "the bias of the policy gradient",
+    "ratio_budget": "the share of the clip range",
+    "tv": "the mean TV of a token",
+    "abs_log_ratio_nats": "the log-ratio of 99 % of the tokens",
+    "logit_osc_nats": "the drift of golden logits",
+}
+# the first two lines are those of a preset, which the completion omits
+_TEMPLATE = """\
+# derived
+#
+apiVersion: servanda.dev/v1alpha1
+kind: KernelContract
+metadata:
+  name: derived
+  version: 1.0.0
+  description: {description}
+
+kernels:
+
+workload:
+
+golden:
+
+{declared}
+
+confidence: {confidence}
+claim: population
+
+numerical:
+{numerical}
+statistical:
+{statistical}
+observability:
+  record: [fingerprint, token_ids, processed_logprobs, sampling, path, batch_size]
+  clauses:
+    # log-ratios see the numerics; whether tokens follow the reported distribution they do not
+    - {{id: fidelity, metric: sampler_fidelity}}
+    - {{id: finite, metric: valid_ratio, at_least: 0.999}}
+# prompt groups: the first evaluation, and the limit; a run stops when all is decided.  A kernel at
+# half of its budget is expected to be decided after about {expected:,}.
+promotion:
+"""
+
+
+@dataclass(frozen=True)
+class DerivedClause:
+    """A clause with its reason."""
+
+    id: str
+    metric: str
+    limit: float
+    why: str
+    aggregate: str = ""
+    monitor: bool = False
+
+    @property
+    def words(self) -> str:
+        unit = " nats" if self.metric.endswith("_nats") else ""
+        return f"{self.id}: {_NAMES[self.metric]} at most {self.limit:g}{unit}"
+
+    def lines(self) -> Iterator[str]:
+        mode = ", mode: monitor" if self.monitor else ""
+        aggregate = f", aggregate: {self.aggregate}" if self.aggregate else ""
+        yield from _comment(self.why)
+        yield (
+            f"  - {{id: {self.id}, metric: {self.metric}{aggregate}, "
+            f"at_most: {_number(self.limit)}{mode}, slices: [all]}}"
+        )
+
+
+def contract_text(
+    request: Request,
+    statistical: Sequence[DerivedClause],
+    drift: DerivedClause | None,
+    why_not: str,
+    expected: int,
+    offline: tuple[int, int],
+) -> str:
+    enforced = [line for line in statistical if not line.monitor]
+    monitored = [line for line in statistical if line.monitor]
+    head = ["  # enforced: the budget, certified itself"]
+    rows = [*head, *(row for line in enforced for row in line.lines())]
+    if monitored:
+        rows.append("  # monitored: none is needed to keep the budget, so none fails the contract")
+        rows += [row for line in monitored for row in line.lines()]
+    template = _TEMPLATE.format(
+        description=json.dumps(f"Derived from {' and '.join(_budgets(request))}."),
+        declared="\n".join(_declared(request)),
+        confidence=f"{request.confidence:g}",
+        numerical="\n".join(drift.lines()) if drift else "",
+        statistical="\n".join(rows),
+        expected=expected,
+    )
+    reason = "\n# ".join(textwrap.wrap(f"no numerical clauses: {why_not}", _WIDTH - 4))
+    parts = Parts(
+        name=request.name,
+        train=request.train,
+        infer=request.infer,
+        prompts=request.prompts,
+        sampling=WorkloadSampling(  # type: ignore[call-arg]
+            max_new_tokens=request.tokens, seed=_SEED
+        ),
+        sizes=offline,
+        claim=request.claim,
+        golden=request.golden if drift else None,
+        no_golden=reason.removeprefix("no numerical clauses: "),
+        head=(
+            "Derived by `servanda contract derive`: budgets become limits, each with its reason.",
+        ),
+    )
+    return completed(template, parts).replace("\n\n\n", "\n\n")
+
+
+def _budgets(request: Request) -> Iterator[str]:
+    if request.reward_drift is not None:
+        what = "gap" if request.reward_gap else "drift"
+        budget, tokens = request.reward_drift, request.tokens
+        yield f"a reward {what} of at most {budget:g} over {tokens:,} new tokens"
+    if request.bias is not None:
+        yield f"a policy gradient bias of at most {request.bias:g}"
+    if request.ratio_share is not None:
+        yield f"{request.ratio_share:g} of the clip range"
+
+
+def _declared(request: Request) -> Iterator[str]:
+    """The trainer's declarations, which are not measured."""
+    if request.reward_drift is not None:
+        low, high = request.reward_range
+        of = f", of: {json.dumps(request.reward_of)}" if request.reward_of else ""
+        yield f"reward: {{range: [{_number(low)}, {_number(high)}]{of}}}"
+    declared = []
+    if request.bias is not None:
+        advantage = request.advantage
+        if isinstance(advantage, GroupAdvantage):
+            declared.append(f"advantage: {{group_size: {advantage.group_size}}}")
+        else:
+            declared.append(f"advantage: {_number(advantage or 0.0)}")
+        norm = request.score_norm
+        declared.append(f"score_norm: {norm if isinstance(norm, str) else _number(norm or 0.0)}")
+        if request.weighting is None:
+            declared.append("weighting: naive")
+        else:
+            ((name, value),) = request.weighting.given.items()
+            values = value if isinstance(value, tuple) else (value,)
+            value_text = ", ".join(map(_number, values))
+            value_text = f"[{value_text}]" if isinstance(value, tuple) else value_text
+            declared.append(f"weighting: {{{name}: {value_text}}}")
+        declared.append(f"loss: {request.loss}")
+    if request.clip_range is not None:
+        low, high = request.clip_range
+        declared.append(f"clip_range: [{_number(low)}, {_number(high)}], ratio: bypass")
+    if declared:
+        yield "# declared, not measured"
+        yield f"gradient: {{{', '.join(declared)}}}"
+
+
+def _comment(text: str) -> Iterator[str]:
+    yield from textwrap.wrap(
+        text,
+        _WIDTH - 4,
+        initial_indent="  # ",
+        subsequent_indent="  # ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _number(value: float) -> str:
+    """A number as YAML text, exact."""
+    return repr(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
+
+
+# Infeasible budgets: below the precision of the record, or of a run's size; and responses so long
+# that existing stacks exceed the budget.
+
+
+_STEPS = 14  # of a bisection: to a thousandth
+_LONGEST = 1e9  # largest sensible number of prompt groups
+
+
+def refuse_unresolved(request: Request) -> None:
+    """Refuse a budget below the effect of rounding: of the record, or of a kernel's logits.
+
+    Raises:
+        ContractError: names the budget, and a feasible one.
+    """
+    error = eta(request.capture)
+    bias = 2 * error * request.factor * request.counted[0] if request.bias is not None else 0.0
+    floors = (
+        (request.reward_drift, "reward drift", request.tokens * error * request.span),
+        (request.bias, "bias", bias),
+    )
+    for budget, name, floor in floors:
+        if budget is None or (name == "reward drift" and request.reward_gap) or budget > floor:
+            continue
+        raise ContractError(
+            f"a {name} of {budget:g} lies under the precision of the record: logprobs in "
+            f"{request.capture} are off by up to {error:.1e} nats (tokens of about "
+            f"{TYPICAL_NATS:g} nats), which alone may read as {floor:.2g}",
+            hint=f"let the engines record float32, or give a budget above {floor:.2g}",
+        )
+    if request.ratio_share is not None and request.rho <= error:
+        raise ContractError(
+            f"{request.ratio_share:g} of the clip range is a log-ratio of {request.rho:.1e} nats, "
+            f"and logprobs in {request.capture} are off by up to {error:.1e}",
+            hint="let the engines record float32, or give a larger share",
+        )
+    coarse = min((request.train.dtype, request.infer.dtype), key=lambda dtype: CAPTURES[dtype])
+    rounding = float(rounding_eps(1.0, CAPTURES[coarse]))
+    if request.ratio_share is not None and request.rho <= rounding:
+        raise ContractError(
+            f"{request.ratio_share:g} of the clip range is a log-ratio of {request.rho:.1e} nats, "
+            f"and rounding a single logit between 1 and 2 to {coarse} moves it by up to "
+            f"{rounding:.1e}: no such kernel keeps 99 % of its tokens within that",
+            hint="give a larger share; of kernels that are equal bit by bit promise logit_osc_nats "
+            "at_most 0 on golden texts",
+        )
+
+
+def too_many(
+    line: DerivedClause, requirement: Requirement, needed: float, size: RunSize, cells: int
+) -> ContractError:
+    """The error for a budget that is too small for a run, with a feasible one."""
+    hints = []
+    if line.aggregate != "p99":  # a share of tokens needs the same run whatever its threshold
+        enough = _enough(line.limit, requirement, size, cells)
+        if enough is None:
+            hints.append(f"no budget is decided by {size.most:,}")
+        else:
+            hints.append(f"{size.most:,} decide a budget of {enough:g}")
+    if needed <= _LONGEST:
+        unit = 10 ** max(math.floor(math.log10(needed)) - 2, 0)
+        hints.append(f"--most {math.ceil(needed / unit) * unit} gives a run that is long enough")
+    counted = f"about {needed:,.0f}" if math.isfinite(needed) else "more than 10^12"
+    return ContractError(
+        f"no run of {size.most:,} prompt groups can certify {line.metric} at most "
+        f"{line.limit:g}: a kernel at half of it would take {counted}",
+        hint="; ".join(hints),
+    )
+
+
+def _enough(limit: float, requirement: Requirement, size: RunSize, cells: int) -> float | None:
+    """The smallest two-digit budget that a run decides; None: none below the range."""
+    over_best = requirement.limit - requirement.best
+    most = (1.0 - requirement.best) / over_best
+
+    def decided(factor: float) -> bool:
+        wider = replace(requirement, limit=requirement.best + factor * over_best)
+        return factor < most and size.groups(wider, cells) <= size.most
+
+    # a violation of a limit near the top takes long, too: begin below
+    tops = (most * tenths / 10 for tenths in range(9, 0, -1))
+    low, high = 1.0, next((top for top in tops if top > 1 and decided(top)), None)
+    if high is None:
+        return None
+    for _ in range(_STEPS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if decided(middle) else (middle, high)
+    for digits in (2, 3, 4):
+        unit = 10.0 ** (math.floor(math.log10(high * limit)) + 1 - digits)
+        budget = float(f"{math.ceil(high * limit / unit) * unit:.{digits}g}")
+        if decided(budget / limit):
+            return budget
+    return None
+
+
+# dense bf16 rollouts against their trainers, per token
+_FIELD_KL = 6.4e-4  # Qwen3-8B, SGLang against Megatron: arXiv 2510.11370
+_FIELD_NATS = 0.011  # mean |dlogp|, Qwen3-4B, vLLM against Megatron: vllm-project/vime#64
+# kernels that were aligned operation by operation, mean |dlogp|: blog.vllm.ai, IsoExec
+_ALIGNED_NATS = 3.24e-5
+_VACUOUS = 0.99  # TV of whole responses that allows a reward nearly its whole range
+
+
+def refuse_horizon(request: Request) -> None:
+    """Refuse responses over which 16-bit kernels of the field exceed the budget.
+
+    Raises:
+        ContractError: names the needed bound per token, and an alternative clause.
+    """
+    if request.aligned or not (_rounded(request.train) or _rounded(request.infer)):
+        return
+    # the mean TV of a token is half the mean |dlogp| where log-ratios are small and even
+    if request.tokens * _FIELD_NATS / 2 < 1:
+        return
+    typical = float(sequence_tv_gaussian(request.tokens * _FIELD_KL))
+    needed = nats_for(request.share, request.tokens)
+    # the two figures are of different stacks: compare with the smaller one
+    if request.share >= typical or needed >= _FIELD_NATS:
+        return
+    everywhere = float(
+        osc_for_reward_drift(request.reward_drift or 0.0, request.tokens, *request.reward_range)
+    )
+    vacuous = ": vacuous" if typical >= _VACUOUS else ""
+    raise ContractError(
+        f"over answers of up to {request.tokens:,} tokens a reward drift of "
+        f"{request.reward_drift:g} takes a mean |dlogp| of about {needed:.1g} nats a token (or "
+        f"logits within {everywhere:.1g} at every context), and that lies below what dense 16-bit "
+        "stacks show. Two public figures, of two different stacks: a mean |dlogp| of "
+        f"{_FIELD_NATS:g} nats (Qwen3-4B, vLLM against Megatron, vllm-project/vime#64); and a KL "
+        f"of {_FIELD_KL:g} nats a token (Qwen3-8B, SGLang against Megatron, arXiv 2510.11370), "
+        f"which over such answers is a TV of about {typical:.2g}{vacuous}",
+        hint="--reward-gap OF promises your own reward, both kernels sampling; or give shorter "
+        "answers; or --aligned, for kernels that agree operation by operation (such stacks show "
+        f"{_ALIGNED_NATS:g})",
+    )
+
+
+def nats_for(tv: float, tokens: int) -> float:
+    """The mean |dlogp| of a token at which responses have this TV, by `sequence_tv_gaussian`.
+
+    >>> round(nats_for(0.02, 8192), 5)
+    0.00044
+    """
+    # TV = erf(sqrt(KL) / 2), a token has KL sigma^2 / 2, and E|x| is sigma sqrt(2 / pi)
+    kl = 2 * NormalDist().inv_cdf((1 + tv) / 2) ** 2
+    return math.sqrt(2 * kl / tokens) * math.sqrt(2 / math.pi)
+
+
+def _rounded(kernel: Kernel) -> bool:
+    return kernel.dtype in ("bfloat16", "float16") or kernel.quantization is not None
+
 
 _LOGITS = 16.0  # nats: the largest logits of language models lie in [16, 32)
 _WEIGHTS = 0.1  # standard deviation of weights around 1, for sizes only

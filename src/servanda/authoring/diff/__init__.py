@@ -1,4 +1,4 @@
 # Differences between the promises of two versions of a contract.
 #
-# values: one change.  directions: the meaning of a change of one value.  rules: the direction of
-# each field of the language.  compare: two contracts, field by field.
+# values: one change.  directions: the meaning of a change of one value.  compare: the direction of
+# each field of the language, and two contracts, field by field.

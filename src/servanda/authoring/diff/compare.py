@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from servanda.authoring.diff import clause_rules
+from servanda.authoring.diff import directions
 from servanda.authoring.diff.directions import (
     NEVER,
     Custom,
@@ -99,21 +99,19 @@ _WORKLOAD: Fields = {
 _CLAUSE: Fields = {
     "id": _NAME,
     "metric": other("another quantity"),
-    "aggregate": clause_rules.AGGREGATE,
-    "at_most": Part("", scalar=clause_rules.LIMIT, none="tightened", says="lower is tightened"),
-    "at_least": Part("", scalar=clause_rules.LIMIT, none="tightened", says="higher is tightened"),
+    "aggregate": directions.AGGREGATE,
+    "at_most": Part("", scalar=directions.LIMIT, none="tightened", says="lower is tightened"),
+    "at_least": Part("", scalar=directions.LIMIT, none="tightened", says="higher is tightened"),
     "clip": other("a mean of values with another cap is another quantity"),
     "severity": ranked("warning", "error", "critical", why="a warning fails nothing"),
     "mode": ranked("monitor", "enforce", why="a monitored clause fails nothing"),
-    "slices": Custom(
-        "superset is tightened", "judged by itself in more places", clause_rules.slices
-    ),
-    "workload": Custom("retargeted", "judged on other texts", clause_rules.workload),
+    "slices": Custom("superset is tightened", "judged by itself in more places", directions.slices),
+    "workload": Custom("retargeted", "judged on other texts", directions.workload),
     "stages": inclusion("judged at more stages"),
     "claim": Custom(
         "retargeted",
         "all tokens that such prompts generate, or only those that were measured",
-        clause_rules.claim,
+        directions.claim,
     ),
     "required": ranked(
         False, True, why="a value that cannot be measured is an error, and is not skipped"
@@ -122,10 +120,10 @@ _CLAUSE: Fields = {
     "over": other("another window of traffic"),
 }
 _STAGE: Fields = {
-    "sequences": clause_rules.SEQUENCES,
-    "share": clause_rules.SHARE,
-    "sample": clause_rules.SAMPLE,
-    "steps": clause_rules.STEPS,
+    "sequences": directions.SEQUENCES,
+    "share": directions.SHARE,
+    "sample": directions.SAMPLE,
+    "steps": directions.STEPS,
     "dwell": higher("each step is watched for longer", absent=0.0, time=True),
     "approval": ranked("none", "required", why="a person has to agree"),
     "if_inconclusive": ranked(
@@ -211,8 +209,8 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
             "name": _NAME,
             "split": other("other tokens"),
             "match": other("other tokens"),
-            "at": clause_rules.EDGES,
-            "most": clause_rules.MOST,
+            "at": directions.EDGES,
+            "most": directions.MOST,
         },
         objective.Reward: {
             "range": wider("the same bound, for more rewards"),
@@ -241,11 +239,11 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
         ),
         model.Clause: _CLAUSE,
         clause.Relative: {
-            "times": clause_rules.LIMIT,
+            "times": directions.LIMIT,
             "of": other("a multiple of something else"),
         },
         clause.Load: {
-            "concurrency": clause_rules.CONCURRENCY,
+            "concurrency": directions.CONCURRENCY,
             "new_tokens": other("other requests"),
             "prompt_tokens": other("other requests"),
         },
@@ -267,7 +265,7 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
         },
         policy.Escalation: {
             "when": _NAME,
-            "do": clause_rules.ACTIONS,
+            "do": directions.ACTIONS,
         },
         policy.Routing: {
             "mode": ranked(

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from servanda.authoring.diff.difference import Difference, counted
-from servanda.authoring.diff.versions import order
+from servanda.authoring.diff.difference import Difference, counted, order
 from servanda.contract.model import Contract
 
 

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from servanda.engines.conformance import (  # noqa: F401 - they register laws
-    describe_laws,
-    error_laws,
-    generate_laws,
-    score_laws,
-    seed_laws,
+    engine_laws,
+    token_laws,
 )
 from servanda.engines.conformance.base import LAWS, Broken, Case, Skipped
 from servanda.errors import ServandaError

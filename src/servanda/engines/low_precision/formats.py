@@ -15,8 +15,84 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from servanda.engines.low_precision.grids import E2M1, E4M3, E5M2, INT4, INT4_FULL, INT8, Grid
 from servanda.errors import MeasurementError
+
+# The numbers that an element of a low-precision format can be, and the rounding to them.
+#
+# Everything rounds to the nearest, ties to even, and saturates at the largest number.
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An element.
+
+    Args:
+        most: what the largest magnitude of a block is scaled to.
+        to_codes: values in float32, any shape, as they are stored.
+        to_values: the same values in float32, from what is stored.
+    """
+
+    most: float
+    to_codes: Callable[[Tensor], Tensor]
+    to_values: Callable[[Tensor], Tensor]
+
+
+def _float8(dtype: torch.dtype) -> Grid:
+    most = torch.finfo(dtype).max
+    return Grid(most, lambda v: v.clamp(-most, most).to(dtype), lambda c: c.to(torch.float32))
+
+
+def _int8(value: Tensor) -> Tensor:
+    return value.round().clamp(-127, 127).to(torch.int8)
+
+
+def _packed(nibble: Tensor) -> Tensor:
+    """Two numbers of 0..15 in a byte, that of the even index in its low half."""
+    return nibble[..., 0::2] | nibble[..., 1::2] << 4
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def _int4(least: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Integers from `least` to 7, stored plus 8."""
+
+    def to_codes(value: Tensor) -> Tensor:
+        return _packed((value.round().clamp(least, 7) + 8).to(torch.uint8))
+
+    def to_values(packed: Tensor) -> Tensor:
+        return _nibbles(packed).to(torch.float32) - 8
+
+    return to_codes, to_values
+
+
+# the magnitudes of e2m1 by their codes; the fourth bit is the sign
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def _e2m1_codes(value: Tensor) -> Tensor:
+    size = value.abs().clamp_max(6)
+    # numbers are 1/2 apart up to 2, then 1, then 2; an even quotient is an even mantissa
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    size = (size / step).round() * step
+    code = torch.bucketize(size, torch.tensor(_E2M1, device=value.device)).to(torch.uint8)
+    return _packed(code | value.signbit().to(torch.uint8) << 3)
+
+
+def _e2m1_values(packed: Tensor) -> Tensor:
+    signed = torch.tensor((*_E2M1, *(-x for x in _E2M1)), device=packed.device)
+    return signed[_nibbles(packed).long()]
+
+
+INT8 = Grid(127, _int8, lambda codes: codes.to(torch.float32))
+INT4 = Grid(7, *_int4(-7))
+# as compressed-tensors has it: 15 steps from -7.5 to 7.5, of which the last is cut off
+INT4_FULL = Grid(7.5, *_int4(-8))
+E4M3 = _float8(torch.float8_e4m3fn)
+E5M2 = _float8(torch.float8_e5m2)
+E2M1 = Grid(6, _e2m1_codes, _e2m1_values)
+
 
 _TINY = torch.finfo(torch.float32).tiny
 ScaleRule = Callable[[Tensor, float], Tensor]
@@ -121,7 +197,7 @@ class Quantization:
     inputs: Format | None = None
 
 
-def _float8(grid: Grid, block: tuple[int, int]) -> Quantization:
+def _float8_layers(grid: Grid, block: tuple[int, int]) -> Quantization:
     return Quantization(Format(grid, block), Format(grid, (1, 0)))
 
 
@@ -134,12 +210,12 @@ QUANTIZED: dict[str, Quantization] = {
     "int4_g32": Quantization(Format(INT4, (1, 32))),
     "w4a16_g128": Quantization(Format(INT4_FULL, (1, 128))),
     "fp8_weight_only": Quantization(Format(E4M3, (1, 0))),
-    "fp8_tensor": _float8(E4M3, (0, 0)),
-    "fp8_channel": _float8(E4M3, (1, 0)),
+    "fp8_tensor": _float8_layers(E4M3, (0, 0)),
+    "fp8_channel": _float8_layers(E4M3, (1, 0)),
     "fp8_block": Quantization(
         Format(E4M3, (128, 128), ragged=True), Format(E4M3, (1, 128), ragged=True)
     ),
-    "fp8_e5m2_channel": _float8(E5M2, (1, 0)),
+    "fp8_e5m2_channel": _float8_layers(E5M2, (1, 0)),
     "mxfp8": Quantization(_MXFP8, _MXFP8),
     "mxfp4_weight_only": Quantization(Format(E2M1, (1, 32), _power_of_two)),
     "nvfp4": Quantization(_NVFP4, _NVFP4_INPUTS),

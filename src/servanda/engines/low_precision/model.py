@@ -2,17 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, dtype, nn
 from torch.nn import functional as F
 
-from servanda.engines.low_precision.formats import QUANTIZED, Quantization
-from servanda.engines.low_precision.grids import E4M3
+from servanda.engines.low_precision.formats import (
+    E4M3,
+    E5M2,
+    INT8,
+    QUANTIZED,
+    Format,
+    Grid,
+    Quantization,
+)
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean
+
+# A cache of keys and values in low precision: attention reads what the cache holds.
+#
+# Axes: S rows, H heads of keys, T columns, D width of a head.
+
+
+def _dtype(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.to(dtype)
+
+
+def _unscaled(grid: Grid) -> Callable[[Tensor], Tensor]:
+    """With a scale of 1, as servers have it for a checkpoint without calibrated scales."""
+    return lambda x: grid.to_values(grid.to_codes(x.float()))
+
+
+# names of vLLM; per_token_head: a scale of its own for each token and head
+ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "bfloat16": _dtype(torch.bfloat16),
+    "float16": _dtype(torch.float16),
+    "fp8_e4m3": _unscaled(E4M3),
+    "fp8_e5m2": _unscaled(E5M2),
+    "fp8_per_token_head": Format(E4M3, (1, 0)).rounded,
+    "int8_per_token_head": Format(INT8, (1, 0)).rounded,
+}
+
+
+class RoundedCache(transformers.DynamicCache):
+    """Keys and values [S, H, T, D] go through the type `kind` when they enter.
+
+    Raises:
+        MeasurementError: a model with latent attention, of which servers keep other numbers.
+    """
+
+    def __init__(self, config: Any, kind: str) -> None:
+        if getattr(config.get_text_config(), "kv_lora_rank", None):
+            raise MeasurementError(
+                f"kv_cache={kind} would round the keys of each head, and servers of a model with "
+                "latent attention keep its latent vectors",
+                hint="remove the key kv_cache, or compare with a server that has the quantised "
+                "cache",
+            )
+        super().__init__(config=config)
+        self._rounded = ROUNDED[kind]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **options: Any) -> Any:
+        keys, values = (self._rounded(x).to(x.dtype) for x in (keys, values))
+        return super().update(keys, values, layer, *args, **options)
+
+
+# The product that makes the logits, in a dtype of its own.
+
+
+class Head(nn.Module):
+    """In the place of a model's head: the same weight, which may be tied, another product.
+
+    Hidden states and weight are cast to the dtype; logits have it.
+    """
+
+    def __init__(self, head: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.bias, self.dtype = head.weight, head.bias, dtype
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(self.dtype)
+        return F.linear(hidden.to(self.dtype), self.weight.to(self.dtype), bias)
+
+
+def set_head_dtype_(model: Any, name: str) -> None:
+    """Let a causal language model compute its logits in a dtype, in place."""
+    model.set_output_embeddings(Head(model.get_output_embeddings(), getattr(torch, name)))
+
 
 # Linear layers of a quantised model, and the stacked ones of experts.
 #
@@ -174,8 +253,9 @@ def quantize_(model: Any, name: str) -> None:
 
 
 def _quantize_experts(module: Any, quantization: Quantization) -> None:
-    """Replace the parameters [E, O, I] of a module."""
-    stacks = [*_stacks(module)]
+    """Replace the parameters [E, O, I] of a module: they hold a matrix for each expert."""
+    stacks = [*module.named_parameters(recurse=False)] if "Expert" in type(module).__name__ else []
+    stacks = [(name, parameter) for name, parameter in stacks if parameter.ndim == 3]
     if not stacks:
         return
     if not hasattr(module, "is_transposed") or module.is_transposed:
@@ -187,13 +267,6 @@ def _quantize_experts(module: Any, quantization: Quantization) -> None:
     for name, parameter in stacks:
         delattr(module, name)
         setattr(module, name, QuantizedExperts(parameter, quantization))
-
-
-def _stacks(module: Any) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a module that hold a matrix for each expert."""
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        if parameter.ndim == 3 and "Expert" in type(module).__name__:
-            yield name, parameter
 
 
 def take_over(model: Any, named: Iterable[tuple[str, Tensor]], dtype: dtype) -> set[str]:

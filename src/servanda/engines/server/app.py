@@ -21,12 +21,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from servanda._version import __version__
 from servanda.engines.base import Engine, streams, verb_of
-from servanda.engines.server import chat, parse, responses
-from servanda.engines.server.chat import chat_reply
-from servanda.engines.server.fault_injection import Fault, FaultInjector, FaultMiddleware
-from servanda.engines.server.jobs import Ended, Event, Failed, Job, Token, sequence_of
-from servanda.engines.server.parse import rendered
-from servanda.engines.server.request import (
+from servanda.engines.server import parse, responses
+from servanda.engines.server.fault_injection import (
+    Fault,
+    FaultInjector,
+    FaultMiddleware,
+    disconnected,
+)
+from servanda.engines.server.parse import (
     MAX_LOGPROBS,
     CompletionRequest,
     RequestError,
@@ -35,12 +37,22 @@ from servanda.engines.server.request import (
 from servanda.engines.server.responses import (
     Choice,
     Head,
+    chat_reply,
     completion_reply,
     failed,
     json_reply,
     not_found,
 )
-from servanda.engines.server.scheduler import QueueFullError, Scheduler
+from servanda.engines.server.scheduler import (
+    Ended,
+    Event,
+    Failed,
+    Job,
+    QueueFullError,
+    Scheduler,
+    Token,
+    sequence_of,
+)
 from servanda.errors import MeasurementError, ServandaError
 from servanda.theory.sampling import Sampling
 
@@ -60,12 +72,7 @@ async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
     Raises:
         ClientDisconnected: the client has hung up, or the work has given it up.
     """
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done() and not tasks[0].cancelled():
@@ -131,17 +138,12 @@ Source = AsyncIterable[tuple[Choice, Token | None]]
 
 
 async def chunks(
-    request: CompletionRequest,
-    head: Head,
-    choices: Sequence[Choice],
-    source: Source,
-    failed: Callable[..., Any],
+    request: CompletionRequest, head: Head, choices: Sequence[Choice], source: Source
 ) -> AsyncIterator[bytes]:
     """The events of a reply.
 
     Args:
         source: (choice, its next token), and (choice, None) once it is over.
-        failed: makes the JSON of an error.
     """
     write = _chat_chunk if request.chat else _completion_chunk
     kind = "chat.completion.chunk" if request.chat else "text_completion"
@@ -203,7 +205,7 @@ def _chat_chunk(
         "finish_reason": choice.why if token is None else token.end,
     }
     if request.logprobs is not None and token is not None:
-        entry["logprobs"] = chat.chat_logprobs([token], request.as_ids)
+        entry["logprobs"] = responses.chat_logprobs([token], request.as_ids)
     entry["token_ids"] = _ids(request, token)
     return [*entries, entry]
 
@@ -236,22 +238,19 @@ class Handler:
         except ServandaError as error:
             raise RequestError(_message_of(error)) from None
 
-    async def encode(self, text: str, param: str = "prompt") -> tuple[int, ...]:
+    async def encode(self, text: str) -> tuple[int, ...]:
         if not self.description.encodes:
-            raise RequestError("the engine has no tokenizer: send token ids", param)
+            raise RequestError("the engine has no tokenizer: send token ids", "prompt")
         return tuple((await self.call(self._engine.encode, [text]))[0])
 
     async def decode(self, ids: tuple[int, ...]) -> str:
         if not self.description.decodes:
             raise RequestError("the engine has no tokenizer: it cannot decode", "tokens")
-        self.refuse_unknown(ids, "tokens")
-        return await self.call(self.scheduler.executor.detokenizer.text, ids)
-
-    def refuse_unknown(self, ids: tuple[int, ...], param: str) -> None:
         size = self.description.vocab_size
         odd = next((i for i in ids if i < 0 or (size and i >= size)), None)
         if odd is not None:
-            raise RequestError(f"{param} has the id {odd}, which is none of the {size}", param)
+            raise RequestError(f"tokens has the id {odd}, which is none of the {size}", "tokens")
+        return await self.call(self.scheduler.executor.detokenizer.text, ids)
 
     async def rendered(self, request: CompletionRequest) -> CompletionRequest:
         """A chat, with its prompt by the model's template."""
@@ -269,7 +268,7 @@ class Handler:
                 f"the chat template refuses these messages: {type(error).__name__}: {error}",
                 "messages",
             ) from None
-        return rendered(request, text)
+        return dataclasses.replace(request, prompts=(text,))
 
     async def choices(self, request: CompletionRequest) -> tuple[CompletionRequest, list[Choice]]:
         """The choices of a request, still empty, and the request with its numbers filled in.
@@ -600,7 +599,7 @@ class Server:
         aside = self.injector is not None and self.injector.strikes(body)
         source = self.handler.answers(request, choices, aside)
         if request.stream:
-            events = chunks(request, head, choices, source, failed)
+            events = chunks(request, head, choices, source)
             return EventStream(events, source.drop, self.limits.idle_s)
 
         async def collected() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from servanda.engines.server.request import RequestError
+from servanda.engines.server.parse import RequestError
 from servanda.theory.sampling import uniforms
 
 Kind = Literal["hang", "drop", "status", "garble", "slow", "kernel"]
@@ -120,8 +120,9 @@ class FaultMiddleware:
             return await self._app(scope, receive, send)
         if fault.kind in ("hang", "drop"):
             if fault.kind == "drop":
-                _transport(send).abort()
-            return await _left(receive)
+                # uvicorn's `send` is a method of what holds the connection
+                send.__self__.transport.abort()  # type: ignore[attr-defined]
+            return await disconnected(receive)
         if fault.kind == "status":
             message = f"the server misbehaves on purpose: {fault.status}"
             error = {"message": message, "type": "Misbehaviour", "param": None}
@@ -143,11 +144,7 @@ async def _reply(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _left(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has hung up."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _transport(send: Send) -> Any:
-    """The connection of a request; uvicorn's `send` is a method of what holds it."""
-    return send.__self__.transport  # type: ignore[attr-defined]

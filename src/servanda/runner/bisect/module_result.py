@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servanda.contract.model import Path
-from servanda.runner.bisect.tensor_errors import BEYOND
 from servanda.runner.bisect.weight_layout import TensorOrigin
 
+BEYOND = 2.0  # times its own noise: what differs by more differs
 _FEW = 8  # modules of several kinds that are still a cause
 _APART = 5.0  # an outlier, in local errors of its place in other layers; rounding varies up to 2.5
 

@@ -14,6 +14,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servanda.contract.kernel_string import parse_kernel
 from servanda.contract.model import Path
@@ -21,17 +22,133 @@ from servanda.engines import engine_names, open_engine
 from servanda.engines.base import AROUND
 from servanda.errors import ContractError, Where
 from servanda.runner.batch_invariance import PLAIN
-from servanda.runner.bisect.module_result import Module, ModuleBisection
-from servanda.runner.bisect.tensor_errors import BEYOND, Rows, TensorErrors, kl_of, tensor_name
+from servanda.runner.bisect.module_result import BEYOND, Module, ModuleBisection
 from servanda.runner.bisect.weight_layout import Floats32, Origins, TensorOrigin
 from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.probe import encoded
+from servanda.theory.divergence.base import LogitRows
+from servanda.theory.divergence.kl import kl_exact
 from servanda.traces.trace import Batch
 
 if TYPE_CHECKING:
-    from servanda.engines.transformers_modules import Key
+    from servanda.engines.transformers_modules import Key, Recording
+
+# The errors of the tensors of B beside A: on the inputs of A, in a run of B, and their noise.
+
+
+Rows = NDArray[np.float32]
+
+
+class TensorErrors:
+    """The errors of all chunks."""
+
+    def __init__(self) -> None:
+        self.local: dict[Key, float] = {}
+        self.run: dict[str, float] = {}
+        self.noise: dict[Key, float] = {}
+        self.order: dict[Key, None] = {}
+        self.logits: list[Rows] = []
+        self.kl = self.floor = 0.0
+        self.n = self.floor_n = 0
+
+    @property
+    def mean_kl(self) -> float:
+        return self.kl / max(self.n, 1)
+
+    @property
+    def mean_floor(self) -> float:
+        return self.floor / max(self.floor_n, 1)
+
+    def beyond(self, key: Key) -> bool:
+        return self.local[key] > BEYOND * self.noise.get(key, 0.0)
+
+    @property
+    def first(self) -> tuple[str, str] | None:
+        """The module and the tensor."""
+        for key in self.order:
+            if key in self.local and self.beyond(key):
+                return key.owner, tensor_name(key)
+        return None
+
+    def add(self, a: Any, b: Any, chunk: Batch, path: Path) -> None:
+        from servanda.engines.transformers_modules import errors, record
+
+        of_a, of_b = record(a, chunk, path), record(b, chunk, path)
+        # A on its own tensors as well: given ones lie otherwise in memory, and may round otherwise
+        again, at_a = (record(side, chunk, path, given=of_a) for side in (a, b))
+        self.order |= dict.fromkeys(at_a.tensors)
+        _raise(self.noise, _finite(errors(of_a, again)))
+        _raise(self.local, errors(again, at_a))
+        outputs = {k: e for k, e in errors(of_a, of_b).items() if k.kind == "output"}
+        _raise(self.run, {key.module: 0.0 for key in outputs})
+        for key, error in outputs.items():
+            _raise(self.run, {key.module: error})
+        self.kl += float(kl_of(of_a.logits_NV, of_b.logits_NV).sum())
+        self.n += len(of_a.logits_NV)
+        self.logits.append(of_a.logits_NV)
+        for rows in _parts(chunk):
+            self.rebatched(a, b, chunk, path, rows, of_a, (again, at_a))
+
+    def rebatched(
+        self,
+        a: Any,
+        b: Any,
+        chunk: Batch,
+        path: Path,
+        rows: Sequence[int],
+        of_a: Recording,
+        on_a: tuple[Recording, Recording],
+    ) -> None:
+        """The noise: each side against itself, on the same inputs in another batch."""
+        from servanda.engines.transformers_modules import errors, record
+
+        part, given = replace(chunk.take(rows), together=len(rows)), of_a.take(rows)
+        for engine, whole in zip((a, b), on_a, strict=True):
+            before, again = whole.take(rows), record(engine, part, path, given=given)
+            _raise(self.noise, _finite(errors(before, again)))
+        sizes = [len(given) for given in chunk.continuations]
+        ends = np.cumsum(sizes)
+        at_N = np.concatenate([np.arange(ends[r] - sizes[r], ends[r]) for r in rows])
+        free = np.concatenate([*a.logits(part, path)])
+        self.floor += float(kl_of(of_a.logits_NV[at_N], free).sum())
+        self.floor_n += len(at_N)
+
+
+def _finite(found: dict[Any, float]) -> dict[Any, float]:
+    """Without inf: of a tensor that does not split into rows the noise is not known."""
+    return {key: error for key, error in found.items() if math.isfinite(error)}
+
+
+def _raise(most: dict[Any, float], found: dict[Any, float]) -> None:
+    for key, error in found.items():
+        most[key] = max(error, most.get(key, 0.0))
+
+
+def _parts(chunk: Batch) -> Iterator[list[int]]:
+    """Halves of a chunk, each with its longest prompt, which decides the width of both."""
+    longest = max(range(len(chunk)), key=lambda row: len(chunk.prompts[row]))
+    others = [row for row in range(len(chunk)) if row != longest]
+    if not others:
+        yield [longest]
+        return
+    middle = (len(others) + 1) // 2
+    for half in (others[:middle], others[middle:]):
+        if half:
+            yield sorted([longest, *half])
+
+
+def tensor_name(key: Key) -> str:
+    if key.kind == "output":
+        return f"output.{key.name}" if key.name else "output"
+    inner = key.module.removeprefix(f"{key.owner}.") if key.owner else key.module
+    return f"{inner}.{key.name}" if inner else key.name
+
+
+def kl_of(a_NV: Rows, b_NV: Rows) -> NDArray[np.float64]:
+    return kl_exact(LogitRows(a_NV, b_NV))
+
 
 TOGETHER = 8  # sequences whose tensors are in memory at a time
 _NAMED = 0.9  # share of the divergence that named modules explain together
@@ -45,10 +162,7 @@ _ALONE = 32  # most modules that are swapped one by one
 def drawn(b: Any, prompts: Sequence[Sequence[int]], width: int, seed: int = 0) -> Batch:
     """Prompts with the continuations that B draws at temperature 1."""
     batch = Batch(tuple(range(len(prompts))), tuple(tuple(p) for p in prompts), width)
-    trace = b.generate(batch, PLAIN, seed)
-    ends = trace.length_S.cumsum()
-    given = [part.tolist() for part in np.split(trace.token_N, ends[:-1])]
-    return Batch(batch.sequence_S, batch.prompts, width, tuple(map(tuple, given)))
+    return replace(batch, continuations=b.generate(batch, PLAIN, seed).continuations)
 
 
 def bisect_modules(
@@ -96,7 +210,7 @@ def bisect_modules(
         kl_nats=kl,
         floor_nats=floor,
         first=found.first,
-        modules=tuple(_shared(row, shares) for row in rows),
+        modules=tuple(replace(row, share=shares.get(row.name)) for row in rows),
         cause=cause,
         explained=explained,
         joint=joint,
@@ -146,10 +260,6 @@ def _modules(found: TensorErrors, classes: dict[str, str]) -> Iterator[Module]:
             share=None,
             differs=key is not None and found.beyond(key),
         )
-
-
-def _shared(row: Module, shares: dict[str, float]) -> Module:
-    return replace(row, share=shares.get(row.name))
 
 
 def _explained(

@@ -70,8 +70,7 @@ def _scored(plan: Plan, measured: Round, engine: Any) -> tuple[Any, Any, Any, di
     """Logprobs of A, of B and of the referee of each token of B, and its slices."""
     schedule = next(s for s in plan.schedules if s.name == measured.workload)
     pair = measured.pair
-    ends = pair.infer.length_S.cumsum()
-    given = tuple(tuple(part.tolist()) for part in np.split(pair.infer.token_N, ends[:-1]))
+    given = pair.infer.continuations
     some = [unit for unit, tokens in zip(measured.units, given, strict=True) if tokens]
     tokens = tuple(part for part in given if part)
     batch = batch_of(some, encoded(schedule.corpus, engine), schedule.width, tokens)

@@ -73,9 +73,7 @@ def exchangeability(runs_K: Sequence[Floats], seed: int = 0, rounds: int = LABEL
 BUDGET = 80  # cases that are run for it
 
 
-def shrink(
-    relation: Relation, request: Request, fails: Callable[[Request], bool], budget: int = BUDGET
-) -> Request:
+def shrink(relation: Relation, request: Request, fails: Callable[[Request], bool]) -> Request:
     """A request that fails as the given one does, and is not larger.
 
     Greedy: every cut that still fails is kept, the largest cuts first.
@@ -83,7 +81,7 @@ def shrink(
     Args:
         fails: whether the relation is violated by a request.
     """
-    left, best = budget, request
+    left, best = BUDGET, request
 
     def attempt(smaller: Request) -> bool:
         nonlocal left, best
@@ -253,7 +251,8 @@ class Judge:
             return replace(known, outcome="inconclusive", answer=why)
         answer = f"equal bit for bit: {known.requests} requests, {known.positions} tokens"
         if known.largest_nats:
-            answer = f"within {self.limit:g} nats: {_sizes(known, seen)}"
+            answer = f"within {self.limit:g} nats: {sum(d.unequal for d in seen)} of "
+            answer += f"{known.positions} tokens differ, by at most {known.largest_nats:.3g} nats"
         return replace(known, answer=answer + relation.caveat(self.subject))
 
     def _violated(
@@ -334,7 +333,9 @@ class Judge:
         apart = [
             (request, least)
             for request, plain, other in cases
-            if (least := _least(plain, other)) > self.limit
+            # the smallest over all pairs of runs of their largest difference
+            if (least := min(difference(a, b).largest for a, b in product(plain, other)))
+            > self.limit
         ]
         if p <= self.alpha and (self.limit == 0 or apart):
             worst = max(apart, key=lambda one: one[1])[0] if apart else cases[0][0]
@@ -352,16 +353,6 @@ class Judge:
             return replace(known, outcome="holds", answer=f"{answer} ({test})")
         answer = f"within the kernel's own noise, not equal ({test})"
         return replace(known, answer=answer)
-
-
-def _least(plain: Sequence[Observation], other: Sequence[Observation]) -> float:
-    """The smallest over all pairs of runs of their largest difference, nats."""
-    return min(difference(a, b).largest for a, b in product(plain, other))
-
-
-def _sizes(known: Finding, seen: Sequence[Difference]) -> str:
-    unequal = sum(d.unequal for d in seen)
-    return f"{unequal} of {known.positions} tokens differ, by at most {known.largest_nats:.3g} nats"
 
 
 def _of(found: Difference) -> str:

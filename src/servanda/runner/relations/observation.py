@@ -139,15 +139,9 @@ def features(runs: Sequence[Observation]) -> Floats:
     """
     columns: list[list[float]] = []
     for t in range(min(len(run.tokens) for run in runs)):
-        columns += _known(runs, t)
+        ids = sorted(set.intersection(*({*run.logp[t]} for run in runs)))
+        values = ([run.logp[t][i] for run in runs] for i in ids)
+        columns += [known for known in values if all(map(math.isfinite, known))]
         if len({run.tokens[t] for run in runs}) > 1:
             break
     return np.array(columns, dtype=np.float64).reshape(len(columns), len(runs)).T
-
-
-def _known(runs: Sequence[Observation], t: int) -> Iterator[list[float]]:
-    ids = set.intersection(*({*run.logp[t]} for run in runs))
-    for i in sorted(ids):
-        values = [run.logp[t][i] for run in runs]
-        if all(map(math.isfinite, values)):
-            yield values

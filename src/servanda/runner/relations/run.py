@@ -58,14 +58,11 @@ def draws(judge: Judge, cases: Cases) -> Finding:
             why = f"as reported, with a temperature within {100 * off:.3g} % ({e})"
             return replace(known, outcome="holds", answer=why)
         e += f", rejected from {1 / judge.alpha:.0f}"
-        known = replace(known, answer=f"not rejected ({e}), and {_strength(off)}")
+        shown = "no temperature, or their logprobs do not tell"
+        if off is not None:
+            shown = f"only a temperature that is off by {100 * off:.3g} % or more"
+        known = replace(known, answer=f"not rejected ({e}), and so few tokens show {shown}")
     return known
-
-
-def _strength(off: float | None) -> str:
-    if off is None:
-        return "so few tokens show no temperature, or their logprobs do not tell"
-    return f"so few tokens show only a temperature that is off by {100 * off:.3g} % or more"
 
 
 def _seen(seen: Sequence[Observation], alpha: float) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from servanda.contract.model import Kernel
+from servanda.contract.model import Kernel, Path
 from servanda.engines import Engine
 from servanda.engines.http import HTTPEngine
 from servanda.engines.worker import spawn
@@ -121,19 +121,17 @@ class Subject:
             other = tuple(ids[drawn.astype(np.int64)].tolist())
             self._send([other], request.seed, 1, first=n + 1)
 
-    def scored(self, request: Request, tokens: Ids) -> Observation:
-        """The given tokens after the prompt, by prefill."""
+    def scored(self, request: Request, tokens: Ids, path: Path = "prefill") -> Observation:
+        """The given tokens after the prompt."""
         batch = Batch((0,), (request.prompt,), len(tokens), (tokens,), together=1)
         self.sent += 1
-        return Observation.each(self.engine.score(batch, PLAIN, "prefill"))[0]
+        return Observation.each(self.engine.score(batch, PLAIN, path))[0]
 
     def next(self, request: Request, token: int) -> Observation:
         """What comes after a prompt: the token is scored where a given one can be decoded."""
         if "decode" not in self.engine.describe().scores or self.kernel.url is not None:
             return self.answer(request, width=1)
-        batch = Batch((0,), (request.prompt,), 1, ((token,),), together=1)
-        self.sent += 1
-        return Observation.each(self.engine.score(batch, PLAIN, "decode"))[0]
+        return self.scored(request, (token,), "decode")
 
     def close(self) -> None:
         self.engine.close()

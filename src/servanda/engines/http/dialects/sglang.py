@@ -32,7 +32,7 @@ from servanda.engines.http.dialects.base import (
     only_model,
     with_end,
 )
-from servanda.engines.http.dialects.openai_token_ids import ENDPOINT
+from servanda.engines.http.dialects.openai import ENDPOINT
 from servanda.engines.http.responses import Best, Part, likeliest, same_number, same_prompt
 from servanda.engines.http.transport import StatusError, Transport
 from servanda.theory.sampling import Sampling

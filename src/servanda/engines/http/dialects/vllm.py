@@ -18,7 +18,7 @@ from typing import Any
 from servanda.contract.identity import DEFAULT
 from servanda.contract.model import Path
 from servanda.engines.http import routed_experts
-from servanda.engines.http.dialects import openai_token_ids
+from servanda.engines.http.dialects import openai
 from servanda.engines.http.dialects.base import (
     CHAT,
     DIALECTS,
@@ -89,7 +89,7 @@ class VLLM(Dialect):
         """How many top-k tokens of a prompt's rows the server gives."""
         sequence = SequenceRequest((0, 0), 1, NEUTRAL, 0, best=TOP)
         try:
-            endpoint, body = openai_token_ids.request(
+            endpoint, body = openai.request(
                 sequence, Server(served), logprobs=None, prompt_logprobs=TOP
             )
             transport.ask(endpoint, body)
@@ -124,14 +124,14 @@ class VLLM(Dialect):
 
     def draw(self, sequence: SequenceRequest, server: Server, meaning: Meaning) -> Request:
         more = {} if sequence.salt is None else {"cache_salt": sequence.salt}
-        return openai_token_ids.request(sequence, server, **more)
+        return openai.request(sequence, server, **more)
 
     def drawn(self, reply: Part, sequence: SequenceRequest, server: Server) -> Answer:
-        choice = openai_token_ids.only_choice(reply)
+        choice = openai.only_choice(reply)
         same_prompt(choice["prompt_token_ids"], sequence.prompt)
         tokens = choice["token_ids"].tokens(server.vocab_size)
-        openai_token_ids.ended(choice, tokens, sequence, server)
-        answer = openai_token_ids.answer(choice, tokens, sequence, server)
+        openai.ended(choice, tokens, sequence, server)
+        answer = openai.answer(choice, tokens, sequence, server)
         reason = choice.get("stop_reason")
         if reason is not None and isinstance(reason.value, int):
             answer = with_end(answer, reason.token(server.vocab_size), sequence.width)
@@ -143,10 +143,8 @@ class VLLM(Dialect):
 
     def score(self, sequence: SequenceRequest, server: Server, path: Path) -> Request:
         if path == "decode":
-            return openai_token_ids.request(
-                sequence, server, trace_decode_token_ids=list(sequence.given)
-            )
-        endpoint, body = openai_token_ids.request(sequence, server)
+            return openai.request(sequence, server, trace_decode_token_ids=list(sequence.given))
+        endpoint, body = openai.request(sequence, server)
         changes = {
             "prompt": [*sequence.prompt, *sequence.given],
             "max_tokens": 1,
@@ -158,19 +156,19 @@ class VLLM(Dialect):
         return endpoint, {**body, **changes}
 
     def scored(self, reply: Part, sequence: SequenceRequest, server: Server, path: Path) -> Answer:
-        choice = openai_token_ids.only_choice(reply)
+        choice = openai.only_choice(reply)
         if path == "decode":
             same_prompt(choice["prompt_token_ids"], sequence.prompt)
             tokens = choice["token_ids"].tokens(server.vocab_size)
-            answer = openai_token_ids.answer(choice, tokens, sequence, server)
-            answer = openai_token_ids.replayed(answer, sequence.given, choice)
+            answer = openai.answer(choice, tokens, sequence, server)
+            answer = openai.replayed(answer, sequence.given, choice)
             return _routed(answer, choice, len(sequence.prompt))
         same_prompt(choice["prompt_token_ids"], (*sequence.prompt, *sequence.given))
-        answer = openai_token_ids.rows(choice, sequence, server)
+        answer = openai.rows(choice, sequence, server)
         return _routed(answer, choice, len(sequence.prompt), more=1)  # it drew a token besides
 
     def event(self, event: Part, before: int) -> tuple[int, bool]:
-        return openai_token_ids.streamed(event, before)
+        return openai.streamed(event, before)
 
     def encode(self, text: str, server: Server) -> Request:
         body = {"model": server.served, "prompt": text, "add_special_tokens": False}

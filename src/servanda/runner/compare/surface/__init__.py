@@ -1,1 +1,0 @@
-# The API layer of two servers, above their kernels.
