@@ -12,7 +12,7 @@ from typing import get_args
 import click
 from pydantic import BaseModel
 
-from servanda.authoring.diff.compare import RULES
+from servanda.authoring.diff.difference import RULES
 from servanda.authoring.diff.directions import Part
 from servanda.cli.commands import FIRST, GROUPS
 from servanda.cli.main import main

@@ -52,7 +52,6 @@ CHAIN = 20  # modules, of which each imports the next at its top
 SHARED = {
     "app": "the routes of an HTTP server",
     "base": "what each thing of a registry is",
-    "compare": "two things, part by part",
     "contract": "the contract that something here is held to",
     "format": "values as people read them",
     "judge": "verdicts on evidence of one kind",

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from servanda.cli.commands import FIRST, GONE, GROUPS, HINTS
-from servanda.cli.examples import EXAMPLES
-from servanda.cli.main import main
+from servanda.cli.main import EXAMPLES, main
 from servanda.cli.options import DASH, FileType, OutputPath
 from servanda.cli.screen import watching
 from servanda.engines import faults

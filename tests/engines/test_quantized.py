@@ -22,8 +22,11 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from servanda.engines.low_precision.formats import E2M1, E4M3, E5M2, QUANTIZED
 from servanda.engines.low_precision.model import (
+    E2M1,
+    E4M3,
+    E5M2,
+    QUANTIZED,
     ROUNDED,
     QuantizedExperts,
     QuantizedLinear,

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from servanda.engines.low_precision.formats import QUANTIZED
-from servanda.engines.low_precision.model import ROUNDED, QuantizedLinear, has_tensor_cores
+from servanda.engines.low_precision.model import (
+    QUANTIZED,
+    ROUNDED,
+    QuantizedLinear,
+    has_tensor_cores,
+)
 from tests.gpu.test_gpu import MIXED, batch, logits, opened
 
 OWN = ("fp8_tensor", "fp8_channel")  # multiplied by tensor cores where a GPU has them for FP8

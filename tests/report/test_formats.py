@@ -17,8 +17,8 @@ from servanda.contract.clause import Claim, Section
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.verdict import FORMATS, BlindSpot, Verdict
 from servanda.report import format
+from servanda.report.html import numbers
 from servanda.report.html_cards import cards
-from servanda.report.html_details import numbers
 from servanda.report.summary import headline, impact
 from servanda.report.table import width
 from tests.drawn import examples

@@ -12,7 +12,7 @@ from servanda.rl import DraftCounts, Monitor, package_version, read_state
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.package_version import built
 from servanda.rl.trl import Dumping, Monitored, rollouts, trainee
-from servanda.rl.trl_batch import groups_of
+from servanda.rl.trl_setup import groups_of
 from tests.rl.monitor.recorded import Call, Trainer
 from tests.transcripts import blocks
 

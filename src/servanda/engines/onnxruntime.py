@@ -42,6 +42,13 @@ _MADE = (
 )
 
 
+def _configured(place: Path) -> Path:
+    """The folder of the configuration: that of the file, or the one above."""
+    if code_is_refused() or (place / "config.json").is_file():
+        return place
+    return place.parent if (place.parent / "config.json").is_file() else place
+
+
 @ENGINES.register("onnxruntime")
 class OnnxRuntimeEngine(LocalEngine):
     """One graph for prefill and decode, on one thread."""
@@ -59,10 +66,7 @@ class OnnxRuntimeEngine(LocalEngine):
             ) from error
 
         file = folder.model_file(kernel.model, ".onnx", "ONNX Runtime reads ONNX files", _MADE)
-        place = file.parent
-        above = not code_is_refused() and not (place / "config.json").is_file()
-        if above and (place.parent / "config.json").is_file():
-            place = place.parent
+        place = _configured(file.parent)
         folder.refuse_bare(place)
         config_json = folder.read_json(place / "config.json")
         tokenizer_json = folder.read_json(place / "tokenizer.json")

@@ -27,17 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servanda.errors import EvidenceError, MeasurementError
-from servanda.rl.trl_batch import (
-    SHARE,
-    Waiting,
-    column_of,
-    groups_of,
-    loss_mask,
-    rows_of,
-    share_of,
-    tokens_of,
-    weights_of,
-)
 from servanda.rl.trl_engine import (
     Rollouts,
     drilled,
@@ -46,7 +35,22 @@ from servanda.rl.trl_engine import (
     rollouts,
     trainee,
 )
-from servanda.rl.trl_setup import Recorder, check_tokens_kept, check_trl, gathered, labels_of
+from servanda.rl.trl_setup import (
+    SHARE,
+    Recorder,
+    Waiting,
+    check_tokens_kept,
+    check_trl,
+    column_of,
+    gathered,
+    groups_of,
+    labels_of,
+    loss_mask,
+    rows_of,
+    share_of,
+    tokens_of,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from servanda.rl.follow.follow import Follow

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from servanda.authoring.diff.compare import changes
+from servanda.authoring.diff.difference import changes
 from servanda.contract.model import Clause, Contract
 from tests.authoring.diff.made import fresh
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from pydantic import BaseModel
 
-from servanda.authoring.diff.compare import RULES, changes
+from servanda.authoring.diff.difference import RULES, changes
 from servanda.authoring.diff.directions import REWRITTEN, Items, With
 from servanda.authoring.diff.values import BREAKING, MIRROR, Change
 from servanda.contract.model import Contract

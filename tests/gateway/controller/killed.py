@@ -11,8 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
-from servanda.gateway.controller.sqlite_store import FILE
-from servanda.gateway.controller.store import Sample, is_server
+from servanda.gateway.controller.store import FILE, Sample, is_server
 from servanda.promotion.ledger.ledger import open_ledger
 
 CHILD = "from tests.gateway.controller.killed import child; import sys; child(*sys.argv[1:])"

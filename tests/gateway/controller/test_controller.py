@@ -10,7 +10,7 @@ from servanda.cli.main import main
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
-from servanda.gateway.controller.sqlite_store import FILE
+from servanda.gateway.controller.store import FILE
 from servanda.gateway.controller.web import requests
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
 from servanda.promotion.ledger.ledger import open_ledger
@@ -134,7 +134,7 @@ def test_a_snapshot_is_renewed_before_it_ends(tmp_path, clock):
 
 
 def test_a_locked_store_takes_nothing_and_the_snapshot_stands(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("servanda.gateway.controller.sqlite_store._PATIENCE_S", 0.01)
+    monkeypatch.setattr("servanda.gateway.controller.store._PATIENCE_S", 0.01)
     path = controllers.contract(tmp_path)
     leader, rows = controllers.controller(path, clock), controllers.rows(path, 20)
     before = leader.snapshot
@@ -220,7 +220,7 @@ def test_what_the_ledger_took_before_a_crash_is_not_said_twice(tmp_path, clock, 
     leader = controllers.controller(path, clock)
     # the ledger has it, and the store is killed before it knows
     monkeypatch.setattr(
-        "servanda.gateway.controller.sqlite_store.SqliteStore.delete_outbox", lambda *_: None
+        "servanda.gateway.controller.store.SqliteStore.delete_outbox", lambda *_: None
     )
     monkeypatch.setattr("servanda.gateway.controller.controller.LedgerOutbox._append", _once)
     controllers.drive(leader, clock, controllers.rows(path, 160))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.gateway.controller.sqlite_store import SqliteStore
+from servanda.gateway.controller.store import SqliteStore
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.routing.model import Pin
 from servanda.traces.serialization import to_plain

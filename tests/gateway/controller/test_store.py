@@ -6,8 +6,7 @@ import sqlite3
 import pytest
 
 from servanda.errors import MeasurementError
-from servanda.gateway.controller.sqlite_store import FILE, SqliteStore
-from servanda.gateway.controller.store import Commit
+from servanda.gateway.controller.store import FILE, Commit, SqliteStore
 
 
 def test_nobody_else_reads_the_key_of_the_split(tmp_path):
@@ -19,7 +18,7 @@ def test_nobody_else_reads_the_key_of_the_split(tmp_path):
 
 
 def test_a_locked_store_is_told_and_works_again_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setattr("servanda.gateway.controller.sqlite_store._PATIENCE_S", 0.01)
+    monkeypatch.setattr("servanda.gateway.controller.store._PATIENCE_S", 0.01)
     store = SqliteStore(tmp_path)
     other = sqlite3.connect(tmp_path / FILE)
     other.execute("BEGIN IMMEDIATE")

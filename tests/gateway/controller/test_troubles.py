@@ -12,7 +12,7 @@ from servanda.engines import worker as workers
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.ledger_history import disagreements
 from servanda.gateway.controller.rescoring import Scorer
-from servanda.gateway.controller.sqlite_store import FILE
+from servanda.gateway.controller.store import FILE
 from servanda.gateway.controller.watched_cells import select_cells
 from servanda.promotion.ledger.ledger import open_ledger, verify_at
 from servanda.runner.load import load

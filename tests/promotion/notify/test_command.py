@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.promotion.notify.command import Command
 from servanda.promotion.notify.http_post import Busy
+from servanda.promotion.notify.sinks import Command
 from tests.promotion.notify.made import BODY, effect
 
 # holds the pipe open, as does its child, which would write to it much later

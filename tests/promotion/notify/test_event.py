@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 
-from servanda.promotion.notify.webhook import Webhook
+from servanda.promotion.notify.sinks import Webhook
 from servanda.promotion.state import Effect
 from tests.promotion.notify.made import BODY, effect
 from tests.promotion.notify.receiving import Receiver

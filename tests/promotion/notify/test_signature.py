@@ -12,8 +12,7 @@ from standardwebhooks import WebhookVerificationError
 from servanda.cli import main
 from servanda.errors import ContractError
 from servanda.promotion.notify.http_post import insist
-from servanda.promotion.notify.sinks import sinks_of
-from servanda.promotion.notify.webhook import VARIABLE, Webhook, secrets_of
+from servanda.promotion.notify.sinks import VARIABLE, Webhook, secrets_of, sinks_of
 from tests.promotion.notify.made import BODY, effect
 from tests.promotion.notify.receiving import Receiver
 from tests.transcripts import blocks

@@ -19,7 +19,7 @@ from pathlib import Path
 from servanda.promotion.ledger.entry import LedgerError, Outrun
 from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.notify.base import KINDS, message
-from servanda.promotion.notify.command import Command
+from servanda.promotion.notify.sinks import Command
 from servanda.promotion.run.history import histories, refreshed
 from servanda.promotion.run.outbox import deliver, deliver_late
 from servanda.promotion.run.promoter import Build, promote

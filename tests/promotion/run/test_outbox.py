@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
 from servanda.promotion.ledger.ledger import open_ledger, verify
 from servanda.promotion.notify.base import message
-from servanda.promotion.notify.webhook import Webhook
+from servanda.promotion.notify.sinks import Webhook
 from servanda.promotion.run.outbox import Delivery, deliver, deliver_late
 from servanda.promotion.state import Effect
 from servanda.traces.serialization import to_plain

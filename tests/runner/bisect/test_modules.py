@@ -14,8 +14,7 @@ from servanda.contract.model import Kernel  # noqa: E402
 from servanda.engines import open_engine  # noqa: E402
 from servanda.engines.base import AROUND  # noqa: E402
 from servanda.engines.checkpoint import quiet  # noqa: E402
-from servanda.engines.low_precision.formats import QUANTIZED  # noqa: E402
-from servanda.engines.low_precision.model import QuantizedLinear  # noqa: E402
+from servanda.engines.low_precision.model import QUANTIZED, QuantizedLinear  # noqa: E402
 from servanda.engines.transformers_modules import Key, Recording, errors  # noqa: E402
 from servanda.errors import ContractError  # noqa: E402
 from servanda.runner.bisect.modules import bisect_modules, drawn  # noqa: E402

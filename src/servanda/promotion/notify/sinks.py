@@ -2,15 +2,239 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
+import json
 import os
-from collections.abc import Iterable, Mapping
+import shlex
+import shutil
+import signal
+import string
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import PurePath
+from typing import IO
+from urllib.parse import quote
 
-from servanda.errors import ContractError
+from servanda.contract.identity import digest_of
+from servanda.errors import ContractError, MeasurementError
 from servanda.promotion.notify import alertmanager, apprise, otlp  # noqa: F401 - they register
-from servanda.promotion.notify.base import NOTIFIERS, OWN, Sink
-from servanda.promotion.notify.command import Command
+from servanda.promotion.notify.base import KINDS, NOTIFIERS, OWN, Sink, message
+from servanda.promotion.notify.http_post import Hook
 from servanda.promotion.notify.slack import Slack
-from servanda.promotion.notify.webhook import Webhook, secrets_of
+from servanda.promotion.state import Effect
+from servanda.report.format import line
+
+# Command: a program of the user receives every notification.
+
+
+LIMIT_S = 60.0
+_TAIL = 4096  # bytes at the end of stderr that are searched for its last line
+
+
+class Command:
+    """Run a program for every notification; exit code 0 means that it was accepted.
+
+    It receives the JSON on its standard input, and SERVANDA_EFFECT and SERVANDA_IDEMPOTENCY_KEY in
+    its environment.  A failed program is not run again before the next call, because it may have
+    done half of its work.
+
+    Args:
+        text: program and arguments, split as a shell does; not run by a shell.
+        limit_s: time after which it and its children are killed.
+
+    Raises:
+        ContractError: it cannot be split, or the program does not exist.
+    """
+
+    kinds = KINDS
+
+    def __init__(self, text: str, limit_s: float = LIMIT_S) -> None:
+        try:
+            self._words = shlex.split(text)
+        except ValueError as error:
+            raise ContractError(
+                f"--command cannot be split into words: {str(error).lower()}",
+                hint="it is split as a shell would; quote arguments with spaces",
+            ) from None
+        if not self._words:
+            raise ContractError("--command names no program")
+        self._program = PurePath(self._words[0]).name
+        if shutil.which(self._words[0]) is None:
+            raise ContractError(
+                f"--command: there is no program {self._words[0]!r} that can be run",
+                hint="no shell runs it: give a program, or 'sh -c \"...\"'",
+            )
+        self.name = f"command:{self._program}:{digest_of(text)[:8]}"
+        self._limit_s = limit_s
+
+    def deliver(self, effect: Effect) -> None:
+        try:
+            # files instead of pipes, so that neither a program that reads nothing nor one that
+            # leaves a child with open pipes blocks this process
+            with tempfile.TemporaryFile() as message_file, tempfile.TemporaryFile() as errors:
+                message_file.write(json.dumps(message(effect)).encode())
+                message_file.seek(0)
+                self._run(effect, message_file, errors)
+        except OSError as error:
+            raise MeasurementError(
+                f"{self._program}: cannot be run: {error.strerror or error}"
+            ) from None
+
+    def _run(self, effect: Effect, message_file: IO[bytes], errors: IO[bytes]) -> None:
+        variables = {"SERVANDA_EFFECT": effect.kind, "SERVANDA_IDEMPOTENCY_KEY": effect.key}
+        process = subprocess.Popen(
+            self._words,
+            stdin=message_file,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={**os.environ, **variables},
+            start_new_session=True,  # a separate process group, which can be killed as a whole
+        )
+        code = None
+        try:
+            code = process.wait(self._limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if code is None:  # the limit, or Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if code is None:
+            what = f"took longer than {self._limit_s:g} s and was ended"
+        else:
+            what = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
+        if code != 0:
+            raise MeasurementError(self._problem(what, errors))
+
+    def _problem(self, what: str, errors: IO[bytes]) -> str:
+        """The problem, with the last line of its output."""
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _TAIL))
+        rows = [line(row, 200) for row in errors.read().decode(errors="replace").splitlines()]
+        return ": ".join([self._program, what, *list(filter(None, rows))[-1:]])
+
+
+# Webhook: every notification as JSON, as an event of CloudEvents 1.0 in the binary mode of its HTTP
+# binding: its attributes are headers, and the body is unchanged.  With a secret it is signed by
+# Standard Webhooks 1.0.0: HMAC-SHA256 of id, time and body, so that none of them can be replaced.
+
+
+class Webhook:
+    """POST every notification to a URL, with its key in the header Idempotency-Key.
+
+    Args:
+        secrets: signing secrets; clock: returns unix seconds.
+
+    Raises:
+        ContractError: not an http or https URL.
+    """
+
+    kinds = KINDS
+
+    def __init__(
+        self, url: str, secrets: Sequence[bytes] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self._hook, self._secrets, self._clock = Hook(url, "--webhook"), secrets, clock
+        self.name = f"webhook:{self._hook.name}"
+
+    def deliver(self, effect: Effect) -> None:
+        # a header holds printable ASCII; other characters of a key are percent-encoded
+        key = quote(effect.key, safe=string.punctuation + " ")
+        headers = {"Idempotency-Key": key, **attributes(effect)}
+
+        def signed(body: bytes) -> dict[str, str]:
+            return signature(headers["ce-id"], self._clock(), body, self._secrets)
+
+        self._hook.post(message(effect), headers, signed)
+
+
+# keys of promotions, and of gateways about one slice
+_TYPES = {
+    "route": "dev.servanda.promotion.routed",
+    "notify": "dev.servanda.promotion.changed",
+    "page": "dev.servanda.promotion.paged",
+}
+_OF_SLICES = {"notify": "dev.servanda.slice.moved", "page": "dev.servanda.slice.paged"}
+# characters allowed in a CloudEvents header; a full stop ends the id of a signed message
+_PLAIN = "".join({*string.punctuation} - {'"', "%"})
+
+
+def attributes(effect: Effect) -> dict[str, str]:
+    """The headers of a notification: id, source, type, and time and subject if present."""
+    body = effect.body
+    part = body.get("slice") or body.get("leg")
+    types = _OF_SLICES if "slice" in body else _TYPES
+    source = ["/servanda", *([quote(body["run"], safe="")] if body.get("run") else [])]
+    headers = {
+        "ce-specversion": "1.0",
+        "ce-id": _text(effect.key).replace(".", "%2E"),
+        "ce-source": _text("/".join(source)),
+        "ce-type": types.get(effect.kind, _TYPES[effect.kind]),
+    }
+    if body.get("at") is not None:
+        time = datetime.fromtimestamp(body["at"], timezone.utc)
+        headers["ce-time"] = time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return headers | ({"ce-subject": _text(part)} if part else {})
+
+
+def _text(value: str) -> str:
+    return quote(value, safe=_PLAIN)
+
+
+VARIABLE = "SERVANDA_WEBHOOK_SECRET"
+_PREFIX = "whsec_"
+_LEAST = 24  # fewest bytes of a secret
+_NEW = (
+    "python -c \"import base64, secrets; print('whsec_' + "
+    'base64.b64encode(secrets.token_bytes(32)).decode())" makes one'
+)
+
+
+def secrets_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
+    """The signing secrets of webhooks; several, separated by spaces, during a rotation; empty if
+    the variable is.
+
+    Raises:
+        ContractError: one is not base64 or too short.  The text does not show it.
+    """
+    return tuple(map(_secret, environ.get(VARIABLE, "").split()))
+
+
+def _secret(text: str) -> bytes:
+    bare = text.removeprefix(_PREFIX)
+    try:
+        # receivers accept them with and without padding
+        secret = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise ContractError(f"the secret in {VARIABLE} is not base64", hint=_NEW) from None
+    if len(secret) < _LEAST:
+        raise ContractError(
+            f"the secret in {VARIABLE} has {len(secret)} bytes, and {_LEAST} are the least",
+            hint=_NEW,
+        )
+    return secret
+
+
+def signature(name: str, at: float, body: bytes, secrets: Sequence[bytes]) -> dict[str, str]:
+    """The headers that sign a body and its time; empty without a secret.
+
+    Args:
+        name: id of the message, the same at each attempt; without a full stop, which ends it.
+        at: time of this attempt, unix seconds.
+    """
+    if not secrets:
+        return {}
+    text = f"{name}.{int(at)}.".encode() + body
+    signed = (base64.b64encode(hmac.digest(secret, text, "sha256")) for secret in secrets)
+    return {
+        "webhook-id": name,
+        "webhook-timestamp": str(int(at)),
+        "webhook-signature": " ".join(f"v1,{digest.decode()}" for digest in signed),
+    }
 
 
 def sinks_of(

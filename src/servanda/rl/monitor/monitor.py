@@ -358,7 +358,9 @@ class Monitor:
         plan, state = self._plan, self._state
         assert plan is not None
         groups, number = ranks.groups_of(parts), batch.weights + self._first
-        generation = state.generation_at(batch.weights)
+        # a restart repeats its step from the first generation on
+        again = state.number and not state.resumed and batch.weights == state.following - 1
+        generation = state.generation + 1 if again else 0
         shared: list[Overlaps] = []
 
         def look() -> Sequence[str]:

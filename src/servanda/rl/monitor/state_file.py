@@ -53,11 +53,6 @@ class RunState:
     following: int = 0
     generation: int = 0
 
-    def generation_at(self, weights: int) -> int:
-        """The number of the next generation in its step; a restart repeats the step."""
-        last = self.number and not self.resumed and weights == self.following - 1
-        return self.generation + 1 if last else 0
-
     def add(self, weights: int, groups: Mapping[str, TokenSum]) -> None:
         """Add a step; a repeated step after a restart replaces the later ones."""
         self.ends.add_groups(weights, groups, anew=self.resumed)

@@ -55,11 +55,6 @@ class StepSums:
     drawn: Weighed | None = None
     generation: int = 0
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """In the order of a run."""
-        return self.step, self.generation
-
 
 @dataclass(frozen=True)
 class _Series:
@@ -131,6 +126,7 @@ class StepJudge:
         self._largest = _MOST * window
         self.enough = tokens_to_decide(plan)
         self._window: list[tuple[int, StepSums]] = []  # its steps, with their numbers
+        self._place = -1, 0  # step and generation of the last one
         self._series: dict[int, _Series] = {}  # of cells
 
     def add(
@@ -156,7 +152,8 @@ class StepJudge:
         if errors := (*errors, *failed):
             whole = partial(self._unsound, sums, part, errors[0])
             return StepVerdict(sums.step, whole(False), errors, partial(whole, True))
-        if self._window and sums.place <= self._window[-1][1].place:
+        before, self._place = self._place, (sums.step, sums.generation)
+        if self._place <= before:
             # a run that went back: what began before has spent its share on the steps after it
             self._series.clear()
             self._window = []
