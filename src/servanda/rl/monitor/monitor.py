@@ -359,7 +359,7 @@ class Monitor:
         assert plan is not None
         groups, number = ranks.groups_of(parts), batch.weights + self._first
         # a restart repeats its step from the first generation on
-        again = state.number and not state.resumed and batch.weights == state.following - 1
+        again = state.number and not state.resumed and batch.weights + 1 == state.following
         generation = state.generation + 1 if again else 0
         shared: list[Overlaps] = []
 
@@ -381,7 +381,6 @@ class Monitor:
         taken = replace(taken, action=tuple(a for a in taken.action if a not in would))
         tokens = sum(part.tokens for part in parts)
         self._remember(batch, generation, groups, tokens)
-        ends = state.ends.copied()
         sample = [part for rank in shared for part in rank.sample]
         advice = self._causes.of(verdict.cells, number, sample, tokens)
         cause = cause_text(found, advice, batch.weights)
@@ -400,7 +399,7 @@ class Monitor:
             cause,
             self.notes,
             lambda: found.verdict,
-            lambda: ends.trend(least=1),
+            partial(state.ends.copied().trend, least=1),
             step=number,
             generation=generation,
             drafts=drafts,
