@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,6 +14,9 @@ from servanda.rl.trend.changes import GoodRun, StepScalars, scalars_of
 from servanda.rl.watch.monitor_state import Unreadable, read_line, states_in
 from servanda.theory.stats.histogram import BINS
 from servanda.theory.stats.tally import tally
+
+# step and generation -> its numbers, and its tokens
+_Steps = dict[tuple[int, int], tuple[dict[str, float], int]]
 
 
 def recorded_run(path: Path, *, unsafe_pickles: bool = False) -> GoodRun:
@@ -38,7 +40,7 @@ def recorded_run(path: Path, *, unsafe_pickles: bool = False) -> GoodRun:
 
 
 def _of_state(path: Path) -> GoodRun:
-    data, steps = path.read_bytes(), dict[int, tuple[dict[str, float], int]]()
+    data, steps = path.read_bytes(), _Steps()
     for number, text in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
             line = read_line(text, f"{path}:{number}")
@@ -50,15 +52,16 @@ def _of_state(path: Path) -> GoodRun:
                 hint="record a run without errors",
             )
         if line.tokens:  # a step that a restart repeats replaces the later ones
-            steps = {n: own for n, own in steps.items() if n < line.weights}
-            steps[line.weights] = scalars_of(line.metrics), line.tokens
+            place = line.weights, line.generation
+            steps = {before: own for before, own in steps.items() if before < place}
+            steps[place] = scalars_of(line.metrics), line.tokens
     digest = blake2b(data, digest_size=16).hexdigest()
     return _run(path, digest, steps)
 
 
 def _of_dump(path: Path, *, unsafe_pickles: bool) -> GoodRun:
     found = open_dump(path, None, unsafe_pickles=unsafe_pickles)
-    digest, steps = blake2b(digest_size=16), dict[int, tuple[dict[str, float], int]]()
+    digest, steps = blake2b(digest_size=16), _Steps()
     for step in found.steps:
         sums = StepScalars()
         for block in blocks(found.of([step]).read()):
@@ -68,11 +71,11 @@ def _of_dump(path: Path, *, unsafe_pickles: bool) -> GoodRun:
             (count_K,) = tally(train_N, infer_N, np.ones(len(train_N), dtype=bool))
             sums += StepScalars.of(count_K[:BINS], int(count_K[BINS]))
         if sums.usable:
-            steps[step] = sums.values, sums.usable + sums.lost
+            steps[step, 0] = sums.values, sums.usable + sums.lost
     return _run(path, digest.hexdigest(), steps)
 
 
-def _run(path: Path, digest: str, steps: Mapping[int, tuple[dict[str, float], int]]) -> GoodRun:
+def _run(path: Path, digest: str, steps: _Steps) -> GoodRun:
     ordered = sorted(steps.items())
-    values = tuple((step, own) for step, (own, _) in ordered)
+    values = tuple((step, own) for (step, _), (own, _) in ordered)
     return GoodRun(str(path), digest, values, tuple(tokens for _, (_, tokens) in ordered))
