@@ -50,8 +50,8 @@ class Limits:
 
     in_flight: int = 64
     in_flight_per_key: int = 24
-    follows: int = 8
-    follows_per_key: int = 6
+    follows: int = 12
+    follows_per_key: int = 8
     follow_bytes: int = 16 << 20
     act_bytes: int = 64 << 10
     idle_s: float = 30.0
